@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from neula import engines
-from neula.engines import cpu, tuned
+from neula.engines import cpu, graphs, tuned
+
+KEPT_BETWEEN_TESTS = 1 << 30
+"""Bytes of a GPU's memory."""
 
 # Small problems on many threads stall in barriers as soon as anything else runs on the machine.
 torch.set_num_threads(1)
@@ -33,6 +36,15 @@ def shipped_thresholds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuned.platformdirs, "user_cache_path", lambda name: folder / name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def gpu_memory_goes_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test has taken of a GPU's memory, for tests of other processes: torch would keep it."""
+    yield
+    if "gpu" in request.keywords and torch.cuda.memory_reserved() > KEPT_BETWEEN_TESTS:
+        graphs.clear()
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -102,16 +102,26 @@ def test_a_tall_matrix_on_an_h200(n: int, accuracy: str, first: str) -> None:
     assert tried[first.startswith("cholesky") :][:2] == [f"rgsqrf {low}"] * 2
 
 
-@pytest.mark.parametrize(("m", "n"), [(500, 200), (2000, 500), (5000, 3000), (3000, 5000)])
+@pytest.mark.parametrize(("m", "n"), [(500, 200), (2000, 2000), (5000, 3000), (3000, 5000), (5000, 128)])
 def test_lapack_comes_first_on_a_cpu(m: int, n: int) -> None:
     assert alone(m, n, "fp32", engine=OnCpu("cpu")) == ["householder fp32", "householder fp64"]
     assert alone(m, n, "fp64", engine=OnCpu("cpu")) == ["householder fp64", "householder fp64"]
 
 
+@pytest.mark.parametrize(("m", "n"), [(390, 130), (2000, 500), (2400, 600)])
+def test_but_cholesky_qr_where_matrices_are_tall_enough(m: int, n: int) -> None:
+    for name in ("fp32", "fp64"):
+        expected = [f"cholesky-qr {name}, repeated", f"householder {name}", "householder fp64"]
+        assert alone(m, n, name, engine=OnCpu("cpu")) == expected
+        named = {"algorithm": "householder"}
+        assert alone(m, n, name, engine=OnCpu("cpu"), **named) == ["householder fp64"]
+
+
 @pytest.mark.parametrize(("m", "n"), [(10000, 1000), (16384, 2048), (1000, 10000)])
-def test_but_not_for_large_matrices_that_are_no_squares(m: int, n: int) -> None:
+def test_nor_does_lapack_for_large_matrices_that_are_no_squares(m: int, n: int) -> None:
     expected = ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]
-    assert alone(m, n, "fp32", engine=OnCpu("cpu")) == expected
+    first = ["cholesky-qr fp32, repeated"] if m > n else []
+    assert alone(m, n, "fp32", engine=OnCpu("cpu")) == first + expected
 
 
 def test_kernels_of_tall_matrices_read_rows_or_the_columns_of_a_panel() -> None:

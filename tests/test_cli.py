@@ -826,14 +826,20 @@ def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_tune_measures_keeps_shows_and_forgets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from neula.cli import tune
-    from neula.engines import tuned
+    from neula.engines import CpuEngine, tuned
 
     monkeypatch.setattr(tuned.platformdirs, "user_cache_path", lambda name: tmp_path / name)
     monkeypatch.setattr(tune, "measure", lambda device, progress: {"direct": 4321})
+    _ = CpuEngine("cpu").tuning  # which is read once in a process, before anything is kept
     result = succeed("tune", "--cpu")
     assert "4321" in result.stdout
     assert "neula tune" in result.stdout
-    assert "4321" in succeed("tune", "--cpu", "--show").stdout
+    shown = succeed("tune", "--cpu", "--show")
+    assert "4321" in shown.stdout
+    assert str(tuned.file_of(tuned.machine_of(torch.device("cpu")))) in shown.stderr
+    # What is measured on such a machine, and nothing else.
+    rows = {line.split()[1] for line in shown.stdout.splitlines() if line.startswith("│")}
+    assert rows == {crossover.name for crossover in tune.CPU}
     assert "4321" not in succeed("tune", "--cpu", "--reset").stdout
     assert "shipped" in succeed("tune", "--cpu", "--show").stdout
     assert_refused(neula_cli("tune", "--show", "--reset"), "give one of them", set(os.listdir()))

@@ -211,6 +211,25 @@ def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
     assert forward.forward_error <= 2 * U64 < backward.forward_error
 
 
+@pytest.mark.parametrize("algorithm", ["cgls", "lsqr"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_no_digit_is_sure_where_a_named_algorithm_has_a_poor_r(algorithm: str, seed: int) -> None:
+    """Columns of ones but for 1e-5, R in half precision: its singular values are not those of A."""
+    rng = np.random.default_rng(seed)
+    half = 1 + np.round(1e-5 * rng.standard_normal((150, 35)) * 2.0**36) / 2.0**36
+    x = rng.integers(-99, 100, 35).astype(float)
+    rest = rng.integers(-999, 1000, 150) * 2.0**-20
+    A, b = np.vstack([half, half]), np.concatenate([half @ x + rest, half @ x - rest])
+    with pytest.warns(neula.IllConditionedWarning, match="asked for .*, no digit of x is sure"):
+        result = neula.lstsq(A, b, engine="emulated", algorithm=algorithm)
+    assert "R is poor" in result.attempts[-1].reason
+    assert not result.converged
+    assert scaled_error(A, result.x, x) <= result.forward_error == math.inf
+    usual = neula.lstsq(A, b, engine="emulated")
+    assert usual.converged
+    assert scaled_error(A, usual.x, x) <= usual.forward_error <= 0.1
+
+
 def test_digits_that_were_asked_for_and_are_not_reached_are_said() -> None:
     """A truncated solution is known as well as the singular vectors that are dropped, and no better."""
     A = random_matrix("geometric", 40, 12, cond=1e8, seed=1).numpy()

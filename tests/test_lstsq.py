@@ -961,3 +961,19 @@ def test_consistent_and_ill_conditioned(cond: float, columns: int, rng: np.rando
     result = neula.lstsq(A, b, algorithm="householder")
     assert result.converged
     assert result.backward_error <= result.tolerance
+
+
+@pytest.mark.gpu
+def test_memory_of_a_square_matrix_on_a_gpu() -> None:
+    """Beside A its scaled copy, R, half of the columns in parts, a quarter, and what is played back."""
+    n = 16384
+    a = torch.randn(n, n, device="cuda")
+    b = torch.randn(n, device="cuda")
+    for _ in range(3):  # what is played back is recorded by then
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = neula.lstsq(a, b)
+        peak = torch.cuda.max_memory_allocated() - before
+    assert result.converged
+    assert peak <= 3.0 * a.nbytes

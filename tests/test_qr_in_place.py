@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 import neula
 from neula.algorithms.orthogonal.rgsqrf import WIDE
+from neula.engines import graphs
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
 
@@ -77,7 +79,9 @@ def test_the_certificate_is_that_of_the_matrix_that_was(rng: np.random.Generator
     in_place = neula.qr(
         by_columns(a), accuracy="fp16", engine="emulated", panel="cholesky2", overwrite_a=True
     )
-    assert in_place.certificate == usual.certificate
+    # But for the order of sums, which may depend on how A lies in memory.
+    for found, expected in zip(astuple(in_place.certificate), astuple(usual.certificate), strict=True):
+        assert found == pytest.approx(expected, rel=1e-2)
     assert torch.equal(in_place.Q, usual.Q)
     assert torch.equal(in_place.R, usual.R)
     assert [attempt.method for attempt in in_place.attempts] == ["rgsqrf fp16"]
@@ -204,7 +208,7 @@ def test_memory_on_a_gpu() -> None:
     assert result.converged
     assert result.Q.data_ptr() == a.data_ptr()
     # A block, its Q, its operands and its copy when it is recorded.
-    replayed = 4 * torch.cuda.get_device_properties(0).total_memory // 512
+    replayed = 4 * graphs.largest_input(a.device)
     operands = 2 * (m * (n // 2 + WIDE) + WIDE * n // 2)
     assert peak <= 4 * n * n + operands + replayed
     left = (image - result.Q.double() @ (result.R.double() @ probe)).norm() / 2

@@ -147,8 +147,19 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
 )
 def test_where_ways_cross(times: list[tuple[float, float]], first: int, last: int) -> None:
     sizes = (10, 20, 40)
-    assert tune.threshold_of(times, sizes, up_to=False) == first
-    assert tune.threshold_of(times, sizes, up_to=True) == last
+    in_force = 15 if first != 20 else 77  # another one, by far
+    assert tune.threshold_of(times, sizes, in_force, up_to=False) == first
+    assert tune.threshold_of(times, sizes, in_force, up_to=True) == last
+
+
+@pytest.mark.parametrize("up_to", [False, True])
+def test_a_threshold_stays_where_another_gains_nothing(up_to: bool) -> None:
+    """As where both ways are the same up to some size, and noise would decide."""
+    sizes = (10, 20, 40, 80)
+    alike = [(1.0, 0.98), (1.01, 1.0), (1.0, 0.99), (2.0, 1.0)]
+    assert tune.threshold_of(alike, sizes, 60, up_to=up_to) == 60
+    assert tune.threshold_of(alike, sizes, 100, up_to=up_to) == (0 if up_to else 10)
+    assert tune.threshold_of([(1.0, 1.2)] * 3, sizes[:3], 60, up_to=up_to) == 60
 
 
 def test_both_ways_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:

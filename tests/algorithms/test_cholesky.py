@@ -24,6 +24,7 @@ from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
+from neula.kernels.cholesky_block import LEAF, BlockFactors, factor_lower
 from neula.kernels.kept import Kept, multiply_kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
@@ -133,6 +134,36 @@ def test_what_runs_beside_a_diagonal_block_does_not_depend_on_it(
     monkeypatch.setattr(engine, "beside", the_other_way_round)
     error = (factorized(a, engine, 16, block=block).lower - expected).tril().abs().max()
     assert error <= 10 * engine.format.u * expected.tril().max()
+
+
+class AsOnAGPU:
+    """The kernel of diagonal blocks: by the reference."""
+
+    @staticmethod
+    def takes(a: torch.Tensor) -> bool:
+        return a.dtype == torch.float32
+
+    def __call__(self, a: torch.Tensor) -> BlockFactors:
+        return factor_lower.reference(a)
+
+
+@pytest.mark.parametrize("give_up", [False, True])
+@pytest.mark.parametrize("name", ["fp16", "fp32"])
+def test_diagonal_blocks_by_a_kernel_are_rounded_once(
+    name: str, give_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, n, block = HalfEngine("cpu", name), 5 * LEAF // 2, 2 * LEAF
+    monkeypatch.setattr("neula.algorithms.elimination.cholesky.factor_lower", AsOnAGPU())
+    a = definite(n)
+    found = factorized(a, engine, LEAF, block=block, give_up=give_up)
+    lower = found.lower[0].double().tril()
+    assert found.order.tolist() == [0]
+    u, rounding = engine.format.u if name == "fp16" else 0.0, 10 * (n + 1) * 2.0**-24
+    size = a.abs() + lower.abs() @ lower.abs().T
+    assert ((a - lower @ lower.T).abs() <= (2.1 * u + rounding) * size).all()
+    exact = torch.linalg.cholesky(a[:block, :block])
+    error = (lower[:block, :block] - exact).abs()
+    assert (error <= u * exact.abs() + rounding * exact.amax()).all()
 
 
 def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from neula.algorithms.spectra import gram as module
 from neula.algorithms.spectra.gram import gram, gram_r
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.io.matrices import random_matrix
@@ -22,7 +23,7 @@ ENGINES = [
 def test_the_lower_triangle_is_that_of_the_product(
     engine: Engine, u: float, narrowest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "NARROWEST", narrowest)
+    monkeypatch.setattr(type(engine), "tuning", replace(engine.tuning, gram_block=narrowest))
     a = random_matrix("normal", 200, 50)
     g = gram(engine.operand(a.to(engine.storage)), engine)
     # Two roundings of each operand, and a sum of 200 products, in the norms of two columns.

@@ -26,7 +26,7 @@ from . import recipes
 from .calls import call
 from .judge import judge, truths
 from .oracle import System, UndecidedError
-from .recipes import SOLVERS, Example, Recipe, Scope, Seeded, build, draw, keywords
+from .recipes import OFTEN, SOLVERS, Example, Recipe, Scope, Seeded, build, draw, keywords
 from .verdict import Verdict
 
 SHOWN = 3
@@ -123,8 +123,9 @@ def snippet(example: Example) -> str:
             options += f", weights=np.array({example.weights.tolist()!r})"
     if recipe.problem == "pos":
         options += ", assume_a='pos'"
-    if recipe.problem in SOLVERS:
+    if recipe.problem in OFTEN:
         lines.append(f"neula.{'lstsq' if recipe.problem == 'lstsq' else 'solve'}(A, b{options})")
+    if recipe.problem in SOLVERS:
         lines += [f"# {line}" for text in _exact(example) for line in text.splitlines()]
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ from .fuzz import run_one, snippet
 from .judge import judge, truths
 from .matrices import KINDS
 from .oracle import System
-from .recipes import BOUNDED, DEFINITE, PROBLEMS, SOLVERS, Member, Recipe, Scope, Seeded, build, draw
+from .recipes import BOUNDED, DEFINITE, OFTEN, PROBLEMS, SOLVERS, Member, Recipe, Scope, Seeded, build, draw
 from .verdict import Verdict
 
 U = 2.0**-53
@@ -126,7 +126,9 @@ def test_each_right_hand_side_counts() -> None:
 
 def test_warnings() -> None:
     result = honest(LSTSQ)
-    wrong = replace(result, x=2 * result.x, accepted=np.array(False))
+    promising = replace(result, x=2 * result.x, accepted=np.array(False))
+    assert ("unsound", "error") in found(verdict_on(LSTSQ, promising, neula.AccuracyWarning))
+    wrong = replace(promising, forward_errors=np.full_like(result.forward_errors, 2.0))
     assert found(verdict_on(LSTSQ, wrong, neula.AccuracyWarning)) == {("false alarm", "warning")}
     assert ("violation", "stray warning") in found(verdict_on(LSTSQ, result, RuntimeWarning))
     named = replace(LSTSQ, options=(("algorithm", "normal"),))
@@ -138,6 +140,8 @@ def test_a_warning_for_one_of_a_batch_does_not_excuse_another() -> None:
     result.x[1] *= 2
     assert ("unsound", "error") in found(verdict_on(BATCH, result, neula.AccuracyWarning))
     result.accepted[1] = False
+    assert ("unsound", "error") in found(verdict_on(BATCH, result, neula.AccuracyWarning))
+    result.forward_errors[1] = np.inf
     assert not verdict_on(BATCH, result, neula.AccuracyWarning).has("unsound")
 
 
@@ -188,7 +192,10 @@ def test_recipes_can_be_typed_again(problem: str) -> None:
         assert example.a.shape == (len(recipe.members), recipe.m, recipe.n)
         assert str(example.a.dtype) == recipe.dtype
         if problem in SOLVERS:
-            compile(snippet(example), "snippet", "exec")
+            text = snippet(example)
+            compile(text, "snippet", "exec")
+            # Streams and fits that are held open take more than one call.
+            assert not text or ("neula.lstsq(" in text or "neula.solve(" in text) == (problem in OFTEN)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])

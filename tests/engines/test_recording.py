@@ -125,6 +125,18 @@ def test_interrupted_before_anything_was_recorded() -> None:
     assert len(graphs._graphs) == 1
 
 
+@pytest.mark.parametrize(("total", "largest"), [(24, 96 << 20), (80, 280 << 20), (141, 280 << 20)])
+def test_what_is_replayed_is_bounded_by_time_and_by_memory(
+    total: int, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPUs of one speed replay the same, though one has more memory; small ones keep theirs."""
+    properties = SimpleNamespace(total_memory=total << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    graphs.largest_input.cache_clear()
+    assert graphs.largest_input(torch.device("cuda", 0)) == largest
+    graphs.largest_input.cache_clear()
+
+
 def test_small_graphs_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a piece of the allocator's, however few numbers it has."""
     monkeypatch.setattr(graphs, "largest_input", lambda device: 3 * graphs.LEAST)

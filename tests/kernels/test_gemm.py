@@ -13,7 +13,13 @@ import pytest
 import torch
 
 from neula.kernels.dispatch import runs
-from neula.kernels.gemm import RUN, corrected_gemm, corrected_gemm_reference, corrected_gram
+from neula.kernels.gemm import (
+    RUN,
+    corrected_gemm,
+    corrected_gemm_reference,
+    corrected_gram,
+    corrected_projection,
+)
 from neula.kernels.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
 from neula.kernels.precision import exact_matmul
 
@@ -233,13 +239,13 @@ def triton_gemm() -> Gemm:
 @EACH_SCHEME
 @pytest.mark.parametrize("transposed", [False, True])
 def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, transposed: bool) -> None:
-    from neula.kernels.gemm_triton import PAD, _split
+    from neula.kernels.gemm_split_triton import PAD, split
 
     x = wide(70, 150, 16)
     x[3], x[4, 4] = 0, 2.0**20
     x = x.T if transposed else x
     expected, _ = split_reference(x, scheme)
-    parts = _split(x, scheme).parts
+    parts = split(x, scheme).parts
     k = x.shape[1]
     assert parts.shape[2] % PAD == 0
     assert not parts[:, :, k:].any()
@@ -267,6 +273,41 @@ def test_pieces_of_a_long_k(triton_gemm: Gemm, pieces: int) -> None:
     before = c.double()
     triton_gemm(a, b, alpha=2.0, beta=3.0, c=c, pieces=pieces, scheme=SCHEMES["fp16_cor"])
     assert errors((c.double() - 3 * before) / 2, a, b).max() <= bound(1000) + 20
+
+
+@pytest.mark.parametrize(("m", "k", "n", "columns"), [(150, 70, 90, 50), (33, 16, 20, 20), (17, 5, 3, 2)])
+def test_a_projection_splits_its_columns_once(
+    triton_gemm: Gemm, monkeypatch: pytest.MonkeyPatch, m: int, k: int, n: int, columns: int
+) -> None:
+    """And reads what it has split in both directions; elements up to the bound do not overflow."""
+    from neula.kernels import gemm_split_triton, gemm_triton
+
+    taken: list[tuple[int, ...]] = []
+
+    def split(x: torch.Tensor, *options: object) -> object:
+        taken.append(tuple(x.shape))
+        return gemm_split_triton.split(x, *options)
+
+    monkeypatch.setattr(gemm_triton, "split", split)
+    q, a = uniform(m, k, 44).T.contiguous().T, uniform(m, n, 45).T.contiguous().T
+    q[0, 0] = 1.5
+    r = torch.full((n, k), math.nan, device=DEVICE).T
+    expected, found = a.clone(), []
+    gemm_triton.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+    assert errors(r, q.T, expected).max() <= bound(m)
+    left = expected.double() - q.double() @ r.double()
+    size = expected.double().abs() + q.double().abs() @ r.double().abs()
+    assert ((a.double() - left).abs() / size).max() <= 2.0**-24 * bound(k)
+    assert taken.count((k, m)) == 1
+    assert sum(part.shape[1] for part in found) == n
+
+
+def test_a_projection_by_the_reference() -> None:
+    q, a = torch.linalg.qr(uniform(60, 20, 46).cpu()).Q, uniform(60, 30, 47).cpu()
+    before, r = a.clone(), torch.empty(20, 30)
+    corrected_projection(q, a, r, bound=1.5, columns=16)
+    assert torch.linalg.matrix_norm(q.T @ a) <= 1e-5
+    assert torch.linalg.matrix_norm(q @ r + a - before) <= 1e-5
 
 
 # ---------------------------------------------------------------- which one
@@ -321,13 +362,13 @@ def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
 @pytest.mark.gpu
 def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
     """On positive matrices one sum over all of k is far worse than the bound, which the kernel meets."""
-    from neula.kernels.gemm_triton import _split
+    from neula.kernels.gemm_split_triton import split
 
     k = 65536
     a, b = uniform(512, k, 30, 0.0), uniform(k, 512, 31, 0.0)
     scheme = SCHEMES["fp16_cor"]
     assert errors(corrected_gemm(a, b), a, b).max() <= bound(k)
-    x, y = _split(a, scheme).parts[0], _split(b.mT, scheme).parts[0]
+    x, y = split(a, scheme).parts[0], split(b.mT, scheme).parts[0]
     at_once = torch.mm(x, y.mT, out_dtype=torch.float32)
     assert errors(at_once, x, y.mT).max() > bound(k)
 
@@ -335,13 +376,14 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 @pytest.mark.gpu
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
+    from neula.kernels.gemm_split_triton import split
     from neula.kernels.gemm_tiles import configs
-    from neula.kernels.gemm_triton import _filling, _Product, _split
+    from neula.kernels.gemm_triton import _filling, _Product
     from neula.kernels.launch import multiprocessors
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
     for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
-        product = _Product(_split(uniform(m, 64, 32), scheme), _split(uniform(n, 64, 33), scheme), scheme)
+        product = _Product(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
         filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
         smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
         assert _filling(product) in (filling or smallest)

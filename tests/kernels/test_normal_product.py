@@ -42,7 +42,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 @pytest.mark.usefixtures("uninitialized_is_nan")
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (1000, 32), (130, 129), (150, 1030)])
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("with_b", [False, True])
 def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
     a, x = normal(m, n), normal(n, k)

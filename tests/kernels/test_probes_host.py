@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import sys
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -46,6 +51,60 @@ def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dt
     expected = torch.stack(probe_errors.reference(*wide, 1 / norms, g, g)).numpy()
     size = float(g.norm())
     assert np.allclose(found[:3], expected, rtol=1e-12, atol=1e-15 * sum(shape) * size)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_large_ones_by_parts(threads: int, dtype: torch.dtype, by_rows: bool) -> None:
+    """More rows and columns than are held together; R and Q in either order."""
+    a = matrices(301, 203, dtype=dtype)
+    q, r = factors(a, 1e-3)
+    q, r = (x.contiguous() if by_rows else x.T.contiguous().T for x in (q, r))
+    given, g = (q.clone(), r.clone()), gaussian_probes(203, CPU)
+    library = probes_host._library()
+    assert library is not None
+    found = probes_host.measured(library.probe_errors, a, q, r, g.numpy(), threads=threads)
+    sign = torch.where(given[1].diagonal() < 0, -1.0, 1.0).to(dtype)
+    assert torch.equal(q, given[0] * sign)
+    assert torch.equal(r, given[1] * sign[:, None])
+    wide = [x.double()[None] for x in (a, q, r)]
+    norms = torch.linalg.vector_norm(wide[2], dim=1)
+    expected = torch.stack(probe_errors.reference(*wide, 1 / norms, g, g)).numpy()
+    assert found is not None
+    assert np.allclose(found[:3], expected, rtol=1e-11)
+    assert np.allclose(found[3:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP, or none")
+def test_threads_are_those_of_torch() -> None:
+    """Where torch has some, no others are started."""
+    a, g = matrices(301, 203), gaussian_probes(203, CPU).numpy()
+    q, r = factors(a)
+    library = probes_host._library()
+    assert library is not None
+    run = partial(probes_host.measured, library.probe_errors, a, q, r, g, threads=2)
+    shared = run()
+    openmp = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+    calls = []
+
+    @ctypes.CFUNCTYPE(
+        None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    )
+    def pool(function, given, threads, flags):  # type: ignore[no-untyped-def]
+        calls.append(threads)
+        function(given)
+
+    try:
+        library.share_threads(pool)
+        alone = run()
+        library.share_threads(None)
+        own = run()
+    finally:
+        library.share_threads(openmp.GOMP_parallel)
+    assert calls == [2, 2]  # for R, and for the rows
+    for found in (alone, own):
+        assert np.allclose(found, shared, rtol=1e-12)
 
 
 def test_any_strides() -> None:

@@ -2,7 +2,7 @@
 
 Each threshold is a size from which on, or up to which, another link of a chain comes first. Both ways solve
 the same problems of several sizes in turns; the threshold is where changing from one to the other takes the
-least time in sum, each size counting alike.
+least time in sum, each size counting alike. Where that gains next to nothing, the threshold in force stays.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ NEVER = 1 << 62
 
 SECONDS = 0.3
 """What the two ways take together at one size, at least."""
+
+PAYS = 0.1
+"""What another threshold than that in force must save to take its place, in times of the faster way at one
+size: less is noise, all the more where both ways are the same, as Cholesky factors are up to some order."""
 
 Problem = Callable[[int, torch.device], Callable[[Engine], Any]]
 """From a size and a device to a call that solves a problem of that size with an engine."""
@@ -102,10 +106,14 @@ def measure(
     """Thresholds of a device, by name."""
     engine = select_engine("auto", device)
     found = {}
-    for crossover in (CUDA if device.type == "cuda" else CPU) if crossovers is None else crossovers:
+    for crossover in _crossovers(device) if crossovers is None else crossovers:
         progress(f"measuring {crossover.name}", 0.0)
         found[crossover.name] = _threshold(crossover, engine, progress)
     return found
+
+
+def _crossovers(device: torch.device) -> Sequence[Crossover]:
+    return CUDA if device.type == "cuda" else CPU
 
 
 def _threshold(crossover: Crossover, engine: Engine, progress: Progress) -> int:
@@ -117,7 +125,8 @@ def _threshold(crossover: Crossover, engine: Engine, progress: Progress) -> int:
             way()
         times.append(interleaved_seconds(ways, SECONDS))
         progress(f"measuring {crossover.name}", (done + 1) / count)
-    return threshold_of(times, crossover.sizes, up_to=crossover.up_to)
+    in_force = getattr(engine.tuning, crossover.name)
+    return threshold_of(times, crossover.sizes, in_force, up_to=crossover.up_to)
 
 
 def _bound(call: Callable[[Engine], Any], engine: Engine) -> Callable[[], Any]:
@@ -131,32 +140,40 @@ def _both(engine: Engine, crossover: Crossover) -> Iterator[Engine]:
         yield type("Trial", (type(engine),), {"tuning": tuning})(engine.device)
 
 
-def threshold_of(times: Sequence[Sequence[float]], sizes: Sequence[int], *, up_to: bool) -> int:
+def threshold_of(
+    times: Sequence[Sequence[float]], sizes: Sequence[int], in_force: int, *, up_to: bool
+) -> int:
     """Where to change from the first way to the second: times are those of both at each size.
+
+    The threshold in force stays unless another saves more than :data:`PAYS`.
 
     Examples
     --------
-    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), up_to=False)
+    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), 15, up_to=False)
     40
-    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), up_to=True)
+    >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), 15, up_to=True)
     20
+    >>> threshold_of([(1.0, 2.0), (1.02, 1.0), (3.0, 2.0)], (10, 20, 40), 33, up_to=False)
+    33
     """
     # Relative to the faster one, lest the largest size decide alone.
     first, second = ([t[i] / min(t) for t in times] for i in (0, 1))
     totals = [sum(first[:change]) + sum(second[change:]) for change in range(len(sizes) + 1)]
     change = totals.index(min(totals))
+    before = sum(size <= in_force if up_to else size < in_force for size in sizes)
+    if totals[before] - totals[change] <= PAYS:
+        return in_force
     if up_to:
         return sizes[change - 1] if change else 0
     return sizes[change] if change < len(sizes) else 2 * sizes[-1]
 
 
 def table(device: torch.device) -> Table:
-    """The thresholds in force, and where they come from."""
+    """The thresholds in force that are measured on such a device, and where they come from."""
     machine, engine = tuned.machine_of(device), select_engine("auto", device)
-    measured, path = tuned.read(machine), tuned.file_of(machine)
+    measured = tuned.read(machine)
     shown = Table("threshold", "value", "from", title=f"{machine['device']}, {engine.name} engine")
     tuning = tuned.with_thresholds(engine.tuning, measured)
-    for name in tuned.MEASURED:
+    for name in (crossover.name for crossover in _crossovers(device)):
         shown.add_row(name, str(getattr(tuning, name)), "neula tune" if name in measured else "shipped")
-    shown.caption = str(path) if measured else "nothing was measured here: neula tune"
     return shown

@@ -107,7 +107,8 @@ def _describe_cpu() -> dict[str, Any]:
     if obstacle := why_no_bf16():
         formats["bf16"]["note"] = f"not used: {obstacle}; fp32 takes its place"
     formats["fp16"] = {"rate_gflops": None, "note": "not offered: CPUs emulate it, slower than fp32"}
-    threads = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    count = torch.get_num_threads()
+    threads = f"{count} thread{'s' * (count > 1)}, {torch.backends.cpu.get_cpu_capability()}"
     return {"engine": "cpu", "available": True, "device": threads, "formats": formats, "note": ""}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,7 +20,7 @@ from neula.engines.tuning import Tuning
 from neula.kernels import calu, tournament
 from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import expected, runs
-from neula.kernels.gemm import corrected_gemm, corrected_gram
+from neula.kernels.gemm import corrected_gemm, corrected_gram, corrected_projection
 from neula.kernels.kept import Kept, keep
 from neula.kernels.narrow_product import narrow_product
 from neula.kernels.precision import exact_matmul, exactly
@@ -33,7 +34,7 @@ matrices end there as well: products over an odd number of rows take several tim
 ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
-LARGE = 1 << 30
+LARGE = 1 << 28
 """Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
 
 TILE = (128, 256)
@@ -75,8 +76,11 @@ class CudaEngine(Engine):
 
     def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32."""
-        can = a.ndim == 2 and self._in_corrected_parts
-        return can and min(*a.shape, b.shape[1]) >= self.tuning.corrected_from
+        if a.ndim != 2 or not self._in_corrected_parts:
+            return False
+        sizes, tuning = (*a.shape, b.shape[1]), self.tuning
+        large = math.prod(sizes) >= tuning.corrected_gram
+        return min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
 
     @property
     def _in_corrected_parts(self) -> bool:
@@ -210,10 +214,7 @@ class CudaEngine(Engine):
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
-            for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
-                corrected_gemm(q.T, part, c=r_part, bound=ORTHONORMAL)
-                self._total(r_part)
-                corrected_gemm(q, r_part, alpha=-1.0, beta=1.0, c=part, bound=ORTHONORMAL)
+            corrected_projection(q, a, r, self._total, bound=ORTHONORMAL, columns=width)
         else:
             super().project_out(q, a, r, room)
 

@@ -30,9 +30,12 @@ from neula.engines.inputs import (
     row_major,
 )
 
-LARGEST = 512
-"""Inputs of up to this part of the GPU's memory are replayed, 290 MB on an H200. A graph keeps a few times
-its input, and larger ones keep a GPU busy for longer than Python takes to launch them."""
+LARGEST = 280 << 20
+"""Bytes of inputs up to which functions are replayed: larger ones keep a GPU busy for longer than Python
+takes to launch them."""
+
+PART = 256
+"""They are at most this part of the GPU's memory, since a graph keeps a few times its input."""
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
@@ -254,7 +257,7 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
 @lru_cache(maxsize=16)
 def largest_input(device: torch.device) -> int:
     """Bytes of inputs up to which functions are replayed."""
-    return int(torch.cuda.get_device_properties(device).total_memory // LARGEST)
+    return min(LARGEST, int(torch.cuda.get_device_properties(device).total_memory) // PART)
 
 
 def _called(function: Callable[..., Tensors], inputs: Inputs, out: Tensors | None) -> Tensors:

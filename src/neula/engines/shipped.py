@@ -40,6 +40,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lapack=True,
         lapack_alone=1_000_000_000,
         by_lapack=100_000_000_000,
+        cholesky_qr_columns=129,  # a kernel does the same for fewer
         in_torch=9216,  # where OpenBLAS takes threads for a product with one vector
         measured_here=1 << 18,
         gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
@@ -115,6 +116,7 @@ def cuda_tuning(
         one_launch=1 << 15 if corrected and fast_fp64 else 0,
         reflected_rows=512 if corrected else 0,
         partly_corrected=6000,
+        gram_block=256,
         pivot_block=256,
         iteration=2.5e10,
         inverted=2048,

@@ -48,7 +48,8 @@ class Tuning:
     corrected_from, corrected_gram : int
         Smallest dimension from which on they do, in an engine that is to have the accuracy of float32 (140 to
         200 TFLOP/s instead of 50), and ``m n^2`` from which on a Gram matrix does (16384 x 2048: 0.4 ms
-        instead of 0.7; for a quarter of that a float32 product is faster).
+        instead of 0.7; for a quarter of that a float32 product is faster), or ``m n k`` from which on a
+        product of narrower matrices does, from ``projected_from`` on.
     projected_from : int
         The same of the columns on either side of a projection ``A - Q (Q^T A)``, beside kernels for up to 512
         (QR of order 6000: 11.0 ms, from 512 on 12.3, from 1024 on 13.2; of order 24576: 213 from 512 on, 225
@@ -73,6 +74,10 @@ class Tuning:
     by_host_system : int
         The same of linear systems, which take a third of the operations (order 64: 0.2 ms, and 0.34; 128:
         0.29 and 0.39; 160 as long; 200: 0.52 and 0.43).
+    cholesky_qr_columns, cholesky_qr_ratio : int
+        Columns, and rows for each column, from which on Cholesky QR by calls of the library comes before
+        LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes
+        two passes; 1500 x 1000: 32 and 50, and 80).
     in_torch : int
         Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
@@ -136,12 +141,17 @@ class Tuning:
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
     partly_corrected : int
-        Columns from which on a look at the Q of a square matrix in float32 takes less time than to correct
-        columns that have lost nothing (6000: 11.0 ms instead of 14.0; 24576: 223 instead of 381).
+        Columns from which on the last columns of the Q of a square matrix in float32 are corrected, and more
+        where a look says so: that takes less time than to correct columns that have lost nothing (6000:
+        11.0 ms instead of 14.0, and 8.3 without waiting for the look; 24576: 223 instead of 381).
     gram_columns, fp16_gram_columns : int
         Columns up to which R comes from the Gram matrix with error correction: half the operations of a QR,
         and no panels; and from how many on it is tried in fp16 before: its product saves more than what the
         two or three more iterations read (131072 x 4096: 33 ms and 40).
+    gram_block : int
+        Columns of a block of a Gram matrix, of which what is above the diagonal is left out: narrower ones
+        run below the rate of the matrix unit (H200, in corrected products 1024 columns of 262144 rows:
+        least squares take 0.25 ms less with 256 than with 512, as with 128).
     gram_part : float
         Part of all singular values up to which the leading ones are computed by themselves.
     eigenvectors : float
@@ -236,6 +246,8 @@ class Tuning:
     by_host: int = 0
     by_host_kernel: int = 0
     by_host_system: int = 0
+    cholesky_qr_columns: int = 1 << 62
+    cholesky_qr_ratio: int = 3
     in_torch: int = 1 << 62
     measured_here: int = 0
     replayed_bytes: int = 0
@@ -263,6 +275,7 @@ class Tuning:
     partly_corrected: int = 1 << 62
     gram_columns: int = 4096
     fp16_gram_columns: int = 2048
+    gram_block: int = 512
     gram_part: float = 0.25
     eigenvectors: float = 100.0
     iteration: float = 0.0
@@ -308,6 +321,10 @@ class Tuning:
         """Whether LAPACK's reflections come first for one matrix."""
         long, short = max(m, n), min(m, n)
         return self.lapack and (long < 2 * short or long * short**2 <= self.lapack_alone)
+
+    def cholesky_qr_first(self, m: int, n: int) -> bool:
+        """Whether Cholesky QR comes before reflections for one matrix."""
+        return n >= self.cholesky_qr_columns and m >= self.cholesky_qr_ratio * n
 
     def has_tournaments(self, format: Format) -> bool:
         """Whether LU in this format finds pivots by tournaments."""

@@ -31,15 +31,15 @@ class BlockFactors(NamedTuple):
 
 @trial("The kernels of Cholesky factors of blocks", "library calls take their place, several times slower")
 def _tried(device: torch.device) -> None:
-    factor_lower.kernel(torch.eye(LEAF + 1, device=device), None)
+    factor_lower.kernel(torch.eye(LEAF + 1, device=device))
 
 
 @kernel(
     "neula.kernels.cholesky_block_triton:factor_lower_triton",
     trial=_tried,
-    when=lambda a, low: a.dtype == torch.float32 and len(a) > 0,
+    when=lambda a: a.dtype == torch.float32 and len(a) > 0,
 )
-def factor_lower(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
+def factor_lower(a: torch.Tensor) -> BlockFactors:
     """A Cholesky factor in the place of the matrix, and its inverse, without synchronizing.
 
     The operations on columns that turn A into L turn the identity below it into ``L^-T``: leaf by leaf both
@@ -51,9 +51,6 @@ def factor_lower(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
     a : Tensor, shape (n, n)
         float32, of any strides. Its lower triangle is read, and L takes its place; what is above the diagonal
         means nothing afterwards.
-    low : torch.dtype or None
-        A format to which L is rounded below the diagonal blocks of :data:`LEAF` columns before it is
-        multiplied: then the columns to the right make good what rounding has lost.
 
     Returns
     -------
@@ -63,7 +60,7 @@ def factor_lower(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
     --------
     >>> import torch
     >>> a = torch.tensor([[4.0, 0.0], [2.0, 2.0]])
-    >>> factor_lower(a, None)
+    >>> factor_lower(a)
     BlockFactors(inverse=tensor([[ 0.5000, -0.5000],
             [ 0.0000,  1.0000]]), order=tensor([[0]], dtype=torch.int32))
     >>> a.tril()
@@ -77,7 +74,7 @@ def factor_lower(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
         (leaf,), order = cholesky_lower.reference(a[None, k, k])
         orders.append(order)
         below = exact_matmul(a[rest, k], leaf)
-        a[rest, k] = below = below if low is None else below.to(low).to(a.dtype)
+        a[rest, k] = below
         inverse[known, k], inverse[k, k] = exact_matmul(inverse[known, k], leaf), leaf
         a[rest, rest] -= exact_matmul(below, below.mT)
         inverse[: k.stop, rest] -= exact_matmul(inverse[: k.stop, k], below.mT)

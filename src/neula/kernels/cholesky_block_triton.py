@@ -17,6 +17,7 @@ from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, BlockFactors
 from neula.kernels.cholesky_tiles import factor_inverted
 from neula.kernels.launch import ceil_div
+from neula.kernels.transposed_copy import transposed_copy
 
 ROWS = 16
 """Rows that a thread block multiplies by the inverse of a leaf: few, so that the next leaf waits not long."""
@@ -33,10 +34,10 @@ PRECISION = "tf32x3"
 WARPS = 4
 
 
-def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactors:
+def factor_lower_triton(a: torch.Tensor) -> BlockFactors:
     """:func:`neula.kernels.cholesky_block.factor_lower` by the kernels, queued on the current stream."""
     n = len(a)
-    if low is None and factor_inverted.takes(a[None], n):
+    if factor_inverted.takes(a[None], n):
         return _by_tiles(a)
     inverse, orders = torch.zeros_like(a), []
     # The interpreter has no CUDA.
@@ -48,8 +49,7 @@ def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactor
             orders.append(order)
             arguments = (a, *a.stride(), inverse, *inverse.stride())
             _columns_kernel[(triton.cdiv(n, ROWS),)](
-                *(*arguments, leaf, *leaf.stride()[1:], start, n, ROWS, LEAF, DEPTH),
-                *(_rounds_to(low), PRECISION),
+                *(*arguments, leaf, *leaf.stride()[1:], start, n, ROWS, LEAF, DEPTH, PRECISION),
                 num_warps=WARPS,
             )
             if k.stop < n:
@@ -62,21 +62,16 @@ def factor_lower_triton(a: torch.Tensor, low: torch.dtype | None) -> BlockFactor
 def _by_tiles(a: torch.Tensor) -> BlockFactors:
     """All of it in one launch, which takes half of the time."""
     (lower,), ((inverse,),), (order,) = factor_inverted(a[None], len(a))
-    a.copy_(lower)
+    transposed_copy(a, lower)
     orders = torch.zeros(ceil_div(len(a), LEAF), 1, dtype=order.dtype, device=order.device)
     orders[0] = order  # counted from the first leaf on
     return BlockFactors(inverse.mT[: len(a), : len(a)], orders)
 
 
-def _rounds_to(low: torch.dtype | None) -> object:
-    """The format in Triton's words."""
-    return {None: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[low]
-
-
 @triton.jit
 def _columns_kernel(
     a, a_row, a_column, x, x_row, x_column, leaf, leaf_row, leaf_column, start, n,
-    ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Some rows of L below a leaf, or of its inverse above it and beside it."""
     first = tl.program_id(0) * ROWS
@@ -99,7 +94,7 @@ def _columns_kernel(
             a, a_row, a_column, leaf, leaf_row, leaf_column, i, w, n, n - start, start, 0, ROWS, LEAF, LEAF,
             DEPTH, PRECISION,
         )  # fmt: skip
-        tl.store(a + i[:, None] * a_row + j[None, :] * a_column, rows.to(LOW).to(tl.float32), mask=inside)
+        tl.store(a + i[:, None] * a_row + j[None, :] * a_column, rows, mask=inside)
 
 
 @triton.jit

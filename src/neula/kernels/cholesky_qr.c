@@ -187,11 +187,8 @@ static void run(Room *room, const Pass *pass)
     for (long t = 1; t < room->count; t++) {
         for (long i = 0; pass->gram && i < square; i++)
             parts[0].gram[i] += parts[t].gram[i];
-        for (int i = 0; i < FOUND; i++)
-            parts[0].found[i] += parts[t].found[i];
-        for (long j = 0; pass->measure && j < room->n; j++)
-            for (int p = 0; p < 2 * PROBES; p++)
-                parts[0].of_columns[j].loss[p] += parts[t].of_columns[j].loss[p];
+        if (pass->measure)
+            add_sums(room->n, parts[t].found, parts[t].of_columns, parts[0].found, parts[0].of_columns);
     }
 }
 
@@ -273,7 +270,10 @@ static int factorize(Room *room, const Factorizations *of, long member)
             return 0;
     }
     give_r(room, &of->r, member, twice);
-    prepare(&of->r, member, of->n, of->g, parts[0].of_columns, extremes);
+    memset(parts[0].of_columns, 0, of->n * sizeof(Column));
+    prepare(&of->r, member, of->n, 0, 1, of->g, parts[0].of_columns, parts[0].rows, extremes);
+    add_to_columns(of->n, parts[0].rows, parts[0].of_columns);
+    memset(parts[0].rows, 0, of->n * PROBES * sizeof(double));
     run(room, twice ? &again : &last);
     parts[0].found[3] = extremes[0], parts[0].found[4] = extremes[1];
     write_down(parts[0].found, of->n, of->g, parts[0].of_columns, of->numbers + member, of->count);

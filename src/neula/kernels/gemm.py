@@ -15,12 +15,15 @@ product:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.parts import SCHEMES, Scheme, split_reference, unbalanced
+
+Total = Callable[[torch.Tensor], object]
+"""Adds to a product, in place, what rows that are elsewhere contribute to it."""
 
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
@@ -77,6 +80,54 @@ def corrected_gemm(
     True
     """
     return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
+
+
+@kernel(
+    "neula.kernels.gemm_triton:corrected_projection_triton",
+    trial=_tried,
+    when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape),
+)
+def corrected_projection(
+    q: torch.Tensor,
+    a: torch.Tensor,
+    r: torch.Tensor,
+    total: Total | None = None,
+    *,
+    bound: float,
+    columns: int,
+    scheme: Scheme = SCHEMES["fp16_cor"],
+) -> None:
+    """``R = Q^T A``, then ``A = A - Q R``, by :func:`corrected_gemm`; a kernel splits Q once for all of it.
+
+    Parameters
+    ----------
+    q : Tensor, shape (m, k)
+        float32, as all others, of any strides, as all others.
+    a : Tensor, shape (m, n)
+        Overwritten.
+    r : Tensor, shape (k, n)
+        Overwritten.
+    total : callable, optional
+        Called with R before A is changed, where Q and A are some rows of theirs.
+    bound : float
+        Largest magnitude in ``q``.
+    columns : int
+        Of A that are dealt with at a time, since their parts take as much memory as they do.
+    scheme : Scheme
+
+    Examples
+    --------
+    >>> import torch
+    >>> a, r = torch.tensor([[3.0], [4.0]]), torch.empty(1, 1)
+    >>> corrected_projection(torch.tensor([[1.0], [0.0]]), a, r, bound=1.0, columns=1)
+    >>> a.T, r
+    (tensor([[0., 4.]]), tensor([[3.]]))
+    """
+    for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
+        corrected_gemm_reference(q.T, part, scheme, c=r_part)
+        if total is not None:
+            total(r_part)
+        corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
 
 
 @kernel(

@@ -1,17 +1,13 @@
-"""Corrected products on tensor cores: one kernel that splits operands, and one that multiplies the parts.
+"""Corrected products on tensor cores: split operands, multiplied part by part.
 
-*Splitting* reads float32 and writes two halves (fp16), the same number of bytes, for both operands with k
-as the contiguous dimension, whatever their strides: 1 GB of traffic for 8192 x 8192 matrices, and 0.4 GB
-for the largest elements before, a tenth of the time of the product.
-
-*Multiplying* takes ``6 m n k`` flops for two parts. The running sum, the sum of corrections and that of the
-current run are three accumulators of 64 registers a thread for a tile of 128 x 128 and eight warps: a
-larger tile does not fit, and a smaller one reads its operands too often.
+``6 m n k`` flops for two parts. The running sum, the sum of corrections and that of the current run are three
+accumulators of 64 registers a thread for a tile of 128 x 128 and eight warps: a larger tile does not fit, and
+a smaller one reads its operands too often.
 
 The sum over a run must start from zero and be added outside of the unit, which truncates. Triton would turn
 ``total += tl.dot(a, b)`` into ``total = tl.dot(a, b, total)``, and has no option against it; but it leaves
 a product alone that asks for a bounded number of inexact sums, and for these operands that number has no
-other effect.
+other effect. It is added while the unit is busy with corrections.
 """
 
 # mypy: allow-untyped-defs
@@ -21,25 +17,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from neula.kernels.gemm import combine, empty_gram
+from neula.kernels.gemm import Total, combine, empty_gram
+from neula.kernels.gemm_split_triton import PAD, Parts, split, split_into
 from neula.kernels.gemm_tiles import Config, configs
 from neula.kernels.kept import Kept
 from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
-from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
-
-PAD = 16
-"""Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
-
-SPLIT = (32, 128)
-"""The tile of a thread block that splits: measured alike from 32 x 128 to 8 x 512."""
+from neula.kernels.parts_triton import exponents_of, times_power_of_two
 
 GROUP = 8
 """Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
@@ -86,10 +77,37 @@ def gemm_triton(
     Tensor, shape (m, n)
     """
     with torch.cuda.device_of(a):
-        product = _Product(_split(a, scheme, bound), _split(b.mT, scheme), scheme)
+        product = _Product(split(a, scheme, bound), split(b.mT, scheme), scheme)
         config = config or _filling(product)
         target = a.new_empty(product.shape) if c is None else c
         return product(target, alpha, beta, config, pieces or product.pieces(config))
+
+
+def corrected_projection_triton(
+    q: torch.Tensor,
+    a: torch.Tensor,
+    r: torch.Tensor,
+    total: Total | None = None,
+    *,
+    bound: float,
+    columns: int,
+    scheme: Scheme = SCHEMES["fp16_cor"],
+) -> None:
+    """:func:`neula.kernels.gemm.corrected_projection` by the kernels, queued on the current stream."""
+
+    def multiply(left: Parts, right: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
+        product = _Product(left, split(right.mT, scheme), scheme)
+        config = _filling(product)
+        product(c, alpha, beta, config, product.pieces(config))
+
+    with torch.cuda.device_of(a):
+        across = split(q.T, scheme, bound)
+        along = across.transposed(len(q))
+        for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
+            multiply(across, part, r_part, 1.0, 0.0)
+            if total is not None:
+                total(r_part)
+            multiply(along, r_part, part, -1.0, 1.0)
 
 
 def gram_triton(
@@ -104,7 +122,7 @@ def gram_triton(
     with torch.cuda.device_of(a):
         fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
         for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
-            whole = _split(some.mT, scheme, scales=scales)
+            whole = split(some.mT, scheme, scales=scales)
             for k in blocks:
                 product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
                 config = _filling(product)
@@ -112,20 +130,10 @@ def gram_triton(
     return g
 
 
-class _Parts(NamedTuple):
-    parts: torch.Tensor
-    """Shape (parts, rows, k), k padded."""
-    largest: torch.Tensor
-    """Of each row, from which the scale follows."""
-
-    def rows(self, k: slice) -> _Parts:
-        return _Parts(self.parts[:, k], self.largest[k])
-
-
 def keep_triton(x: torch.Tensor, into: Kept) -> None:
     """:func:`neula.kernels.kept.keep` by the kernel, queued on the current stream."""
     with torch.cuda.device_of(x):
-        _split_into(into.parts, x, into.largest, into.scheme)
+        split_into(into.parts, x, into.largest, into.scheme)
 
 
 def multiply_kept_triton(
@@ -133,63 +141,15 @@ def multiply_kept_triton(
 ) -> torch.Tensor:
     """:func:`neula.kernels.kept.multiply_kept` by the kernel, queued on the current stream."""
     with torch.cuda.device_of(c):
-        product = _Product(_Parts(x.parts, x.largest), _Parts(y.parts, y.largest), x.scheme)
+        product = _Product(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
         config = _first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
         return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)
-
-
-def _split(
-    x: torch.Tensor,
-    scheme: Scheme,
-    bound: float | torch.Tensor | None = None,
-    scales: torch.Tensor | None = None,
-) -> _Parts:
-    """Scale the rows of ``x``, by their largest elements or a bound on all, and split its elements.
-
-    With scales, which make its rows at most 1, the rows are multiplied by these before.
-    """
-    bound = 1.0 if bound is None and scales is not None else bound
-    rows, k = x.shape
-    padded = ceil_div(k, PAD) * PAD
-    if bound is None:
-        largest = torch.linalg.vector_norm(x, float("inf"), dim=1)
-    elif isinstance(bound, torch.Tensor):
-        largest = bound.repeat(rows)
-    else:
-        largest = torch.full((rows,), bound, dtype=torch.float32, device=x.device)
-    parts = torch.empty((scheme.parts, rows, padded), dtype=scheme.dtype, device=x.device)
-    _split_into(parts, x, largest, scheme, scales)
-    return _Parts(parts, largest)
-
-
-def _split_into(
-    parts: torch.Tensor,
-    x: torch.Tensor,
-    largest: torch.Tensor,
-    scheme: Scheme,
-    scales: torch.Tensor | None = None,
-) -> None:
-    """The same, where there is room for the parts, which may have columns of zeros beyond those of x."""
-    (rows, k), padded = x.shape, parts.shape[2]
-    grid = (ceil_div(rows, SPLIT[0]) * ceil_div(padded, SPLIT[1]),)
-    _split_kernel[grid](
-        *(x, largest, largest if scales is None else scales, parts),
-        *(rows, k, padded),
-        *x.stride(),
-        *parts.stride()[:2],
-        scheme.parts,
-        scheme.significand,
-        scheme.shift,
-        scheme.top,
-        scales is not None,
-        *SPLIT,
-    )
 
 
 class _Product:
     """Split operands, and what it takes to multiply them."""
 
-    def __init__(self, a: _Parts, b: _Parts, scheme: Scheme) -> None:
+    def __init__(self, a: Parts, b: Parts, scheme: Scheme) -> None:
         self.a, self.b, self.scheme = a, b, scheme
         self.shape = (a.parts.shape[1], b.parts.shape[1])
         self.k = a.parts.shape[2]
@@ -229,15 +189,16 @@ class _Product:
             *descriptors,
             *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
             *c.stride(),
-            *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, not c.is_cuda),
-            *(config.rows, config.columns, config.run, GROUP, programs < tiles),
+            *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, self.a.by_columns),
+            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles),
             num_warps=config.warps,
             num_stages=config.stages,
         )
 
-    def _descriptors(self, operand: _Parts, block: list[int]) -> list[Any]:
+    def _descriptors(self, operand: Parts, block: list[int]) -> list[Any]:
         """Of three parts, None for those that there are not."""
-        descriptors = [TensorDescriptor.from_tensor(part, block) for part in operand.parts]
+        parts, block = (operand.parts.mT, block[::-1]) if operand.by_columns else (operand.parts, block)
+        descriptors = [TensorDescriptor.from_tensor(part, block) for part in parts]
         return descriptors + [None] * (3 - len(descriptors))
 
 
@@ -259,7 +220,7 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Con
     *others, last = candidates
     if device.type != "cuda":  # the interpreter: small tiles take less time
         return configs(scheme)[-1]
-    one = _split(torch.ones(PAD, PAD, device=device), scheme)
+    one = split(torch.ones(PAD, PAD, device=device), scheme)
     for config in others:
         with contextlib.suppress(Exception):
             _Product(one, one, scheme)(torch.empty(PAD, PAD, device=device), 1.0, 0.0, config, 1)
@@ -267,40 +228,12 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Con
     return last
 
 
-@triton.jit(do_not_specialize=["rows", "k"])
-def _split_kernel(
-    x, largest, scales, parts, rows, k, padded, stride_row, stride_column, part_size, part_row,
-    PARTS: tl.constexpr, SIGNIFICAND: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr,
-    SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Scale and split a tile of ``x``; columns from k on become zeros."""
-    across = tl.cdiv(padded, COLUMNS)
-    i = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
-    j = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
-    i_wide, j_wide = i.to(tl.int64)[:, None], j.to(tl.int64)[None, :]  # offsets may exceed 2^31
-    inside = (i < rows)[:, None]
-    rest = tl.load(
-        x + i_wide * stride_row + j_wide * stride_column, mask=inside & (j < k)[None, :], other=0.0
-    )
-    if SCALED:
-        rest = (rest * tl.load(scales + i, mask=i < rows, other=1.0)[:, None]).to(tl.float32)
-    exponents = TOP - exponents_of(tl.load(largest + i, mask=i < rows, other=0.0))
-    rest = times_power_of_two(rest, exponents[:, None])
-    parts += i_wide * part_row + j_wide
-    for part in tl.static_range(PARTS):
-        # bf16 and tf32 by hand (there is no type for the latter): their exponents are those of float32.
-        rounded = rest if parts.dtype.element_ty == tl.float16 else round_to_bits(rest, SIGNIFICAND)
-        narrow = rounded.to(parts.dtype.element_ty)
-        tl.store(parts + tl.cast(part_size, tl.int64) * part, narrow, mask=inside & (j < padded)[None, :])
-        rest = (rest - narrow.to(tl.float32)) * (1 << SHIFT)
-
-
 @triton.jit(do_not_specialize=["m", "n", "k", "piece", "stride_piece"])
 def _gemm_kernel(
     a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m, n,
     k, piece, stride_piece, stride_row, stride_column,
-    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
     SEVERAL: tl.constexpr,
 ):  # fmt: skip
     """A tile of C, or of one of the matrices whose sum is C; or several, one after the other."""
@@ -309,13 +242,13 @@ def _gemm_kernel(
             _tile(
                 tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest,
                 alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT, TOP, ADDS,
-                WIDEN, ROWS, COLUMNS, RUN, GROUP,
+                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
             )  # fmt: skip
     else:
         _tile(
             tl.program_id(0), a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest,
             b_largest, alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT,
-            TOP, ADDS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
+            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
         )  # fmt: skip
 
 
@@ -323,8 +256,8 @@ def _gemm_kernel(
 def _tile(
     tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m,
     n, k, piece, stride_piece, stride_row, stride_column,
-    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, WIDEN: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     first = tile // (GROUP * across) * GROUP
@@ -336,17 +269,21 @@ def _tile(
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     small = tl.zeros((ROWS, COLUMNS), tl.float32)
     for l in range(start, tl.minimum(start + piece, k), RUN):  # noqa: E741
-        a1, b1 = _load(a1_parts, row, l, WIDEN), _load(b1_parts, column, l, WIDEN).T
+        a1 = _load(a1_parts, row, l, BY_COLUMNS, WIDEN)
+        b1 = _load(b1_parts, column, l, False, WIDEN).T
         if PARTS == 1:
             total = tl.dot(a1, b1, total)
         else:
-            a2, b2 = _load(a2_parts, row, l, WIDEN), _load(b2_parts, column, l, WIDEN).T
+            a2 = _load(a2_parts, row, l, BY_COLUMNS, WIDEN)
+            b2 = _load(b2_parts, column, l, False, WIDEN).T
             # The bound keeps Triton from adding to the total on the matrix unit, which truncates.
-            total += tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
+            run = tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
             small = tl.dot(a1, b2, small, input_precision="tf32")
             small = tl.dot(a2, b1, small, input_precision="tf32")
+            total += run
         if PARTS == 3:
-            a3, b3 = _load(a3_parts, row, l, WIDEN), _load(b3_parts, column, l, WIDEN).T
+            a3 = _load(a3_parts, row, l, BY_COLUMNS, WIDEN)
+            b3 = _load(b3_parts, column, l, False, WIDEN).T
             small = tl.dot(a2, b2, small, input_precision="tf32")
             small = tl.dot(a1, b3, small, input_precision="tf32")
             small = tl.dot(a3, b1, small, input_precision="tf32")
@@ -367,7 +304,7 @@ def _tile(
 
 
 @triton.jit
-def _load(parts, row, column, WIDEN: tl.constexpr):
+def _load(parts, row, column, BY_COLUMNS: tl.constexpr, WIDEN: tl.constexpr):
     """A block of parts, zeros beyond the edges; in float32 for the interpreter, which has no bf16 product."""
-    block = parts.load([row, column])
+    block = parts.load([column, row]).T if BY_COLUMNS else parts.load([row, column])
     return block.to(tl.float32) if WIDEN else block

@@ -71,14 +71,14 @@ def load(name: str) -> ctypes.CDLL | None:
     digest = hashlib.sha256(repr([known, texts]).encode()).hexdigest()[:24]
     file = platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.so"
     with suppress(OSError):
-        return ctypes.CDLL(str(file))
+        return _with_threads(ctypes.CDLL(str(file)))
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
         made = Path(room) / file.name
         _compile([*command, *flags], parts, made)
         library = ctypes.CDLL(str(made))  # which stays when the file goes
         with suppress(OSError):
             write_whole(file, made.read_bytes())
-        return library
+        return _with_threads(library)
     return None
 
 
@@ -89,6 +89,16 @@ def _compile(command: list[str], parts: list[Path], made: Path) -> None:
     with ThreadPoolExecutor(len(parts)) as threads:
         list(threads.map(_run, commands))
     _run([*command, *objects, "-o", str(made), "-lm"])
+
+
+def _with_threads(library: ctypes.CDLL) -> ctypes.CDLL:
+    """A library whose kernels share the threads of torch, if they have parts and torch has OpenMP."""
+    if hasattr(library, "share_threads"):
+        with suppress(AttributeError, OSError):
+            # Only what is loaded already: another OpenMP would have threads of its own.
+            openmp = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+            library.share_threads(openmp.GOMP_parallel)
+    return library
 
 
 def _run(command: list[str]) -> None:

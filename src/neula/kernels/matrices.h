@@ -22,4 +22,17 @@ static inline void set(const Matrices *x, long member, long i, long j, double to
         ((double *)x->first)[place] = to;
 }
 
+static inline void *place_of(const Matrices *x, long member, long i, long j)
+{
+    long place = member * x->member + i * x->row + j * x->column;
+    return x->single ? (void *)((float *)x->first + place) : (void *)((double *)x->first + place);
+}
+
+/* The rows of one from some row on. */
+static inline Matrices from_row(Matrices x, long member, long first)
+{
+    x.first = place_of(&x, member, first, 0);
+    return x;
+}
+
 #endif

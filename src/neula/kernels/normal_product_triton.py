@@ -18,20 +18,22 @@ import triton.language as tl
 from neula.kernels.launch import multiprocessors
 from neula.kernels.normal_product import ONE_WARP
 
-STAGES = 3
 
-
-def config(width: int, vectors: int) -> tuple[int, int, int]:
-    """Elements of A at a time, warps, and thread blocks for each multiprocessor.
+def config(width: int, vectors: int) -> tuple[int, int, int, int]:
+    """Elements of A at a time, warps, thread blocks for each multiprocessor, and loads in flight.
 
     Of wide rows a thread block has 64 KB at a time, of which three fit in shared memory: two on their way,
-    one in use; half as many for more than two vectors, whose sums take registers as well. Rows that fit in
-    the registers of one or two warps need not be added up through shared memory, for which all wait: 1000000
-    rows of 200 columns take 0.49 ms on an H200 for one vector, and 0.62 for four; with 8 warps 1.9.
+    one in use; half as many for more than two vectors, whose sums take registers as well. Those wait for one
+    another once a vector: where registers last, another thread block works meanwhile (262144 rows of 1024
+    columns, five vectors: 1.07 ms on an H200, and 1.65 by one of 8 warps). Rows that fit in the registers of
+    one or two warps need not be added up through shared memory, for which all wait: 1000000 rows of 200
+    columns take 0.49 ms for one vector, and 0.62 for four; with 8 warps 1.9.
     """
-    if width > ONE_WARP:
-        return (8192 if vectors <= 2 else 4096), 8, 1
-    return (2048, 2, 8) if vectors <= 2 else (512, 1, 16)
+    if width <= ONE_WARP:
+        return (2048, 2, 8, 3) if vectors <= 2 else (512, 1, 16, 3)
+    if vectors <= 2:
+        return 8192, 8, 1, 3
+    return (2048, 4, 2, 4) if width <= 1024 else (4096, 8, 1, 3)
 
 
 def normal_product_triton(
@@ -39,7 +41,7 @@ def normal_product_triton(
     x: torch.Tensor,
     b: torch.Tensor | None = None,
     *,
-    given: tuple[int, int, int] | None = None,
+    given: tuple[int, int, int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`neula.kernels.normal_product.normal_product` by the kernel, queued on the current stream.
 
@@ -50,7 +52,7 @@ def normal_product_triton(
     x : Tensor, shape (n, k)
         float64, k at most 5.
     b : Tensor, shape (m, k), optional
-    given : (int, int, int), optional
+    given : (int, int, int, int), optional
         In place of :func:`config`.
     """
     k = x.shape[1]
@@ -75,12 +77,12 @@ def _launched(
     x: torch.Tensor | None,
     b: torch.Tensor | None,
     y: torch.Tensor | None,
-    given: tuple[int, int, int] | None = None,
+    given: tuple[int, int, int, int] | None = None,
 ) -> torch.Tensor:
     """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
     m, n = a.shape
     width = max(32, triton.next_power_of_2(n))
-    tile, warps, blocks = given or config(width, k)
+    tile, warps, blocks, stages = given or config(width, k)
     rows = max(1, tile // width)
     programs = min(blocks * multiprocessors(a.device), triton.cdiv(m, rows))
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
@@ -88,7 +90,7 @@ def _launched(
     with torch.cuda.device_of(a):
         _normal_product[(programs,)](
             *(a, a if x is None else x, a if b is None else b, a if y is None else y, sums, m, n),
-            *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, STAGES, n == width),
+            *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, stages, n == width),
             num_warps=warps,
         )
     return sums.sum(0).T
@@ -103,8 +105,9 @@ def _normal_product(
     """What every so many blocks of rows contribute."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
-    zero = tl.zeros((WIDTH,), tl.float64)
+    zero, none = tl.zeros((WIDTH,), tl.float64), tl.zeros((ROWS,), tl.float64)
     x0, x1, x2, x3, x4 = zero, zero, zero, zero, zero
+    y0, y1, y2, y3, y4 = none, none, none, none, none
     z0, z1, z2, z3, z4 = zero, zero, zero, zero, zero
     if FROM_X:
         x0 = tl.load(x + j, mask=j < n, other=0.0)
@@ -126,15 +129,17 @@ def _normal_product(
         else:
             block = tl.load(place, mask=(i < m)[:, None] & (j < n)[None, :], other=0.0)
         b_place, y_place = b + i * b_row, y + i
-        z0 += _product(block, x0, b_place, y_place, i < m, FROM_X, FROM_B)
+        if FROM_X:
+            y0, y1, y2, y3, y4 = _images(block, x0, x1, x2, x3, x4, VECTORS)
+        z0 += _product(block, y0, b_place, y_place, i < m, FROM_X, FROM_B)
         if VECTORS > 1:
-            z1 += _product(block, x1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
+            z1 += _product(block, y1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
         if VECTORS > 2:
-            z2 += _product(block, x2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
+            z2 += _product(block, y2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
         if VECTORS > 3:
-            z3 += _product(block, x3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
+            z3 += _product(block, y3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
         if VECTORS > 4:
-            z4 += _product(block, x4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
+            z4 += _product(block, y4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
     sums += tl.program_id(0).to(tl.int64) * VECTORS * n
     tl.store(sums + j, z0, mask=j < n)
     if VECTORS > 1:
@@ -148,10 +153,49 @@ def _normal_product(
 
 
 @triton.jit
-def _product(block, x, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
+def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
+    """Some rows times each vector, added up for all vectors at once: the warps wait for one another once."""
+    p0, p1, p2 = block * x0[None, :], block * x1[None, :], block * x2[None, :]
+    p3, p4 = block * x3[None, :], block * x4[None, :]
+    y0 = tl.zeros((block.shape[0],), tl.float64)
+    y1, y2, y3, y4 = y0, y0, y0, y0
+    if VECTORS == 1:
+        y0 = tl.sum(p0, axis=1)
+    if VECTORS == 2:
+        y0, y1 = tl.reduce((p0, p1), 1, _add2)
+    if VECTORS == 3:
+        y0, y1, y2 = tl.reduce((p0, p1, p2), 1, _add3)
+    if VECTORS == 4:
+        y0, y1, y2, y3 = tl.reduce((p0, p1, p2, p3), 1, _add4)
+    if VECTORS == 5:
+        y0, y1, y2, y3, y4 = tl.reduce((p0, p1, p2, p3, p4), 1, _add5)
+    return y0, y1, y2, y3, y4
+
+
+@triton.jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@triton.jit
+def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@triton.jit
+def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def _product(block, image, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
     """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
     if FROM_X:
-        image = tl.sum(block * x[None, :], axis=1)
         if FROM_B:
             image = tl.load(b, mask=inside, other=0.0) - image
         tl.store(y, image, mask=inside)

@@ -19,6 +19,9 @@ from neula.kernels.host_source import load
 FOUND = 5
 """Numbers for each factorization."""
 
+EACH = 1 << 14
+"""Elements of a matrix from which on another thread is worth the microseconds of its starts."""
+
 
 class Factorizations(ctypes.Structure):
     """As ``kernels/probes.h`` has them."""
@@ -61,8 +64,9 @@ def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.nd
     >>> found is None or bool(found[0] < 1e-15 * found[1])
     True
     """
-    library = _library()
-    return None if library is None else measured(library.probe_errors, a, q, r, g)
+    library, (m, n) = _library(), a.shape[-2:]
+    threads = min(torch.get_num_threads(), m * n // EACH) or 1
+    return None if library is None else measured(library.probe_errors, a, q, r, g, threads=threads)
 
 
 def measured(

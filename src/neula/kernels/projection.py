@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.gemm import Total
 from neula.kernels.precision import exact_matmul
 
 MAX_COLUMNS = 512
@@ -17,10 +16,6 @@ MAX_COLUMNS = 512
 def _tried(device: torch.device) -> None:
     one = torch.ones(1, 1, device=device)
     project_out.kernel(one, one.clone(), one.clone())
-
-
-Total = Callable[[torch.Tensor], object]
-"""Adds to R, in place, what rows that are elsewhere contribute to it."""
 
 
 def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> bool:

@@ -17,9 +17,9 @@ import torch
 import triton
 import triton.language as tl
 
+from neula.kernels.gemm import Total
 from neula.kernels.launch import elements_at_a_time, multiprocessors, share
 from neula.kernels.parts_triton import split
-from neula.kernels.projection import Total
 from neula.kernels.tall_gram_triton import sum_of_blocks
 
 WIDTH = 128

@@ -325,23 +325,27 @@ class _Factorization:
     def _replayed(self, k: slice) -> None:
         """The same by a graph that others of its size have, too: what takes time here are launches."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
-        exact, wide = self._is_exact(k), k.start < self.unrounded
+        by_kernel = self._has_kernel(k)
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
-            low = block if exact else _operands(block, engine)
+            low = block if by_kernel else _operands(block, engine)  # rounded at the end
             work = _Factorization(block, low, engine, leaf, inverted)
             work.factorize(slice(0, block.shape[1]))
             inverses = list(work.inverses.values())
             if parts:
                 operands = [Kept.of(x[0].mT) for x in inverses]
                 inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
-            return block if wide else low, torch.cat(work.orders), *inverses
+            return block, torch.cat(work.orders), *inverses
 
-        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts, exact, wide)
+        key = ("cholesky", engine.arithmetic.name, leaf, inverted, parts)
         # A copy, which may be overwritten, with columns that lie as they do in A.
         found, orders, *inverses = engine.replay(factorized, (self.a[:, k, k].mT.contiguous(),), key)
-        (self.a if wide else self.low)[:, k, k] = found
+        for x, wide, low in zip(found, self.a[:, k, k], self.low[:, k, k], strict=True):
+            if self.low is self.a or k.start < self.unrounded:
+                wide.copy_(x)
+            if self.low is not self.a:
+                engine.round(x, low)
         self.orders.append(orders)
         starts = range(k.start, k.stop, inverted)
         if parts:
@@ -349,30 +353,21 @@ class _Factorization:
             self.operands = dict(zip(starts, starmap(Kept, pairs), strict=True))
         else:
             self.inverses = dict(zip(starts, inverses, strict=True))
-        if wide:
-            self._round(k, k)
+
+    def _has_kernel(self, k: slice) -> bool:
+        return len(self.a) == 1 and self.leaf == LEAF and factor_lower.takes(self.a[0, k, k])
 
     def _by_kernel(self, k: slice) -> bool:
         """The same for one matrix, with the inverse; of a batch the library's products take less time."""
-        if len(self.a) != 1 or self.leaf != LEAF:
+        if not self._has_kernel(k):
             return False
         block = self.a[0, k, k]
-        low = None if self.low is self.a else self.low.dtype
-        if not factor_lower.takes(block, low):
-            return False
-        inverse, order = factor_lower(block, low)
+        inverse, order = factor_lower(block)
         self.orders.append(order)
         for part in blocks(slice(0, len(block)), self.inverted):
             self.inverses[k.start + part.start] = inverse[None, part, part]
         self._round(k, k)
         return True
-
-    def _is_exact(self, k: slice) -> bool:
-        """Whether a diagonal block is factorized without rounding it: the first one that is looked at."""
-        if k.start >= self.unrounded:
-            return False
-        by_kernel = self.leaf == LEAF and factor_lower.takes(self.a[0, k, k], None)
-        return by_kernel or self.engine.operand_dtype == self.engine.storage
 
     def _leaf(self, k: slice) -> None:
         if k.start == k.stop:

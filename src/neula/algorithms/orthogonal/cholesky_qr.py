@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
@@ -20,6 +21,12 @@ from neula.kernels.cholesky_tiles import lower_factor
 from neula.kernels.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import half_gram, multiply_panel
+
+MOST_LOST = 2.0**-7
+"""Of the orthogonality by one pass, that a second one restores."""
+
+GRAM_PARTS = 4
+"""Blocks of rows in which the lower triangle of a Gram matrix is computed: ``(1 + 1/4) m n^2`` operations."""
 
 
 def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,6 +161,43 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
     if bool(engine.over_rows.agree((info > 0) | _is_graded(first, a.dtype))):
         return _three_passes(a, engine)
     return _second_pass(_apply_inverse(a, first, engine), first, engine)
+
+
+def solved_cholesky_qr(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor | None:
+    """One pass by calls of the library in the precision of A, after which Q is solved for.
+
+    Its rows are found by substitution, so that the residual is that of reflections whatever the condition
+    number; orthogonality is lost to ``u cond(A)^2``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+    out : Tensor, shape (m, n)
+        Room for Q; it may be A.
+
+    Returns
+    -------
+    r : Tensor, shape (n, n), or None
+        None where a pivot shows that orthogonality is lost, or that something is not finite.
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.tensor([[3.0], [4.0]])
+    >>> r = solved_cholesky_qr(a, out=a)
+    >>> round(r.item(), 6), round(a[1].item(), 6)
+    (5.0, 0.8)
+    """
+    n = a.shape[1]
+    gram = a.new_empty(n, n)
+    for k in blocks(slice(0, n), -(-n // GRAM_PARTS)):
+        torch.mm(a[:, k].T, a[:, : k.stop], out=gram[k, : k.stop])
+    r, info = upper_cholesky(gram)
+    left = r.diagonal().square() / gram.diagonal()  # of the square of a column, beyond those before it
+    if int(info) > 0 or not bool((torch.finfo(a.dtype).eps / 2 < MOST_LOST * left).all()):
+        return None
+    torch.linalg.solve_triangular(r.mT, a.mT, upper=False, out=out.mT)
+    return r
 
 
 def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:

@@ -13,9 +13,6 @@ from neula.engines import Engine
 PARTS = 4
 """Blocks of rows in which the lower triangle is computed: ``(1 + 1/PARTS) m n^2`` operations."""
 
-NARROWEST = 512
-"""Narrower blocks run below the rate of the matrix unit."""
-
 
 def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
     """Lower triangle of ``A^T A``; what is above its blocks is zero.
@@ -41,7 +38,8 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
             [14., 20.]])
     """
     n = operand.shape[1]
-    return engine.lower_gram(operand, list(blocks(slice(0, n), max(NARROWEST, -(-n // PARTS)))), scales)
+    width = max(engine.tuning.gram_block, -(-n // PARTS))
+    return engine.lower_gram(operand, list(blocks(slice(0, n), width)), scales)
 
 
 def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:

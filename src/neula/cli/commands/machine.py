@@ -53,7 +53,10 @@ def tune(
         machine = tuned.machine_of(device)
         if reset:
             run.say("forgotten" if tuned.reset(machine) else "nothing was kept")
-        elif not shown:
+        elif shown:
+            kept = tuned.read(machine)
+            run.say(f"kept in {tuned.file_of(machine)}" if kept else "nothing was measured here")
+        else:
             run.say(f"kept in {tuned.write(machine, tuning.measure(device, run.progress))}")
         found = tuning.table(device)
     show.print_on_stdout(found)

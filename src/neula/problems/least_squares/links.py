@@ -111,5 +111,5 @@ def unrefined(
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt = ""
     if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
-        doubt, smallest = f"condition number about {condition:.1e}: A may lack full rank", 0.0
+        doubt = f"condition number about {condition:.1e}: A may lack full rank"
     return answer_of(problem, label, refined, Evidence(scale, smallest, 1 / columns), doubt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -96,7 +96,12 @@ class Evidence:
 def answer_of(
     problem: Problem, label: str, refined: Refined, evidence: Evidence, doubt: str
 ) -> Answer[Members]:
-    """A solution in the user's units, with its evidence; a doubt is one about its rank."""
+    """A solution in the user's units, with its evidence.
+
+    A doubt is one about R or the rank: then the singular values of R say nothing of A, and no digit is sure.
+    """
+    if doubt:
+        evidence = replace(evidence, smallest=0.0)
     options, measures = problem.options, refined.measures
     x = problem.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))

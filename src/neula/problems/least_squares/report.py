@@ -123,4 +123,7 @@ def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: b
             f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({run.label})"
         )
-    return f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({run.label})"
+    digits = ", no digit of x is sure" if unsure(run) else ""
+    return (
+        f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}{digits} ({run.label})"
+    )

@@ -78,7 +78,7 @@ def certified(
     """Certificates of what was measured, and which are accepted: none whose squares of columns are not to be
     trusted.
     """
-    low, high = SAFE_NORMS[target.dtype]
+    low, high = SAFE_NORMS[torch.promote_types(target.dtype, torch.float32)]
     if len(shape) == 2:
         residual, size, loss, smallest, largest = measures[:, 0].tolist()
         one = certificate_of(residual, size, loss, shape, target)

@@ -128,10 +128,13 @@ def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
         return _in_place(low, options)
-    if not options.named and options.engine.tuning.lapack_first(layout.m, layout.n):
-        storage = FP64 if options.target is FP64 else FP32
-        return [links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
-    tried = [*_tall(layout, options), *_queued(low, layout, options, wait=wait)]
+    storage, tuning = FP64 if options.target is FP64 else FP32, options.engine.tuning
+    tried: list[QRLink] = []
+    if not (options.named or options.over_rows.spread) and tuning.cholesky_qr_first(layout.m, layout.n):
+        tried.append(links.by_products(options.target))
+    if not options.named and tuning.lapack_first(layout.m, layout.n):
+        return [*tried, links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
+    tried += [*_tall(layout, options), *_queued(low, layout, options, wait=wait)]
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))
     if _is_corrected_over_processes(options):

@@ -1,4 +1,4 @@
-"""First links of one matrix: launched as a whole, by a CUDA graph where it has one, or all but a correction.
+"""First links of one matrix: launched as a whole, by a CUDA graph where it has one.
 
 Nothing is known about the numbers but what is measured on the way; NaN, Inf and zero columns show in that.
 """
@@ -57,23 +57,33 @@ def corrected(matrix: Matrix) -> Factors:
 
 
 def corrected_where_lost(label: str) -> QRLink:
-    """The same with a look at Q in between: most often few columns, the last ones, are not orthonormal."""
+    """The same, of the last columns only: most often all others are orthonormal.
+
+    A few are corrected and measured before anything is known, since a GPU that waits for the host to look
+    loses more. Where what was measured before says that more have lost, these are corrected afterwards.
+    """
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:
-        options = matrices.options
+        options, (a,) = matrices.options, matrices.a
+        engine, counts = options.low_engine, leading(a.shape[1])
+        few = a.shape[1] - counts[0]
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
             matrix = Matrix.unchecked(a, options)
             q, r = matrix.rgsqrf()
-            return q, r, matrix.scales, leading_losses(q, leading(q.shape[1]))
+            losses = leading_losses(q, counts)
+            return *_measured(matrix, *correct_last(q, r, engine, few)), matrix.scales, losses
 
         key = (label, options.target.name, options.panel, options.cutoff, "with a look")
-        q, r, scales, losses = options.engine.replay(factorized, (matrices.a[0],), key)
-        engine, matrix = options.low_engine, Matrix(matrices.a[0], scales, None, options)
-        if q.stride(0) != 1:
-            q = engine.empty(*q.shape).copy_(q)
-        correct_last(q, r, engine, columns_lost(losses, q.shape[1], options.target))
-        return Answer(QRValues.of_one(*_measured(matrix, q, r)), label)
+        q, r, measures, scales, losses = options.engine.replay(factorized, (a,), key)
+        lost = columns_lost(losses, a.shape[1], options.target)
+        if lost > few:
+            r = engine.fill(engine.empty(*r.shape), r, scales)
+            if q.stride(0) != 1:
+                q = engine.empty(*q.shape).copy_(q)
+            factors = correct_last(q, r, engine, lost)
+            q, r, measures = _measured(Matrix(a, scales, None, options), *factors)
+        return Answer(QRValues.of_one(q, r, measures), label)
 
     return Link(label, answer)
 

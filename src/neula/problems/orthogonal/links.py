@@ -34,6 +34,7 @@ from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import check_finite, surely_finite
+from neula.problems.orthogonal.by_products import factorized_by_products, label_of
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
 
 CORRECTED = " + correction"
@@ -140,6 +141,23 @@ def alone_by_lapack(storage: Format) -> QRLink:
         return link.answer(matrices, before)
 
     return Link(link.label, answer)
+
+
+def by_products(target: Format) -> QRLink:
+    """Cholesky QR of a single tall matrix, on the host."""
+    label = label_of(target)
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        a, options = matrices.a[0], matrices.options
+        found = factorized_by_products(a, options)
+        if not found.all_accepted:
+            raise Declined(f"{found.certificate}: columns may be too dependent for their Gram matrix")
+        if options.progress is not None:
+            options.progress(label, 1.0)
+        r = found.r.to(torch.promote_types(a.dtype, found.r.dtype))
+        return Answer(QRValues.of_one(found.q, r, torch.from_numpy(found.measures[:3, 0].copy())), label)
+
+    return Link(label, answer)
 
 
 def one_by_one(a: torch.Tensor, method: Method) -> Factors:

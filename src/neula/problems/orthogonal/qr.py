@@ -96,10 +96,10 @@ def qr(
         Let Q take the memory of A, where that can be: for a single NumPy array or tensor on the engine's
         device, without a gradient, that is not wide, lies in memory column by column (Fortran order), and has
         the dtype that Q is computed in (float64 for accuracy fp64, float32 for others); on a GPU with a
-        multiple of 8 rows, and more than 1/512 of its memory. It is a permission, as in SciPy: A is lost,
-        also where Q could not stay in its place. Links of the chain then factorize what the one before has
-        made of A. They repair the orthogonality of Q, not the residual: on a GPU, rank-deficient matrices
-        may end without an accepted factorization.
+        multiple of 8 rows, and larger than 290 MB (or 1/256 of its memory). It is a permission, as in SciPy:
+        A is lost, also where Q could not stay in its place. Links of the chain then factorize what the one
+        before has made of A. They repair the orthogonality of Q, not the residual: on a GPU, rank-deficient
+        matrices may end without an accepted factorization.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
@@ -169,7 +169,8 @@ def qr(
     follows.
 
     Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
-    products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. Of square
+    products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. On a CPU
+    Q is factorized once more where that was not enough, and LAPACK reflects what is left. Of square
     matrices in float32 those columns of Q that have lost their orthogonality, most often the last few, are
     made orthonormal by a correction before it is measured.
 
