@@ -310,7 +310,7 @@ def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
 def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
     first = ("cholesky", "fp16_cor")
     monkeypatch.setitem(preconditioner.LIMITS, first, preconditioner.Limit(300.0, 0))
-    A = random_matrix("geometric", 600, 150, cond=3e3).numpy()
+    A = random_matrix("geometric", 600, 150, cond=4e3).numpy()
     result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
     assert result.attempts[1].reason.endswith("too large for an R in this precision")
     assert result.attempts[2].accepted
@@ -345,10 +345,10 @@ CHAIN = [
 ]
 
 
-@pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (3e2, 1), (3e3, 2), (1e5, 3), (1e8, 4), (1e9, 5)])
+@pytest.mark.parametrize(("cond", "links"), [(1e1, 1), (1e3, 1), (4e3, 2), (1e5, 3), (1e8, 4), (1e9, 5)])
 def test_where_r_comes_from_on_a_gpu(cond, links, half_fast, rng):
-    """The Gram matrix in single precision up to 1e3 or so and, as a preconditioner, up to nearly 1e4, QR up
-    to 1e6 or so, and double precision, whose panels are Cholesky QR, up to 1e8.
+    """The Gram matrix in single precision up to 1e3 and, as a preconditioner, below 1e4, QR up to 1e6 or so,
+    and double precision, whose panels are Cholesky QR, up to 1e8.
     """
     A = random_matrix("geometric", 600, 150, cond=cond)
     b = torch.from_numpy(rng.standard_normal((600, 2)))

@@ -108,6 +108,17 @@ def test_gives_up_when_it_cannot_be_in_time() -> None:
     assert iterations <= HOPELESS_AFTER
 
 
+def test_goes_on_where_residuals_fall_late() -> None:
+    """Some singular values far from one are done with first, one an iteration; all others are close to it."""
+    n, far = 200, HOPELESS_AFTER - 2
+    a = torch.diag(1 + 0.1 * random_matrix("uniform", n, 1)[:, 0])
+    a.diagonal()[:far] = 10.0 ** torch.linspace(1, 4, far)
+    b = torch.ones(n, 1, dtype=torch.float64)
+    x, iterations = gmres(lambda z: a @ z, b, tolerance=1e-12, max_iterations=50)
+    assert HOPELESS_AFTER < iterations < 50
+    assert float((b - a @ x).norm() / b.norm()) <= 1e-11
+
+
 def test_stops_at_nan() -> None:
     b = torch.ones(5, 1, dtype=torch.float64)
     assert gmres(lambda z: z * torch.nan, b, tolerance=1e-8, max_iterations=9)[1] == 1

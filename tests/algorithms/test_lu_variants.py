@@ -390,6 +390,11 @@ def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) ->
     assert float(upper.abs().max() / a.abs().max()) <= 2 + 2 * n ** (2 / 3)
 
 
+def test_tournaments_of_no_rows() -> None:
+    engine = Half("cpu")
+    assert by_pivoted_blocks(engine.empty(0, 0, dtype=torch.float16), engine, 64).shape == (0,)
+
+
 def test_panels_of_few_heights() -> None:
     """At least as high as they are, at most half as high again, and two heights to an octave."""
     heights = {m: height(m, 3000) for m in range(1, 3001)}

@@ -7,7 +7,7 @@ import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import calu
-from neula.kernels.calu import eliminate, rows_of_u
+from neula.kernels.calu import eliminate, rows_of_u, update
 from neula.kernels.tournament import WIDTH, PanelFactors, play_reference
 
 HAS_GPU = torch.cuda.is_available()
@@ -33,6 +33,7 @@ class Kernels:
             monkeypatch.setattr(calu_triton, "ROWS", 64)
             monkeypatch.setattr(calu_triton, "COLUMNS", 16)
         self.rows_of_u = calu_triton.rows_of_u_triton
+        self.update = calu_triton.update_triton
         self.eliminate = calu_triton.eliminate_triton
         self.move_rows = calu_triton.move_rows_triton
 
@@ -41,6 +42,7 @@ class Reference:
     """The same in plain torch."""
 
     rows_of_u = staticmethod(rows_of_u.reference)
+    update = staticmethod(update.reference)
     eliminate = staticmethod(eliminate.reference)
     move_rows = staticmethod(calu.move_rows)
 
@@ -59,10 +61,13 @@ def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     lower, upper = whole[2 : m + 2, 1 : r + 1], torch.full_like(whole[:r, :r], torch.nan)
     found = PanelFactors.of(panel, torch.float16)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
+    following = torch.empty_like(block)
     for start in range(0, r, WIDTH):
         play_reference(block, found, start, WIDTH)
-        steps.rows_of_u(panel, lower, upper, found, start)
-        steps.eliminate(panel, block, lower, upper, found, start)
+        if start > 0:
+            steps.rows_of_u(panel, lower, upper, found, start - WIDTH)
+        steps.update(panel, lower, upper, start, following)
+        steps.eliminate(block, following, lower, upper, found, start)
         k = slice(start, start + WIDTH)
         upper[k, k] = found.factors[start // WIDTH]
     assert torch.equal(panel, before)

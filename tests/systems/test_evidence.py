@@ -12,14 +12,15 @@ import torch
 import neula
 from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
-from neula.algorithms.elimination.factorization import mixed_lu
+from neula.algorithms.elimination.factorization import MixedLU, mixed_lu
+from neula.algorithms.krylov import gmres
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP64, EmulatedEngine
+from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.problems.systems import evidence, links
-from neula.problems.systems.evidence import Evidence
+from neula.problems.systems.evidence import ESTIMATED, Evidence
 from neula.problems.systems.problem import Options
 
 U64 = 2.0**-53
@@ -195,7 +196,7 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     begun, of = [], evidence.InverseProbe.of
     monkeypatch.setattr(evidence.InverseProbe, "of", lambda *x: [begun.append(of(*x)), begun[-1]][1])
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
-    a = random_matrix("geometric", 150, 150, cond=1e4)  # from some 3e3 on fp16 factors alone are too slow
+    a = random_matrix("geometric", 150, 150, cond=2e4)
     x = random_matrix("normal", 150, k)
     found = neula.solve(a, a @ x, engine="emulated", pivot="partial")
     assert found.converged
@@ -207,6 +208,48 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     condition = torch.linalg.cond(a / sizes.T)
     assert true <= found.forward_error + condition * torch.finfo(torch.float64).eps
     assert condition / 10 <= found.condition <= 10 * condition
+
+
+@pytest.mark.parametrize("decades", [2, 5])
+def test_rows_in_small_units_are_solved_by_the_refinement(
+    decades: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norm of the inverse in the units of the rows takes a few more iterations, and no power method."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
+    n = 300
+    rows = torch.logspace(0, -decades, n, dtype=torch.float64)[:, None]
+    a = rows * random_matrix("geometric", n, n, cond=2e4)
+    found = neula.solve(a, a.sum(1, keepdim=True), engine="emulated", pivot="partial", compute="fp16")
+    assert found.converged
+    assert "gmres" in found.method
+    condition = torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0))
+    assert condition / 10 <= found.condition <= 10 * condition
+
+
+@pytest.mark.parametrize(("cond", "poor"), [(1e3, False), (1e8, True)])
+def test_poor_factors_are_noticed_before_gmres(
+    cond: float, poor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one step for some random vectors, where GMRES would come first and give up after twenty."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(links, "HARMLESS", 0.0)
+    monkeypatch.setattr(links, "TOO_POOR", 1.5)  # small matrices have fewer directions
+    monkeypatch.setattr(MixedLU, "narrow", True)
+    monkeypatch.setattr(EmulatedEngine, "tuning", replace(EMULATED, at_a_time=8))
+    steps, step = [], gmres.Space._step
+    monkeypatch.setattr(gmres.Space, "_step", lambda *x: [steps.append(x), step(*x)][1])
+    a = random_matrix("geometric", 300, 300, cond=cond)
+    found = neula.solve(a, a.sum(1, keepdim=True), engine="emulated")
+    assert found.converged
+    first = found.attempts[0]
+    assert first.method.startswith("lu fp16 with pivoting")
+    assert ("too poor" in first.reason) == poor
+    assert first.accepted == (not poor)
+    if not poor:
+        assert len(steps) > 0
 
 
 def test_nothing_more_is_solved_for_where_large_systems_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -70,6 +72,22 @@ def gemm(
         with torch.cuda.device(c.device):
             _launch(a, b, c, alpha, beta, tf32)
     return c
+
+
+@contextmanager
+def leaving(share: float, device: torch.device) -> Iterator[None]:
+    """Products that this thread launches leave so large a part of the multiprocessors to others."""
+    if not runs(device):
+        yield
+        return
+    units = torch.cuda.get_device_properties(device).multi_processor_count
+    with torch.cuda.device(device):
+        library, handle = _library(), torch.cuda.current_blas_handle()
+        _check(library.cublasSetSmCountTarget(handle, units - round(share * units)))
+        try:
+            yield
+        finally:
+            library.cublasSetSmCountTarget(handle, 0)  # all of them
 
 
 def multiplies(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -227,6 +245,7 @@ def _library() -> ctypes.CDLL:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     matrix: list[Any] = [pointer, number, number]
     library.cublasSetMathMode.argtypes = [pointer, number]
+    library.cublasSetSmCountTarget.argtypes = [pointer, number]
     operand: list[Any] = [pointer, pointer, number]
     library.cublasDsyrk_v2.argtypes = [pointer, *4 * [number], *operand, *operand]
     product = [pointer, *matrix, *matrix, pointer, *matrix]

@@ -127,9 +127,11 @@ class CudaEngine(Engine):
             return super().gemm(a, b, c, alpha, beta)
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
-        # addmm scales and adds inside the product: no temporary of the size of C.
+        # addmm scales and adds inside the product: no temporary of the size of C. Of two views of C it would
+        # first copy one to the other.
         if self._half and not _refused(a):
-            torch.addmm(c.T, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=c.T)
+            turned = c.T
+            torch.addmm(turned, b.T, a.T, out_dtype=torch.float32, beta=beta, alpha=alpha, out=turned)
             return c
         return self._addmm(a, b, c, alpha, beta)
 
@@ -202,7 +204,8 @@ class CudaEngine(Engine):
         if c.shape[1] == 1:  # some versions of torch give a single row of C^T to cuBLASLt, in any precision
             exactly(torch.addmv, c[:, 0], a, b[:, 0], alpha=alpha, beta=beta, out=c[:, 0])
         else:
-            exactly(torch.addmm, c.T, b.T, a.T, alpha=alpha, beta=beta, out=c.T)
+            turned = c.T
+            exactly(torch.addmm, turned, b.T, a.T, alpha=alpha, beta=beta, out=turned)
         return c
 
     def project_out(
@@ -239,14 +242,19 @@ class CudaEngine(Engine):
         """Whether something else runs beside products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
+    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
         side = _side_stream(current)
         side.wait_stream(current)
+
+        def launch_with_share() -> None:
+            with cublas.leaving(share, self.device):
+                launch()
+
         try:
-            graphs.on_stream(side, launch)
+            graphs.on_stream(side, launch_with_share if share else launch)
             return other()
         finally:
             current.wait_stream(side)

@@ -225,8 +225,12 @@ class Engine(ABC):
 
         return self.beside(subtract, other)
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result]) -> Result:
-        """What launches products, and something else at the same time where that can be, as above."""
+    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
+        """What launches products, and something else at the same time where that can be, as above.
+
+        Products of the library leave a share of the units to it, where they go from tile to tile by
+        themselves.
+        """
         launch()
         return other()
 

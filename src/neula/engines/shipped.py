@@ -131,8 +131,8 @@ def cuda_tuning(
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
         pivoted_lu=not fast_fp64,
         direct=6144,
-        # Where what is lost in vain on ill-conditioned matrices is small beside cuSOLVER in double.
-        direct_pivoted=20000 if fast_fp64 else 6144,
+        # 16384: 81 ms, 161 with the library's factors in double; up to 13000 normal equations come first.
+        direct_pivoted=13000 if fast_fp64 else 6144,
         direct_definite=16000,
         at_a_time=8,
         queued=13000 if fast_fp64 else 0,

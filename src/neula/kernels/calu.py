@@ -19,11 +19,12 @@ HALF = WIDTH // 2
 
 @trial("The kernels of pivoted panels", "matrices that need pivoting are left to the library")
 def _tried(device: torch.device) -> None:
-    panel = torch.zeros(WIDTH, 2 * WIDTH, device=device)
+    panel = torch.zeros(WIDTH, 3 * WIDTH, device=device)
     found, lower = PanelFactors.of(panel, torch.float16), panel.half()
-    block, upper = panel[:, WIDTH:].contiguous(), lower.new_zeros(2 * WIDTH, 2 * WIDTH)
+    block, upper = panel[:, WIDTH : 2 * WIDTH].contiguous(), lower.new_zeros(3 * WIDTH, 3 * WIDTH)
     rows_of_u.kernel(panel, lower, upper, found, 0)
-    eliminate.kernel(panel, block, lower, upper, found, 0)
+    update.kernel(panel, lower, upper, 0, block)
+    eliminate.kernel(block.clone(), block, lower, upper, found, 0)
     move_rows.kernel(lower, found.pivots, found.pivots)
 
 
@@ -35,7 +36,7 @@ def _tried(device: torch.device) -> None:
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
-    """``L_kk U_kj = A_kj - L_ki U_ij`` for the pivot rows k found last, and all columns j to their right.
+    """``L_kk U_kj = A_kj - L_ki U_ij`` for the pivot rows k found last, and all columns j but the next ones.
 
     Parameters
     ----------
@@ -44,66 +45,98 @@ def rows_of_u(
     lower : Tensor, shape (m, r)
         Row-major, of a low format: L, in the first ``start`` columns.
     upper : Tensor, shape (r, r)
-        Row-major, in the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written.
+        Row-major, in the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written, in
+        columns from ``start + 2 WIDTH`` on.
     found : PanelFactors
     start : int
     """
     rows = found.pivots[start : start + WIDTH].long()
-    done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + WIDTH, None)
+    done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + 2 * WIDTH, None)
     rest = panel[rows, right] - exact_matmul(lower[rows, done].float(), upper[done, right].float())
-    n, index = len(rows), start // WIDTH
-    upper[k, right] = _solved(
-        found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, upper.dtype
-    )
+    upper[k, right] = _rows(rest, found, start, upper.dtype)
+
+
+@kernel(
+    "neula.kernels.calu_triton:update_triton",
+    trial=_tried,
+    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
+)
+def update(
+    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
+) -> None:
+    """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones.
+
+    It does not need the pivots of the next columns, and runs beside the tournament that finds them.
+
+    Parameters
+    ----------
+    panel, lower, upper
+        As for :func:`rows_of_u`.
+    start : int
+    out : Tensor, shape (m, WIDTH)
+        float32, contiguous: columns from ``start + WIDTH`` on, and zeros beyond the last.
+    """
+    done, columns = slice(0, start), slice(start + WIDTH, start + 2 * WIDTH)
+    beside = panel[:, columns]
+    known = exact_matmul(lower[:, done].float(), upper[done, columns].float())
+    out.zero_()[:, : beside.shape[1]] = beside - known
 
 
 @kernel(
     "neula.kernels.calu_triton:eliminate_triton",
     trial=_tried,
-    when=lambda panel, block, lower, *_: lower.dtype.itemsize == 2,
+    when=lambda block, following, lower, *_: lower.dtype.itemsize == 2,
 )
 def eliminate(
-    panel: torch.Tensor,
     block: torch.Tensor,
+    following: torch.Tensor,
     lower: torch.Tensor,
     upper: torch.Tensor,
     found: PanelFactors,
     start: int,
 ) -> None:
-    """``L_ik U_kk = B_ik`` for all rows i that play, and the next columns, ``B_ij = A_ij - L_ik U_kj``.
+    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and
+    ``C_ij - L_ik U_kj``.
 
     Parameters
     ----------
-    panel : Tensor, shape (m, r)
-        A: float32.
     block : Tensor, shape (m, WIDTH)
-        float32, contiguous: B, in the columns from ``start`` on; overwritten with the next ones, and zeros
-        beyond the last.
+        float32, contiguous: B, in the columns from ``start`` on; overwritten with the next ones.
+    following : Tensor, shape (m, WIDTH)
+        float32, contiguous: C, from :func:`update`; not read behind the last columns.
     lower : Tensor, shape (m, r)
-        Row-major, of a low format: L, whose columns from ``start`` to ``start + WIDTH`` are written.
+        Row-major, of a low format: L, whose columns from ``start`` to ``start + WIDTH`` are
+        written.
     upper : Tensor, shape (r, r)
-        Row-major, in the same format: U.
+        Row-major, in the same format: U, whose rows from ``start`` on are written in the next columns.
     found : PanelFactors
     start : int
     """
-    known, k, following = slice(0, start + WIDTH), slice(start, start + WIDTH), slice(start + WIDTH, None)
+    k, following_columns = slice(start, start + WIDTH), slice(start + WIDTH, start + 2 * WIDTH)
     index, n = start // WIDTH, lower[:, k].shape[1]
     inverse, factors = found.u_inverses[index, :n, :n], found.factors[index, :n, :n]
     columns = _solved(inverse.T, factors.triu().T, block[:, :n].T, lower.dtype).T
     places = found.places[:, None]
     playing = (places < 0) | (places >= start) & (places < start + WIDTH)
     lower[:, k] = torch.where(playing, columns, lower[:, k])
-    beside = panel[:, following][:, :WIDTH]
-    if beside.numel() == 0:
+    width = lower[:, following_columns].shape[1]
+    if width == 0:
         return
-    u = upper[known, following][:, :WIDTH].float()
-    block.zero_()[:, : beside.shape[1]] = beside - exact_matmul(lower[:, known].float(), u)
+    u = _rows(following[found.pivots[k].long(), :width], found, start, upper.dtype)
+    upper[k, following_columns] = u
+    block.zero_()[:, :width] = following[:, :width] - exact_matmul(columns.float(), u.float())
+
+
+def _rows(rest: torch.Tensor, found: PanelFactors, start: int, low: torch.dtype) -> torch.Tensor:
+    """Rows of U of the pivots from ``start`` on, once they are updated."""
+    n, index = len(rest), start // WIDTH
+    return _solved(found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, low)
 
 
 @kernel(
     "neula.kernels.calu_triton:move_rows_triton",
     trial=_tried,
-    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize == 2,
+    when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
     """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.

@@ -1,10 +1,11 @@
 """Kernels of :mod:`neula.kernels.calu`.
 
-*Elimination* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
-cache if m is at most 30000 or so. Columns are solved for and the next ones updated in one launch, since a row
-needs nothing of the others.
+*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
+cache if m is at most 30000 or so. They run beside tournaments, like *rows of U*:
+the same for 32 rows that lie anywhere, by a few thread blocks.
 
-*Rows of U*: the same for 32 rows that lie anywhere, by a few thread blocks: latency.
+*Elimination* of m rows by the last 32 pivots: latency. Columns are solved for and the next ones updated in
+one launch, since a row needs nothing of the others but rows of U, which each thread block finds for itself.
 
 *Moving* k rows of n columns: ``4 k n`` bytes in row-major order. In column-major order elements would lie
 alone, and each would take a sector of 32 bytes to read and one to write.
@@ -39,12 +40,11 @@ def rows_of_u_triton(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
     """:func:`neula.kernels.calu.rows_of_u` by the kernel, queued on the current stream."""
-    m, r = panel.shape
-    if start + WIDTH >= r:
+    (m, r), index = panel.shape, start // WIDTH
+    if start + 2 * WIDTH >= r:
         return
-    index = start // WIDTH
     with torch.cuda.device_of(panel):
-        _rows_of_u_kernel[(triton.cdiv(r - start - WIDTH, COLUMNS),)](
+        _rows_of_u_kernel[(triton.cdiv(r - start - 2 * WIDTH, COLUMNS),)](
             *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
             *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
             *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
@@ -52,24 +52,43 @@ def rows_of_u_triton(
         )
 
 
+def update_triton(
+    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
+) -> None:
+    """:func:`neula.kernels.calu.update` by the kernel, queued on the current stream."""
+    (m, r), rows = panel.shape, _rows_of(panel)
+    if start + WIDTH >= r:
+        return
+    with torch.cuda.device_of(panel):
+        _update_kernel[(triton.cdiv(m, rows),)](
+            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+            *(out, start, m, r, rows, WIDTH, DEPTH, STAGES),
+            num_warps=WARPS,
+        )
+
+
 def eliminate_triton(
-    panel: torch.Tensor,
     block: torch.Tensor,
+    following: torch.Tensor,
     lower: torch.Tensor,
     upper: torch.Tensor,
     found: PanelFactors,
     start: int,
 ) -> None:
     """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream."""
-    (m, r), index = panel.shape, start // WIDTH
-    rows = ROWS if m >= ROWS * multiprocessors(panel.device) else FEW_ROWS
-    with torch.cuda.device_of(panel):
+    (m, r), index, rows = lower.shape, start // WIDTH, _rows_of(lower)
+    with torch.cuda.device_of(block):
         _eliminate_kernel[(triton.cdiv(m, rows),)](
-            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
-            *(block, found.places, found.u_inverses[index], found.factors[index], start, m, r),
-            *(rows, WIDTH, DEPTH, PRECISION, STAGES),
+            *(block, following, lower, *lower.stride(), upper, *upper.stride()),
+            *(found.places, found.pivots, found.l_inverses[index], found.u_inverses[index]),
+            *(found.factors[index], start, m, r, rows, WIDTH, PRECISION),
             num_warps=WARPS,
         )
+
+
+def _rows_of(x: torch.Tensor) -> int:
+    """How many rows of a matrix a thread block has."""
+    return ROWS if len(x) >= ROWS * multiprocessors(x.device) else FEW_ROWS
 
 
 def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
@@ -84,6 +103,17 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
 
 
 @triton.jit
+def _rows(inverse, factors, rest, w, low: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """Rows of U of the last pivots, given ``L^-1``, L and what is left of A."""
+    lower = tl.where(w[:, None] > w[None, :], factors, 0.0)
+    rows = tl.dot(inverse, rest, input_precision=PRECISION)
+    first = (w < WIDTH // 2)[:, None]
+    lost = tl.where(first, rows - rows.to(low).to(tl.float32), 0.0)
+    rows += tl.dot(inverse, tl.where(first, 0.0, tl.dot(lower, lost)))
+    return rows.to(low)
+
+
+@triton.jit
 def _rows_of_u_kernel(
     a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, pivots, inverse, factors, start, m,
     r,
@@ -93,7 +123,7 @@ def _rows_of_u_kernel(
     """Some columns of the rows of U that belong to the last pivots."""
     w = tl.arange(0, WIDTH)
     k = start + w
-    j = start + WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    j = start + 2 * WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
     known = products(
         left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
@@ -101,32 +131,44 @@ def _rows_of_u_kernel(
     inside = (i < m)[:, None] & (j < r)[None, :]
     rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0) - known
     square = w[:, None] * WIDTH + w[None, :]
-    solve, lower = tl.load(inverse + square), tl.load(factors + square)
-    lower = tl.where(w[:, None] > w[None, :], lower, 0.0)
-    rows = tl.dot(solve, rest, input_precision=PRECISION)
-    low = u.dtype.element_ty
-    first = (w < WIDTH // 2)[:, None]
-    lost = tl.where(first, rows - rows.to(low).to(tl.float32), 0.0)
-    rows += tl.dot(solve, tl.where(first, 0.0, tl.dot(lower, lost)))
-    tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows.to(low), mask=inside)
+    rows = _rows(
+        tl.load(inverse + square), tl.load(factors + square), rest, w, u.dtype.element_ty, WIDTH, PRECISION
+    )
+    tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows, mask=inside)
+
+
+@triton.jit
+def _update_kernel(
+    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, out, start, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Some rows of the columns that come after the next ones."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH).to(tl.int64)
+    j = start + WIDTH + w
+    known = products(
+        left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
+    )
+    inside = (i < m)[:, None] & (j < r)[None, :]
+    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
+    tl.store(out + i[:, None] * WIDTH + w[None, :], rest - known, mask=(i < m)[:, None])
 
 
 @triton.jit
 def _eliminate_kernel(
-    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, block, places, inverse, factors,
-    start, m, r,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    block, following, left, left_row, left_column, u, u_row, u_column, places, pivots, l_inverse, u_inverse,
+    factors, start, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of L, and of the columns that come next."""
+    """Some rows of L, and of the columns that come next; each program finds the rows of U that it needs."""
     i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     w = tl.arange(0, WIDTH).to(tl.int64)
     k = start + w
     rows = (i < m)[:, None]
     place = block + i[:, None] * WIDTH + w[None, :]
     square = w[:, None] * WIDTH + w[None, :]
-    solve, upper = tl.load(inverse + square), tl.load(factors + square)
-    upper = tl.where(w[:, None] < w[None, :], upper, 0.0)
+    solve, both = tl.load(u_inverse + square), tl.load(factors + square)
+    upper = tl.where(w[:, None] < w[None, :], both, 0.0)
     columns = tl.dot(tl.load(place, mask=rows, other=0.0), solve, input_precision=PRECISION)
     first = (w < WIDTH // 2)[None, :]
     lost = tl.where(first, columns - columns.to(left.dtype.element_ty).to(tl.float32), 0.0)
@@ -136,16 +178,15 @@ def _eliminate_kernel(
     playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
     inside = rows & playing[:, None] & (k < r)[None, :]
     tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
-    j = k + WIDTH
     if start + WIDTH < r:
-        known = products(
-            left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
-        )
-        inside = rows & (j < r)[None, :]
-        beside = tl.load(u + k[:, None] * u_row + j[None, :] * u_column, mask=(j < r)[None, :], other=0.0)
-        known = tl.dot(low, beside, known)
-        rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
-        tl.store(place, rest - known, mask=rows)
+        j = k + WIDTH
+        pivot = tl.load(pivots + k, mask=k < r, other=0).to(tl.int64)
+        updated = tl.load(following + pivot[:, None] * WIDTH + w[None, :])
+        beside = _rows(tl.load(l_inverse + square), both, updated, w, u.dtype.element_ty, WIDTH, PRECISION)
+        if tl.program_id(0) == 0:
+            tl.store(u + k[:, None] * u_row + j[None, :] * u_column, beside, mask=(j < r)[None, :])
+        rest = tl.load(following + i[:, None] * WIDTH + w[None, :], mask=rows, other=0.0)
+        tl.store(place, rest - tl.dot(low, beside, input_precision=PRECISION), mask=rows)
 
 
 @triton.jit

@@ -8,17 +8,22 @@ both factors are in a low format, updates are summed in single precision, and so
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 from torch.nn.functional import pad
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import Engine
-from neula.kernels.calu import eliminate, move_rows, rows_of_u
+from neula.kernels.calu import eliminate, move_rows, rows_of_u, update
 from neula.kernels.lu_block import solve_upper
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
+
+SHARE = 1 / 4
+"""Of the multiprocessors, that products leave to the tournaments beside them."""
 
 
 def by_pivoted_blocks(
@@ -50,29 +55,153 @@ def by_pivoted_blocks(
 def eliminate_rows(
     matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
 ) -> torch.Tensor:
-    """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n."""
+    """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n.
+
+    Tournaments keep few multiprocessors busy, so what does not wait for their pivots runs beside them: rows
+    of U of the panel before, and what these and all others contribute to the next panel.
+    """
+    stored = _Stored(matrix, engine)
     n, width = matrix.shape
-    # ``shown`` are the rows of the panel and some above it, so that panels of few different heights occur;
-    # those ``above`` take no part in the tournament.
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
-    for k in blocks(slice(0, width), r):
-        done, rest, below = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
-        shown = slice(n - height(n - k.start, n), n)
-        above = k.start - shown.start
-        panel = torch.empty(n - shown.start, k.stop - k.start, dtype=engine.storage, device=matrix.device)
-        panel.copy_(matrix[shown, k])
-        if k.start > 0:
-            engine.gemm(matrix[below, done], matrix[done, k], panel[above:], alpha=-1.0, beta=1.0)
-        lu, to, origin, l_inverses = _replayed(panel, above, engine)
-        matrix[below, k] = lu[above:]
-        for moved in (matrix[shown, done], matrix[shown, rest], permutation[shown, None]):
-            move_rows(moved, to, origin)
-        if k.start > 0 and k.stop < width:
-            engine.gemm_low(matrix[k, done], matrix[done, rest], matrix[k, rest])
-        solve_upper(matrix[k, rest].T, matrix[k, k].T, l_inverses.mT)
+    steps = [_Step.of(k, n, width) for k in blocks(slice(0, width), r)]
+    if not steps:
+        return permutation
+    panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored, 0))
+    before: _Finished | None = None
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
+        # The next panel with the rows of this one, which are rows of U there.
+        room = None if following is None else _room(n - step.shown.start, following.k, stored, step.above)
+        lu, to, origin, l_inverses = engine.beside(
+            partial(_look_ahead, stored, step, before, following, room),
+            partial(_replayed, panel, step.above, engine),
+            SHARE,
+        )
+        before = _Finished(step, to, origin, l_inverses)
+        stored.write(lu[step.above :], step.below, step.k)
+        move_rows(permutation[step.shown, None], to, origin)
+        if following is not None and room is not None:
+            move_rows(room, to, origin)
+            rows_of_u = room[step.above :][: step.k.stop - step.k.start]
+            stored.solve_updated(rows_of_u, step.k, following.k, l_inverses)
+            panel = room[following.shown.start - step.shown.start :]
+            stored.subtract(following.below, step.k, following.k, panel[following.above :])
         if on_columns is not None:
-            on_columns(k.stop)
+            on_columns(step.k.stop)
+    if before is not None:
+        before.move(stored, before.step.done)
     return permutation
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A row-major matrix in a low format that turns into L and U.
+
+    Attributes
+    ----------
+    matrix : Tensor, shape (n, k)
+    engine : Engine
+        In that format.
+    """
+
+    matrix: torch.Tensor
+    engine: Engine
+
+    def read(self, rows: slice, columns: slice, out: torch.Tensor) -> torch.Tensor:
+        """Elements in single precision."""
+        return out.copy_(self.matrix[rows, columns])
+
+    def write(self, x: torch.Tensor, rows: slice, columns: slice) -> None:
+        """What a panel, or its rows of U, have become."""
+        self.matrix[rows, columns] = x
+
+    def subtract(self, rows: slice, done: slice, columns: slice, out: torch.Tensor) -> None:
+        """``out -= A[rows, done] A[done, columns]``, in single precision."""
+        self.engine.gemm(self.matrix[rows, done], self.matrix[done, columns], out, alpha=-1.0, beta=1.0)
+
+    def solve(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        """``L_kk U_kj = A_kj - L_ki U_ij`` for all columns to the left of k, which are done."""
+        done, matrix = slice(0, k.start), self.matrix
+        if k.start > 0:
+            self.engine.gemm_low(matrix[k, done], matrix[done, columns], matrix[k, columns])
+        self._solve(k, columns, l_inverses)
+
+    def solve_updated(self, x: torch.Tensor, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        """``L_kk U_kj = X``."""
+        self.write(x, k, columns)
+        self._solve(k, columns, l_inverses)
+
+    def _solve(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        solve_upper(self.matrix[k, columns].T, self.matrix[k, k].T, l_inverses.mT)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A panel.
+
+    Attributes
+    ----------
+    k : slice
+        Its columns, and the rows of its pivots.
+    shown : slice
+        Its rows and some above it, so that panels of few different heights occur.
+    above : int
+        How many of them take no part in the tournament.
+    done, rest, below : slice
+        The columns to the left and to the right, and its rows.
+    """
+
+    k: slice
+    shown: slice
+    above: int
+    done: slice
+    rest: slice
+    below: slice
+
+    @classmethod
+    def of(cls, k: slice, n: int, width: int) -> Self:
+        """For columns k of an n x width matrix."""
+        shown = slice(n - height(n - k.start, n), n)
+        sides = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
+        return cls(k, shown, k.start - shown.start, *sides)
+
+
+class _Finished(NamedTuple):
+    """A panel that is factorized: how its rows move, and what solves for its rows of U."""
+
+    step: _Step
+    to: torch.Tensor
+    origin: torch.Tensor
+    l_inverses: torch.Tensor
+
+    def move(self, stored: _Stored, columns: slice) -> None:
+        """The rows of some columns beside it."""
+        move_rows(stored.matrix[self.step.shown, columns], self.to, self.origin)
+
+
+def _room(rows: int, columns: slice, stored: _Stored, above: int) -> torch.Tensor:
+    """For a panel; some rows above it are not written, and have to be finite."""
+    shape = rows, columns.stop - columns.start
+    room = torch.empty(shape, dtype=torch.float32, device=stored.matrix.device)
+    room[:above] = 0
+    return room
+
+
+def _look_ahead(
+    stored: _Stored, step: _Step, before: _Finished | None, following: _Step | None, room: torch.Tensor | None
+) -> None:
+    """What does not need the pivots of this panel: the moves of the one before and its rows of U, and most of
+    the updates of the next panel.
+    """
+    if before is not None:
+        before.move(stored, before.step.done)
+        before.move(stored, step.rest)
+    if following is None or room is None:
+        return
+    if before is not None:
+        stored.solve(before.step.k, step.rest, before.l_inverses)
+    out = stored.read(step.below, following.k, room[step.above :])
+    if step.k.start > 0:
+        stored.subtract(step.below, step.done, following.k, out)
 
 
 def height(m: int, n: int) -> int:
@@ -89,10 +218,13 @@ def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Te
     places = torch.full(panel.shape[:1], -1, dtype=torch.int32, device=panel.device)
     places[:above] = ELSEWHERE
     low = engine.operand_dtype
-    return engine.replay(partial(factor_panel, low=low), (panel, places), ("panel by tournaments", low))
+    function = partial(factor_panel, engine=engine, low=low)
+    return engine.replay(function, (panel, places), ("panel by tournaments", low))
 
 
-def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) -> tuple[torch.Tensor, ...]:
+def factor_panel(
+    panel: torch.Tensor, places: torch.Tensor, engine: Engine, low: torch.dtype
+) -> tuple[torch.Tensor, ...]:
     """Factors of updated columns, rows in their new order.
 
     Parameters
@@ -101,6 +233,8 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
         float32, row-major.
     places : Tensor, shape (m,)
         int32: -1, or ``ELSEWHERE`` for rows on top that take no part. At least r rows do.
+    engine : Engine
+        Runs updates beside tournaments.
     low : torch.dtype
         Format of the factors.
 
@@ -122,10 +256,17 @@ def factor_panel(panel: torch.Tensor, places: torch.Tensor, low: torch.dtype) ->
     found = PanelFactors.of(panel, low, places.clone())
     lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
+    following = torch.empty_like(block)
+
+    def look_ahead(start: int) -> None:
+        if start > 0:
+            rows_of_u(panel, lower, upper, found, start - WIDTH)
+        update(panel, lower, upper, start, following)
+
     for start in range(0, r, WIDTH):
-        play(block, found, start, min(WIDTH, r - start))
-        rows_of_u(panel, lower, upper, found, start)
-        eliminate(panel, block, lower, upper, found, start)
+        count = min(WIDTH, r - start)
+        engine.beside(partial(look_ahead, start), partial(play, block, found, start, count))
+        eliminate(block, following, lower, upper, found, start)
     lower = lower[:, :r]
     to, origin = moves(found.pivots[:r], found.places, top)
     move_rows(lower, to, origin)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from neula.algorithms.krylov.gmres import goes_on
@@ -69,8 +70,9 @@ def cg(
         x = x + step * direction
         residual = residual - step * image  # not in place: a preconditioner may return its argument
         left = over(torch.linalg.vector_norm(residual, dim=0), start)
-        # NaN ends it too: the caller measures what came of it.
-        if not goes_on(left.cpu().numpy(), aim, iterations, max_iterations):
+        # NaN ends it too: the caller measures what came of it. Residuals go up and down, so that the latest
+        # rate says nothing.
+        if not goes_on(left.cpu().numpy(), aim, iterations, max_iterations, np.ones_like(aim)):
             break
         solved = preconditioner(residual)
         before, product = product, (residual * solved).sum(0)

@@ -112,8 +112,8 @@ class Space:
 
     def _extend(self, residual: Array, aim: Array, steps: int) -> int:
         """Let the space grow until residuals are small enough; returns the iterations that it took."""
-        iterations, ahead = 0, 1
-        while iterations < steps and self._problem.next and goes_on(residual, aim, iterations, steps):
+        iterations, ahead, rates = 0, 1, np.ones_like(residual)
+        while iterations < steps and self._problem.next and goes_on(residual, aim, iterations, steps, rates):
             limit = HOPELESS_AFTER if iterations < HOPELESS_AFTER else steps
             ahead = min(ahead, min(limit, steps) - iterations)
             columns, blocks = self._problem.next, []
@@ -121,7 +121,8 @@ class Space:
                 blocks.append((columns, self._step(columns)))
                 columns = list(range(self._basis.count - len(columns), self._basis.count))
             before, residual = residual, self._problem.append(_on_host(blocks))
-            iterations, ahead = iterations + ahead, _unseen(residual, before, aim, ahead)
+            rates = ratio(residual, before) ** (1 / ahead)
+            iterations, ahead = iterations + ahead, _unseen(residual, aim, rates)
         return iterations
 
     def _step(self, columns: list[int]) -> torch.Tensor:
@@ -158,9 +159,16 @@ class _Columns:
         self.count = end
 
 
-def is_hopeless(reduction: float, iterations: int, tolerance: float, max_iterations: int) -> bool:
-    """Whether the mean rate so far is too slow."""
-    return iterations >= HOPELESS_AFTER and reduction ** (max_iterations / iterations) > tolerance
+def is_hopeless(
+    reduction: float, rate: float, iterations: int, tolerance: float, max_iterations: int
+) -> bool:
+    """Whether the mean rate so far is too slow, and the latest one, with which residuals fall once the few
+    singular values that are far from one are done with.
+    """
+    if iterations < HOPELESS_AFTER:
+        return False
+    best = min(rate, reduction ** (1 / iterations))
+    return reduction * best ** (max_iterations - iterations) > tolerance
 
 
 def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[int], Array]]:
@@ -170,17 +178,19 @@ def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[in
     return [(columns, part.reshape(h.shape)) for (columns, h), part in zip(blocks, parts, strict=True)]
 
 
-def goes_on(residual: Array, aim: Array, iterations: int, steps: int) -> bool:
-    """Whether some columns are not done, and none is NaN, or hopeless."""
-    pairs = [(r, t) for r, t in zip(residual.tolist(), aim.tolist(), strict=True) if not r <= t]
-    return bool(pairs) and not any(math.isnan(r) or is_hopeless(r, iterations, t, steps) for r, t in pairs)
+def goes_on(residual: Array, aim: Array, iterations: int, steps: int, rates: Array) -> bool:
+    """Whether some columns are not done, and none is NaN, or hopeless at the latest rates."""
+    columns = zip(residual.tolist(), aim.tolist(), rates.tolist(), strict=True)
+    left = [(r, rate, t) for r, t, rate in columns if not r <= t]
+    return bool(left) and not any(
+        math.isnan(r) or is_hopeless(r, rate, iterations, t, steps) for r, rate, t in left
+    )
 
 
-def _unseen(residual: Array, before: Array, aim: Array, passed: int) -> int:
-    """Iterations until the next look: half of those that are missing at the rate since the last one."""
+def _unseen(residual: Array, aim: Array, rates: Array) -> int:
+    """Iterations until the next look: half of those that are missing at the latest rate."""
     wanted = np.log(ratio(aim, residual).clip(1e-300, 1.0))
-    rate = np.log(ratio(residual, before).clip(1e-300, math.exp(-1e-3))) / passed
-    missing = float(np.nan_to_num(wanted / rate).max())
+    missing = float(np.nan_to_num(wanted / np.log(rates.clip(1e-300, math.exp(-1e-3)))).max())
     return max(1, min(UNSEEN, int(missing) // 2))
 
 

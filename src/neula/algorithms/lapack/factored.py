@@ -15,9 +15,8 @@ from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.compiled import NAMES, Solved
 from neula.algorithms.lapack.products import factorize
-from neula.algorithms.lapack.square import ALIKE
+from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.kernels.host_source import load
-from neula.kernels.magnitudes import MODERATE
 
 LANES, GROUP, BESIDE = 8, 5, 10
 """Of ``kernels/factored.c``: lanes of the widest vector, columns that are solved for together, and columns

@@ -53,6 +53,11 @@ ROUNDS, COSTLY = 2, 4096
 """Steps of the power method by GMRES, each two solves; from that order on a single solve, which takes as long
 as a quarter of the refinement."""
 
+TRIES = 3
+"""Calls of the refinement for one vector, whose space is at hand, so that most take a few iterations. It may
+have ended for another right-hand side, and it makes residuals small in rows as they are scaled, where rows in
+other units may need smaller ones."""
+
 UNSOLVED = 0.5
 """Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
 
@@ -285,6 +290,20 @@ class InverseProbe:
         """
         return torch.linalg.vector_norm(vector - image / right) <= self.solved.reduction
 
+    def solve(self, a: torch.Tensor, update: UpdateSolver, max_iterations: int) -> None:
+        """By the refinement, again where that has left too much."""
+        solved = self.solved
+        x = torch.zeros_like(solved.b) if solved.x is None else solved.x
+        image = a @ x if solved.image is None else solved.image
+        for _ in range(TRIES):
+            residual = solved.b - image
+            left = float(torch.linalg.vector_norm(residual / self.right))
+            if not left > solved.reduction:
+                break
+            x = x + update(residual, solved.reduction / left, max_iterations)[0]
+            image = a @ x
+        solved.x, solved.image = x, image
+
 
 def _by_gmres(
     a: torch.Tensor,
@@ -300,9 +319,8 @@ def _by_gmres(
         start = probe
         if start is None or start.solved.x is None or not torch.equal(start.right, right):
             start = InverseProbe.of(factors, right, sizes)
-            if update is not None and len(a) >= COSTLY:
-                # The refinement is at hand; whether rows in small units are solved, too, shows.
-                start.solved.x = update(start.solved.b, start.solved.reduction, max_iterations)[0]
+        if update is not None and len(a) >= COSTLY:
+            start.solve(a, update, max_iterations)
         if (shown := start.shown(a)) is not None:
             return shown
         norm, vector, hidden = start.norm, start.vector, start.solved.reduction
