@@ -102,7 +102,7 @@ def test_threads_are_those_of_torch() -> None:
         own = run()
     finally:
         library.share_threads(openmp.GOMP_parallel)
-    assert calls == [2, 2]  # for R, and for the rows
+    assert calls == [0, 0]  # for R, and for the rows: whatever threads there are
     for found in (alone, own):
         assert np.allclose(found, shared, rtol=1e-12)
 
