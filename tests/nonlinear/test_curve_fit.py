@@ -227,3 +227,31 @@ def test_objects_that_are_numbers_are_fitted():
     assert np.allclose(fit.popt, [2, 1])
     with pytest.raises(TypeError, match="ydata is None"):
         neula.curve_fit(lambda x, a: a * x, x, None)
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_bound_at_which_a_variable_does_nothing_is_left(many):
+    """The first step ends at c = 0, where the derivative by c vanishes: the cost is largest there in c, not
+    least.
+    """
+
+    def hyperbola(t, p):
+        t, p = torch.as_tensor(t), p.movedim(-1, 0)[..., None]
+        return (
+            p[3]
+            + (p[1] - p[0]) / 2 * (t - p[2])
+            + (p[0] + p[1]) / 2 * ((t - p[2]) ** 2 + p[4] ** 2 / 4).sqrt()
+        )
+
+    t = torch.tensor([-32.0, -16, -8, 4, 4, 8, 16, 32], dtype=torch.float64)
+    expected = torch.tensor([-2.0, 0.4, -1, -5, 9.5], dtype=torch.float64)
+    begun = torch.tensor([-2.5 / 3, 4 / 3, 1, -4, 0.5], dtype=torch.float64)
+    bounds = torch.tensor([-3.0, 0, -2, -10, 0]), torch.tensor([0.0, 3, 3, 0, 10])
+    if many:  # one of them begins at its solution, and stays there
+        begun = torch.stack([begun, expected, begun])
+    observed = hyperbola(t, expected)
+    found = neula.least_squares(
+        lambda p: hyperbola(t, p) - observed, begun, bounds=tuple(x.double() for x in bounds)
+    )
+    assert bool(np.all(found.converged))
+    assert torch.allclose(found.x, expected.expand_as(found.x), rtol=1e-9)

@@ -129,10 +129,10 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     --------
     >>> import torch
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
-    >>> cholesky_lower(a)
+    >>> cholesky_lower(a)  # doctest: +NUMBER
     LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
              [ 0.0000,  1.0000]]]), order=tensor([0], dtype=torch.int32))
-    >>> a
+    >>> a  # doctest: +NUMBER
     tensor([[[2., 0.],
              [1., 1.]]])
     """

@@ -59,7 +59,7 @@ def factor_batch(a: torch.Tensor) -> BatchFactors:
     Examples
     --------
     >>> import torch
-    >>> factor_batch(torch.tensor([[[4.0, torch.nan], [2.0, 2.0]]]))
+    >>> factor_batch(torch.tensor([[[4.0, torch.nan], [2.0, 2.0]]]))  # doctest: +NUMBER
     BatchFactors(lower=tensor([[[2., 0.],
              [1., 1.]]]), order=tensor([0], dtype=torch.int32))
     """

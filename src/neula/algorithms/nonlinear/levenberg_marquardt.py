@@ -26,6 +26,9 @@ WRONG, RIGHT = 0.25, 0.75
 FIRST_RADIUS = 1.0
 """Times the length of x, scaled: with Moré's 100 the first step may end where the Jacobian vanishes."""
 
+FLAT = 1e-4
+"""Part of the largest norm that a column of the Jacobian has had, below which its variable does nothing."""
+
 RUNNING, STOPPED, EXHAUSTED, GTOL, FTOL, XTOL, BOTH = -9, -2, 0, 1, 2, 3, 4
 """What becomes of a problem; SciPy's numbers."""
 
@@ -272,6 +275,45 @@ def move(
         which, x, cost, near = which[good], x[good], cost[good], near.at(good.nonzero()[:, 0])
     at.x, at.cost = placed(at.x, which, x), placed(at.cost, which, cost)
     at.near = at.near.placed(which, near)
+    return which
+
+
+def leave_flat_bounds(problem: Problem, at: Iterates, bounds: Bounds, begun: torch.Tensor) -> torch.Tensor:
+    """Go halfway back from bounds at which a variable has ceased to have an influence, where the cost falls.
+
+    There the gradient vanishes whether the cost is least or largest: ``sqrt(t^2 + c^2)`` with c >= 0 does not
+    change at c = 0, where a step that is too long ends.
+
+    Parameters
+    ----------
+    problem : Problem
+    at : Iterates
+    bounds : Bounds
+    begun : Tensor, shape (batch, n)
+        Where each problem began.
+
+    Returns
+    -------
+    Tensor
+        Numbers of the problems that have moved, and are to go on.
+    """
+    if bounds.none:
+        return at.open[:0]
+    ends = (at.x <= bounds.lower) | (at.x >= bounds.upper)
+    flat = ends & (at.x != begun) & (at.near.norms <= FLAT * at.peaks)
+    which = (flat.any(1) & (at.status > EXHAUSTED)).nonzero()[:, 0]
+    if not len(which):
+        return which
+    x = torch.where(flat, at.x + (begun - at.x) / 2, at.x)[which]
+    cost = problem.cost(x, which)
+    at.nfev += 1
+    better = (cost < at.cost[which]).nonzero()[:, 0]
+    which = which[better]
+    if len(which):
+        which = move(problem, at, which, x[better], cost[better])
+        at.status[which] = RUNNING
+        at.radius[which] = FIRST_RADIUS * norm(at.scale[which] * (at.x[which] - begun[which]).double(), dim=1)
+        at.damping[which] = 0.0
     return which
 
 

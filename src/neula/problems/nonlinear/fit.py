@@ -20,6 +20,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
     XTOL,
     Iterates,
     Tolerances,
+    leave_flat_bounds,
     levenberg_marquardt,
 )
 from neula.algorithms.nonlinear.some import picked
@@ -115,6 +116,8 @@ def run_fit(
     watch = _watcher(callback, verbose, progress, tolerances, start, wrap)
     rescale = start.scale is None
     levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
+    if len(leave_flat_bounds(problem, at, start.bounds, start.x)):
+        levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
     rate = torch.zeros_like(cost)
     small = problem.rows * start.x.shape[1] <= POLISHED
     which = _to_refine(at, tolerances)
