@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from neula.kernels.launch import multiprocessors
+
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 _DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
@@ -80,7 +82,7 @@ def leaving(share: float, device: torch.device) -> Iterator[None]:
     if not runs(device):
         yield
         return
-    units = torch.cuda.get_device_properties(device).multi_processor_count
+    units = multiprocessors(device)
     with torch.cuda.device(device):
         library, handle = _library(), torch.cuda.current_blas_handle()
         _check(library.cublasSetSmCountTarget(handle, units - round(share * units)))

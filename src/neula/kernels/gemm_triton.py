@@ -94,20 +94,14 @@ def corrected_projection_triton(
     scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
     """:func:`neula.kernels.gemm.corrected_projection` by the kernels, queued on the current stream."""
-
-    def multiply(left: Parts, right: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
-        product = _Product(left, split(right.mT, scheme), scheme)
-        config = _filling(product)
-        product(c, alpha, beta, config, product.pieces(config))
-
     with torch.cuda.device_of(a):
         across = split(q.T, scheme, bound)
         along = across.transposed(len(q))
         for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
-            multiply(across, part, r_part, 1.0, 0.0)
+            _Product(across, split(part.mT, scheme), scheme).fill(r_part, 1.0, 0.0)
             if total is not None:
                 total(r_part)
-            multiply(along, r_part, part, -1.0, 1.0)
+            _Product(along, split(r_part.mT, scheme), scheme).fill(part, -1.0, 1.0)
 
 
 def gram_triton(
@@ -125,8 +119,7 @@ def gram_triton(
             whole = split(some.mT, scheme, scales=scales)
             for k in blocks:
                 product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
-                config = _filling(product)
-                product(g[k, : k.stop], 1.0, 1.0, config, product.pieces(config))
+                product.fill(g[k, : k.stop], 1.0, 1.0)
     return g
 
 
@@ -173,6 +166,11 @@ class _Product:
         sums = torch.empty((pieces, *self.shape), dtype=torch.float32, device=c.device)
         self._launch(sums, 1.0, 0.0, config, spare)
         return combine(sums.sum(0), alpha, beta, c)
+
+    def fill(self, c: torch.Tensor, alpha: float, beta: float) -> None:
+        """With the tiles, and as many pieces, that fill the GPU."""
+        config = _filling(self)
+        self(c, alpha, beta, config, self.pieces(config))
 
     def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config, spare: int) -> None:
         """Products of the pieces of k into the matrices of ``c``."""
