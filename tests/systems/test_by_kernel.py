@@ -178,9 +178,13 @@ def test_definite_systems_are_eliminated_without_pivoting(
     assert [attempt.method for attempt in found.attempts] == ["cholesky fp64"]
 
 
+IN_BLOCKS = pytest.mark.parametrize("in_blocks", [0, 1 << 12], ids=["lapack", "blocks"])
+
+
+@IN_BLOCKS
 @pytest.mark.parametrize("n", [9, 40, 133])
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> None:
+def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capability: None) -> None:
     matrices, accepted = hard(n), set()
     for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
         with np.errstate(all="ignore"):
@@ -191,6 +195,7 @@ def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> No
                 solve_bound(FP32 if single else FP64, n),
                 single=single,
                 large=False,
+                in_blocks=in_blocks,
             )
         if found is not None and found.known[0] > 0:
             accepted.add(name)
@@ -199,10 +204,13 @@ def test_hard_systems_with_factors(n: int, single: bool, capability: None) -> No
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
 
+@IN_BLOCKS
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 64])
-def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_share_a_system(
+    n: int, single: bool, threads: int, in_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lines, in stripes of which there are several; elements of U beyond all others are seen wherever."""
     monkeypatch.setattr(factored, "THREADED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -213,7 +221,9 @@ def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch:
         if large is not None:
             a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
         bound = solve_bound(FP32 if single else FP64, n)
-        found = factored.solved_by_factors(a, b, dtype, 0.1, bound, single=single, large=True)
+        found = factored.solved_by_factors(
+            a, b, dtype, 0.1, bound, single=single, large=True, in_blocks=in_blocks
+        )
         assert found is not None
         assert found.known[0] > 0
         sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
@@ -221,6 +231,60 @@ def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch:
         assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
         assert found.known[3].item() == pytest.approx(float(upper.abs().max() / a.abs().max()), rel=1e-2)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 16, 31, 32, 33, 64, 65, 96, 129, 200])
+def test_factors_by_blocks(n: int, single: bool, capability: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems of which one step shows errors of the factors: `|A - P L U| <= c n u |L| |U|` (Higham, Accuracy
+    and Stability of Numerical Algorithms, theorem 9.3), whatever vectors and blocks leave over at the edges.
+    No number depends on the number of threads.
+    """
+    monkeypatch.setattr(factored, "THREADED", 0)
+    rooms: list[torch.Tensor] = []
+    room = factored._room_of_factors
+
+    def seen(n: int, dtype: torch.dtype, *, blocked: bool) -> tuple[torch.Tensor, int]:
+        found = room(n, dtype, blocked=blocked)
+        rooms.append(found[0])
+        return found
+
+    monkeypatch.setattr(factored, "_room_of_factors", seen)
+    dtype, u = (torch.float32, 2.0**-24) if single else (torch.float64, U64)
+    a, b = (torch.from_numpy(normal(n, k, seed=n)).to(dtype) for k in (n, 2))
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        factored.solved_by_factors(a, b, dtype, 1.0, 1.0, single=single, large=False, in_blocks=1 << 12)
+    made, *others = rooms
+    assert all(torch.equal(made, other) for other in others)
+    assert not made[n:].any()
+    assert not made[:, n:].any()
+    factors = made[:n, :n].mT.double()
+    lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
+    assert lower.abs().max() <= 1
+    product = lower @ upper
+    # P is known by what rows are.
+    rows = torch.cdist(product, a.mT.double()).argmin(1)
+    assert len(rows.unique()) == n
+    assert ((product - a.mT.double()[rows]).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
+
+
+@pytest.mark.parametrize("place", [0, 40, 150, 249])
+@pytest.mark.parametrize("single", [False, True])
+def test_threads_stop_where_a_pivot_vanishes(
+    place: int, single: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them uses pivots that are not known, however often they are tried."""
+    monkeypatch.setattr(factored, "THREADED", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    dtype = torch.float32 if single else torch.float64
+    a, b = (torch.from_numpy(normal(250, k)).to(dtype) for k in (250, 1))
+    a[place] = 0
+    for _ in range(20):
+        assert (
+            factored.solved_by_factors(a, b, dtype, 0.1, 1.0, single=single, large=False, in_blocks=1 << 12)
+            is None
+        )
 
 
 @pytest.mark.parametrize("exponent", [3, 5, 6, 7])

@@ -52,6 +52,7 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lu_panel=384,  # narrower ones copy more of L for oneDNN, wider ones take longer than that saves
         lu_inner_panel=64,
         swaps=True,
+        lu_in_blocks=1000,  # two cores of an Intel Xeon: 0.82 to 0.97 of the time by MKL; 1500: 0.95 to 1
         direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,

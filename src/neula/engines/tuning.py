@@ -205,6 +205,8 @@ class Tuning:
     pivoted_lu : bool
         Whether LU by panels with partial pivoting is faster in any low format than the library's in double
         precision.
+    lu_in_blocks : int
+        Order up to which one system on a CPU takes LU by the kernel in C, in blocks, instead of LAPACK's.
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
@@ -300,6 +302,7 @@ class Tuning:
     tournaments: bool = False
     swaps: bool = False
     pivoted_lu: bool = True
+    lu_in_blocks: int = 0
     direct: int = 256
     direct_pivoted: int = 256
     direct_definite: int = 256

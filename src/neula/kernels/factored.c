@@ -1,4 +1,4 @@
-/* One linear system and its evidence, by LAPACK's factors, in as few passes over A and the factors as that takes:
+/* One linear system and its evidence, by LU factors, in as few passes over A and the factors as that takes:
  * two over A, of which one makes the copy that is factorized, and one over the factors. Where the solution is
  * updated there is one more of each.
  *
@@ -7,6 +7,7 @@
  */
 #include <string.h>
 
+#include "lu_blocks.h"
 #include "solved.h"
 #include "threads.h"
 #include "vectors.h"
@@ -36,8 +37,9 @@ struct system {
     long wide;          /* a multiple of WIDTH, at least n + WIDTH: columns of the room end with zeros */
     const char *a;
     char *factors; /* float or double; at first a copy of A */
+    long apart;    /* its numbers from a line to the next: n, or what `blocks` has */
     long a_is_float, factors_are_float;
-    const int *pivots;        /* counted from 0 */
+    int *pivots;              /* counted from 0 */
     const double *b;          /* (k, n) */
     const double *vectors;    /* (PROBES + 1, n), the last one to look at A with */
     long updates, x_is_float; /* whether to update once; what x is rounded to */
@@ -51,11 +53,11 @@ struct system {
  * then sums of each thread. */
 enum { SUMS, SIZES, IMAGE, SPARE, COLUMNS };
 
-/* Lines of a matrix of order n. */
+/* Lines of a matrix of order n, and how many numbers it is from one to the next. */
 struct lines {
     char *first;
     int is_float;
-    long n;
+    long n, apart;
 };
 
 /* What a thread does with some lines. */
@@ -84,8 +86,8 @@ static long count_of(const struct system *system)
 static inline struct lines lines_of(const struct system *system, int of_factors)
 {
     if (of_factors)
-        return (struct lines){system->factors, system->factors_are_float, system->n};
-    return (struct lines){(char *)system->a, system->a_is_float, system->n};
+        return (struct lines){system->factors, system->factors_are_float, system->n, system->apart};
+    return (struct lines){(char *)system->a, system->a_is_float, system->n, system->n};
 }
 
 static inline double number(const struct lines *a, long place)
@@ -184,7 +186,8 @@ static double share(const struct part *all_of_it)
 INLINE void copy_lines(struct part *part, int from_float, int to_float, int lines, long i, vec *most)
 {
     const struct system *system = part->system;
-    struct lines a = {(char *)system->a, from_float, system->n}, copy = {system->factors, to_float, system->n};
+    struct lines a = {(char *)system->a, from_float, system->n, system->n};
+    struct lines copy = {system->factors, to_float, system->n, system->apart};
     const double *y = system->vectors + PROBES * a.n + i;
     vec sums[LINES] = {0}, factors[LINES];
     long j = 0;
@@ -197,9 +200,9 @@ INLINE void copy_lines(struct part *part, int from_float, int to_float, int line
         for (int l = 0; l < lines; l++) {
             vec x = part_of(&a, from_float, (i + l) * a.n + j), size = magnitude(x);
             if (from_float && to_float)
-                copy_floats((float *)copy.first + (i + l) * a.n + j, (const float *)a.first + (i + l) * a.n + j);
+                copy_floats((float *)copy.first + (i + l) * copy.apart + j, (const float *)a.first + (i + l) * a.n + j);
             else
-                put(&copy, to_float, (i + l) * a.n + j, x);
+                put(&copy, to_float, (i + l) * copy.apart + j, x);
             sums[l] += size;
             most[l] = larger(size, most[l]);
             square = plus_product(square, x, x);
@@ -212,9 +215,9 @@ INLINE void copy_lines(struct part *part, int from_float, int to_float, int line
         for (long rest = j; rest < a.n; rest++) {
             double x = number(&a, (i + l) * a.n + rest), size = __builtin_fabs(x);
             if (to_float)
-                ((float *)copy.first)[(i + l) * a.n + rest] = x;
+                ((float *)copy.first)[(i + l) * copy.apart + rest] = x;
             else
-                ((double *)copy.first)[(i + l) * a.n + rest] = x;
+                ((double *)copy.first)[(i + l) * copy.apart + rest] = x;
             sum += size;
             raise(&part->most, size);
             part->squares[rest] += x * x;
@@ -235,9 +238,18 @@ INLINE void copy_all(struct part *part, int from_float, int to_float)
     raise(&part->most, largest_of((double *)most, LINES * WIDTH));
 }
 
+/* Zeros behind lines of the copy. */
+static void pad_lines(const struct system *system, long first, long last)
+{
+    long size = system->factors_are_float ? sizeof(float) : sizeof(double), gap = system->apart - system->n;
+    for (long i = first; i < last && gap > 0; i++)
+        memset(system->factors + (i * system->apart + system->n) * size, 0, gap * size);
+}
+
 static void copy_part(struct part *part)
 {
     const struct system *system = part->system;
+    pad_lines(system, part->first, part->last);
     if (!system->a_is_float && !system->factors_are_float)
         copy_all(part, 0, 0);
     else if (system->a_is_float && system->factors_are_float)
@@ -273,12 +285,12 @@ INLINE void multiply_lines(const struct lines *a, int is_float, long i, long sta
     vec sums[GROUP * LINES] = {0};
     /* Columns end with zeros: the last vector may have a part of the next line, where there is one. */
     long j = start, whole = (end + WIDTH - 1) / WIDTH * WIDTH;
-    whole = (i + lines - 1) * a->n + whole <= a->n * a->n ? whole : end / WIDTH * WIDTH;
+    whole = (i + lines - 1) * a->apart + whole <= a->n * a->apart ? whole : end / WIDTH * WIDTH;
     for (; j < whole; j += WIDTH) {
         vec of_a[LINES];
 #pragma GCC unroll 4
         for (int l = 0; l < lines; l++)
-            of_a[l] = part_of(a, is_float, (i + l) * a->n + j);
+            of_a[l] = part_of(a, is_float, (i + l) * a->apart + j);
 #pragma GCC unroll 4
         for (int l = 0; l < lines && most != NULL; l++)
             most[l] = larger(magnitude(of_a[l]), most[l]);
@@ -297,7 +309,7 @@ INLINE void multiply_lines(const struct lines *a, int is_float, long i, long sta
     for (; j < end; j++)
         for (int l = 0; l < lines; l++)
             for (int c = 0; c < columns; c++)
-                found[c * LINES + l] += number(a, (i + l) * a->n + j) * x[c * wide + j];
+                found[c * LINES + l] += number(a, (i + l) * a->apart + j) * x[c * wide + j];
 }
 
 /* The same of all lines of a part, subtracted from other columns. */
@@ -357,7 +369,7 @@ static double solve_triangle(const struct part *block, int upper)
     double triangle[WIDTH][WIDTH], most = 0;
     for (long i = 0; i < size; i++)
         for (long j = 0; j < size; j++)
-            triangle[i][j] = number(&factors, (block->first + i) * factors.n + block->first + j);
+            triangle[i][j] = number(&factors, (block->first + i) * factors.apart + block->first + j);
     for (long i = 0; i < size; i++)
         for (long j = 0; j <= i; j++)
             raise(&most, __builtin_fabs(triangle[i][j]));
@@ -422,7 +434,7 @@ static double residual_of(const struct lines *a, long i, const double *x, double
     vec high = {0}, low = {0};
     long j = 0;
     for (; j + WIDTH <= a->n; j += WIDTH)
-        add_products(part_of(a, a->is_float, i * a->n + j), -vec_at(x + j), &high, &low);
+        add_products(part_of(a, a->is_float, i * a->apart + j), -vec_at(x + j), &high, &low);
     double total = b, rest = 0;
     for (int l = 0; l < WIDTH; l++) {
         double error;
@@ -430,7 +442,7 @@ static double residual_of(const struct lines *a, long i, const double *x, double
         rest += error + low[l];
     }
     for (; j < a->n; j++)
-        add_product(number(a, i * a->n + j), -x[j], &total, &rest);
+        add_product(number(a, i * a->apart + j), -x[j], &total, &rest);
     return total + rest;
 }
 
@@ -600,4 +612,19 @@ void solve_factored(const struct system *system, double largest)
         if (!found.accepted)
             told[ACCEPTED] = 0;
     }
+}
+
+/* The same from A to the evidence, with factors of blocks: lines of the copy are whole lines of the cache, and there are
+ * some behind the last one up to a whole block. Returns whether no pivot vanishes. */
+int solve_in_blocks(const struct system *system)
+{
+    struct blocks blocks = {.a = system->factors, .n = system->n, .apart = system->apart, .pivots = system->pivots,
+                            .count = (system->n + BLOCK - 1) / BLOCK, .threads = system->threads};
+    double largest = copy_and_look(system);
+    long size = system->apart * (system->factors_are_float ? sizeof(float) : sizeof(double));
+    memset(system->factors + system->n * size, 0, (blocks.count * BLOCK - system->n) * size);
+    side_by_side(system->factors_are_float ? take_blocks_of_floats : take_blocks_of_doubles, &blocks, 0, system->threads);
+    if (!blocks.singular)
+        solve_factored(system, largest);
+    return !blocks.singular;
 }

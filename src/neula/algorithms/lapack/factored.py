@@ -1,4 +1,4 @@
-"""One linear system by LAPACK's factors, with its evidence by a kernel in C, in few passes.
+"""One linear system by LU factors, with its evidence by a kernel in C, in few passes.
 
 The bounds are those of :mod:`neula.algorithms.lapack.squares`. How well factors solve is measured on the
 random vectors that the norm of the inverse is known from.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -22,6 +23,10 @@ from neula.kernels.host_source import load
 LANES, GROUP, BESIDE, MOST_THREADS = 8, 6, 4, 64
 """Of ``kernels/factored.c``: lanes of the widest vector, columns that are multiplied by together, columns
 beside solutions, residuals, updates and two of each thread, and how many of these there may be."""
+
+BLOCK, MOST_BLOCKS, LINE = 32, 128, 64
+"""Of ``kernels/lu_blocks.h``: columns of a block, how many blocks there may be, and bytes of a line of the
+cache."""
 
 THREADED = 1 << 16
 """Elements from which on several threads take less time than one, order 256: those of torch's pool, which
@@ -39,7 +44,7 @@ class _System(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("n", "k", "threads", "wide")),
         *((name, ctypes.c_void_p) for name in ("a", "factors")),
-        *((name, ctypes.c_long) for name in ("a_is_float", "factors_are_float")),
+        *((name, ctypes.c_long) for name in ("apart", "a_is_float", "factors_are_float")),
         *((name, ctypes.c_void_p) for name in ("pivots", "b", "vectors")),
         *((name, ctypes.c_long) for name in ("updates", "x_is_float")),
         *((name, ctypes.c_void_p) for name in ("room", "x", "known")),
@@ -56,6 +61,7 @@ def solved_by_factors(
     *,
     single: bool,
     large: bool,
+    in_blocks: int = 0,
 ) -> Solved | None:
     """Solve by LU with partial pivoting; with factors in single precision update once.
 
@@ -74,6 +80,8 @@ def solved_by_factors(
         Whether to factorize in single precision.
     large : bool
         As of :mod:`neula.algorithms.lapack.products`.
+    in_blocks : int, optional
+        Order up to which the kernel makes the factors, too, instead of LAPACK.
     """
     library = _kernel()
     if library is None:
@@ -83,21 +91,37 @@ def solved_by_factors(
     threads = min(torch.get_num_threads(), MOST_THREADS) if n * n >= THREADED else 1
     columns = BESIDE + 2 * threads + 3 * -(-(k + FEW + 1) // GROUP) * GROUP
     vectors, sides = _vectors(n), empty(k, n).copy_(b.mT)
-    factors = torch.empty(n, n, dtype=torch.float32 if single else torch.float64)
+    blocked = n <= min(in_blocks, BLOCK * MOST_BLOCKS)
+    factors, apart = _room_of_factors(n, torch.float32 if single else torch.float64, blocked=blocked)
     pivots, room = torch.empty(n, dtype=torch.int32), empty(columns * wide)
     x, known = empty(k, n), empty(len(NAMES) + k)
-    limits = _Limits(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound)
     system = _System(
-        *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), a.dtype == torch.float32, single),
+        *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), apart, a.dtype == torch.float32, single),
         *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr(), single, dtype == torch.float32),
-        *(room.data_ptr(), x.data_ptr(), known.data_ptr(), ctypes.pointer(limits)),
+        *(room.data_ptr(), x.data_ptr(), known.data_ptr(), _limits(largest_error, bound)),
     )
     given = ctypes.byref(system)
-    largest = library.copy_and_look(given)
-    if not factorize(factors.mT, pivots, large=large):
-        return None
-    library.solve_factored(given, largest)
-    return Solved(x.mT, known)
+    if blocked:
+        done = library.solve_in_blocks(given) != 0
+    else:
+        largest = library.copy_and_look(given)
+        done = factorize(factors.mT, pivots, large=large)
+        if done:
+            library.solve_factored(given, largest)
+    return Solved(x.mT, known) if done else None
+
+
+def _room_of_factors(n: int, dtype: torch.dtype, *, blocked: bool) -> tuple[torch.Tensor, int]:
+    """Memory for factors of order n, and how many numbers there are from one line to the next.
+
+    Lines of blocks are an odd number of lines of the cache: columns of a panel are read together, and others
+    would have the same places in a cache at some orders.
+    """
+    if not blocked:
+        return torch.empty(n, n, dtype=dtype), n
+    numbers = LINE // dtype.itemsize
+    apart = (-(-n // numbers) | 1) * numbers
+    return torch.empty(-(-n // BLOCK) * BLOCK, apart, dtype=dtype), apart  # torch aligns it to lines
 
 
 @lru_cache(maxsize=1)
@@ -106,7 +130,13 @@ def _kernel() -> ctypes.CDLL | None:
     if library is not None:
         library.copy_and_look.argtypes, library.copy_and_look.restype = [ctypes.c_void_p], ctypes.c_double
         library.solve_factored.argtypes = [ctypes.c_void_p, ctypes.c_double]
+        library.solve_in_blocks.argtypes = [ctypes.c_void_p]
     return library
+
+
+@lru_cache(maxsize=64)
+def _limits(largest_error: float, bound: float) -> Any:
+    return ctypes.pointer(_Limits(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound))
 
 
 @lru_cache(maxsize=64)

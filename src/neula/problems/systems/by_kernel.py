@@ -71,6 +71,7 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
                 solve_bound(options.target, n),
                 single=format is FP32,
                 large=is_large(a.numel(), options),
+                in_blocks=tuning.lu_in_blocks,
             )
         if found is None or found.known[0].item() > 0:
             break
