@@ -121,6 +121,7 @@ def largest_beyond(
     engine: Engine,
     *,
     most: int = 100,
+    carried: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Beyond:
     """Bound on the norm of ``D = (I - U U^T) A (I - V V^T)``, what is left beside singular triplets.
 
@@ -147,6 +148,8 @@ def largest_beyond(
         Multiplies, in the precision of A.
     most : int
         Largest degree.
+    carried : tuple of Tensor, shapes (m, p) and (n, p), optional
+        ``D G`` and ``A^T D G`` of :func:`random_vectors`, where other products with A brought them along.
 
     Returns
     -------
@@ -163,13 +166,13 @@ def largest_beyond(
     """
 
     def times(x: torch.Tensor) -> torch.Tensor:
-        return _beside(u, engine.gemm(a, x), engine)
+        return beside(u, engine.gemm(a, x), engine)
 
     def transposed_times(y: torch.Tensor) -> torch.Tensor:
-        return _beside(v, engine.inner(a, y), engine.alone)
+        return beside(v, engine.inner(a, y), engine.alone)
 
     seen, over_rows = visible(), engine.over_rows
-    g, product, grams = _first_product(a, u, v, engine)
+    g, product, grams = _first_product(a, u, v, engine, carried)
     (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
@@ -188,8 +191,17 @@ def largest_beyond(
     return Beyond(bound, size, degree)
 
 
+def random_vectors(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Those that look for what was missed, shape (n, ``VECTORS``): no triplets may depend on them."""
+    return gaussian(n, VECTORS, dtype, device, seed=SEED)
+
+
 def _first_product(
-    a: torch.Tensor, u: torch.Tensor, v: torch.Tensor, engine: Engine
+    a: torch.Tensor,
+    u: torch.Tensor,
+    v: torch.Tensor,
+    engine: Engine,
+    carried: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, ...]:
     """Random vectors G beside V, ``D^T D G``, and the Gram matrices of both, with that of D G between them.
 
@@ -198,31 +210,34 @@ def _first_product(
     arithmetic, over_rows = repr(engine), engine.over_rows
 
     def begun(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (_beside(v, gaussian(len(v), VECTORS, v.dtype, v.device, seed=SEED), engine.alone),)
+        return (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),)
 
     def halfway(u: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (_beside(u, image, engine),)
+        return (beside(u, image, engine),)
 
     def ended(
         v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        product = _beside(v, product, engine.alone)
+        product = beside(v, product, engine.alone)
         return product, torch.stack([_gram(g), over_rows.total(_gram(image)), _gram(product)])
 
     (g,) = engine.replay(begun, (v,), ("random vectors beside V", arithmetic))
-    (image,) = engine.replay(halfway, (u, engine.gemm(a, g)), ("image beside U", arithmetic))
-    inputs = (v, engine.inner(a, image), g, image)
+    if carried is None:
+        (image,) = engine.replay(halfway, (u, engine.gemm(a, g)), ("image beside U", arithmetic))
+        carried = image, engine.inner(a, image)
+    image, product = carried
+    inputs = (v, product, g, image)
     return g, *engine.replay(ended, inputs, ("what is left beside V", arithmetic))
 
 
 def upper_bounds(
-    s: torch.Tensor,
-    rest: torch.Tensor,
+    s: np.ndarray,
+    rest: np.ndarray,
     rank: int,
     beyond: float,
     margin: float,
-    enough: torch.Tensor | None = None,
-) -> torch.Tensor:
+    enough: np.ndarray | None = None,
+) -> np.ndarray:
     """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
 
     In bases that begin with U and V, A is ``[[S, E^T], [0, D]]``. For ``t > ||D||`` the Schur complement of
@@ -238,9 +253,9 @@ def upper_bounds(
 
     Parameters
     ----------
-    s : Tensor, shape (l,)
+    s : array, shape (l,)
         Descending, float64.
-    rest : Tensor, shape (l, l)
+    rest : array, shape (l, l)
         ``E^T E`` with ``E = A^T U - V S``, float64.
     rank : int
         How many count.
@@ -248,32 +263,29 @@ def upper_bounds(
         Bound on ``||D||``.
     margin : float
         By how much t may exceed the last one that counts.
-    enough : Tensor, shape (rank,), optional
+    enough : array, shape (rank,), optional
         Differences to the singular values that are small enough: no eigenvalues are computed for less.
 
     Returns
     -------
-    Tensor, shape (rank,)
+    array, shape (rank,)
         Infinite where D may be too large.
 
     Examples
     --------
-    >>> import torch
-    >>> s = torch.tensor([2.0, 1.0], dtype=torch.float64)
-    >>> upper_bounds(s, torch.zeros(2, 2, dtype=torch.float64), 2, 0.5, 0.0)
-    tensor([2., 1.], dtype=torch.float64)
+    >>> import numpy as np
+    >>> upper_bounds(np.array([2.0, 1.0]), np.zeros((2, 2)), 2, 0.5, 0.0)
+    array([2., 1.])
     """
-    # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
-    values, left = s.numpy(), rest.numpy()
-    bounds, last = np.full(rank, math.inf), float(values[rank - 1])
+    bounds, last = np.full(rank, math.inf), float(s[rank - 1])
     for t in (last, last + 0.75 * margin):
         if beyond < t or beyond == 0:
-            larger = left / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
-            found = _by_norms(values, larger, rank)
-            if enough is None or (found - values[:rank] > enough.numpy()).any():
-                found = np.minimum(found, _by_eigenvalues(values, larger, rank))
+            larger = rest / (1 - (beyond / t) ** 2 if beyond > 0 else 1.0)
+            found = _by_norms(s, larger, rank)
+            if enough is None or (found - s[:rank] > enough).any():
+                found = np.minimum(found, _by_eigenvalues(s, larger, rank))
             bounds = np.minimum(bounds, np.maximum(found, t))
-    return torch.from_numpy(bounds)
+    return bounds
 
 
 def _by_norms(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
@@ -292,8 +304,8 @@ def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
     return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger)))
 
 
-def _beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """``(I - Q Q^T) X``."""
+def beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``(I - Q Q^T) X`` for a Q with orthonormal columns."""
     return x - engine.gemm(q, engine.inner(q, x))
 
 

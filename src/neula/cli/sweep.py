@@ -207,7 +207,11 @@ def _relative_residual(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tor
 
 
 def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) -> Any:
-    """Singular values from 1 to 0.01, then noise."""
+    """Singular values from 1 to 0.01, then noise.
+
+    Four power iterations of the peer are the fewest but one for triplets as accurate as neula's: with three
+    ``||A V - U S||`` is at rounding errors, with two 1000 times as large. That three would do nobody knows.
+    """
     u, v = (torch.linalg.qr(_normal((size, rank), dtype, device, seed=size))[0] for size in (m, n + 1))
     values = torch.logspace(0, -2, rank, dtype=dtype, device=device)
     noise = 1e-4 / (math.sqrt(m) + math.sqrt(n)) * _normal((m, n), dtype, device, seed=3)

@@ -53,6 +53,10 @@ class CpuEngine(Engine):
             super().gemm(a, b_block, c_block, alpha, beta)
         return c
 
+    def image(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        # MKL takes two thirds of the time of the transposed product where rows of A follow one another.
+        return self._matmul(a, b) if a.stride(1) == 1 else self.gemm(a, b)
+
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         return self._matmul(a.T, a).double()
 

@@ -178,6 +178,10 @@ class Engine(ABC):
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
 
+    def image(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """``A B`` for a B of few columns, in whatever layout takes less."""
+        return self.gemm(a, b)
+
     def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
         """``A^T B`` of tall operands, a contraction over rows."""
         return self.gemm(a.T, b, c)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.orthogonal.block_on_host import block_on_host
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
@@ -48,6 +49,8 @@ class Ritz:
     rounding : float
         Bound on ``||V^T E||_2``, which is zero but for rounding errors of products with A and of bases: by so
         much ``U^T A V`` differs from diag(s).
+    carried : tuple of Tensor, shapes (m, p) and (n, p), or None
+        ``D G`` and ``A^T D G`` of vectors that came along, with ``D = (I - U U^T) A``.
     """
 
     u: torch.Tensor
@@ -57,6 +60,7 @@ class Ritz:
     rest: torch.Tensor
     loss: float
     rounding: float
+    carried: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 def orthonormal(
@@ -64,9 +68,9 @@ def orthonormal(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a block of columns whose Q is orthonormal whatever their rank.
 
-    By LAPACK where nothing is faster. Else by a panel of the engine, which is a few products, and once more
-    if that was not enough; by Householder's reflections where a look at ``Q^T Q`` says that columns depend on
-    each other.
+    On a CPU by :mod:`~neula.algorithms.orthogonal.block_on_host`. Else by a panel of the engine, which is a
+    few products, and once more if that was not enough; by Householder's reflections where a look at ``Q^T Q``
+    says that columns depend on each other.
 
     Parameters
     ----------
@@ -93,8 +97,8 @@ def orthonormal(
     if loss is None:
         loss = ROUNDING * torch.finfo(x.dtype).eps
     if engine.tuning.lapack:
-        q, r = householder(x, engine)
-        return q, r.cpu().double()
+        q, r = householder(x, engine) if engine.over_rows.spread else block_on_host(x, loss)
+        return q, r.double()
     panel = panel_named(engine.tuning.recursion(x.dtype).panel)
     q, r = panel(x, engine)
     r, gram = engine.over_rows.agree(torch.stack([r.double(), engine.gram(q)])).cpu()

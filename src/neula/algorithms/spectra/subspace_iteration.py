@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.algorithms.spectra.ritz import (
@@ -23,6 +24,7 @@ from neula.algorithms.spectra.ritz import (
     orthonormal_blindly,
     ritz_triplets,
 )
+from neula.algorithms.spectra.ritz_on_host import ritz_on_host
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
@@ -46,6 +48,15 @@ NARROWED = 8
 
 SAFETY = 3.0
 """A polynomial is to damp more than the residual asks for by so much."""
+
+MAGNIFIED = 0.75
+"""Power of ``1/u`` by which a polynomial may magnify the first singular vector more than the last: a basis
+takes rounding errors along the first out of the last as long as they are smaller than that."""
+
+MAGNIFIED_LOW = 0.5
+"""The same in a low format."""
+
+EPSILON = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -85,9 +96,14 @@ class Operator:
             low = engine.operand(low)
         return cls(a, low, exact, engine, 2.0**exponent)
 
+    @property
+    def magnified(self) -> float:
+        """Logarithm of what a polynomial may magnify one singular vector by more than another."""
+        return -(MAGNIFIED if self.low is self.a else MAGNIFIED_LOW) * math.log(self.engine.format.u)
+
     def times(self, x: torch.Tensor) -> torch.Tensor:
         """``A X`` times the scale, in the low arithmetic."""
-        return self.engine.gemm(self.low, self.engine.operand(x))
+        return self.engine.image(self.low, self.engine.operand(x))
 
     def transposed_times(self, y: torch.Tensor) -> torch.Tensor:
         """``A^T Y`` times the scale, in the low arithmetic."""
@@ -95,7 +111,12 @@ class Operator:
 
 
 def subspace_iteration(
-    a: Operator, rank: int, width: int, excess: Callable[[Ritz], float], most: int
+    a: Operator,
+    rank: int,
+    width: int,
+    excess: Callable[[Ritz], float],
+    most: int,
+    others: torch.Tensor | None = None,
 ) -> tuple[Ritz, int]:
     """The leading singular triplets, as good as ``excess`` wants them if that does not take too long.
 
@@ -113,6 +134,9 @@ def subspace_iteration(
         well.
     most : int
         Products by ``A^T A`` that are worth it.
+    others : Tensor, shape (n, p), optional
+        On a CPU: vectors that nothing depends on, whose image is multiplied by the transpose of A along with
+        the triplets.
 
     Returns
     -------
@@ -135,30 +159,34 @@ def subspace_iteration(
     n = a.a.shape[1]
     start = gaussian(n, width, a.a.dtype, a.a.device, seed=SEED)
     block, products = a.transposed_times(_basis(a.times(start), a.exact)), 1
+    image = None if others is None else a.times(others)
     while True:
-        found = ritz_triplets(a.a, block, a.exact)
+        if image is None:
+            found = ritz_triplets(a.a, block, a.exact)
+        else:
+            found = ritz_on_host(a.a, block, a.exact, image)
         products += 1
-        factor = excess(found)
-        degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)
+        factor, s = excess(found), found.s.tolist()
+        degree, needed = _degrees(s, rank, factor, a.magnified)
         if not factor > 1 or products + needed > most:
             return found, products
         if a.exact.tuning.lapack:  # elsewhere widths make no difference, and looks take longer than products
-            found = _narrowed(found, rank)
-            degree, needed = _degrees(found.s, rank, factor, a.engine.format.u)
-        block = _filtered(a, found, rank, degree)
+            s = s[: _narrowed(s, rank)]
+            degree, needed = _degrees(s, rank, factor, a.magnified)
+        block = _filtered(a, found, len(s), rank, degree)
         products += degree - 1
-        steps = _steps(found.s, rank, factor, degree) if a.exact.tuning.lapack else 0
+        steps = _steps(s, rank, factor, degree) if a.exact.tuning.lapack else 0
         block = _powers(a, block, steps)
         products += steps
 
 
-def _narrowed(found: Ritz, rank: int) -> Ritz:
-    """Without columns behind a gap: from its first Ritz value on it is as well damped as from a later one."""
-    last = float(found.s[rank - 1])
-    enough = ALMOST * _growth(last, float(found.s[-1]))
-    widths = range(len(found.s), rank, -NARROWED)
-    width = min(w for w in widths if _growth(last, float(found.s[w - 1])) >= enough)
-    return replace(found, s=found.s[:width], v=found.v[:, :width], image=found.image[:, :width])
+def _narrowed(s: list[float], rank: int) -> int:
+    """Columns without those behind a gap: from its first Ritz value on it is as well damped as from a later
+    one.
+    """
+    enough = ALMOST * _growth(s[rank - 1], s[-1])
+    widths = range(len(s), rank, -NARROWED)
+    return min(w for w in widths if _growth(s[rank - 1], s[w - 1]) >= enough)
 
 
 def _powers(a: Operator, block: torch.Tensor, steps: int) -> torch.Tensor:
@@ -173,12 +201,12 @@ def _powers(a: Operator, block: torch.Tensor, steps: int) -> torch.Tensor:
     return block
 
 
-def _steps(s: torch.Tensor, rank: int, factor: float, degree: int) -> int:
+def _steps(s: list[float], rank: int, factor: float, degree: int) -> int:
     """Powers that do what a polynomial of a degree has left to do, if these are so few that they take less
     than to find Ritz vectors once more.
     """
-    left = math.log(2 * SAFETY * factor) - degree * _growth(float(s[rank - 1]), _edge(s))
-    each = 2 * math.log(max(1.0, float(s[rank - 1]) / _edge(s)))
+    left = math.log(2 * SAFETY * factor) - degree * _growth(s[rank - 1], _edge(s))
+    each = 2 * math.log(max(1.0, s[rank - 1] / _edge(s)))
     return math.ceil(left / each) if 0 < left <= FEW * each < math.inf else 0
 
 
@@ -193,24 +221,25 @@ def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:
     return engine.replay(basis, (image,), ("basis of an image", repr(engine)))[0]
 
 
-def _degrees(s: torch.Tensor, rank: int, factor: float, u: float) -> tuple[int, float]:
+def _degrees(s: list[float], rank: int, factor: float, magnified: float) -> tuple[int, float]:
     """Degree of the next polynomial, and the sum of all that are needed to damp by a factor.
 
-    Where ``T(s_1) / T(s_rank)`` is large, rounding errors along the first vectors would drown what is to be
-    found of the others: it stays below ``u^-1/2``.
+    Rounding errors along the first vectors grow by ``T(s_1) / T(s_rank)`` relative to the others.
+    The logarithm of that stays below a limit.
     """
-    first, last = (_growth(float(s[i]), _edge(s)) for i in (0, rank - 1))
+    edge = _edge(s)
+    first, last = _growth(s[0], edge), _growth(s[rank - 1], edge)
     if not (last > 0 and 1 < factor < math.inf):
         return 1, math.inf
     needed = max(1, math.ceil(math.log(2 * SAFETY * factor) / last))
     spread = first - last
-    largest = int(-math.log(u) / 2 / spread) if 0 < spread < math.inf else needed
+    largest = int(magnified / spread) if 0 < spread < math.inf else needed
     return max(1, min(needed, largest)), needed
 
 
-def _edge(s: torch.Tensor) -> float:
+def _edge(s: list[float]) -> float:
     """Up to where polynomials damp: the smallest Ritz value, unless that consists of rounding errors."""
-    return max(float(s[-1]), torch.finfo(s.dtype).eps * float(s[0]))
+    return max(s[-1], EPSILON * s[0])
 
 
 def _growth(s: float, edge: float) -> float:
@@ -218,23 +247,29 @@ def _growth(s: float, edge: float) -> float:
     return math.inf if edge == 0 else 2 * math.acosh(max(1.0, s / edge))
 
 
-def _filtered(a: Operator, found: Ritz, rank: int, degree: int) -> torch.Tensor:
-    """``T(2 A^T A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree.
+def _filtered(a: Operator, found: Ritz, width: int, rank: int, degree: int) -> torch.Tensor:
+    """``T(2 A^T A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the first l vectors.
 
     Each column is divided by what T makes of its own Ritz value, or of the last that is wanted, so that
     nothing overflows (the scaling of
     Zhou and Saad, "A Chebyshev-Davidson algorithm for large symmetric eigenproblems", SIAM J. Matrix Anal.
     Appl. 29, 2007).
     """
-    s, edge = found.s, _edge(found.s)
+    v, image = found.v[:, :width], found.image[:, :width]
     if degree == 1:  # any polynomial of degree 1 leads to this space
-        return found.image
-    y = 2 * (s / edge).square().clamp_min(float(s[rank - 1] / edge) ** 2) - 1
+        return image
+    s = found.s.numpy()[:width]
+    edge = _edge(s.tolist())
+
+    def of_columns(x: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(x).to(v)
+
+    y = 2 * np.maximum(s / edge, s[rank - 1] / edge) ** 2 - 1
     weight, ratio = 4 / (edge * a.scale) ** 2, 1 / y
-    before, block = found.v, (found.image * (2 * s / edge**2).to(found.v) - found.v) * ratio.to(found.v)
+    before, block = v, image * of_columns(2 * s / edge**2 * ratio) - v * of_columns(ratio)
     for _ in range(degree - 1):
         following = 1 / (2 * y - ratio)
         product = a.transposed_times(a.times(block)).mul_(weight).sub_(block, alpha=2.0)
-        product.mul_(following.to(product)).sub_(before.mul((following * ratio).to(product)))
+        product.mul_(of_columns(following)).sub_(before.mul(of_columns(following * ratio)))
         before, block, ratio = block, product, following
     return block

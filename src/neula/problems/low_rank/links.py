@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
@@ -12,7 +13,7 @@ from neula.algorithms.spectra.qr_svd import qr_svd, truncate
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.certificates.bounds import measurement_error
-from neula.certificates.low_rank import largest_beyond, upper_bounds
+from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer
 from neula.problems.low_rank.problem import Matrices, Options, Triplets
@@ -42,7 +43,10 @@ def by_iteration(
     assert rank is not None
     evidence = _Evidence(problems, rank, most)
     operator = Operator.of(a, problems.norm, options.exact, options.exact.using(options.low))
-    found, products = subspace_iteration(operator, rank, width, evidence.excess, most)
+    # Elsewhere a kernel multiplies so many vectors while it reads A once.
+    together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
+    others = random_vectors(a.shape[1], a.dtype, a.device) if together else None
+    found, products = subspace_iteration(operator, rank, width, evidence.excess, most, others)
     u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
     values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
     return replace(_answer(options, label, values), iterations=products)
@@ -72,35 +76,37 @@ class _Evidence:
         """By how much errors exceed what is asked for."""
         problems, k = self.problems, self.rank
         m, n = problems.options.shape_of(problems.a.shape)
-        weights = problems.options.weights(found.s, problems.norm, m, n)
         bound = problems.options.bound(m, n)
-        gaps = found.rest.diagonal()[:k].clamp_min(0).sqrt()
-        residual = float(torch.linalg.vector_norm(gaps / weights[:k]))
-        self.errors, missed = torch.full_like(gaps, math.inf), math.inf
+        # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
+        weights = problems.options.weights(found.s, problems.norm, m, n)[:k].numpy()
+        gaps = np.sqrt(np.maximum(found.rest.numpy().diagonal()[:k], 0.0))
+        residual = float(np.linalg.norm(gaps / weights))
+        errors, missed = np.full(k, math.inf), math.inf
         if residual <= bound:
-            self.errors = self._errors(found, bound * weights[:k])
-            missed = float((self.errors / weights[:k]).max())
-        self.measures = [residual, found.loss, missed]
+            errors = self._errors(found, bound * weights)
+            missed = float((errors / weights).max())
+        self.errors, self.measures = torch.from_numpy(errors), [residual, found.loss, missed]
         if residual > bound:
             return residual / bound
         # Errors of singular values are of second order in the residual, unless one was missed.
         self.tries += 1
         return min(LESS, missed / bound) if missed <= bound or self.tries < TRIES else math.inf
 
-    def _errors(self, found: Ritz, most: torch.Tensor) -> torch.Tensor:
+    def _errors(self, found: Ritz, most: np.ndarray) -> np.ndarray:
         """Bounds on the errors of the singular values, given what they may be at most."""
-        margin = float(most[-1])
-        last, edge = float(found.s[self.rank - 1]), float(found.s[-1])
+        s, k, margin = found.s.numpy(), self.rank, float(most[-1])
+        last, edge = float(s[k - 1]), float(s[-1])
         wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
-        a, exact = self.problems.a[0], self.problems.options.exact
-        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most)
-        left = found.s[self.rank :].square().sum() + found.rest.trace()
-        self.remainder = math.hypot(float(left.sqrt()), beyond.size)
-        bounds = upper_bounds(found.s, found.rest, self.rank, beyond.bound, margin, most / LESS)
-        s = found.s[: self.rank]
+        a, exact, carried = self.problems.a[0], self.problems.options.exact, found.carried
+        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most, carried=carried)
+        left = float(np.square(s[k:]).sum() + found.rest.numpy().trace())
+        self.remainder = math.hypot(math.sqrt(left), beyond.size)
+        bounds = upper_bounds(s, found.rest.numpy(), k, beyond.bound, margin, most / LESS)
+        s = s[:k]
         # Singular values of A are larger by so much, or smaller; s is rounded.
         larger, smaller = bounds - s + found.loss * self.problems.norm, found.rounding + found.loss * s
-        return torch.maximum(larger, smaller) + self.problems.options.work.u * s
+        errors: np.ndarray = np.maximum(larger, smaller) + self.problems.options.work.u * s
+        return errors
 
 
 def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Solution:
