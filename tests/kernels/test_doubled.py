@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from neula.kernels import doubled, doubled_cuda
+from neula.kernels import doubled, doubled_cuda, sliced_cuda
 from neula.kernels.dispatch import runs
 from neula.kernels.doubled import Doubled
+from neula.kernels.slices import bits_of
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 GPU = [pytest.mark.gpu] if HAS_GPU else []
+HAS_UNITS = HAS_GPU and torch.cuda.get_device_capability() >= doubled.FP64_UNITS
+UNITS = [*GPU, pytest.mark.skipif(HAS_GPU and not HAS_UNITS, reason="no matrix units for float64")]
 U = 2.0**-53
 BOUND = 8 * 2.0**-104
 """Of an error, relative to ``n max|a| max|x|``. Products of what is left after slicing, products of the
@@ -32,10 +35,15 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubled, "runs", lambda *_: False)
 
 
-@pytest.fixture(params=["kept slices", "blocks", pytest.param("kernel", marks=GPU)])
+WAYS = ["kept slices", "blocks", pytest.param("kernel", marks=GPU), pytest.param("units", marks=UNITS)]
+
+
+@pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How products are computed; of the kernel on a CPU with small pieces."""
-    monkeypatch.setattr(doubled, "runs", lambda *_: request.param == "kernel")
+    """How products are computed; of kernels on a CPU with small pieces."""
+    monkeypatch.setattr(doubled, "runs", lambda *_: request.param in ("kernel", "units"))
+    if request.param == "units":
+        on_units(request, monkeypatch)
     if request.param == "blocks":
         monkeypatch.setattr(doubled, "KEPT", 0)
         monkeypatch.setattr(doubled, "BLOCK", 20)
@@ -44,6 +52,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
         small = partial(doubled_cuda.doubled_product_cuda, least=3)
         monkeypatch.setattr(doubled, "doubled_product", small)
     return request.param
+
+
+def on_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All products are computed on matrix units, which a CPU plays."""
+    if not HAS_GPU:
+        monkeypatch.setattr(sliced_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+    least = partial(sliced_cuda.sliced_product_cuda, least=sliced_cuda.CHUNK)
+    for name in ("doubled_product", "many_products"):
+        monkeypatch.setattr(doubled, name, least)
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +73,11 @@ def exactly() -> Iterator[None]:
 def numbers(v: torch.Tensor) -> np.ndarray:
     """As numbers of mpmath, which are added and multiplied without rounding errors."""
     return np.vectorize(mpmath.mpf, otypes=[object])(v.cpu().numpy())
+
+
+def powers_of_two(*exponents: int) -> torch.Tensor:
+    """In a column; exactly, which powers on a GPU are not."""
+    return torch.tensor([[2.0**e] for e in exponents], dtype=torch.float64, device=DEVICE)
 
 
 def distances(parts: tuple[torch.Tensor, ...], expected: np.ndarray) -> torch.Tensor:
@@ -137,6 +159,24 @@ def test_sizes_of_matrices_and_vectors() -> None:
     check(a, normal(3, 4, 4) * sizes, normal(3, 5, 4) * sizes)
 
 
+@pytest.mark.parametrize("way", WAYS[2:], indirect=True)
+def test_sizes_of_columns(way: str) -> None:
+    """Kernels do not mind them, told of sizes where they cut: errors are relative to scaled columns."""
+    sizes = torch.tensor([1e-80, 1e80, 1.0, 3e-10, 7e10, 0.0, 1e-150], dtype=torch.float64, device=DEVICE)
+    scales = powers_of_two(-266, 266, 0, -32, 36, 0, -498)
+    a, x, b = normal(1, 9, 7), normal(1, 7, 3), normal(1, 9, 3)
+    a[..., 5] = 0
+    of = Doubled.of(a * scales.mT, 0.7 * sizes[None, :, None])
+    expected = Doubled.of(a).residual(x, b, 0.7 * U * x)
+    high, low = of.residual(x / scales, b, 0.7 * U * x / scales)
+    bound = BOUND * (7 * a.abs().amax() * x.abs().amax() + b.abs())
+    assert (((high - expected[0]) + (low - expected[1])).abs() <= 2 * bound).all()
+    z = of.transposed_product(b, 0.7 * U * b) / scales
+    size = 9 * a.abs().amax() * b.abs().amax()
+    difference = (z - Doubled.of(a).transposed_product(b, 0.7 * U * b)).abs()
+    assert (difference <= 2 * (BOUND * size + U * z.abs())).all()
+
+
 @pytest.mark.usefixtures("way")
 def test_other_products() -> None:
     a, x, y = normal(2, 7, 5), normal(2, 5, 2), normal(2, 7, 2)
@@ -208,9 +248,26 @@ def test_large_inner_dimension_on_a_gpu() -> None:
     check_large_inner_dimension(3)
 
 
+@pytest.mark.parametrize("way", [pytest.param("units", marks=UNITS)], indirect=True)
+@pytest.mark.parametrize("positive", [False, True])
+def test_slices_in_registers_err_by_less_than_certificates_assume(way: str, positive: bool) -> None:
+    """By ``(m + n) 2^-104`` times norms, where A has as many rows as columns, each of norm 1 or so."""
+    n = doubled.INNER
+    a, x = normal(1, 3, n), normal(1, n, 3)
+    if positive:
+        a, x = a.abs(), x.abs()
+    b = a @ x
+    residual = Doubled.of(a).residual(x, b)
+    error = distances((residual[0][0], residual[1][0]), numbers(b[0]) - numbers(a[0]) @ numbers(x[0]))
+    lengths = torch.linalg.vector_norm(a[0], dim=1)[:, None] * torch.linalg.vector_norm(x[0], dim=0)
+    assert (error <= 2 * n**0.5 * 2.0**-104 * lengths).all()
+    chunks = a[0].abs().unflatten(1, (-1, 32)).amax(2) @ x[0].abs().unflatten(0, (-1, 32)).amax(1)
+    assert (error <= 2.0**-87 * chunks).all()
+
+
 @pytest.mark.parametrize("inner", [1, 2, 5, 50, 1000, 20000, 10**6])
 def test_sums_of_products_of_slices_are_exact(inner: int) -> None:
-    bits = doubled._bits(inner)
+    bits = bits_of(inner)
     assert 5 * inner * 4**bits <= 4 * 2**53 < 5 * inner * 4 ** (bits + 1)
 
 
@@ -238,6 +295,30 @@ def test_what_a_gpu_takes(
     assert (difference <= 2 * BOUND * n * size * x.abs().amax(1, keepdim=True)).all()
     difference = (z - of.transposed_product(b, U * b)).abs()
     assert (difference <= 2 * (BOUND * m * size * b.abs().amax(1, keepdim=True) + U * z.abs())).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_UNITS, reason="no matrix units for float64")
+@pytest.mark.parametrize("k", [3, 8, 20, 50])
+def test_what_matrix_units_take(k: int) -> None:
+    """With columns of different sizes; what they make of it is the same in each call."""
+    m, n = 70001, 401
+    sizes = powers_of_two(*range(-200, 201))
+    a, x, b = normal(1, m, n), normal(1, n, k), normal(1, m, k)
+    of, high_of = Doubled.of(a * sizes.mT, sizes[None]), Doubled.of(a).residual(x, b, U * x)
+    assert doubled.many_products.takes(a, x)
+    high, low = of.residual(x / sizes, b, U * x / sizes)
+    z = of.transposed_product(b, U * b) / sizes
+    again = of.residual(x / sizes, b, U * x / sizes)
+    assert torch.equal(high, again[0])
+    assert torch.equal(low, again[1])
+    assert (low.abs() <= U * high.abs()).all()
+    size = a.abs().max() * x.abs().amax(1, keepdim=True)
+    difference = ((high - high_of[0]) + (low - high_of[1])).abs()
+    assert (difference <= 2 * BOUND * (n * size + b.abs())).all()
+    expected = Doubled.of(a).transposed_product(b, U * b)
+    size = a.abs().max() * b.abs().amax(1, keepdim=True)
+    assert ((z - expected).abs() <= 2 * (BOUND * m * size + U * z.abs())).all()
 
 
 @pytest.mark.gpu

@@ -154,3 +154,27 @@ def test_what_is_not_finite_is_an_error() -> None:
     a[77, 5] = torch.nan
     with pytest.raises(ValueError, match=r"A\[77, 5\] is nan"):
         neula.lstsq(a, b, engine=Queued("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["normal", "columns", "rows", "nearly parallel"])
+def test_many_right_hand_sides_are_as_sure_as_one(kind: str) -> None:
+    """Their doubled products are computed on matrix units, where there are such; those of one are not."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    draw = partial(torch.randn, generator=generator, dtype=torch.float64, device="cuda")
+    a, b = draw(12000, 500), draw(12000, 12)
+    if kind == "columns":
+        a *= torch.logspace(-8, 8, 500, dtype=a.dtype, device=a.device)[torch.arange(500) * 7 % 500]
+    elif kind == "rows":
+        a[::100] *= 1e10
+    elif kind == "nearly parallel":
+        a += 1e4
+    many = neula.lstsq(a, b)
+    assert many.converged
+    sizes = torch.linalg.vector_norm(a, dim=0)
+    errors = torch.as_tensor(many.forward_errors).flatten().tolist()
+    for i in (0, 5, 11):
+        one = neula.lstsq(a, b[:, i])
+        apart = torch.linalg.vector_norm(sizes * (many.x[:, i] - one.x))
+        bound = (errors[i] + one.forward_error) * torch.linalg.vector_norm(sizes * one.x)
+        assert apart <= 1.01 * bound

@@ -39,14 +39,23 @@ class Processes:
             arguments = (rank, count, port, backend, patience, there)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
+            there.close()  # so that who waits for a process that has died hears of it
             self.pipes.append(here)
             self.processes.append(process)
 
     def run(self, size: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Results of a task of the first ``size`` processes."""
+        """Results of a task of the first ``size`` processes; an error if one of them has died."""
         for pipe in self.pipes[:size]:
             pipe.send((size, task, arguments))
-        return [pipe.recv() for pipe in self.pipes[:size]]
+        return [self._received(rank) for rank in range(size)]
+
+    def _received(self, rank: int) -> Any:
+        try:
+            return self.pipes[rank].recv()
+        except EOFError:
+            self.processes[rank].join()
+            code = self.processes[rank].exitcode
+            raise AssertionError(f"process {rank} has died with exit code {code}") from None
 
     def check(self, size: int, task: Callable[..., Any], *arguments: Any) -> list[Any]:
         """The same of a task that may not fail."""

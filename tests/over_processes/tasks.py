@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -17,6 +19,9 @@ from neula.engines import EmulatedEngine
 from neula.engines.sharded import RowsOfGroup
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuning import Recursion
+from neula.kernels.dispatch import Kernel
+from neula.kernels.doubled_normal import doubled_normal
+from neula.kernels.normal_product import normal_product, transposed_product
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
 
@@ -87,6 +92,20 @@ def solution(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[st
     return neula.lstsq(rows(a), rows(b), weights=rows(weights), **asked)
 
 
+def as_with_kernels(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+    """A least-squares solution on the way of a GPU, where what takes kernels goes by the rows here.
+
+    The ways are those of the shapes; in place of the kernels stand their definitions.
+    """
+
+    def takes(asked: Kernel[..., Any], *given: Any, **more: Any) -> bool:
+        return asked in (normal_product, transposed_product, doubled_normal) and asked._when(*given, **more)
+
+    definition = property(lambda asked: asked.reference)
+    with patch.object(Kernel, "takes", takes), patch.object(Kernel, "kernel", definition):
+        return solution(rank, group, a, b, None, {"engine": LikeAGpu("cpu")})
+
+
 def of_dtensors(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
     """QR and least squares of DTensors, with what kind of results they have."""
     mesh = DeviceMesh.from_group(group, "cpu")
@@ -154,6 +173,11 @@ def forever(rank: int, group: Any, a: torch.Tensor) -> None:
     spread = neula.distributed.rows(a, group)
     while True:
         neula.qr(spread)
+
+
+def ends(rank: int, group: Any, code: int) -> None:
+    """The process itself."""
+    os._exit(code)
 
 
 def product(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Any:

@@ -121,6 +121,15 @@ def test_a_killed_process() -> None:
         few.stop()
 
 
+def test_a_process_that_ends_is_an_error_of_the_test() -> None:
+    one = Processes(1)
+    try:
+        with pytest.raises(AssertionError, match="process 0 has died with exit code 3"):
+            one.run(1, tasks.ends, 3)
+    finally:
+        one.stop()
+
+
 def test_a_module() -> None:
     """To be imported as such, also from it."""
     import neula.distributed as module

@@ -136,6 +136,18 @@ def test_below_full_rank(processes: Processes, size: int, shape: tuple[int, int]
     assert found.rank == shape[1] - 2
 
 
+def test_kernels_that_take_the_rows_of_some_processes_only(processes: Processes) -> None:
+    """Messages have one size: a process with few rows measures with as many vectors as others."""
+    a, b = matrix(5000, 160, "geometric", 1e2), noise(5000, 1)
+    found = processes.check(2, tasks.as_with_kernels, a, b)
+    one = neula.lstsq(a, b)
+    assert found[0].converged
+    assert found[0].attempts == found[1].attempts
+    columns, norm = torch.linalg.vector_norm(a, dim=0)[:, None], torch.linalg.vector_norm
+    error = found[0].forward_error + one.forward_error
+    assert norm(columns * (found[0].x - one.x)) <= error * norm(columns * one.x)
+
+
 def test_more_columns_than_rows_with_damping(processes: Processes) -> None:
     for size in COUNTS:
         assert compare(processes, size, noise(12, 30), noise(12, 2, seed=2), damp=0.5).converged

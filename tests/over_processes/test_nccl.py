@@ -57,7 +57,7 @@ def test_factors(
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("condition", [1e2, 1e6, 1e9])
-@pytest.mark.parametrize("shape", [(30001, 200), (300, 20)])
+@pytest.mark.parametrize("shape", [(30001, 200), (8191, 200), (300, 20)])
 def test_least_squares(gpus: Processes, size: int, condition: float, shape: tuple[int, int]) -> None:
     a, b = matrix(*shape, "geometric", condition), noise(shape[0], 2)
     found = gpus.check(size, tasks.on_gpus, "lstsq", a, b, {})

@@ -11,13 +11,13 @@ product", SIAM J. Sci. Comput. 26, 2005).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 
 from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.slices import Pair, anchors_of, bits_of, factor_of, row_anchors_of, slices_of, times_slices
 
 KEPT = 1 << 22
 """Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
@@ -25,8 +25,15 @@ KEPT = 1 << 22
 BLOCK = 1 << 17
 """Elements of a large matrix that are sliced at a time: their slices stay in a cache."""
 
-Pair = tuple[torch.Tensor, torch.Tensor]
-"""A number as a sum of two that is not evaluated, the larger first."""
+MANY, LARGE = 3, 1 << 26
+"""Vectors, and multiplications, from which on matrix units of a GPU take less time than its other ones."""
+
+INNER = 384
+"""Terms of a sum from which on its error there is bounded by less than with rounding errors of products: of
+normal numbers, ``2^-87`` times the largest of each 32 terms is at most ``(INNER u)^2`` times all of them."""
+
+FP64_UNITS = (9, 0)
+"""Compute capability from which on matrix units take eight columns of float64 numbers at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,10 @@ class Doubled:
         Where the matrices are cut.
     slices : Tensor, shape (batch, m, 4, n), or None
         What the elements of ``rows`` are sums of, smallest slice first; None where products cut their own.
+    columns : Tensor, shape (batch, n, 1), or None
+        Sizes of the columns, which what is cut of a row is relative to.
+    on_units : bool
+        Whether products of many vectors go to matrix units of a GPU.
 
     Examples
     --------
@@ -65,19 +76,24 @@ class Doubled:
     anchors: torch.Tensor | None = None
     row_anchors: torch.Tensor | None = None
     slices: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    on_units: bool = False
 
     @classmethod
-    def of(cls, a: torch.Tensor) -> Doubled:
+    def of(cls, a: torch.Tensor, columns: torch.Tensor | None = None) -> Doubled:
         """Prepare matrices; they may not change as long as products are wanted.
 
         Parameters
         ----------
         a : Tensor, shape (batch, m, n)
             float64, of any strides.
+        columns : Tensor, shape (batch, n, 1), optional
+            Sizes of their columns, by which errors in ``(m + n) 2^-104`` are to be measured: so large, with
+            room, are those of many vectors on matrix units. Without, these are not taken.
         """
         rows, transposed = _with_contiguous_rows(a)
         if a.numel() == 0 or not cuts(a.device):
-            return cls(rows, transposed)
+            return cls(rows, transposed, columns=columns, on_units=columns is not None)
         return cls.sliced(rows, transposed)
 
     @classmethod
@@ -85,14 +101,14 @@ class Doubled:
         """For products of slices, which are kept where they are few."""
         m, n = rows.shape[1:]
         keep = rows.numel() <= KEPT and max(m, n) <= BLOCK
-        anchors = _anchors(rows, _bits(max(n, m if keep else min(m, BLOCK // n))))
-        row_anchors = _row_anchors(rows, anchors)
-        return cls(rows, transposed, anchors, row_anchors, _slices(rows, row_anchors) if keep else None)
+        anchors = anchors_of(rows, bits_of(max(n, m if keep else min(m, BLOCK // n))))
+        row_anchors = row_anchors_of(rows, anchors)
+        return cls(rows, transposed, anchors, row_anchors, slices_of(rows, row_anchors) if keep else None)
 
     @property
     def mT(self) -> Doubled:
-        """The transposed matrices, sharing what was prepared."""
-        return replace(self, transposed=not self.transposed)
+        """The transposed matrices, sharing what was prepared: each of their rows is cut by itself."""
+        return replace(self, transposed=not self.transposed, columns=None)
 
     def residual(self, x: torch.Tensor, b: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
         """``b - A (x + x_low)`` as a sum of two numbers.
@@ -110,7 +126,7 @@ class Doubled:
             Low is at most the rounding error of high.
         """
         if self.anchors is None:
-            return doubled_product(self._matrix, x, x_low, b)
+            return self._by_kernel(x, x_low, b)
         return _evaluated(self._product(x, x_low), b)
 
     def product(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
@@ -127,7 +143,7 @@ class Doubled:
         Tensor, shape (batch, m, k)
         """
         if self.anchors is None:
-            return doubled_product(self._matrix, x, x_low)[0]
+            return self._by_kernel(x, x_low)[0]
         high, low = self._product(x, x_low)
         return low.add_(high).mT
 
@@ -149,13 +165,18 @@ class Doubled:
         """The same as a sum of two numbers, for A that is only some rows of a matrix."""
         transposed = self.mT
         if self.anchors is None:
-            return doubled_product(transposed._matrix, high, low)
+            return transposed._by_kernel(high, low)
         total, rest = transposed._product(high, low)
         return total.mT, rest.mT
 
     @property
     def _matrix(self) -> torch.Tensor:
         return self.rows.mT if self.transposed else self.rows
+
+    def _by_kernel(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
+        if self.on_units:
+            return many_products(self._matrix, x, x_low, b, self.columns)
+        return doubled_product(self._matrix, x, x_low, b)
 
     def _product(self, x: torch.Tensor, x_low: torch.Tensor | None) -> Pair:
         """``A (x + x_low)`` as a pair whose second is not yet small beside the first, (batch, k, m) each."""
@@ -164,26 +185,52 @@ class Doubled:
         x = x.mT
         x_low = None if x_low is None else x_low.mT
         if self.slices is not None:
-            factor = _factor(x, x_low, self.anchors, self.transposed)
-            return _times_slices(factor, self.slices, self.transposed)
+            factor = factor_of(x, x_low, self.anchors, self.transposed)
+            return times_slices(factor, self.slices, self.transposed)
         by_blocks = _product_of_columns if self.transposed else _product_of_rows
         return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
 
 
-@trial("The kernel of doubled products", "sliced products take its place")
-def _tried(device: torch.device) -> None:
-    """Whether it keeps rounding errors as well."""
-    from neula.kernels.doubled_cuda import THREADS
-
-    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
-    a = torch.zeros(1, 1, 1 + THREADS, device=device, dtype=torch.float64)
+def _check(product: Callable[..., Pair], columns: int, device: torch.device, k: int = 1) -> None:
+    """Whether rounding errors are kept as well."""
+    a = torch.zeros(1, 1, columns, device=device, dtype=torch.float64)
     a[..., -1] = 1 + 2.0**-30
     x = a.clone()
     a[..., 0], x[..., 0] = 1, -1 - 2.0**-29
+    x = x.expand(1, k, columns)
     zero = torch.zeros_like(x)
-    high, low = doubled_product.kernel(a, x.mT, zero.mT, zero[..., :1])
-    if (high.item(), low.item()) != (-(2.0**-60), 0.0):
-        raise ArithmeticError(f"(1 + 2^-29) - (1 + 2^-30)^2 is said to be {high.item()} + {low.item()}")
+    high, low = (part.flatten().tolist() for part in product(a, x.mT, zero.mT, zero[..., :1].mT))
+    if (high, low) != (k * [-(2.0**-60)], k * [0.0]):
+        raise ArithmeticError(f"(1 + 2^-29) - (1 + 2^-30)^2 is said to be {high} + {low}")
+
+
+@trial("The kernel of doubled products", "sliced products take its place")
+def _tried(device: torch.device) -> None:
+    from neula.kernels.doubled_cuda import THREADS
+
+    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
+    _check(doubled_product.kernel, 1 + THREADS, device)
+
+
+@trial("The kernel of doubled products on matrix units", "that of few vectors takes its place")
+def _tried_on_units(device: torch.device, tiles: int) -> None:
+    _check(many_products.kernel, 2, device, 8 * tiles)
+
+
+def _on_units(a: torch.Tensor, x: torch.Tensor, *_: object) -> bool:
+    (m, n), k = a.shape[1:], x.shape[2]
+    large = k >= MANY and n >= INNER and a.numel() * k >= LARGE
+    # Three slices of each vector are to take at most about half of the memory of A.
+    if not large or m < 6 * k or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(a.device) >= FP64_UNITS
+
+
+def _tiles(a: torch.Tensor, x: torch.Tensor, *_: object) -> int:
+    """Which kernel: they are compiled one by one."""
+    from neula.kernels.sliced_cuda import tiles_of
+
+    return tiles_of(x.shape[2])
 
 
 @kernel("neula.kernels.doubled_cuda:doubled_product_cuda", trial=_tried)
@@ -200,8 +247,22 @@ def doubled_product(
     return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
 
 
+@kernel(
+    "neula.kernels.sliced_cuda:sliced_product_cuda", trial=_tried_on_units, when=_on_units, variant=_tiles
+)
+def many_products(
+    a: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    columns: torch.Tensor | None = None,
+) -> Pair:
+    """The same for many vectors; ``columns`` as for :meth:`Doubled.of`."""
+    return doubled_product(a, x, x_low, b)
+
+
 def cuts(device: torch.device) -> bool:
-    """Whether :class:`Doubled` cuts matrices there: the kernel's errors do not depend on sizes of columns."""
+    """Whether sizes of columns matter to :class:`Doubled` there: kernels are told them, or do not cut."""
     return not runs(doubled_product, device)
 
 
@@ -232,10 +293,10 @@ def _product_of_rows(
     batch, m, n = a.shape
     high, low = x.new_empty(batch, x.shape[1], m), x.new_empty(batch, x.shape[1], m)
     for members in _pieces(batch, BLOCK // (m * n)):
-        factor = _factor(x[members], None if x_low is None else x_low[members], anchors, False)
+        factor = factor_of(x[members], None if x_low is None else x_low[members], anchors, False)
         for rows in _pieces(m, BLOCK // n):
-            slices = _slices(a[members, rows], row_anchors[members])
-            high[members, :, rows], low[members, :, rows] = _times_slices(factor, slices, False)
+            slices = slices_of(a[members, rows], row_anchors[members])
+            high[members, :, rows], low[members, :, rows] = times_slices(factor, slices, False)
     return high, low
 
 
@@ -252,8 +313,8 @@ def _product_of_columns(
     for members in _pieces(batch, BLOCK // (m * n)):
         for rows in _pieces(m, BLOCK // n):
             piece = members, slice(None), rows
-            factor = _factor(y[piece], None if y_low is None else y_low[piece], anchors, True)
-            part, part_low = _times_slices(factor, _slices(a[members, rows], row_anchors[members]), True)
+            factor = factor_of(y[piece], None if y_low is None else y_low[piece], anchors, True)
+            part, part_low = times_slices(factor, slices_of(a[members, rows], row_anchors[members]), True)
             high[members], error = two_sum(high[members], part)
             low[members] += error.add_(part_low)
     return high, low
@@ -262,109 +323,6 @@ def _product_of_columns(
 def _pieces(size: int, piece: int) -> Iterator[slice]:
     piece = max(1, piece)
     return (slice(start, start + piece) for start in range(0, size, piece))
-
-
-def _bits(inner: int) -> int:
-    """How many bits of a slice make exact sums of ``inner`` products.
-
-    Rounding to nearest leaves at most half a unit for the next slice, so the largest sum,
-    ``A1 x3 + A2 x2 + A3 x1``, is at most ``1.25 inner 2^(2 bits)`` times its unit, and ``2^53`` are exact.
-    """
-    return int((53 - math.log2(1.25 * inner)) // 2)
-
-
-def _anchors(like: torch.Tensor, bits: int) -> torch.Tensor:
-    """Numbers at which addition rounds to multiples of 4 and of ``2^(1 - i bits)`` for i = 1, 2, 3.
-
-    A number below 2 becomes zero at the first. Nothing is copied to a GPU, which would wait for it.
-    """
-    anchors = like.new_empty(4, 1)
-    for i, exponent in enumerate((2, 1 - bits, 1 - 2 * bits, 1 - 3 * bits)):
-        anchors[i].fill_(1.5 * 2.0 ** (52 + exponent))
-    return anchors
-
-
-def _power(largest: torch.Tensor) -> torch.Tensor:
-    """A power of two that is more than half as large: only the bits of the exponent are kept."""
-    return largest.view(torch.int64).bitwise_and(0x7FF << 52).view(torch.float64)
-
-
-def _rounded(v: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """V without the bits that are lost in a sum with an anchor."""
-    return (v + anchors).sub_(anchors)
-
-
-def _row_anchors(a: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """The anchors for each matrix by its largest element, from the last to the first, and before them zero.
-
-    A sum with zero loses nothing.
-    """
-    largest = torch.maximum(a.amax((1, 2)), a.amin((1, 2)).neg_())  # without a copy of |A|
-    return _power(largest)[:, None, None, None] * torch.cat([torch.zeros_like(anchors[:1]), anchors.flip(0)])
-
-
-def _slices(a: torch.Tensor, row_anchors: torch.Tensor) -> torch.Tensor:
-    """A as the sum of three slices and what is left, the last first: (batch, m, n) to (batch, m, 4, n)."""
-    rounded = _rounded(a.unsqueeze(2), row_anchors)
-    return (rounded[:, :, :-1] - rounded[:, :, 1:]).contiguous()
-
-
-def _factor(
-    x: torch.Tensor, x_low: torch.Tensor | None, anchors: torch.Tensor, transposed: bool
-) -> torch.Tensor:
-    """Slices of vectors, arranged to meet those of a matrix.
-
-    With slices ``x1, x2, x3`` and what is left, ``x4``, a product is the sum of the products of
-    ``[A4 A3 A2 A1]`` with the four columns of ::
-
-        0   0   0   x1 + x2 + x3 + x4
-        0   0   x1  x2 + x3 + x4
-        0   x1  x2  x3 + x4
-        x1  x2  x3  x4
-
-    of which the first three have no rounding errors, and those of the fourth do not matter.
-
-    Parameters
-    ----------
-    x, x_low : Tensor, shape (batch, k, n)
-    anchors : Tensor, shape (4, 1)
-    transposed : bool
-        Whether the slices of an element follow each other in the inner dimension, as they do in columns of
-        the stored matrix, and not the elements of a slice, as in its rows.
-
-    Returns
-    -------
-    Tensor, shape (batch, 4 k, 4 n)
-        Columns of vector 0, of vector 1, and so on, as rows.
-    """
-    batch, k, n = x.shape
-    power = _power(torch.linalg.vector_norm(x, torch.inf, dim=2))
-    rounded = _rounded(x.unsqueeze(2), power[:, :, None, None] * anchors)
-    zeros_and_slices = torch.constant_pad_nd(rounded.diff(dim=2), (0, 0, 3, 0))
-    columns = zeros_and_slices.unfold(2, 4, 1)  # entry (i, j) is number i + j
-    last = x.unsqueeze(2) - rounded
-    if x_low is not None:
-        last += x_low.unsqueeze(2)
-    columns, last = (columns, last.mT) if transposed else (columns.mT, last)
-    return torch.cat([columns, last.unsqueeze(2)], dim=2).reshape(batch, 4 * k, 4 * n)
-
-
-def _times_slices(factor: torch.Tensor, slices: torch.Tensor, transposed: bool) -> Pair:
-    """Products of slices, added: (batch, 4 k, 4 n) and (batch, m, 4, n) to a pair of (batch, k, m).
-
-    The larger of two sums is a multiple of the unit of the smaller, so three operations find the rounding
-    error of their sum, even where the larger one happens to vanish.
-    """
-    batch, m, _, n = slices.shape
-    matrix = slices.view(batch, 4 * m, n) if transposed else slices.view(batch, m, 4 * n).mT
-    products = torch.bmm(factor, matrix)
-    first, second, third, rest = products.view(batch, factor.shape[1] // 4, 4, matrix.shape[2]).unbind(2)
-    two = first + second
-    low = second - (two - first)
-    three = two + third
-    low += third - (three - two)
-    low += rest
-    return three, low
 
 
 def two_sum(a: torch.Tensor, b: torch.Tensor) -> Pair:

@@ -78,7 +78,7 @@ def doubled_product_cuda(
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // tasks, n // least))
     piece = share(n, pieces, 1)
     sums = result if pieces == 1 else result.new_empty(2, pieces, batch, k, m)
-    where = [_place(y) for y in (a, x, x_low, b)]
+    where = [place(y) for y in (a, x, x_low, b)]
     task = (*sum(where, ()), sums, m, n, k, batch * k * m, pieces, piece)
     name, macros = "column_product" if by_columns else "row_product", f"#define VECTORS {vectors}\n"
     with torch.cuda.device_of(a):
@@ -90,6 +90,6 @@ def doubled_product_cuda(
     return high, low
 
 
-def _place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
+def place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
     """Where a matrix is, and what lies between two members of a batch, rows and columns."""
     return (0, 0, 0, 0) if x is None else (x, *x.stride())

@@ -136,9 +136,11 @@ class Factored:
         rhs: torch.Tensor | None = None,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
-        self.doubled = Doubled.of(t) if doubled else None
+        self.doubled = Doubled.of(t, columns) if doubled else None
         self.inverse = inverse
-        count = FEW if not doubled or _in_one_pass(t, FEW) else PROBES
+        # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
+        in_one_pass = not over_rows.spread and _in_one_pass(t, FEW)
+        count = FEW if not doubled or in_one_pass else PROBES
         z = probes(r.shape[-1], r.device, count)
         normal, gradient = _normal_beside(t, inverse @ z, rhs)
         self._gradient = None if gradient is None else over_rows.total(gradient)
