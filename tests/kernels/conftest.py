@@ -38,6 +38,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
         import neula.kernels.mgs_triton
         import neula.kernels.narrow_product_triton
         import neula.kernels.normal_product_triton
+        import neula.kernels.panel_end_triton
         import neula.kernels.panel_gram_triton
         import neula.kernels.pivoted_cholesky_triton
         import neula.kernels.projection_triton

@@ -19,6 +19,7 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import Engine
 from neula.kernels.calu import eliminate, move_rows, rows_of_u, update
 from neula.kernels.lu_block import solve_upper
+from neula.kernels.panel_end import end_panel
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
 
@@ -248,7 +249,6 @@ def factor_panel(
         Inverses of the blocks on the diagonal of L.
     """
     r = panel.shape[1]
-    top = (places == ELSEWHERE).sum() + torch.arange(r, device=panel.device)
     # In whole blocks, the last one bordered by an identity.
     if r % WIDTH:
         panel = pad(panel, (0, -r % WIDTH))
@@ -268,38 +268,5 @@ def factor_panel(
         engine.beside(partial(look_ahead, start), partial(play, block, found, start, count))
         eliminate(block, following, lower, upper, found, start)
     lower = lower[:, :r]
-    to, origin = moves(found.pivots[:r], found.places, top)
-    move_rows(lower, to, origin)
-    blocks_on_diagonal = upper.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2)
-    blocks_on_diagonal.copy_(found.factors.permute(1, 2, 0))
-    number = torch.arange(r, device=panel.device) // WIDTH
-    lower[top] = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
+    to, origin = end_panel(lower, upper, found)
     return lower, to, origin, found.l_inverses
-
-
-def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where rows go, and where from, once a panel is done: pivot rows to the top, in their order.
-
-    The rows that were at the top take the places of the pivot rows from further down.
-
-    Parameters
-    ----------
-    pivots : Tensor, shape (r,)
-    places : Tensor, shape (m,)
-        As in ``PanelFactors``.
-    top : Tensor, shape (r,)
-        The first r rows of the panel that take part, in order.
-
-    Returns
-    -------
-    to, origin : Tensor, shape (2 r,)
-        int64; where fewer moves are needed the first one is repeated.
-    """
-    pivots = pivots.long()
-    displaced, vacated = places[top] < 0, pivots > top[-1]
-    # The i-th of those goes to the i-th of these; whatever is neither comes to index 0.
-    numbered = top.new_zeros(len(top) + 1)
-    numbered.scatter_(0, torch.where(displaced, displaced.cumsum(0), 0), top)
-    to = torch.where(vacated, pivots, top[0])
-    origin = torch.where(vacated, numbered[vacated.cumsum(0)], pivots[0])
-    return torch.cat([top, to]), torch.cat([pivots, origin])
