@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm, norm_of
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm, norm_of, symmetric_inverse_norm
 from neula.io.matrices import SPECTRA, random_matrix
 
 FACTOR = 3.0
@@ -79,6 +79,31 @@ def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
     assert norm.shape == true.shape
     assert (norm >= true / 10).all()
     assert (norm <= true * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("smallest", [0.5, 0.2, 1e-3, 1e-12])
+@pytest.mark.parametrize("n", [20, 400])
+@pytest.mark.parametrize("count", [2, 6])
+def test_symmetric_ones_within_a_factor_of_three(n: int, count: int, smallest: float) -> None:
+    """One eigenvalue apart from others, the worst case of what random vectors show, and all alike."""
+    q = torch.linalg.qr(random_matrix("normal", n, n, seed=n)).Q
+    values = torch.ones(n, dtype=torch.float64)
+    for values[-1] in (smallest, 1.0):
+        a = (q * values) @ q.T
+        left, right = weights(n, 3), weights(n, 4)
+        steps = symmetric_inverse_norm(left, right, count)
+        try:
+            sent = next(steps)
+            while True:
+                sent = steps.send(torch.linalg.solve(a, sent))
+        except StopIteration as end:
+            norm, vector = end.value
+        scaled = left * torch.linalg.inv(a) * right.mT
+        true = float(torch.linalg.matrix_norm(scaled, 2))
+        assert true / FACTOR <= norm <= max(1.0, 2 * n**0.125 / FACTOR) * true * (1 + 1e-6)
+        assert vector.shape == left.shape
+        assert float(torch.linalg.vector_norm(vector)) == pytest.approx(1.0)
+        assert float(torch.linalg.vector_norm(scaled @ vector)) >= true / FACTOR
 
 
 @pytest.mark.parametrize("n", [3, EXPLICIT + 1])

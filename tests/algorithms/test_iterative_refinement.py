@@ -11,6 +11,8 @@ import torch
 from neula.algorithms.elimination.factorization import LibraryLU, library_lu
 from neula.algorithms.krylov.iterative_refinement import (
     Beside,
+    Companions,
+    OnTheWay,
     Refined,
     cg_refinement,
     classical,
@@ -232,17 +234,31 @@ def test_companions_save_iterations_and_are_not_returned() -> None:
     assert taken[1] < 0.8 * taken[0]
 
 
-def test_cg_solves_for_others_beside() -> None:
+def test_cg_multiplies_and_solves_for_others_on_the_way() -> None:
+    """What comes of two solves with the factors joins the right-hand sides."""
     n = 80
     g = companions(n, n)
     a = g @ g.T / n + 0.1 * torch.eye(n, dtype=torch.float64)
-    b, probe = companions(n, 1), torch.ones(n, 1, dtype=torch.float64)
-    beside = Beside(probe, 1e-3, companions(n, 0))
-    solve = cg_refinement(a, rounded(a, 2.0**-6), beside)
+    b, factors = companions(n, 1), rounded(a, 2.0**-6)
+    vectors, seen = companions(n, 3), []
+
+    def products() -> Companions:
+        seen.append((yield vectors))
+
+    def solves() -> Companions:
+        found = yield vectors
+        beside.b = (yield found)[:, :1]
+
+    beside = OnTheWay(b[:, :0], 1e-3, b[:, :0], products=products(), solves=solves())
+    solve = cg_refinement(a, factors, beside)
     x, _ = solve(b, 1e-8, 100)
     assert torch.linalg.vector_norm(b - a @ x) <= 1e-8 * torch.linalg.vector_norm(b)
+    bound = n * U64 * torch.linalg.matrix_norm(a) * torch.linalg.matrix_norm(vectors)
+    assert torch.linalg.matrix_norm(seen[0] - a @ vectors) <= bound
+    expected = factors.solve(factors.solve(vectors))[:, :1]
+    assert torch.allclose(beside.b, expected, rtol=0, atol=n * 2.0**-44 * float(expected.abs().max()))
     assert beside.x is not None
-    assert torch.linalg.vector_norm(probe - a @ beside.x) <= 1e-3 * torch.linalg.vector_norm(probe)
+    assert torch.linalg.vector_norm(beside.b - a @ beside.x) <= 1e-3 * torch.linalg.vector_norm(beside.b)
     again, _ = solve(b, 1e-8, 100)
     assert again.shape == b.shape
 

@@ -14,6 +14,7 @@ import neula
 from neula.algorithms.elimination.cholesky import cholesky, working_matrices
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
 from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, library_lu
+from neula.algorithms.krylov import iterative_refinement
 from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
 from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
@@ -21,6 +22,7 @@ from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.io.matrices import random_matrix
+from neula.problems.systems import evidence, links, system
 
 U64 = 2.0**-53
 
@@ -139,6 +141,77 @@ def test_cg_of_columns_that_end_early() -> None:
         lambda p: a @ p, lambda r: r, torch.zeros(8, 2, dtype=a.dtype), tolerance=0.0, max_iterations=5
     )
     assert (float(x.abs().max()), iterations) == (0.0, 1)
+
+
+def test_columns_that_join_conjugate_gradients() -> None:
+    """Each is solved as if it had been there from the beginning, to a tolerance of its own."""
+    a = torch.from_numpy(conditioned(60, 20.0))
+    b = random_matrix("normal", 60, 4, dtype=torch.float64)
+    waiting = [None, (b[:, 2:], 1e-3)]
+    x, _ = cg(
+        *(lambda p: a @ p, lambda r: r, b[:, :2]),
+        tolerance=1e-10,
+        max_iterations=100,
+        late=lambda: waiting.pop(0) if waiting else None,
+    )
+    residual = torch.linalg.vector_norm(b - a @ x, dim=0) / torch.linalg.vector_norm(b, dim=0)
+    assert residual[:2].max() <= 1.01e-10
+    assert residual[2:].max() <= 1.01e-3
+    assert not waiting
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(("cond", "rows"), [(1.0, 0), (2e3, 0), (2e3, 3)])
+def test_large_systems_find_their_evidence_on_the_way(
+    cond: float, rows: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The norm of the inverse takes no solve, and no power method, of its own."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
+    scales = np.logspace(0, -rows, 300)
+    a = scales[:, None] * conditioned(300, cond) * scales
+    x = np.random.default_rng(k).standard_normal((300, k))
+    if not rows:
+        monkeypatch.setattr(evidence.InverseProbe, "of", lambda *_: pytest.fail("not on the way"))
+    found = neula.solve(a, a @ x, assume_a="pos", engine="emulated")
+    assert found.converged
+    assert found.method == "cholesky fp16 + cg"
+    sizes = np.linalg.norm(a, axis=0)[:, None]
+    condition = np.linalg.cond(a / sizes.T)
+    assert condition / 3 <= found.condition <= 10 * condition
+    # b is rounded: x is the solution for it up to the condition number times u.
+    true = np.linalg.norm(sizes * (found.x - x)) / np.linalg.norm(sizes * x)
+    assert true <= found.forward_error + condition * len(a) * U64
+
+
+@pytest.mark.parametrize("range_of_a", [False, True])
+def test_conjugate_gradients_end_by_the_backward_error(
+    range_of_a: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With right-hand sides that are short beside ``||A|| ||x||``, and that are not: one call does."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    calls = []
+    monkeypatch.setattr(iterative_refinement, "cg", lambda *x, **k: [calls.append(x), cg(*x, **k)][1])
+    a = conditioned(300, 1e3)
+    b = np.random.default_rng(3).standard_normal((300, 1))
+    found = neula.solve(a, a @ b if range_of_a else b, assume_a="pos", engine="emulated")
+    assert found.converged
+    assert len(calls) == 1
+
+
+def test_what_is_not_finite_in_one_triangle_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU reads the other one for the sizes of rows, and for products."""
+    for name, module in (("symmetric_sizes", system), ("symmetric_product", iterative_refinement)):
+        of_all = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda a, *x, of_all=of_all: of_all(a.tril() + a.tril(-1).mT, *x))
+    a = conditioned(300, 10.0)
+    a[7, 200] = np.nan
+    with pytest.raises(ValueError, match=r"A\[7, 200\]"):
+        neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")
 
 
 def test_cg_refinement_where_factors_alone_do_not_converge() -> None:

@@ -29,11 +29,25 @@ def symmetric_product_cuda(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     ImportError
         Without a torch that compiles CUDA.
     """
-    (n, k), tiles = x.shape, ceil_div(len(a), TILE)
+    n, k = x.shape
+    return _summed("symmetric_product", a, [x], [k], [*x.stride()])[:n, :k]
+
+
+def symmetric_sizes_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.symmetric_product.symmetric_sizes` by the kernel, queued on the current stream."""
+    sums, squares = _summed("symmetric_sizes", a, [], [], [])[: len(a)].unbind(1)
+    return sums, squares.sqrt()
+
+
+def _summed(
+    name: str, a: torch.Tensor, vectors: list[torch.Tensor], counts: list[int], strides: list[int]
+) -> torch.Tensor:
+    """What a kernel makes of A, and of some vectors."""
+    n, tiles = len(a), ceil_div(len(a), TILE)
     a = a if a.stride(1) == 1 else a.mT  # whose tiles are those of A, turned over
-    shares = x.new_empty(tiles, tiles * TILE, VECTORS)
+    shares = a.new_empty(tiles, tiles * TILE, VECTORS)
     with torch.cuda.device_of(a):
-        kernel = compiled("symmetric_product", "symmetric_product", a.device, MACROS)
-        arguments = [a, x, shares, n, k, tiles, a.stride(0), *x.stride()]
+        kernel = compiled("symmetric_product", name, a.device, MACROS)
+        arguments = [a, *vectors, shares, n, *counts, tiles, a.stride(0), *strides]
         kernel((tiles * (tiles + 1) // 2, 1, 1), (THREADS, 1, 1), arguments)
-    return shares.sum(0)[:n, :k]
+    return shares.sum(0)

@@ -11,12 +11,19 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from neula.algorithms.krylov.gmres import goes_on
 from neula.kernels.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Applies a matrix to the columns of another, shape (n, k)."""
+
+Late = Callable[[], tuple[torch.Tensor, float] | None]
+"""Right-hand sides that join now, shape (n, m), and their tolerance; None where there are none (any more)."""
+
+Error = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""From x and the residual, shape (n, k), how far each column is from being done, shape (k,)."""
 
 
 def cg(
@@ -26,6 +33,8 @@ def cg(
     *,
     tolerance: float | torch.Tensor,
     max_iterations: int,
+    late: Late | None = None,
+    error: Error | None = None,
 ) -> tuple[torch.Tensor, int]:
     """Solve ``A x = b`` until every column of the residual is small enough.
 
@@ -41,10 +50,15 @@ def cg(
         that of the recurrence: measure what came of it.
     max_iterations : int
         It ends earlier as soon as the rate of convergence says that they will not be enough.
+    late : callable, optional
+        Asked after each iteration for other right-hand sides, which join those of b.
+    error : callable, optional
+        What the tolerance of the columns of b is for, instead of norms of residuals relative to b.
 
     Returns
     -------
     x : Tensor, shape (n, k)
+        With more columns at the end where others have joined.
     iterations : int
         Applications of the operator.
 
@@ -58,7 +72,7 @@ def cg(
     """
     aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1]).numpy()
     x, residual = torch.zeros_like(b), b
-    start = torch.linalg.vector_norm(b, dim=0)
+    start, k = torch.linalg.vector_norm(b, dim=0), b.shape[1]
     solved = preconditioner(residual)
     direction, product = solved, (residual * solved).sum(0)
     iterations = 0
@@ -70,10 +84,20 @@ def cg(
         x = x + step * direction
         residual = residual - step * image  # not in place: a preconditioner may return its argument
         left = over(torch.linalg.vector_norm(residual, dim=0), start)
+        if error is not None:
+            left[:k] = error(x[:, :k], residual[:, :k])
         # NaN ends it too: the caller measures what came of it. Residuals go up and down, so that the latest
         # rate says nothing.
         if not goes_on(left.cpu().numpy(), aim, iterations, max_iterations, np.ones_like(aim)):
             break
+        if late is not None and (joining := late()) is not None:
+            others, theirs = joining
+            count = others.shape[1]
+            # A direction of zeros before, so that their first one is what the preconditioner makes of them.
+            x, direction = (pad(y, (0, count)) for y in (x, direction))
+            product = pad(product, (0, count), value=1.0)
+            residual, aim = torch.cat([residual, others], 1), np.append(aim, np.full(count, theirs))
+            start = torch.cat([start, torch.linalg.vector_norm(others, dim=0)])
         solved = preconditioner(residual)
         before, product = product, (residual * solved).sum(0)
         direction = solved + over(product, before) * direction

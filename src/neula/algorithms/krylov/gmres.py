@@ -28,7 +28,7 @@ from neula.kernels.few_vectors import orthonormalizing
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Linear, of the columns of a matrix of shape (n, k)."""
 
-HOPELESS_AFTER = 20
+HOPELESS_AFTER = 30
 """Iterations after which the rate of convergence can be trusted enough to give up. Where few singular values
 of the preconditioned matrix are far from one, residuals are hardly smaller until those are done with."""
 

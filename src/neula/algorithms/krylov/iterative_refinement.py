@@ -10,7 +10,7 @@ small forward error would need residuals in twice the precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,6 +20,7 @@ from neula.algorithms.elimination.factorization import Factorization
 from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.driver import STAGNATION, iterate
 from neula.algorithms.krylov.gmres import Space
+from neula.algorithms.spectra.inverse_norm import SharedSolves
 from neula.certificates.backward_error import Scaling, backward_error
 from neula.kernels.refining import over
 from neula.kernels.symmetric_product import symmetric_product
@@ -33,6 +34,9 @@ MARGIN = 0.5
 
 COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their common basis stays small beside A."""
+
+Companions = Generator[torch.Tensor, torch.Tensor, None]
+"""Yields what is to be multiplied, or solved for, beside other vectors, and is sent what comes of it."""
 
 UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
 """Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
@@ -187,11 +191,28 @@ class Beside:
 
     def multiplied(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """``A X``, and the images if they are still missing."""
-        if self.x is None or self.image is not None or self.along is None:
+        if self.x is None or self.image is not None:
             return a @ x
-        sizes = [y.shape[1] for y in (x, self.x, self.along)]
-        product, self.image, self.along_image = (a @ torch.cat([x, self.x, self.along], 1)).split(sizes, 1)
+        along = x[:, :0] if self.along is None else self.along
+        sizes = [y.shape[1] for y in (x, self.x, along)]
+        product, self.image, image = (a @ torch.cat([x, self.x, along], 1)).split(sizes, 1)
+        self.along_image = image if self.along is not None else self.along_image
         return product
+
+
+@dataclass
+class OnTheWay(Beside):
+    """What conjugate gradients compute beside their own vectors, and solve for from then on.
+
+    Attributes
+    ----------
+    products, solves : generator
+        Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is to solve for, and
+        are sent what comes of these. When the second one ends, b is there; it had no columns before.
+    """
+
+    products: Companions = field(kw_only=True)
+    solves: Companions = field(kw_only=True)
 
 
 def gmres_refinement(
@@ -268,7 +289,12 @@ def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Te
     return (factors if factors.narrow else factors.in_double()).solve
 
 
-def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None = None) -> UpdateSolver:
+def cg_refinement(
+    a: torch.Tensor,
+    factors: Factorization,
+    beside: OnTheWay | None = None,
+    scalings: Sequence[Scaling] = (),
+) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
     Higham and Pranesh, "Exploiting Lower Precision Arithmetic in Solving Symmetric Positive Definite Linear
@@ -280,13 +306,44 @@ def cg_refinement(a: torch.Tensor, factors: Factorization, beside: Beside | None
     a : Tensor, shape (n, n)
         float64.
     factors : Factorization
-    beside : Beside, optional
-        What is to be solved for at the first call.
+    beside : OnTheWay, optional
+        What is to be done at the first call.
+    scalings : sequence of Scaling, optional
+        Given where the first call begins with the zero vector: it ends as soon as backward errors in these
+        are as small as asked for, in the norms of the x that is there by then. Of a residual relative to b
+        alone too much may be asked, or so little that a second call has to follow.
     """
-    preconditioner = _preconditioner(factors)
+    from_zero = bool(scalings)
+    products, solves = (None, None) if beside is None else (beside.products, beside.solves)
+    multiply = SharedSolves(partial(symmetric_product, a), products)
+    precondition = SharedSolves(_preconditioner(factors), solves)
 
-    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
-        multiply = partial(symmetric_product, a)
-        return cg(multiply, preconditioner, b, tolerance=aims, max_iterations=max_iterations)
+    def joining() -> tuple[torch.Tensor, float] | None:
+        if beside is None or beside.x is not None or not beside.b.shape[1]:
+            return None
+        beside.x = torch.zeros_like(beside.b)
+        return beside.b, MARGIN * beside.reduction
 
-    return _with_others(reduce, beside)
+    def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
+        nonlocal from_zero
+        error = partial(backward_error, scalings, residual) if from_zero else None
+        aim, k = MARGIN * reduction, residual.shape[1]
+        x, iterations = cg(
+            *(multiply, precondition, residual),
+            tolerance=aim if from_zero else max(aim, INNER_TOLERANCE),
+            max_iterations=max_iterations,
+            late=joining,
+            error=error,
+        )
+        from_zero = False
+        if beside is not None:
+            # Iterations may have ended before anything was ready.
+            multiply.finish()
+            precondition.finish()
+            if x.shape[1] > k:
+                beside.x = x[:, k:]
+            elif beside.x is None:
+                beside.x = torch.zeros_like(beside.b)
+        return x[:, :k], iterations
+
+    return solve

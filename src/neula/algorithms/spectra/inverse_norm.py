@@ -16,6 +16,12 @@ EXPLICIT = 64
 STEPS = 2
 """Steps of the power method, each two solves, from a random start."""
 
+WITHIN = 3.0
+"""Factor within which norms are estimated."""
+
+SQUARINGS = 4
+"""Of a Gram matrix, whose sixteenth power leaves its largest eigenvector."""
+
 Solve = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -57,13 +63,71 @@ def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
     return x if diagonal is None else diagonal * x
 
 
+def symmetric_inverse_norm(
+    left: torch.Tensor, right: torch.Tensor, count: int
+) -> Generator[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """The same for one symmetric A, by two solves for some random vectors together.
+
+    With ``C = B^T B`` for ``B = diag(left) A^-1 diag(right)`` and independent Gaussian g and h, the mean of
+    ``(g^T C^2 h)^2`` is ``||C^2||_F^2``, the sum of the eighth powers of the singular values of B (Kong and
+    Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). Its eighth root is at least the
+    norm, and at most ``n^(1/8)`` times as large, 3.5 at order 24000. What some vectors show of it misses more
+    than a factor of three only where all of them miss the largest singular vector: six do so once in fifty
+    thousand cases.
+
+    Parameters
+    ----------
+    left, right : Tensor, shape (n, 1)
+    count : int
+        Vectors, two at least.
+
+    Yields
+    ------
+    Tensor, shape (n, count)
+        Right-hand sides, for A; their solutions are sent.
+
+    Returns
+    -------
+    norm : Tensor, shape ()
+        At least a third of the norm, and at most as large or a third of ``n^(1/8)`` times that.
+    vector : Tensor, shape (n, 1)
+        Of norm 1, the best combination of the vectors after a step of the power method.
+    """
+    g = gaussian(len(left), count, left.dtype, left.device, seed=20170101)
+    z = left * (yield right * g)
+    longest = z.abs().amax()
+    y = right * (yield left * (z / longest))
+    size = y.abs().amax()
+    y = y / size
+    gram = y.mT @ y
+    # The largest eigenvector of the Gram matrix combines what the vectors have of the largest singular
+    # vector of B; squares make the others vanish beside it.
+    power = gram
+    for _ in range(SQUARINGS):
+        power = power / power.abs().amax()
+        power = power @ power
+    best = power[:, power.diagonal().argmax()][:, None]
+    vector = y @ best
+    shown = size * torch.linalg.vector_norm(vector) / torch.linalg.vector_norm(z / longest @ best)
+    pairs = torch.triu_indices(count, count, offset=1, device=gram.device)
+    sampled = (longest * size).sqrt() * gram[pairs[0], pairs[1]].square().mean() ** 0.125
+    return torch.maximum(shown, sampled / WITHIN), vector / torch.linalg.vector_norm(vector)
+
+
+def half_random(vector: torch.Tensor) -> torch.Tensor:
+    """A vector of norm 1, half of which is the given one, of norm 1, and half random."""
+    random = gaussian(len(vector), 1, vector.dtype, vector.device, seed=20260107)
+    vector = vector + random / torch.linalg.vector_norm(random)
+    return vector / torch.linalg.vector_norm(vector)
+
+
 class SharedSolves:
     """Solves for other right-hand sides together with those that are asked for: factors are read once.
 
     Parameters
     ----------
     solve : callable
-    others : generator
+    others : generator or None
         Yields right-hand sides, shape (..., n, m), and is sent their solutions.
 
     Examples
@@ -77,9 +141,9 @@ class SharedSolves:
     (tensor([[0.5000]]), None)
     """
 
-    def __init__(self, solve: Solve, others: Generator[torch.Tensor, torch.Tensor, None]) -> None:
+    def __init__(self, solve: Solve, others: Generator[torch.Tensor, torch.Tensor, None] | None) -> None:
         self._solve, self._others = solve, others
-        self._waiting = next(others, None)
+        self._waiting = None if others is None else next(others, None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._waiting is None:
@@ -95,6 +159,7 @@ class SharedSolves:
             self._go_on(self._solve(self._waiting))
 
     def _go_on(self, found: torch.Tensor) -> None:
+        assert self._others is not None
         try:
             self._waiting = self._others.send(found)
         except StopIteration:

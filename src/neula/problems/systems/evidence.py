@@ -14,7 +14,7 @@ from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP64
@@ -142,10 +142,11 @@ class Evidence:
         else:
             measured = _unknown
         image = None if probe is None else probe.solved.along_image
-        image = a @ _direction(sizes) if image is None else image
+        image = a @ direction(sizes) if image is None else image
         multiply = symmetric_product if factors.symmetric else _transposed_product
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
-        norm = _scaled_norm(a, scales.rows, sizes, image, multiply)
+        of_a = None if probe is None else probe.of_a
+        norm = _scaled_norm(a, scales.rows, sizes, image, multiply) if of_a is None else of_a
         if scales.trivial and scaled is None:
             condition = inverse * norm
         else:
@@ -235,7 +236,7 @@ def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Mea
     return measured
 
 
-@dataclass(frozen=True)
+@dataclass
 class InverseProbe:
     """A vector that is to show the norm of ``D A^-1 diag(right)`` once it is solved for.
 
@@ -251,6 +252,8 @@ class InverseProbe:
         What the factors say.
     solved : Beside
         For ``diag(right)`` times the vector.
+    of_a : Tensor, shape (), or None
+        The norm of ``diag(right)^-1 A D^-1``, where that was measured on the way.
     """
 
     right: torch.Tensor
@@ -258,6 +261,7 @@ class InverseProbe:
     vector: torch.Tensor
     norm: torch.Tensor
     solved: Beside
+    of_a: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -266,11 +270,9 @@ class InverseProbe:
         """Before anything is solved for with A itself; with some random vectors beside it, if asked for."""
         n = len(sizes)
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
-        random = gaussian(n, 1, vector.dtype, vector.device, seed=20260107)
-        vector = vector + random / torch.linalg.vector_norm(random)
-        vector = vector / torch.linalg.vector_norm(vector)
+        vector = half_random(vector)
         others = right * gaussian(n, companions, vector.dtype, vector.device, seed=20030112)
-        solved = Beside(right * vector, SEEN / n**0.5, others, _direction(sizes))
+        solved = Beside(right * vector, SEEN / n**0.5, others, direction(sizes))
         return cls(right, sizes, vector, norm, solved)
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
@@ -374,7 +376,7 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     return bool(torch.linalg.matrix_norm(z / columns) <= SOLVED_TWICE)
 
 
-def _direction(sizes: torch.Tensor) -> torch.Tensor:
+def direction(sizes: torch.Tensor) -> torch.Tensor:
     """``D^-1`` times a random vector."""
     return random_direction(len(sizes), sizes.dtype, sizes.device) / sizes
 

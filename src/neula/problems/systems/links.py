@@ -42,6 +42,7 @@ from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe
+from neula.problems.systems.on_the_way import probe_on_the_way
 from neula.problems.systems.problem import Members
 from neula.problems.systems.system import HARMLESS, System
 
@@ -208,18 +209,19 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
     if by_gmres:
         by_cg = options.positive and system.scaled is None
         label += " + cg" if by_cg else " + gmres"
-        if large:
-            right = 1 / system.scales.rows[:, None]
-            # Room for the probe, and for a residual that is computed anew.
-            companions = 0 if by_cg else max(0, at_a_time - system.b.shape[1] - 2)
-            most = most // 2 if companions else most  # with which half of them do, or none
-            probe = InverseProbe.of(factors, right, system.sizes[:, None], companions)
-        beside = None if probe is None else probe.solved
+        rows, sizes = system.scales.rows, system.sizes[:, None]
         if by_cg:
-            update = cg_refinement(system.a, factors, beside)
+            probe, way = probe_on_the_way(rows[:, None], sizes) if large else (None, None)
+            first = system.scalings if refined is None else ()
+            update = cg_refinement(system.a, factors, way, first)
         else:
-            rows = None if system.scales.trivial else system.scales.rows
-            update = gmres_refinement(system.a, factors, beside, rows)
+            if large:
+                # Room for the probe, and for a residual that is computed anew.
+                companions = max(0, at_a_time - system.b.shape[1] - 2)
+                most = most // 2 if companions else most  # with which half of them do, or none
+                probe = InverseProbe.of(factors, 1 / rows[:, None], sizes, companions)
+            beside = None if probe is None else probe.solved
+            update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
         refined = run(update, refined, STAGNATION)
     assert refined is not None
     if not bool((refined.backward_error < 1).all()):

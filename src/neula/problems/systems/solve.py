@@ -337,6 +337,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
         except (ArithmeticError, np.linalg.LinAlgError) as error:
             if isinstance(error, Unanswered) and together:  # no better than what there is
                 return None
+            _check_finite(systems, call)  # of a definite A one triangle may be all that has been read
             kind = np.linalg.LinAlgError if isinstance(error, np.linalg.LinAlgError) else ArithmeticError
             raise kind(_of_batch(str(error), place, batch)) from None
 

@@ -17,6 +17,7 @@ from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format
 from neula.kernels.magnitudes import magnitudes
+from neula.kernels.symmetric_product import symmetric_sizes
 from neula.problems.systems.problem import Options
 from neula.problems.systems.scaled import Scaled
 
@@ -103,8 +104,12 @@ class System:
             Called where norms are not finite: raises an error if A or b is not.
         """
         a, b = a.double(), b.double()
-        found, b_max = magnitudes(a[None]), options.engine.column_max(b)
-        row_norms, sizes = found.sums[0], found.norms[0, :, 0]
+        b_max, largest = options.engine.column_max(b), None
+        if options.positive:
+            row_norms, sizes = symmetric_sizes(a)
+        else:
+            found = magnitudes(a[None])
+            row_norms, sizes, largest = found.sums[0], found.norms[0, :, 0], found.columns[0, 0]
         if not bool(torch.cat([row_norms, sizes, b_max]).isfinite().all()):
             check()
         diagonal = _positive_diagonal(a) if options.positive else None
@@ -114,14 +119,14 @@ class System:
             scaled = Scaled.of(a[None], b[None])
             a, b = scaled.a[0], scaled.b[0]
             found, b_max = magnitudes(a[None]), options.engine.column_max(b)
-            row_norms, sizes = found.sums[0], scaled.norms[0, :, 0]
+            row_norms, sizes, largest = found.sums[0], scaled.norms[0, :, 0], found.columns[0, 0]
         sizes = torch.where(sizes > 0, sizes, 1.0)
         # Powers of two, so that norms neither overflow nor underflow.
         b_scales = power_of_two_scales(b_max)
         if diagonal is not None:
             scales = equilibrate_symmetric(diagonal) if scaled is None else _symmetric_again(scaled)
         else:
-            scales = equilibrate(a, row_norms, options.engine, found.columns[0, 0])
+            scales = equilibrate(a, row_norms, options.engine, largest)
         scalings = [Scaling(row_norms.amax())]
         if not scales.trivial:
             scalings.append(Scaling(scales.norm(a), scales.rows, scales.columns))
