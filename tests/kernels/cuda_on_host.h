@@ -33,6 +33,18 @@ struct Index {
 
 static Index threadIdx;
 
+[[maybe_unused]] static unsigned __float_as_uint(float x) {
+    unsigned bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+[[maybe_unused]] static float __uint_as_float(unsigned bits) {
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 struct Barrier {
     int count, missing;
     unsigned passed = 0;

@@ -30,18 +30,6 @@ static unsigned __reduce_max_sync(unsigned, unsigned value) {
     return gathered(value, [](unsigned a, unsigned b, int) { return std::max(a, b); });
 }
 
-static unsigned __float_as_uint(float x) {
-    unsigned bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float __uint_as_float(unsigned bits) {
-    float x;
-    std::memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static int __ldcg(const int* place) { return *place; }
 static void __stcg(int* place, int value) { *place = value; }
 

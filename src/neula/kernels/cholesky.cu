@@ -55,40 +55,68 @@ __device__ __forceinline__ float reciprocal_root(float x) {
 
 __device__ __forceinline__ float4 load4(const float* place) { return *reinterpret_cast<const float4*>(place); }
 
-__device__ __forceinline__ float minus_dot(float4 a, float4 b, float c) {
-    return fmaf(-a.w, b.w, fmaf(-a.z, b.z, fmaf(-a.y, b.y, fmaf(-a.x, b.x, c))));
+// A float32 number as the sum of two of the tensor cores' format, which reads the first 11 bits of a significand.
+struct Parts {
+    unsigned high, low;
+};
+
+__device__ __forceinline__ Parts split(float x) {
+    const unsigned high = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    return {high, __float_as_uint(x - __uint_as_float(high))};  // what is not a number stays so in the second
 }
 
-// Block (i, k) without what step j contributes, by half a warp, with four rows and four columns for each thread.
-// What takes time are the bytes that shared memory fills registers with.
+// D + A B, D of 16 x 8 and A of 16 x 8 and B of 8 x 8 numbers, spread over a warp as tensor cores have them.
+__device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsigned* b) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])
+    );
+#else
+    multiply_on_host(d, a, b);  // of the tests
+#endif
+}
+
+// Block (i, k) without what step j contributes, by a warp: as accurate as in float32, on tensor cores, which read a
+// third of what float32 arithmetic would of shared memory, and that is what takes time. A lane has columns t and t + 4
+// of each eight where the unit says 2 t and 2 t + 1: so all lanes read different banks.
 __device__ __forceinline__ void subtract_block(int i, int k, int j) {
-    const int row = threadIdx.x % 4, column = threadIdx.x % BLOCK / 4 * 4;
-    const float* x = panel(i, j) + row * PITCH;
-    const float* y = at(k, j) + column * PITCH;
-    float* z = at(i, k) + row * PITCH + column;
-    float4 t[4];
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const float* x = panel(i, j) + g * PITCH + t;
+    const float* y = at(k, j) + (g / 2 + g % 2 * 4) * PITCH + t;
+    float* z = at(i, k) + g * PITCH + t;
+    float product[2][4] = {}, correction[2][4] = {};
 #pragma unroll
-    for (int u = 0; u < 4; ++u) t[u] = i == j ? float4{} : load4(z + 4 * u * PITCH);  // zero before step i
-#pragma unroll
-    for (int c = 0; c < BLOCK; c += 4) {
-        const float4 y0 = load4(y + c), y1 = load4(y + PITCH + c);
-        const float4 y2 = load4(y + 2 * PITCH + c), y3 = load4(y + 3 * PITCH + c);
+    for (int c = 0; c < BLOCK; c += 8) {
+        unsigned high[4], low[4];
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
-            const float4 a = load4(x + 4 * u * PITCH + c);
-            t[u].x = minus_dot(a, y0, t[u].x);
-            t[u].y = minus_dot(a, y1, t[u].y);
-            t[u].z = minus_dot(a, y2, t[u].z);
-            t[u].w = minus_dot(a, y3, t[u].w);
+            const Parts parts = split(x[u % 2 * 8 * PITCH + c + u / 2 * 4]);
+            high[u] = parts.high, low[u] = parts.low;
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Parts first = split(y[half * 8 * PITCH + c]), second = split(y[half * 8 * PITCH + c + 4]);
+            const unsigned y_high[2] = {first.high, second.high}, y_low[2] = {first.low, second.low};
+            multiply(correction[half], high, y_low);
+            multiply(correction[half], low, y_high);
+            multiply(product[half], high, y_high);
         }
     }
 #pragma unroll
-    for (int u = 0; u < 4; ++u) *reinterpret_cast<float4*>(z + 4 * u * PITCH) = t[u];
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int u = 0; u < 4; ++u) {
+            float& element = z[u / 2 * 8 * PITCH + half * 8 + u % 2 * 4];
+            const float before = i == j ? 0.0f : element;  // zero before step i
+            element = before - (product[half][u] + correction[half][u]);
+        }
 }
 
 // What step j contributes to the columns after the next, but for blocks that stay zero.
 __device__ __forceinline__ void subtract_step(int j, int blocks) {
-    for (int turn = (threadIdx.x - CHAIN) / BLOCK;; turn += (THREADS - CHAIN) / BLOCK) {
+    for (int turn = (threadIdx.x - CHAIN) / 32;; turn += (THREADS - CHAIN) / 32) {
         int k = j + 2, i = turn;  // the i-th of j + 1 blocks of R^-1 and blocks - k of L
         for (; k < blocks && i > j + blocks - k; ++k) i -= j + 1 + blocks - k;
         if (k >= blocks) return;
@@ -126,7 +154,8 @@ __device__ __forceinline__ int eliminate(int j) {
     const bool diagonal = lane < BLOCK;
     const int i_a = diagonal ? j : i_b - 1;
     if (j > 0) {
-        subtract_block(threadIdx.x / BLOCK, j, j - 1);
+        subtract_block(i_b - 1, j, j - 1);
+        subtract_block(i_b, j, j - 1);
         barrier_of_chain();
     }
     Row a = loaded(at(i_a, j) + r * PITCH), b = loaded(at(i_b, j) + r * PITCH);
