@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -85,6 +87,7 @@ def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.Monke
     with pytest.raises(RuntimeError, match="before the capture"):
         try_together(tried, GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     try_together(tried, GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert all(one.passed(GPU) for one in tried)
@@ -111,11 +114,20 @@ def test_a_kernel_is_expected_to_run_until_it_has_failed(
     dispatch._compiles.cache_clear()
 
 
-def test_trials_run_side_by_side_and_once() -> None:
-    both = threading.Barrier(2, timeout=30)
-    trials = [
-        Trial(lambda device: both.wait(), "The kernel", "plain torch takes its place") for _ in range(2)
-    ]
+def test_trials_run_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, current = threading.Barrier(2, timeout=30), threading.local()
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.device = device
+        yield
+
+    def launch(device: torch.device) -> None:
+        both.wait()
+        assert current.device == device  # of this thread, whatever that of the others is
+
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    trials = [Trial(launch, "The kernel", "plain torch takes its place") for _ in range(2)]
     try_together(trials, CPU)
     assert [tried.outcome(GPU) for tried in trials] == [None, None]
     try_together(trials, GPU)  # one after the other they would wait for ever

@@ -216,8 +216,14 @@ def try_together(trials: Iterable[Trial], device: torch.device) -> None:
     if len(untried) < 2:
         return
     refuse_capture(untried[0].what)  # other threads do not know of it
-    threads = [threading.Thread(target=tried.passed, args=(device,)) for tried in untried]
+    threads = [threading.Thread(target=_try_on, args=(tried, device)) for tried in untried]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def _try_on(tried: Trial, device: torch.device) -> None:
+    """The current device is one of each thread, and the first GPU in a new one."""
+    with torch.cuda.device(device):
+        tried.passed(device)

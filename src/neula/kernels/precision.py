@@ -92,6 +92,8 @@ def _lt_is_preferred() -> bool:
 class plain_arithmetic:
     """No gradients, no autocast that rounds operands behind an engine's back, and solvers that are there.
 
+    A GPU is the current device meanwhile: kernels and graphs are launched there, whatever operands they have.
+
     Parameters
     ----------
     device : torch.device
@@ -99,9 +101,11 @@ class plain_arithmetic:
 
     def __init__(self, device: torch.device) -> None:
         self._type = device.type
+        self._current = torch.cuda.device(device) if device.type == "cuda" else None
 
     def __enter__(self) -> None:
-        if self._type == "cuda":
+        if self._current is not None:
+            self._current.__enter__()
             load_solvers()
         self._gradients, self._casts = torch.is_grad_enabled(), torch.is_autocast_enabled(self._type)
         torch.set_grad_enabled(False)
@@ -110,3 +114,5 @@ class plain_arithmetic:
     def __exit__(self, *error: object) -> None:
         torch.set_autocast_enabled(self._type, self._casts)
         torch.set_grad_enabled(self._gradients)
+        if self._current is not None:
+            self._current.__exit__(*error)
