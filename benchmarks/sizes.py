@@ -12,8 +12,10 @@ from benchmarks.harness import Results
 from benchmarks.size_cases import Call, Case, cases
 from neula.papers.measuring import seconds_of
 
-LONG = 0.2
-"""Seconds from which on a call is run three times, and not five."""
+ENOUGH = 0.3
+"""Seconds of repetitions, of which there are ``FEWEST`` to ``MOST``."""
+
+FEWEST, MOST = 3, 41
 
 
 def run(device: torch.device) -> Results:
@@ -58,8 +60,9 @@ def _seconds(call: Call, first_calls: bool) -> float:
     """Median, after calls that compile and record."""
     if first_calls:
         return seconds_of(call)
-    slowest = max(seconds_of(call) for _ in range(2))
-    return statistics.median(seconds_of(call) for _ in range(3 if slowest > LONG else 5))
+    warm = min(seconds_of(call) for _ in range(2))
+    repeats = round(min(max(ENOUGH / warm, FEWEST), MOST))
+    return statistics.median(seconds_of(call) for _ in range(repeats))
 
 
 def _memory(case: Case) -> tuple[Any, float]:
