@@ -3,7 +3,8 @@
 For small matrices NumPy takes a part of the time of torch, since a call costs half a microsecond. For larger
 ones its BLAS takes threads of its own, and so does SciPy's: for milliseconds after a call they wait busily,
 and take the processor from the threads of another library. So one library has all that is large: torch,
-whose threads reflect and do everything else, too.
+whose threads reflect and do everything else, too. A kernel that shares them takes one pass over what does not
+fit a cache, and reads single precision as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
+from neula.kernels.one_pass_host import OnePass, takes
+
 WIDE = 128
 """Order from which on a square matrix may be large: smaller ones take no threads for a Cholesky
 factorization, nor for products with a vector."""
@@ -21,6 +24,10 @@ factorization, nor for products with a vector."""
 ALONE = 1 << 16
 """Elements of a matrix up to which NumPy multiplies by one vector, or by four, without threads: those of its
 BLAS would wait for the processor while torch's wait busily for more work."""
+
+PASSED = {4: 1 << 17, 8: 1 << 21}
+"""Elements, by their bytes, from which one pass over a matrix takes less than the library's products: in
+double precision where it does not fit a cache, in single where a copy in double takes time."""
 
 HALVED = 128
 """Columns from which on a Gram matrix is worth the calls of two halves."""
@@ -43,10 +50,11 @@ class Products(Protocol):
 
 
 class InNumPy:
-    """A small matrix, float64."""
+    """A small matrix."""
 
     def __init__(self, a: np.ndarray) -> None:
-        self.times, self._a = a.dot, a
+        self._a = a.astype(np.float64, copy=False)
+        self.times = self._a.dot
 
     def transposed_times(self, y: np.ndarray) -> np.ndarray:
         """``A^T y``."""
@@ -66,7 +74,7 @@ class InTorch:
     """A large matrix."""
 
     def __init__(self, a: np.ndarray) -> None:
-        self._a = torch.from_numpy(a)
+        self._a = torch.from_numpy(a).double()
 
     def times(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
@@ -94,8 +102,15 @@ def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
 
 
 def products(a: np.ndarray, *, large: bool) -> Products:
-    """What multiplies with a matrix."""
+    """What multiplies with a matrix, of float32 or float64, in double precision."""
+    if passed(a):
+        return OnePass(a)
     return InTorch(a) if large and a.size > ALONE else InNumPy(a)
+
+
+def passed(a: np.ndarray) -> bool:
+    """Whether a matrix is multiplied with as it is, in one pass."""
+    return a.size >= PASSED.get(a.itemsize, a.size + 1) and takes(a)
 
 
 def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:

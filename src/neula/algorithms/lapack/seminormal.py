@@ -15,7 +15,14 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Sliced
-from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, products, schatten_square
+from neula.algorithms.lapack.products import (
+    WIDE,
+    cholesky_factor,
+    gram_matrix,
+    passed,
+    products,
+    schatten_square,
+)
 from neula.algorithms.lapack.refinement import Evaluation, Refined, length
 from neula.algorithms.lapack.triangle import Triangle
 from neula.algorithms.lapack.vectors import probe_array
@@ -88,7 +95,7 @@ class Seminormal:
     Parameters
     ----------
     a : array, shape (m, n), m >= n
-        float64.
+        float64, or float32 where residuals are in working precision.
     factor : Factor
     doubled : bool
         Whether residuals are in twice the working precision.
@@ -134,8 +141,8 @@ class Seminormal:
     def of(cls, given: np.ndarray, *, doubled: bool, single: bool, large: bool = False) -> Seminormal | None:
         """Factorize, first in single precision where that will do; None where no R is good enough."""
         m, n = given.shape
-        a = _double(given)
-        tried = [lambda: by_gram(a, large=large)]
+        a = given if passed(given) and not doubled else _double(given)
+        tried = [lambda: by_gram(_double(a), large=large)]
         if single:
             narrow = given.astype(np.float32, copy=False)
             tried.insert(

@@ -21,6 +21,7 @@ from neula.algorithms.lapack.products import (
     Products,
     cholesky_factor,
     lu_factors,
+    passed,
     products,
 )
 from neula.algorithms.lapack.refinement import LONG, Evaluation, Refined, length
@@ -130,6 +131,12 @@ def _each(solve: Solve, right: np.ndarray) -> np.ndarray:
     return np.array([solve(b) for b in right.T]).T
 
 
+def _in_double(a: np.ndarray, *, large: bool) -> np.ndarray:
+    """By all threads where it is large."""
+    found: np.ndarray = torch.from_numpy(a).double().numpy() if large else a.astype(np.float64, copy=False)
+    return found
+
+
 def _dtype(single: bool) -> type[np.floating[Any]]:
     return np.float32 if single else np.float64
 
@@ -140,7 +147,7 @@ class Square:
     Parameters
     ----------
     a : array, shape (n, n)
-        float64.
+        float64, or float32 where residuals are in working precision.
     right : list of array, shape (n,)
         Right-hand sides.
     sizes : array, shape (n,)
@@ -229,7 +236,7 @@ class Square:
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
         """
-        a = torch.from_numpy(given).double().numpy() if large else given.astype(np.float64, copy=False)
+        a = given if single and passed(given) and not doubled else _in_double(given, large=large)
         # Squares of what single precision is tried for do not overflow in it.
         seen = given if single and given.dtype == np.float32 else a
         rows, columns = _squares(seen, large=large)
@@ -238,11 +245,11 @@ class Square:
         alike = most <= spread * least and widest <= spread * narrowest
         if not (alike and 1 / moderate <= most <= moderate):  # nor is NaN
             return None
-        factors = (cholesky if positive else lu)(given, single=single, large=large)
+        factors = (cholesky if positive else lu)(given if single else a, single=single, large=large)
         if factors is None:
             return None
         # From below, unless another row of less length has a larger sum.
-        norm = float(np.abs(a[rows.argmax()]).sum())
+        norm = float(np.abs(a[rows.argmax()]).sum(dtype=np.float64))
         largest = _largest_element(a, large=large) if doubled else 0.0
         found = cls(a, right, np.sqrt(columns), norm, factors, largest, large=large)
         return (found, factors.growth) if found.rate <= MAX_RATE else None
