@@ -24,7 +24,23 @@ struct Operands {
 
 static std::vector<Operands> operands;
 
-// A product of 16 x 8 and 8 x 8 numbers, of which a tensor core drops what does not fit its format.
+// The first bits of a number, down to a power of two.
+static double truncated(double x, int exponent) { return std::ldexp(std::trunc(std::ldexp(x, -exponent)), exponent); }
+
+// A sum of some products and a number, of which all is lost that is below the last bit but one of the largest.
+static float sum_of(float start, const float* a, const float* b, int count) {
+    int exponent;
+    double largest = std::fabs(start), sum = 0.0;
+    for (int k = 0; k < count; ++k) largest = std::fmax(largest, std::fabs(static_cast<double>(a[k]) * b[k]));
+    std::frexp(largest, &exponent);
+    for (int k = 0; k < count; ++k) sum += truncated(static_cast<double>(a[k]) * b[k], exponent - 25);
+    sum += truncated(start, exponent - 25);
+    std::frexp(sum, &exponent);
+    return static_cast<float>(truncated(sum, exponent - 24));
+}
+
+// A product of 16 x 8 and 8 x 8 numbers, of which a tensor core drops what does not fit its format, as the least accurate
+// ones add: four at a time.
 static void multiply_on_host(float* d, const unsigned* a, const unsigned* b) {
     const int lane = threadIdx.x % 32, first = threadIdx.x - lane, g = lane / 4, t = lane % 4;
     Operands& mine = operands[threadIdx.x];
@@ -34,11 +50,12 @@ static void multiply_on_host(float* d, const unsigned* a, const unsigned* b) {
     const auto number = [](unsigned bits) { return __uint_as_float(bits & 0xffffe000u); };
     for (int u = 0; u < 4; ++u) {
         const int column = 2 * t + u % 2;
-        float sum = d[u];
-        for (int k = 0; k < 8; ++k)
-            sum += number(operands[first + 4 * g + k % 4].a[u / 2 + k / 4 * 2]) *
-                   number(operands[first + 4 * column + k % 4].b[k / 4]);
-        d[u] = sum;
+        float left[8], right[8];
+        for (int k = 0; k < 8; ++k) {
+            left[k] = number(operands[first + 4 * g + k % 4].a[u / 2 + k / 4 * 2]);
+            right[k] = number(operands[first + 4 * column + k % 4].b[k / 4]);
+        }
+        d[u] = sum_of(sum_of(d[u], left, right, 4), left + 4, right + 4, 4);
     }
     __syncwarp();
 }

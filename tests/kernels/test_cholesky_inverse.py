@@ -144,6 +144,24 @@ def test_dependent_columns_become_short_ones(kernel: Factorize, kind: str) -> No
     assert ((r.double().mT @ r.double() - gram_of(a)).abs() <= (2.0**-19 + 64 * U) * size).all()
 
 
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_dependent_columns_are_seen_also_where_all_have_a_direction_in_common(
+    kernel: Factorize, mean: float
+) -> None:
+    """Then a pivot that should vanish is what rounding errors of the first columns leave, which are large: in
+    one of some dozens of matrices they would pass for a pivot if all sixteen columns were summed up first.
+    """
+    generator, rank = torch.Generator().manual_seed(1), 120
+    for _ in range(60):
+        a = torch.randn(400, 128, generator=generator, dtype=torch.float64) + mean
+        mixed = torch.randn(rank, 128 - rank, generator=generator, dtype=torch.float64) / rank**0.5
+        a[:, rank:] = a[:, :rank] @ mixed
+        r, _, norms = kernel(gram_of(a.to(DEVICE)))
+        pivots = (r.diagonal().double() / norms.double()).square()
+        assert torch.allclose(pivots[rank:], torch.full_like(pivots[rank:], 2.0**-19), rtol=0.01)
+        assert (pivots[:rank] > 2.0**-10).all()
+
+
 def test_more_columns_than_the_kernel_takes() -> None:
     gram = gram_of(random_matrix("normal", 400, 130, seed=5).to(DEVICE))
     r = cholesky_inverse(gram).r.double()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from types import SimpleNamespace
 
 import mpmath
 import numpy as np
@@ -263,6 +264,23 @@ def test_slices_in_registers_err_by_less_than_certificates_assume(way: str, posi
     assert (error <= 2 * n**0.5 * 2.0**-104 * lengths).all()
     chunks = a[0].abs().unflatten(1, (-1, 32)).amax(2) @ x[0].abs().unflatten(0, (-1, 32)).amax(1)
     assert (error <= 2.0**-87 * chunks).all()
+
+
+@pytest.mark.parametrize("way", ["units"], indirect=True)
+@pytest.mark.parametrize("tiles", [1, 2, 3])
+def test_a_trial_tells_rows_columns_and_vectors_apart(
+    way: str, tiles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = sliced_cuda.sliced_product_cuda
+
+    def turned(a: torch.Tensor, x: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return right(a, x.flip(2), *more)
+
+    monkeypatch.setattr(doubled, "many_products", SimpleNamespace(kernel=right))
+    doubled._tried_on_units.launch(DEVICE, tiles)
+    monkeypatch.setattr(doubled, "many_products", SimpleNamespace(kernel=turned))
+    with pytest.raises(ArithmeticError, match="multiplied wrongly"):
+        doubled._tried_on_units.launch(DEVICE, tiles)
 
 
 @pytest.mark.parametrize("inner", [1, 2, 5, 50, 1000, 20000, 10**6])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(params=CAPABILITIES)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lanes as a processor has, or fewer."""
     order = ["DEFAULT", *host_source.INSTRUCTIONS]
     if HERE not in order or order.index(request.param) > order.index(HERE):
@@ -37,7 +36,6 @@ def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
         library = host_source.load.__wrapped__("one_pass")
     monkeypatch.setattr(one_pass_host, "_library", lambda: library)
-    yield
 
 
 def numbers(*shape: int, dtype: type[np.floating] = np.float64, seed: int = 0) -> np.ndarray:

@@ -80,13 +80,15 @@ __device__ __forceinline__ void multiply(float* d, const unsigned* a, const unsi
 
 // Block (i, k) without what step j contributes, by a warp: as accurate as in float32, on tensor cores, which read a
 // third of what float32 arithmetic would of shared memory, and that is what takes time. A lane has columns t and t + 4
-// of each eight where the unit says 2 t and 2 t + 1: so all lanes read different banks.
+// of each eight where the unit says 2 t and 2 t + 1: so all lanes read different banks. Tensor cores truncate sums, by as
+// much as these are large: products of eight columns each are subtracted by themselves, since where columns have a
+// direction in common the first ones leave little.
 __device__ __forceinline__ void subtract_block(int i, int k, int j) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const float* x = panel(i, j) + g * PITCH + t;
     const float* y = at(k, j) + (g / 2 + g % 2 * 4) * PITCH + t;
     float* z = at(i, k) + g * PITCH + t;
-    float product[2][4] = {}, correction[2][4] = {};
+    float product[BLOCK / 8][2][4] = {}, correction[2][4] = {};
 #pragma unroll
     for (int c = 0; c < BLOCK; c += 8) {
         unsigned high[4], low[4];
@@ -101,7 +103,7 @@ __device__ __forceinline__ void subtract_block(int i, int k, int j) {
             const unsigned y_high[2] = {first.high, second.high}, y_low[2] = {first.low, second.low};
             multiply(correction[half], high, y_low);
             multiply(correction[half], low, y_high);
-            multiply(product[half], high, y_high);
+            multiply(product[c / 8][half], high, y_high);
         }
     }
 #pragma unroll
@@ -109,8 +111,10 @@ __device__ __forceinline__ void subtract_block(int i, int k, int j) {
 #pragma unroll
         for (int u = 0; u < 4; ++u) {
             float& element = z[u / 2 * 8 * PITCH + half * 8 + u % 2 * 4];
-            const float before = i == j ? 0.0f : element;  // zero before step i
-            element = before - (product[half][u] + correction[half][u]);
+            float rest = i == j ? 0.0f : element;  // zero before step i
+#pragma unroll
+            for (int c = 0; c < BLOCK / 8; ++c) rest -= product[c][half][u];
+            element = rest - correction[half][u];
         }
 }
 

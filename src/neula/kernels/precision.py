@@ -105,8 +105,8 @@ class plain_arithmetic:
 
     def __enter__(self) -> None:
         if self._current is not None:
+            load_solvers()  # which may raise an error
             self._current.__enter__()
-            load_solvers()
         self._gradients, self._casts = torch.is_grad_enabled(), torch.is_autocast_enabled(self._type)
         torch.set_grad_enabled(False)
         torch.set_autocast_enabled(self._type, False)
