@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
+from benchmarks.sweeps import of_sweep
 from neula.papers.data import Data
 
 _TABLE = re.compile(
@@ -105,6 +106,7 @@ TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
     "accuracy": accuracy,
     "bounds": bounds,
     "sizes": of_sizes,
+    "sweep": of_sweep,
 }
 
 

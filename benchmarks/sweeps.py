@@ -1,0 +1,38 @@
+"""``neula bench sweep`` on several machines, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.compared import FOLDER, shown, size_of
+from neula.papers.data import Data, Row
+
+SWEPT = {
+    "EPYC": "amd-epyc",
+    "EPYC, AVX2": "amd-epyc-avx2",
+    "Xeon": "intel-xeon",
+    "Xeon, AVX2": "intel-xeon-avx2",
+}
+"""What the columns of a machine are called, and the end of the name of its file."""
+
+DTYPES = ("float64", "float32")
+
+
+def of_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """Neula's times relative to those of its peers; in bold what is slower than it may be."""
+    paths = {name: folder / f"bench-sweep-{machine}.json" for name, machine in SWEPT.items()}
+    found = {name: Data.read(path).rows for name, path in paths.items() if path.exists()}
+    yield "", "size", *(f"{name}, {dtype}" for name in found for dtype in DTYPES)
+    keys = dict.fromkeys((row["problem"], row["shape"]) for rows in found.values() for row in rows)
+    for problem, shape in keys:
+        known = {"problem": problem, "shape": shape}
+        cells = [_cell(rows.where(**known, dtype=dtype)) for rows in found.values() for dtype in DTYPES]
+        yield f"`{problem}`", shown(size_of(known)), *cells
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+    text = f"{rows[0]['ms'] / rows[0]['peer_ms']:.2g}"
+    return text if rows[0]["within"] else f"**{text}**"
