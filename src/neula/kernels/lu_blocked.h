@@ -241,11 +241,14 @@ static int factorize_panel(const struct blocks *work, long top)
     return 1;
 }
 
-/* Whether the next panel can be applied to a block. Interchanges that come after its own wait until nothing reads it. */
+/* Whether the next panel can be applied to a block. Interchanges that come after its own wait until nothing reads it; where a
+ * pivot has vanished there is nothing to do any more. */
 static int ready(struct blocks *work, long j)
 {
     long next = __atomic_load_n(&work->block[j].applied, __ATOMIC_ACQUIRE);
     long factorized = __atomic_load_n(&work->factorized, __ATOMIC_ACQUIRE);
+    if (__atomic_load_n(&work->singular, __ATOMIC_ACQUIRE))
+        return 0;
     if (next >= factorized)
         return next == 0 && j == 0;
     for (long i = j + 1; i < work->count && next > j; i++)

@@ -13,10 +13,12 @@ struct blocks {
     long n, apart; /* numbers from a column to the next: whole lines of the cache, with zeros below row n */
     long count, threads;
     int *pivots; /* counted from 0 */
-    long factorized, finished, joined, singular;
+    /* What threads write, apart from what they only read. */
+    _Alignas(LINE) long factorized;
+    long finished, joined, singular;
     struct {
-        long applied, busy; /* panels, interchanges of those that come later included; whether a thread is at it */
-        char rest[LINE - 2 * sizeof(long)];
+        _Alignas(LINE) long applied; /* panels, interchanges of those that come later included */
+        long busy;                   /* whether a thread is at it */
     } block[MOST_BLOCKS];
 };
 

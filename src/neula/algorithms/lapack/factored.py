@@ -93,7 +93,7 @@ def solved_by_factors(
     vectors, sides = _vectors(n), empty(k, n).copy_(b.mT)
     blocked = n <= min(in_blocks, BLOCK * MOST_BLOCKS)
     factors, apart = _room_of_factors(n, torch.float32 if single else torch.float64, blocked=blocked)
-    pivots, room = torch.empty(n, dtype=torch.int32), empty(columns * wide)
+    pivots, room = torch.empty(n, dtype=torch.int32, device="cpu"), empty(columns * wide)
     x, known = empty(k, n), empty(len(NAMES) + k)
     system = _System(
         *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), apart, a.dtype == torch.float32, single),
@@ -118,10 +118,11 @@ def _room_of_factors(n: int, dtype: torch.dtype, *, blocked: bool) -> tuple[torc
     would have the same places in a cache at some orders.
     """
     if not blocked:
-        return torch.empty(n, n, dtype=dtype), n
+        return torch.empty(n, n, dtype=dtype, device="cpu"), n
     numbers = LINE // dtype.itemsize
     apart = (-(-n // numbers) | 1) * numbers
-    return torch.empty(-(-n // BLOCK) * BLOCK, apart, dtype=dtype), apart  # torch aligns it to lines
+    # torch aligns it to lines.
+    return torch.empty(-(-n // BLOCK) * BLOCK, apart, dtype=dtype, device="cpu"), apart
 
 
 @lru_cache(maxsize=1)

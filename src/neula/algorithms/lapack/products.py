@@ -182,7 +182,7 @@ def factorize(a: torch.Tensor, pivots: torch.Tensor, *, large: bool) -> bool:
     large : bool
     """
     if large:
-        info = torch.empty((), dtype=torch.int32)
+        info = torch.empty((), dtype=torch.int32, device="cpu")
         torch.linalg.lu_factor_ex(a, out=(a, pivots, info))
         pivots -= 1
         return not int(info)

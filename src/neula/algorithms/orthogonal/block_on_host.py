@@ -16,7 +16,7 @@ PASSES = 2
 
 
 def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR whose Q is orthonormal whatever the rank, and whose residual is that of reflections.
+    """QR whose Q is as orthonormal as that of reflections whatever the rank, and its residual as small.
 
     By Cholesky QR with Gram matrices in double precision, twice where that is needed. By LAPACK's reflections
     where columns depend on each other, and where calls take longer than the arithmetic.
