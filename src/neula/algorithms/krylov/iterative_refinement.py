@@ -208,7 +208,7 @@ class OnTheWay(Beside):
     ----------
     products, solves : generator
         Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is to solve for, and
-        are sent what comes of these. When the second one ends, b is there; it had no columns before.
+        are sent what comes of these. Until the second one ends b has no columns; after that it may have some.
     """
 
     products: Companions = field(kw_only=True)
@@ -319,9 +319,12 @@ def cg_refinement(
     precondition = SharedSolves(_preconditioner(factors), solves)
 
     def joining() -> tuple[torch.Tensor, float] | None:
-        if beside is None or beside.x is not None or not beside.b.shape[1]:
+        if beside is None or beside.x is not None:
             return None
-        beside.x = torch.zeros_like(beside.b)
+        if beside.b.shape[1]:
+            beside.x = torch.zeros_like(beside.b)
+        elif not precondition.waits:
+            return None
         return beside.b, MARGIN * beside.reduction
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
@@ -342,7 +345,7 @@ def cg_refinement(
             precondition.finish()
             if x.shape[1] > k:
                 beside.x = x[:, k:]
-            elif beside.x is None:
+            elif beside.x is None and beside.b.shape[1]:
                 beside.x = torch.zeros_like(beside.b)
         return x[:, :k], iterations
 

@@ -16,9 +16,6 @@ EXPLICIT = 64
 STEPS = 2
 """Steps of the power method, each two solves, from a random start."""
 
-WITHIN = 3.0
-"""Factor within which norms are estimated."""
-
 SQUARINGS = 4
 """Of a Gram matrix, whose sixteenth power leaves its largest eigenvector."""
 
@@ -70,16 +67,16 @@ def symmetric_inverse_norm(
 
     With ``C = B^T B`` for ``B = diag(left) A^-1 diag(right)`` and independent Gaussian g and h, the mean of
     ``(g^T C^2 h)^2`` is ``||C^2||_F^2``, the sum of the eighth powers of the singular values of B (Kong and
-    Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). Its eighth root is at least the
-    norm, and at most ``n^(1/8)`` times as large, 3.5 at order 24000. What some vectors show of it misses more
-    than a factor of three only where all of them miss the largest singular vector: six do so once in fifty
-    thousand cases.
+    Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). So the eighth root of what some
+    pairs of vectors show is up to ``n^(1/8)`` times the norm where singular values are alike, 3.5 times at
+    order 24000. It is least where one of them is apart from the others: with six vectors it is then less than
+    two thirds of the norm in four of a hundred cases, and less than a third in two of a hundred thousand.
 
     Parameters
     ----------
     left, right : Tensor, shape (n, 1)
     count : int
-        Vectors, two at least.
+        Vectors, some at least: what is said above is of six.
 
     Yields
     ------
@@ -89,7 +86,7 @@ def symmetric_inverse_norm(
     Returns
     -------
     norm : Tensor, shape ()
-        At least a third of the norm, and at most as large or a third of ``n^(1/8)`` times that.
+        At least a third of the norm, as likely as said, and up to some ``n^(1/8)`` times it.
     vector : Tensor, shape (n, 1)
         Of norm 1, the best combination of the vectors after a step of the power method.
     """
@@ -106,12 +103,12 @@ def symmetric_inverse_norm(
     for _ in range(SQUARINGS):
         power = power / power.abs().amax()
         power = power @ power
-    best = power[:, power.diagonal().argmax()][:, None]
+    best = power.index_select(1, power.diagonal().argmax()[None])
     vector = y @ best
     shown = size * torch.linalg.vector_norm(vector) / torch.linalg.vector_norm(z / longest @ best)
     pairs = torch.triu_indices(count, count, offset=1, device=gram.device)
     sampled = (longest * size).sqrt() * gram[pairs[0], pairs[1]].square().mean() ** 0.125
-    return torch.maximum(shown, sampled / WITHIN), vector / torch.linalg.vector_norm(vector)
+    return torch.maximum(shown, sampled), vector / torch.linalg.vector_norm(vector)
 
 
 def half_random(vector: torch.Tensor) -> torch.Tensor:
@@ -144,6 +141,11 @@ class SharedSolves:
     def __init__(self, solve: Solve, others: Generator[torch.Tensor, torch.Tensor, None] | None) -> None:
         self._solve, self._others = solve, others
         self._waiting = None if others is None else next(others, None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is more to be solved for."""
+        return self._waiting is not None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._waiting is None:

@@ -212,7 +212,8 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
         rows, sizes = system.scales.rows, system.sizes[:, None]
         if by_cg:
             probe, way = probe_on_the_way(rows[:, None], sizes) if large else (None, None)
-            first = system.scalings if refined is None else ()
+            # For less than double precision residuals that are small beside ``||A|| ||x||`` leave no digit.
+            first = system.scalings if refined is None and options.target is FP64 else ()
             update = cg_refinement(system.a, factors, way, first)
         else:
             if large:

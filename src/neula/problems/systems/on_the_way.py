@@ -44,7 +44,8 @@ def probe_on_the_way(rows: torch.Tensor, sizes: torch.Tensor) -> tuple[InversePr
     def solves() -> Companions:
         probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, VECTORS)
         probe.vector = half_random(vector)
-        solved.b = right * probe.vector
+        if bool(probe.vector.isfinite().all()):  # or it would end the iterations of all
+            solved.b = right * probe.vector
 
     solved = OnTheWay(nothing, SEEN / len(sizes) ** 0.5, nothing, products=products(), solves=solves())
     probe = InverseProbe(right, sizes, nothing, right.new_tensor(torch.inf), solved)
