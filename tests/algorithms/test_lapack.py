@@ -161,8 +161,9 @@ def test_the_norm_of_an_inverse_is_bounded(n: int, rng: np.random.Generator) -> 
 @pytest.mark.parametrize("way", ["NumPy", "torch", "one pass"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("n", [1, 63, 64, 300])
+@pytest.mark.parametrize("by_columns", [False, True])
 def test_all_make_the_same_of_a_matrix(
-    n: int, dtype: Any, way: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+    n: int, dtype: Any, way: str, by_columns: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = way == "torch"
     monkeypatch.setattr(products, "PASSED", {4: 1, 8: 1} if way == "one pass" else {})
@@ -185,7 +186,7 @@ def test_all_make_the_same_of_a_matrix(
     assert np.linalg.norm(a[:n] @ (y - 1)) <= 8 * n * u * np.linalg.norm(a[:n]) * np.linalg.norm(y)
     assert products.lu_factors(np.zeros((n, n), dtype, order="F"), large=large) is None
     b, x, z = rng.standard_normal(n + 40), rng.standard_normal(n), rng.standard_normal((n, 4))
-    matrix = products.products(a, large=large)
+    matrix = products.products(np.asfortranarray(a) if by_columns else a, large=large)
     residual, gradient = matrix.residual(b, x)
     pairs = (
         (matrix.times(x), wide @ x),

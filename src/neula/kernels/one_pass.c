@@ -9,8 +9,8 @@
 #include "vectors.h"
 
 #define INLINE static inline __attribute__((always_inline)) /* loops by what is known where they are called */
-#define TOGETHER 2  /* vectors that elements are read for */
-#define SUMMED 256  /* rows, or more by less than WIDTH, whose multiples are added before they are added to others */
+#define TOGETHER 2 /* vectors that elements are read for */
+#define SUMMED 256 /* rows whose multiples are added before they are added to others */
 
 /* In one_pass_host.py. Where x is NULL the right-hand sides themselves are multiplied by the transpose. */
 struct pass {

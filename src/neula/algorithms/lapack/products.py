@@ -9,6 +9,7 @@ fit a cache, and reads single precision as it is.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -70,19 +71,16 @@ class InNumPy:
         return residual, residual.dot(self._a)
 
 
-class InTorch:
-    """A large matrix."""
+class InTwoPasses(ABC):
+    """A matrix that is read once for a product, and once more for one with its transpose."""
 
-    def __init__(self, a: np.ndarray) -> None:
-        self._a = torch.from_numpy(a).double()
-
+    @abstractmethod
     def times(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
-        return _product(self._a, x)
 
+    @abstractmethod
     def transposed_times(self, y: np.ndarray) -> np.ndarray:
         """``A^T y``."""
-        return _product(self._a.mT, y)
 
     def gram_times(self, x: np.ndarray) -> np.ndarray:
         """``A^T A x``."""
@@ -92,6 +90,32 @@ class InTorch:
         """``r = b - A x``, and ``A^T r``."""
         residual = b - self.times(x)
         return residual, self.transposed_times(residual)
+
+
+class InTorch(InTwoPasses):
+    """A large matrix."""
+
+    def __init__(self, a: np.ndarray) -> None:
+        self._a = torch.from_numpy(a).double()
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        return _product(self._a, x)
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        return _product(self._a.mT, y)
+
+
+class Turned(InTwoPasses):
+    """A matrix by its transpose: one whose columns follow one another, by rows that do."""
+
+    def __init__(self, transposed: Products) -> None:
+        self._transposed = transposed
+
+    def times(self, x: np.ndarray) -> np.ndarray:
+        return self._transposed.transposed_times(x)
+
+    def transposed_times(self, y: np.ndarray) -> np.ndarray:
+        return self._transposed.times(y)
 
 
 def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
@@ -104,13 +128,16 @@ def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
 def products(a: np.ndarray, *, large: bool) -> Products:
     """What multiplies with a matrix, of float32 or float64, in double precision."""
     if passed(a):
-        return OnePass(a)
+        return OnePass(a) if takes(a) else Turned(OnePass(a.T))
     return InTorch(a) if large and a.size > ALONE else InNumPy(a)
 
 
 def passed(a: np.ndarray) -> bool:
-    """Whether a matrix is multiplied with as it is, in one pass."""
-    return a.size >= PASSED.get(a.itemsize, a.size + 1) and takes(a)
+    """Whether a matrix is multiplied with as it is, by a kernel; in double precision columns go to the
+    library, whose passes are as many.
+    """
+    large = a.size >= PASSED.get(a.itemsize, a.size + 1)
+    return large and (takes(a) or (a.dtype == np.float32 and takes(a.T)))
 
 
 def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:
