@@ -175,9 +175,9 @@ def largest_beyond(
     g, product, grams = _first_product(a, u, v, engine, carried)
     (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
-    rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound > wanted and carried is not None:  # rounding errors along V that came along may be all there is
         return largest_beyond(a, u, v, edge, wanted, engine, most=most)
+    rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
         return Beyond(bound, size, 1)
     degree = math.ceil(math.acosh(max(1.0, start / seen)) / rate)

@@ -59,9 +59,8 @@ class Doubled:
     slices : Tensor, shape (batch, m, 4, n), or None
         What the elements of ``rows`` are sums of, smallest slice first; None where products cut their own.
     columns : Tensor, shape (batch, n, 1), or None
-        Sizes of the columns, which what is cut of a row is relative to.
-    on_units : bool
-        Whether products of many vectors go to matrix units of a GPU.
+        Sizes of the columns, which what is cut of a row is relative to; without, products of many vectors do
+        not go to matrix units of a GPU.
     turned : bool
         Whether products are with the transpose of what the sizes are those of the columns of.
 
@@ -80,7 +79,6 @@ class Doubled:
     row_anchors: torch.Tensor | None = None
     slices: torch.Tensor | None = None
     columns: torch.Tensor | None = None
-    on_units: bool = False
     turned: bool = False
 
     @classmethod
@@ -97,7 +95,7 @@ class Doubled:
         """
         rows, transposed = _with_contiguous_rows(a)
         if a.numel() == 0 or not cuts(a.device):
-            return cls(rows, transposed, columns=columns, on_units=columns is not None)
+            return cls(rows, transposed, columns=columns)
         return cls.sliced(rows, transposed)
 
     @classmethod
@@ -178,7 +176,7 @@ class Doubled:
         return self.rows.mT if self.transposed else self.rows
 
     def _by_kernel(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
-        if self.on_units:
+        if self.columns is not None:
             return many_products(self._matrix, x, x_low, b, None if self.turned else self.columns)
         return doubled_product(self._matrix, x, x_low, b)
 

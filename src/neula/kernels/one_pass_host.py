@@ -100,7 +100,7 @@ class OnePass:
         library, a = _library(), self._a
         assert library is not None
         given = [None if y is None else np.ascontiguousarray(y.T, np.float64) for y in (x, b)]
-        k = max(y.size // y.shape[-1] for y in given if y is not None)
+        k = next(1 if y.ndim == 1 else len(y) for y in given if y is not None)
         threads = min(torch.get_num_threads(), a.size // EACH) or 1
         places = [None if y is None else address_of(y) for y in (*given, image, back)]
         apart, single = a.strides[0] // a.itemsize, a.dtype == np.float32

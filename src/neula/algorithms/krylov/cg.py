@@ -95,7 +95,7 @@ def cg(
             left.cpu().numpy(), aim, iterations, max_iterations, np.ones_like(aim)
         ):
             break
-        if joining is not None:
+        if joining is not None and joining[0].shape[1]:
             others, theirs = joining
             count = others.shape[1]
             # A direction of zeros before, so that their first one is what the preconditioner makes of them.

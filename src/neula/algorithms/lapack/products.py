@@ -9,6 +9,7 @@ fit a cache, and reads single precision as it is.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Protocol
 
@@ -54,7 +55,7 @@ class InNumPy:
     """A small matrix."""
 
     def __init__(self, a: np.ndarray) -> None:
-        self._a = a.astype(np.float64, copy=False)
+        self._a = in_double(a, large=False)
         self.times = self._a.dot
 
     def transposed_times(self, y: np.ndarray) -> np.ndarray:
@@ -136,8 +137,14 @@ def passed(a: np.ndarray) -> bool:
     """Whether a matrix is multiplied with as it is, by a kernel; in double precision columns go to the
     library, whose passes are as many.
     """
-    large = a.size >= PASSED.get(a.itemsize, a.size + 1)
+    large = a.size >= PASSED.get(a.itemsize, math.inf)
     return large and (takes(a) or (a.dtype == np.float32 and takes(a.T)))
+
+
+def in_double(a: np.ndarray, *, large: bool) -> np.ndarray:
+    """A matrix in double precision, converted by all threads where it is large."""
+    found: np.ndarray = torch.from_numpy(a).double().numpy() if large else a.astype(np.float64, copy=False)
+    return found
 
 
 def gram_matrix(a: np.ndarray, *, large: bool) -> np.ndarray:

@@ -19,6 +19,7 @@ from neula.algorithms.lapack.products import (
     WIDE,
     cholesky_factor,
     gram_matrix,
+    in_double,
     passed,
     products,
     schatten_square,
@@ -69,7 +70,12 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
     columns = np.sqrt(gram.diagonal())
     # The Schatten 4-norm of B is between ||B|| and n^(1/4) ||B||; its square is the norm of B^T B.
     square = math.sqrt(schatten_square(gram, 1 / gram.diagonal(), large=large))
-    return Factor(_double(lower), _double(columns), square / math.sqrt(len(gram)), math.sqrt(square))
+    return Factor(
+        in_double(lower, large=large),
+        in_double(columns, large=False),
+        square / math.sqrt(len(gram)),
+        math.sqrt(square),
+    )
 
 
 def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
@@ -83,10 +89,6 @@ def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     image = r.times(v / columns)
     norm = length(r.transposed_times(image) / columns) / length(image)
     return Factor(upper.numpy().T, columns, norm, min(ESTIMATED * norm, math.sqrt(n)))
-
-
-def _double(x: np.ndarray) -> np.ndarray:
-    return x.astype(np.float64, copy=False)
 
 
 class Seminormal:
@@ -141,8 +143,8 @@ class Seminormal:
     def of(cls, given: np.ndarray, *, doubled: bool, single: bool, large: bool = False) -> Seminormal | None:
         """Factorize, first in single precision where that will do; None where no R is good enough."""
         m, n = given.shape
-        a = given if passed(given) and not doubled else _double(given)
-        tried = [lambda: by_gram(_double(a), large=large)]
+        a = given if passed(given) and not doubled else in_double(given, large=large)
+        tried = [lambda: by_gram(in_double(a, large=large), large=large)]
         if single:
             narrow = given.astype(np.float32, copy=False)
             tried.insert(

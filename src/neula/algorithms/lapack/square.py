@@ -20,6 +20,7 @@ from neula.algorithms.lapack.doubled import Sliced
 from neula.algorithms.lapack.products import (
     Products,
     cholesky_factor,
+    in_double,
     lu_factors,
     passed,
     products,
@@ -131,12 +132,6 @@ def _each(solve: Solve, right: np.ndarray) -> np.ndarray:
     return np.array([solve(b) for b in right.T]).T
 
 
-def _in_double(a: np.ndarray, *, large: bool) -> np.ndarray:
-    """By all threads where it is large."""
-    found: np.ndarray = torch.from_numpy(a).double().numpy() if large else a.astype(np.float64, copy=False)
-    return found
-
-
 def _dtype(single: bool) -> type[np.floating[Any]]:
     return np.float32 if single else np.float64
 
@@ -236,7 +231,7 @@ class Square:
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
         """
-        a = given if single and passed(given) and not doubled else _in_double(given, large=large)
+        a = given if single and passed(given) and not doubled else in_double(given, large=large)
         # Squares of what single precision is tried for do not overflow in it.
         seen = given if single and given.dtype == np.float32 else a
         rows, columns = _squares(seen, large=large)
