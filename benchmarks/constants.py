@@ -25,15 +25,15 @@ SHAPES = {"cuda": (1 << 18, 2048), "cpu": (1 << 14, 128)}
 """Of the matrices: 4 GB on a GPU."""
 
 
-def measured(device: torch.device) -> list[dict[str, Any]]:
-    """Rows for the data of ``python -m benchmarks distributed``, from all processes of the group."""
+def measured(device: torch.device, group: Any, size: int) -> list[dict[str, Any]]:
+    """Rows for the data of ``python -m benchmarks distributed``, from all ``size`` processes of a group."""
     rows = [{"problem": "constant", "what": what, "value": rate} for what, rate in _rates(device).items()]
     largest = max(MESSAGES) if device.type == "cuda" else 1 << 23
-    for size in (size for size in MESSAGES if size <= largest):
-        x = torch.ones(size // 8, dtype=torch.float64, device=device)
-        seconds = median_seconds(partial(distributed.all_reduce, x), 5, warmup=2)
-        rows.append({"problem": "constant", "what": "all-reduce", "bytes": size, "ms": 1e3 * seconds})
-    return [{**row, "processes": distributed.get_world_size()} for row in rows]
+    for length in (length for length in MESSAGES if length <= largest):
+        x = torch.ones(length // 8, dtype=torch.float64, device=device)
+        seconds = median_seconds(partial(distributed.all_reduce, x, group=group), 5, warmup=2)
+        rows.append({"problem": "constant", "what": "all-reduce", "bytes": length, "ms": 1e3 * seconds})
+    return [{**row, "processes": size} for row in rows]
 
 
 def _rates(device: torch.device) -> dict[str, float]:

@@ -1,16 +1,17 @@
-"""Rows over processes beside one of them: ``torchrun --nproc-per-node=2 -m benchmarks distributed``.
+"""Rows over processes beside one of them: ``torchrun --nproc-per-node=4 -m benchmarks distributed``.
 
-Each row has the time, that of one process with the whole problem (weak scaling: with the rows of one
-process), what all processes send, and which part of the time they wait for messages. The last two are from a
-run that waits for the device before and after each message, so that it is not the one that is timed. Last
-come the constants of the model of time (:mod:`benchmarks.model`).
+Each case is solved by 2, 4, 8, ... of the processes, as many as there are, the others waiting, and by one
+without messages. A row has the time, that of one process with the whole problem (weak scaling: with the rows
+of one process), what all processes send, and which part of the time they wait for messages. The last two are
+from a run that waits for the device before and after each message, so that it is not the one that is timed.
+Last come the constants of the model of time (:mod:`benchmarks.model`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,12 +60,16 @@ class Case:
 
 GPU_CASES = (
     Case("lstsq", 262144, 4096),
+    Case("lstsq", 524288, 4096),
     Case("lstsq", 524288, 2048),
     Case("qr", 524288, 1024, torch.float32),
+    Case("qr", 1048576, 1024, torch.float32),
     Case("qr", 131072, 4096, torch.float32),
     Case("qr", 32768, 16384, torch.float32),
     Case("qr", 32768, 16384, torch.float32, "fp16"),
     Case("lstsq", 262144, 2048, weak=True),
+    Case("lstsq", 262144, 4096, weak=True),
+    Case("qr", 524288, 1024, torch.float32, weak=True),
 )
 CPU_CASES = (
     Case("lstsq", 40000, 256),
@@ -127,35 +132,52 @@ def run(device: torch.device, only: str = "") -> Results:
         torch.cuda.set_device(device)
     distributed.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     results = Results("distributed", device)
+    sizes = _sizes(distributed.get_world_size())
+    groups = {size: distributed.new_group(range(size)) for size in sizes}
     try:
         for case in GPU_CASES if gpu else CPU_CASES:
             if only in case.name:
-                results.add(**_row(case, device, rank))
-        for row in [] if only else constants.measured(device):
-            results.add(**row)
+                for row in _rows(case, device, groups):
+                    results.add(**row)
+        for size, group in groups.items():
+            for row in constants.measured(device, group, size) if not only and rank < size else []:
+                results.add(**row)
+            distributed.barrier()
     finally:
         distributed.destroy_process_group()
     return results
 
 
-def _row(case: Case, device: torch.device, rank: int) -> dict[str, Any]:
-    size = distributed.get_world_size()
-    one_ms, m = 0.0, case.m
+def _sizes(processes: int) -> list[int]:
+    """Powers of two below all of them, and these; one alone is what it is."""
+    return [size for size in (2**i for i in range(1, processes)) if size < processes] + [processes]
+
+
+def _rows(case: Case, device: torch.device, groups: Mapping[int, Any]) -> Iterator[dict[str, Any]]:
+    """One for each number of processes, all of which call this."""
+    rank, one_ms = distributed.get_rank(), 0.0
     if rank == 0:
-        problem = _problem(case, m, device, 0)
+        problem = _problem(case, case.m, device, 0)
         one_ms = 1e3 * median_seconds(lambda: _solve(case, *problem), REPEATS, WARMUP)
         del problem
+    for size, group in groups.items():
+        distributed.barrier()
+        if rank < size:
+            yield _row(case, device, group, size, one_ms * (size if case.weak else 1))
     distributed.barrier()
+
+
+def _row(case: Case, device: torch.device, group: Any, size: int, one_ms: float) -> dict[str, Any]:
+    m, rank = case.m, distributed.get_rank()
     share = m if case.weak else m // size + (rank < m % size)
-    a, b = (neula.distributed.rows(x) for x in _problem(case, share, device, rank))
+    a, b = (neula.distributed.rows(x, group) for x in _problem(case, share, device, rank))
     ms = 1e3 * median_seconds(lambda: _solve(case, a, b), REPEATS, WARMUP)
     over_rows = Measured(a.over_rows)
     start = time.perf_counter()
     result = _solve(case, RowSharded(a.local, over_rows), RowSharded(b.local, over_rows))
     waiting = over_rows.seconds / (time.perf_counter() - start)
     sent = torch.tensor([over_rows.sent, over_rows.messages], device=device)
-    distributed.all_reduce(sent)
-    one_ms *= size if case.weak else 1
+    distributed.all_reduce(sent, group=group)
     return {
         "problem": case.name,
         "m": size * m if case.weak else m,

@@ -12,7 +12,7 @@ SPECTRA = ("well", "arithmetic", "geometric", "cluster", "dominant")
 
 def counts_of(m: int, size: int) -> list[int]:
     """Rows of each process."""
-    counts = [round(m * part) for part in COUNTS[size]]
+    counts = [round(m * part) for part in COUNTS.get(size, (1 / size,) * size)]
     counts[-1] += m - sum(counts)
     return counts
 

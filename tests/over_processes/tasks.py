@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +22,7 @@ from neula.engines.tuning import Recursion
 from neula.kernels.dispatch import Kernel
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
+from neula.pipeline.inputs import Spread
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
 
@@ -197,19 +198,25 @@ def refused_product(rank: int, group: Any) -> Any:
 
 
 def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tensor, asked: Any) -> Any:
-    """The same with the rows of each process on its GPU; results on the CPU."""
+    """What a function makes of the rows of each process on its GPU, gathered, and as tensors of the CPU."""
     size = distributed.get_world_size(group)
     rows = [neula.distributed.rows(mine(x, group, size).cuda(), group) for x in (a, b)]
-    if function == "lstsq":
-        result = neula.lstsq(*rows, **asked)
-        return replace(result, x=result.x.cpu(), **dict.fromkeys(ARRAYS))
-    if function == "matmul":
-        return neula.matmul(rows[0].T, rows[1], **asked).cpu()
-    result = getattr(neula, function)(rows[0], **asked)
-    return replace(result, Q=result.Q.full().cpu(), R=result.R.cpu())
+    taken: list[Any] = rows if function == "lstsq" else rows[:1]
+    taken = [rows[0].T, rows[1]] if function == "matmul" else taken
+    return on_cpu(getattr(neula, function)(*taken, **asked))
 
 
-ARRAYS = ("accepted", "backward_errors", "conditions", "forward_errors", "ranks")
+def on_cpu(found: Any) -> Any:
+    """A result, or an array, whose tensors are whole and lie in the memory of the CPU."""
+    if isinstance(found, neula.distributed.RowSharded):
+        return found.full().cpu()
+    if isinstance(found, torch.Tensor):
+        return found.cpu()
+    if not is_dataclass(found) or isinstance(found, type):
+        return found
+    values = {f.name: getattr(found, f.name) for f in fields(found) if f.init}
+    moved = {name: on_cpu(x) for name, x in values.items() if isinstance(x, (torch.Tensor, Spread))}
+    return replace(found, **moved)
 
 
 def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:

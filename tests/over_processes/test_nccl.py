@@ -1,4 +1,4 @@
-"""Rows over two GPUs of one host, with NCCL between them."""
+"""Rows over the GPUs of one host, with NCCL between them: 1, 2, 4, ... of those that there are."""
 
 from __future__ import annotations
 
@@ -10,18 +10,34 @@ import torch
 
 import neula
 from over_processes import tasks
-from over_processes.problems import matrix, noise
+from over_processes.problems import SPECTRA, matrix, noise, spectrum
 from over_processes.processes import Processes
+from over_processes.test_polar import check as check_polar
 from over_processes.test_qr import U, check_factors
 
 pytestmark = pytest.mark.gpu2
 
+COUNT = min(8, max(2, torch.cuda.device_count()))
+SIZES = [size for size in (1, 2, 4, 8) if size <= COUNT]
+
 
 @pytest.fixture(scope="module")
 def gpus() -> Iterator[Processes]:
-    found = Processes(2, "nccl")
+    found = Processes(COUNT, "nccl")
     yield found
     found.stop()
+
+
+def of_all(gpus: Processes, size: int, function: str, *given: Any) -> Any:
+    """The result of some GPUs, which is the same on all of them, bit by bit."""
+    first, *others = gpus.check(size, tasks.on_gpus, function, *given)
+    for other in others:
+        for name in ("x", "Q", "R", "U", "H", "s", "Vh"):
+            if isinstance(getattr(first, name, None), torch.Tensor):
+                assert torch.equal(getattr(other, name), getattr(first, name))
+        assert other.attempts == first.attempts
+    assert first.converged
+    return first
 
 
 CALLS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
@@ -35,9 +51,9 @@ CALLS: list[tuple[str, torch.dtype, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("function", "dtype", "asked"), CALLS)
-@pytest.mark.parametrize("shape", [(30001, 200), (5000, 33)])
+@pytest.mark.parametrize("shape", [(30001, 200), (5000, 33), (20000, 1300)])
 def test_factors(
     gpus: Processes,
     size: int,
@@ -46,34 +62,79 @@ def test_factors(
     asked: dict[str, Any],
     shape: tuple[int, int],
 ) -> None:
-    a = matrix(*shape, "arithmetic", 1e2).to(dtype)
-    found = gpus.check(size, tasks.on_gpus, function, a, a[:, 0], asked)
-    assert found[0].converged
-    check_factors(found[0].Q, found[0].R, a, U[found[0].accuracy])
-    for other in found[1:]:
-        assert torch.equal(other.R, found[0].R)
-        assert other.attempts == found[0].attempts
+    """As those of one GPU: with R positive on its diagonal there is but one QR."""
+    condition = 1e2
+    a = (matrix(*shape, "arithmetic", condition) if shape[1] < 1000 else noise(*shape)).to(dtype)
+    found = of_all(gpus, size, function, a, a[:, 0], asked)
+    u, n = U[found.accuracy], shape[1]
+    check_factors(found.Q, found.R, a, u)
+    one = getattr(neula, function)(a.cuda(), **asked)
+    # Of both: a backward error moves R by the condition number as much, what Q lacks as it is.
+    bound = 2 * (2**0.5 * condition * 12 * n**0.5 + 24 * n) * u * torch.linalg.matrix_norm(a.double())
+    assert torch.linalg.matrix_norm(found.R.double() - one.R.cpu().double()) <= bound
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("condition", [1e2, 1e6, 1e9])
 @pytest.mark.parametrize("shape", [(30001, 200), (8191, 200), (300, 20)])
 def test_least_squares(gpus: Processes, size: int, condition: float, shape: tuple[int, int]) -> None:
     a, b = matrix(*shape, "geometric", condition), noise(shape[0], 2)
-    found = gpus.check(size, tasks.on_gpus, "lstsq", a, b, {})
-    one = neula.lstsq(a, b)
-    assert found[0].converged
-    error = found[0].forward_error + one.forward_error
+    found, one = of_all(gpus, size, "lstsq", a, b, {}), neula.lstsq(a.cuda(), b.cuda())
+    error = found.forward_error + one.forward_error
     norms = torch.linalg.vector_norm(a, dim=0)[:, None]
-    norm = torch.linalg.vector_norm
-    assert (norm(norms * (found[0].x - one.x), dim=0) <= error * norm(norms * one.x, dim=0)).all()
-    for other in found[1:]:
-        assert torch.equal(other.x, found[0].x)
-        assert other.attempts == found[0].attempts
+    norm, x = torch.linalg.vector_norm, one.x.cpu()
+    assert (norm(norms * (found.x - x), dim=0) <= error * norm(norms * x, dim=0)).all()
 
 
-def test_products(gpus: Processes) -> None:
+@pytest.mark.parametrize("size", SIZES)
+def test_least_squares_of_many_columns(gpus: Processes, size: int) -> None:
+    """R from a Gram matrix in low precision, and from recursive Gram-Schmidt."""
+    for shape in ((40000, 2500), (12000, 4500)):
+        a, b = noise(*shape), noise(shape[0])
+        found = of_all(gpus, size, "lstsq", a, b, {})
+        one = neula.lstsq(a.cuda(), b.cuda())
+        norms = torch.linalg.vector_norm(a, dim=0)
+        norm, x = torch.linalg.vector_norm, one.x.cpu()
+        assert norm(norms * (found.x - x)) <= (found.forward_error + one.forward_error) * norm(norms * x)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", SPECTRA)
+def test_triplets(gpus: Processes, size: int, name: str) -> None:
+    a = matrix(3001, 100, name)
+    norm = torch.linalg.matrix_norm
+    for asked in ({"rank": 5}, {"rank": 5, "accuracy": "fp32"}, {"tol": 1e-2}):
+        found = of_all(gpus, size, "svd_lowrank", a, a[:, 0], asked)
+        u, k = U["fp32" if "accuracy" in asked else "fp64"], len(found.s)
+        assert ((found.s - spectrum(name, 100, 1e4)[:k]).abs() <= 50 * u * norm(a)).all()
+        assert norm(a.T @ found.U - found.Vh.T * found.s) <= 50 * k * u * norm(a)
+        assert norm(found.U.T @ found.U - torch.eye(k)) <= 50 * 100 * u
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
+@pytest.mark.parametrize("shape", [(3001, 200), (200, 600)])
+def test_polar_factors(gpus: Processes, size: int, accuracy: str, shape: tuple[int, int]) -> None:
+    a = matrix(max(shape), min(shape), "arithmetic", 1e2)
+    a = a if shape[0] >= shape[1] else a.T.contiguous()
+    found = of_all(gpus, size, "polar", a, a[:, 0], {"accuracy": accuracy, "side": "right"})
+    check_polar(found, a)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("asked", [{}, {"method": "polar"}])
+def test_bases(gpus: Processes, size: int, asked: dict[str, Any]) -> None:
+    a = matrix(3001, 100, "geometric", 1e3)
+    for q in gpus.check(size, tasks.on_gpus, "orth", a, a[:, 0], asked):
+        assert torch.linalg.matrix_norm(q.T @ q - torch.eye(q.shape[1])) <= 24 * 100 * 2.0**-53
+        assert torch.linalg.matrix_norm(a - q @ (q.T @ a)) <= 50 * 100 * 2.0**-53 * torch.linalg.matrix_norm(
+            a
+        )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_products(gpus: Processes, size: int) -> None:
     a, b = noise(20000, 64).float(), noise(20000, 32, seed=2).float()
-    exact, size = a.double().T @ b.double(), a.double().abs().T @ b.double().abs()
-    for product in gpus.check(2, tasks.on_gpus, "matmul", a, b, {"compute": "fp16_cor"}):
-        assert ((product - exact).abs() <= (200 + 20000 / 50) * 2.0**-24 * size).all()
+    exact, magnitude = a.double().T @ b.double(), a.double().abs().T @ b.double().abs()
+    for product in gpus.check(size, tasks.on_gpus, "matmul", a, b, {"compute": "fp16_cor"}):
+        assert ((product - exact).abs() <= (200 + 20000 / 50) * 2.0**-24 * magnitude).all()
