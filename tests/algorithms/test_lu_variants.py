@@ -546,7 +546,9 @@ def test_peak_memory_with_tournaments_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_peak_memory_by_blocks_on_a_gpu() -> None:
-    """Without interchanges updates are rounded as they are stored: copies of a diagonal block are all."""
+    """Without interchanges updates are rounded as they are stored: copies of a diagonal block are all, beside
+    the order of the rows.
+    """
     n = 4096
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
     lu_factorize(a, engine)  # cuBLAS allocates its workspace
@@ -556,7 +558,7 @@ def test_peak_memory_by_blocks_on_a_gpu() -> None:
     peak = torch.cuda.max_memory_allocated() - before
     r = engine.tuning.lu_panel
     inverses = 2 * 4 * r * engine.tuning.lu_inner_panel
-    assert peak <= 2 * n * n + 3 * inverses + 2 * 2 * r * r
+    assert peak <= 2 * n * n + 3 * inverses + 2 * 2 * r * r + 8 * n
 
 
 @pytest.mark.gpu

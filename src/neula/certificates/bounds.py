@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from neula.engines import FORMATS, FP64, Format, format_of
+from neula.engines import FORMATS, FP32, FP64, Format, format_of
 from neula.engines.formats import FormatName
 from neula.errors import unknown_name
 
@@ -102,6 +102,15 @@ def orthogonality_bound(target: Format, n: int) -> float:
 def measurement_error(m: int, high: torch.dtype) -> float:
     """What the measurement adds by itself: sums of m products in ``high`` precision err by ``sqrt(m) u``."""
     return math.sqrt(m) * torch.finfo(high).eps / 2
+
+
+def probing_error(m: int) -> float:
+    """What random vectors in single precision add to the errors of a QR of m rows: ``sqrt(1 + log2 m) u``.
+
+    Sums in kernels branch like trees (:mod:`neula.kernels.probes`). A residual has three products, each of
+    which adds a third of the square of this.
+    """
+    return math.sqrt(1 + math.log2(max(m, 1))) * FP32.u
 
 
 def lstsq_bound(target: Format, n: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any, overload
 import numpy as np
 import torch
 
-from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
+from neula.certificates.bounds import measurement_error, orthogonality_bound, probing_error, residual_bound
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import BF16, FP16, Format
 from neula.engines.random_vectors import gaussian
@@ -354,7 +354,7 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
 @lru_cache(maxsize=128)
 def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
     """Bounds on the residual and on the loss of orthogonality."""
-    noise = measurement_error(m, measured_in)
+    noise = measurement_error(m, measured_in) if measured_in == torch.float64 else probing_error(max(m, n))
     return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
 
 
