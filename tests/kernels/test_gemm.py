@@ -91,24 +91,21 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("fewest", [16, 1 << 26])
-def test_gram_matrices_by_blocks_of_rows(
+def test_gram_matrices(
     by_kernel: bool, transposed: bool, fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A is split once, or in blocks of its rows; each block of G goes up to its last column, beyond is 0."""
-    a = uniform(70, 200, 11).T if transposed else uniform(200, 70, 12)
-    blocks = [slice(0, 32), slice(32, 64), slice(64, 70)]
+    """A is split once, or in blocks of its rows; of G there is the lower triangle."""
+    a = uniform(170, 200, 11).T if transposed else uniform(200, 170, 12)
     if by_kernel:
         kernel()
         from neula.kernels import gemm_triton
 
         monkeypatch.setattr(gemm_triton, "FEWEST_ELEMENTS", fewest)
-        g = gemm_triton.gram_triton(a, blocks)
+        g = gemm_triton.gram_triton(a)
     else:
-        g = corrected_gram(a, blocks)
-    assert g.stride() == (1, 70)
-    for k in blocks:
-        assert errors(g[k, : k.stop], a.T[k], a[:, : k.stop]).max() <= bound(200)
-        assert not g[k, k.stop :].any()
+        g = corrected_gram(a)
+    assert g.stride() == (1, 170)
+    assert errors(g, a.T, a).tril().max() <= bound(200)
 
 
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
@@ -117,20 +114,18 @@ def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) ->
     a = uniform(200, 33, 12).double()
     units = 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64, device=a.device)
     scales = 1 / units
-    blocks = [slice(0, 32), slice(32, 33)]
     if by_kernel:
         kernel()
         from neula.kernels import gemm_triton
 
-        g = gemm_triton.gram_triton(a * units, blocks, scales=scales)
+        g = gemm_triton.gram_triton(a * units, scales=scales)
         # Elements beyond what the scales promise are no numbers, and are noticed.
         beyond = a.clone()
         beyond[7, 3] = 1e6
-        assert not gemm_triton.gram_triton(beyond * units, blocks, scales=scales)[3].isfinite().all()
+        assert not gemm_triton.gram_triton(beyond * units, scales=scales)[3].isfinite().all()
     else:
-        g = corrected_gram(a * units, blocks, scales=scales)
-    for k in blocks:
-        assert errors(g[k, : k.stop], a.T[k].float(), a[:, : k.stop].float()).max() <= bound(200)
+        g = corrected_gram(a * units, scales=scales)
+    assert errors(g, a.T.float(), a.float()).tril().max() <= bound(200)
 
 
 @EACH_SCHEME

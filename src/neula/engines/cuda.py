@@ -226,7 +226,7 @@ class CudaEngine(Engine):
     ) -> torch.Tensor:
         m, n = a.shape
         if self._in_corrected_parts and m * n * n >= self.tuning.corrected_gram:
-            return corrected_gram(a, blocks, scales=scales)
+            return corrected_gram(a, scales=scales)
         return super().lower_gram(a, blocks, scales)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,6 +45,14 @@ class Written(NamedTuple):
 
 
 Inputs = Tensors | Written
+
+Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
+"""``function(*inputs)``, which may be played back where there is a record of it for a key."""
+
+
+def called(function: Callable[..., Tensors], inputs: Inputs, key: Hashable) -> Tensors:
+    """``function(*inputs)``, not played back."""
+    return function(*made(inputs))
 
 
 @lru_cache(maxsize=256)

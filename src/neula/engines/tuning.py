@@ -150,8 +150,7 @@ class Tuning:
         two or three more iterations read (131072 x 4096: 33 ms and 40).
     gram_block : int
         Columns of a block of a Gram matrix, of which what is above the diagonal is left out: narrower ones
-        run below the rate of the matrix unit (H200, in corrected products 1024 columns of 262144 rows:
-        least squares take 0.25 ms less with 256 than with 512, as with 128).
+        run below the rate of the matrix unit. Kernels of corrected products leave out single tiles.
     gram_part : float
         Part of all singular values up to which the leading ones are computed by themselves.
     eigenvectors : float

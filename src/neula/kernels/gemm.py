@@ -28,6 +28,9 @@ Total = Callable[[torch.Tensor], object]
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
 
+GRAM_COLUMNS = 256
+"""Columns of a Gram matrix that plain torch multiplies at a time."""
+
 
 @trial("The kernel for products", "slower products take its place")
 def _tried(device: torch.device) -> None:
@@ -136,22 +139,17 @@ def corrected_projection(
     when=lambda a, *_, **__: 0 not in a.shape,
 )
 def corrected_gram(
-    a: torch.Tensor,
-    blocks: Sequence[slice],
-    scheme: Scheme = SCHEMES["fp16_cor"],
-    *,
-    scales: torch.Tensor | None = None,
+    a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Blocks of rows of ``A^T A``, each up to its last column, by :func:`corrected_gemm`; zero elsewhere.
+    """The lower triangle of ``A^T A`` by :func:`corrected_gemm`; what is above it means nothing.
 
-    A kernel splits A once for all blocks, which for a tall matrix takes as long as a third of the products.
+    A kernel splits A once for all of it, which for a tall matrix takes as long as a third of the products,
+    and leaves out tiles above the diagonal.
 
     Parameters
     ----------
     a : Tensor, shape (m, n)
         float32, of any strides; float64 with scales.
-    blocks : sequence of slice
-        The blocks of rows.
     scheme : Scheme
     scales : Tensor, shape (n,), optional
         Powers of two that make its columns at most 1: the Gram matrix is that of the scaled columns. A kernel
@@ -165,15 +163,15 @@ def corrected_gram(
     Examples
     --------
     >>> import torch
-    >>> corrected_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), [slice(0, 1), slice(1, 2)])
+    >>> corrected_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tril()
     tensor([[10.,  0.],
             [14., 20.]])
     """
-    if scales is not None:
-        a = (a * scales).float()
+    a = a if scales is None else (a * scales).float()
     g = empty_gram(a)
-    for k in blocks:
-        corrected_gemm_reference(a[:, k].T, a[:, : k.stop], scheme, c=g[k, : k.stop])
+    for start in range(0, a.shape[1], GRAM_COLUMNS):
+        k = slice(start, start + GRAM_COLUMNS)
+        corrected_gemm_reference(a[:, start:].T, a[:, k], scheme, c=g[start:, k])
     return g
 
 

@@ -41,9 +41,6 @@ class Parts(NamedTuple):
         """The first ``rows`` columns as rows, all of one scale, as those here are."""
         return Parts(self.parts[:, :, :rows].mT, self.largest[:1].repeat(rows))
 
-    def rows(self, k: slice) -> Parts:
-        return Parts(self.parts[:, k], self.largest[k])
-
 
 def split(
     x: torch.Tensor,

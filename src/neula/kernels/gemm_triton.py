@@ -15,7 +15,6 @@ other effect. It is added while the unit is busy with corrections.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -105,11 +104,7 @@ def corrected_projection_triton(
 
 
 def gram_triton(
-    a: torch.Tensor,
-    blocks: Sequence[slice],
-    scheme: Scheme = SCHEMES["fp16_cor"],
-    *,
-    scales: torch.Tensor | None = None,
+    a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
     """:func:`neula.kernels.gemm.corrected_gram` by the kernels, queued on the current stream."""
     g = empty_gram(a)
@@ -117,9 +112,7 @@ def gram_triton(
         fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
         for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
             whole = split(some.mT, scheme, scales=scales)
-            for k in blocks:
-                product = _Product(whole.rows(k), whole.rows(slice(0, k.stop)), scheme)
-                product.fill(g[k, : k.stop], 1.0, 1.0)
+            _Product(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
     return g
 
 
@@ -140,15 +133,19 @@ def multiply_kept_triton(
 
 
 class _Product:
-    """Split operands, and what it takes to multiply them."""
+    """Split operands, and what it takes to multiply them; ``lower``: tiles above the diagonal are zero."""
 
-    def __init__(self, a: Parts, b: Parts, scheme: Scheme) -> None:
-        self.a, self.b, self.scheme = a, b, scheme
+    def __init__(self, a: Parts, b: Parts, scheme: Scheme, *, lower: bool = False) -> None:
+        self.a, self.b, self.scheme, self.lower = a, b, scheme, lower
         self.shape = (a.parts.shape[1], b.parts.shape[1])
         self.k = a.parts.shape[2]
 
     def tiles(self, config: Config) -> int:
-        return ceil_div(self.shape[0], config.rows) * ceil_div(self.shape[1], config.columns)
+        """How many there are with something to multiply."""
+        down, across = ceil_div(self.shape[0], config.rows), ceil_div(self.shape[1], config.columns)
+        if not self.lower:
+            return down * across
+        return sum(min(across, ceil_div((i + 1) * config.rows, config.columns)) for i in range(down))
 
     def pieces(self, config: Config, waves: int = 2, spare: int = 0) -> int:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
@@ -180,7 +177,7 @@ class _Product:
             *self._descriptors(self.a, [config.rows, config.run]),
             *self._descriptors(self.b, [config.columns, config.run]),
         )
-        tiles = self.tiles(config)
+        tiles = ceil_div(m, config.rows) * ceil_div(n, config.columns)
         # Where multiprocessors are to stay free, a thread block on each other one goes from tile to tile.
         programs = min(tiles, multiprocessors(c.device) - spare) if spare else tiles
         _gemm_kernel[(programs, len(c))](
@@ -188,7 +185,7 @@ class _Product:
             *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
             *c.stride(),
             *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, self.a.by_columns),
-            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles),
+            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles, self.lower),
             num_warps=config.warps,
             num_stages=config.stages,
         )
@@ -232,7 +229,7 @@ def _gemm_kernel(
     k, piece, stride_piece, stride_row, stride_column,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
     WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    SEVERAL: tl.constexpr, LOWER: tl.constexpr,
 ):  # fmt: skip
     """A tile of C, or of one of the matrices whose sum is C; or several, one after the other."""
     if SEVERAL:
@@ -240,13 +237,13 @@ def _gemm_kernel(
             _tile(
                 tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest,
                 alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT, TOP, ADDS,
-                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
+                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER,
             )  # fmt: skip
     else:
         _tile(
             tl.program_id(0), a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest,
             b_largest, alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT,
-            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP,
+            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER,
         )  # fmt: skip
 
 
@@ -256,6 +253,7 @@ def _tile(
     n, k, piece, stride_piece, stride_row, stride_column,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
     WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    LOWER: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     first = tile // (GROUP * across) * GROUP
@@ -263,10 +261,13 @@ def _tile(
     row = (first + tile % (GROUP * across) % height) * ROWS
     column = tile % (GROUP * across) // height * COLUMNS
     start = tl.program_id(1) * piece
+    stop = tl.minimum(start + piece, k)
+    if LOWER:
+        stop = tl.where(column >= row + ROWS, start, stop)
 
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     small = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for l in range(start, tl.minimum(start + piece, k), RUN):  # noqa: E741
+    for l in range(start, stop, RUN):  # noqa: E741
         a1 = _load(a1_parts, row, l, BY_COLUMNS, WIDEN)
         b1 = _load(b1_parts, column, l, False, WIDEN).T
         if PARTS == 1:

@@ -12,14 +12,15 @@ is there for larger ones, and has its gradients computed from an updated residua
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
-from neula.algorithms.triangular.triangular import UpperTriangular
+from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
+from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
 
 HOPELESS_AFTER = 8
@@ -54,10 +55,13 @@ class Stop:
     scales: torch.Tensor | float = 1.0
     reduction: float = 0.0
 
-    def after(self, s: torch.Tensor) -> Self:
-        """The same for an iteration that begins with this ``R^-T A^T r``."""
+    def after(self, s: torch.Tensor) -> Stop:
+        """The same in tensors, for an iteration that begins with this ``R^-T A^T r``."""
         preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
-        return replace(self, preconditioned=preconditioned, reduction=0.0)
+        gradient, scales = (
+            x if isinstance(x, torch.Tensor) else s.new_full((1,), x) for x in (self.gradient, self.scales)
+        )
+        return Stop(preconditioned, gradient, scales)
 
     def done(self, gamma: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """Which columns are done, given their ``||R^-T A^T r||^2`` and ``A^T r``."""
@@ -121,38 +125,87 @@ def cgls(
     residual, precise = b, r.dtype == torch.float64 and not by_gradient
     s = solve_rt(r, gradient)
     stop = stop.after(s)
-    x = torch.zeros_like(s)
-    p = s
-    gamma = start = s.square().sum(0)
-    done = gamma == 0
-    wanted = ratio(stop.preconditioned.square(), start).min()
-    progress = _Progress(start, wanted, max_iterations, operator.over_rows)
+    gamma = s.square().sum(0)
+    state = _State(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
+    wanted = ratio(stop.preconditioned.square(), gamma).min()
+    progress = _Progress(gamma, wanted, max_iterations, operator.over_rows)
     lanczos = _Lanczos()
     for _ in range(max_iterations):
-        direction = solve_r(r, p)
-        q = image = direction
         if precise:
-            q = operator.matmul(direction)
-            squares = operator.over_rows.total(q.square().sum(0))
+            image = operator.matmul(state.direction)
+            alpha = state.step_length(operator.over_rows.total(image.square().sum(0)))
+            residual = torch.addcmul(residual, alpha, image, value=-1)
+            state, beta = state.moved(r, stop, alpha, operator.rmatmul(residual))
         else:
-            image, squares = operator.normal_and_squares(direction)
-        # A column that is done stays as it is: further steps would only add rounding errors.
-        alpha = ratio(gamma, squares).masked_fill(done, 0.0)
-        x = torch.addcmul(x, alpha, direction)
-        if precise:
-            residual = torch.addcmul(residual, alpha, q, value=-1)
-            gradient = operator.rmatmul(residual)
-        else:
-            gradient = torch.addcmul(gradient, alpha, image, value=-1)
-        s = solve_rt(r, gradient)
-        gamma, before = s.square().sum(0), gamma
-        done = done | stop.done(gamma, gradient)
-        beta = ratio(gamma, before)
+            found = operator.normal_and_squares(state.direction)
+            state, alpha, beta = _advanced(r, stop, state, *found, replay=operator.replay)
         lanczos.add(alpha, beta)
-        if progress.ends(gamma, done):
+        if progress.ends(state.gamma, state.done):
             break
-        p = torch.addcmul(s, beta, p)
-    return InnerSolution(x, progress.iterations, lanczos)
+    return InnerSolution(state.x, progress.iterations, lanczos)
+
+
+class _State(NamedTuple):
+    """Where the iteration is, between two products with A.
+
+    Attributes
+    ----------
+    x, gradient : Tensor, shape (n, k)
+        The solution, and ``A^T r``.
+    p, direction : Tensor, shape (n, k)
+        Along which the next step goes, in the variables ``R x``, and in those of x.
+    gamma : Tensor, shape (k,)
+        ``||R^-T A^T r||^2``.
+    done : Tensor of bool, shape (k,)
+        Columns that stay as they are: further steps would only add rounding errors.
+    """
+
+    x: torch.Tensor
+    gradient: torch.Tensor
+    p: torch.Tensor
+    direction: torch.Tensor
+    gamma: torch.Tensor
+    done: torch.Tensor
+
+    def step_length(self, squares: torch.Tensor) -> torch.Tensor:
+        """How far to go, given ``||A d||^2``."""
+        return ratio(self.gamma, squares).masked_fill(self.done, 0.0)
+
+    def moved(
+        self, r: UpperTriangular, stop: Stop, alpha: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[_State, torch.Tensor]:
+        """The state after a step, with its gradient, and what of the direction is kept."""
+        s = solve_rt(r, gradient)
+        gamma = s.square().sum(0)
+        beta = ratio(gamma, self.gamma)
+        p = torch.addcmul(s, beta, self.p)
+        x = torch.addcmul(self.x, alpha, self.direction)
+        done = self.done | stop.done(gamma, gradient)
+        return _State(x, gradient, p, solve_r(r, p), gamma, done), beta
+
+
+def _advanced(
+    r: UpperTriangular,
+    stop: Stop,
+    state: _State,
+    image: torch.Tensor,
+    squares: torch.Tensor,
+    *,
+    replay: Replay,
+) -> tuple[_State, torch.Tensor, torch.Tensor]:
+    """A step with the gradient updated by ``A^T A d``, and its two coefficients: what may be played back."""
+
+    def advanced(image: torch.Tensor, squares: torch.Tensor, *given: torch.Tensor) -> Tensors:
+        now, test, of_r = _State(*given[:6]), Stop(given[6], given[7], given[8]), given[9:]
+        alpha = now.step_length(squares)
+        gradient = torch.addcmul(now.gradient, alpha, image, value=-1)
+        moved, beta = now.moved(BlockTriangular(*of_r), test, alpha, gradient)
+        return *moved, alpha, beta
+
+    test = (torch.as_tensor(x) for x in (stop.preconditioned, stop.gradient, stop.scales))
+    inputs = (image, squares, *state, *test, *triangular(r).tensors)
+    *moved, alpha, beta = replay(advanced, inputs, "cgls")
+    return _State(*moved), alpha, beta
 
 
 class _Progress:

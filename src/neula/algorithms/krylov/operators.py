@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
+from neula.engines.inputs import Replay, called
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.normal_product import normal_product, product, transposed_product
 
@@ -27,12 +28,15 @@ class LeastSquaresOperator:
     damp : float
     over_rows : Reduction
         Where other rows of A are, if they are not all here; the rows of the damping are with the first.
+    replay : callable
+        What is done with vectors between two products may be played back by this.
     """
 
     a: torch.Tensor
     weights: torch.Tensor | None = None
     damp: float = 0.0
     over_rows: Reduction = HERE
+    replay: Replay = called
 
     @property
     def shape(self) -> tuple[int, int]:

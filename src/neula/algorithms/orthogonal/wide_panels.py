@@ -16,9 +16,6 @@ from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_invers
 from neula.kernels.gemm import corrected_gemm, corrected_gram
 from neula.kernels.precision import exact_matmul, exactly
 
-GRAM_COLUMNS = 256
-"""Columns of the blocks of a Gram matrix: of what is above them half is computed in vain."""
-
 LOST = 2.0**-19
 """Part of a diagonal element that a pivot may owe to rounding errors, as in the kernel of a block."""
 
@@ -55,7 +52,7 @@ def wide_cholesky_qr32_in_place(
 
 def _gram(a: torch.Tensor) -> tuple[torch.Tensor]:
     """Of the rows here; the triangle that it has lies above the diagonal."""
-    return (corrected_gram(a, list(blocks(slice(0, a.shape[1]), GRAM_COLUMNS))).T,)
+    return (corrected_gram(a).T,)
 
 
 def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -149,6 +149,11 @@ class BlockTriangular:
             block[:size, :size] = r[k, k]
         return cls(r, triangular_inverse(diagonal, upper=True, leaf=LEAF))
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """What it is made of."""
+        return (self.r, self.inverses) if self.scales is None else (self.r, self.inverses, self.scales)
+
     def scaled(self, scales: torch.Tensor) -> Self:
         """The same R with columns divided by ``scales``."""
         return replace(self, scales=scales)

@@ -52,7 +52,7 @@ def by_gram(problems: Problems, before: Solution | None, *, label: str, compute:
     answer = solve(factor=partial(factor, sampled=True))
     numbers = _read(answer)
     if not numbers["accepted"] > 0:
-        beyond = problems.column_max > sampled_max(problems.a[0])
+        beyond = problems.largest.of_a > sampled_max(problems.a[0])
         if bool(beyond.any()):
             answer = solve(factor=factor)
             numbers = _read(answer)

@@ -130,8 +130,8 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
             work = same.working(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
-        # Dozens of launches that know nothing of A, which may be too large to be played back.
-        return r, *options.engine.replay(known_of, (r,), "preconditioner")
+        # Dozens of launches that know nothing of A, which may be too large to be played back, or elsewhere.
+        return r, *options.engine.alone.replay(known_of, (r,), "preconditioner")
 
     def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
         triangle = BlockTriangular.of(r, options.engine.tuning.inverted)

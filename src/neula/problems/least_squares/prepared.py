@@ -15,6 +15,7 @@ from neula.algorithms.krylov.refine_forward import ExactProblem
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
+from neula.engines.inputs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
@@ -22,6 +23,32 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.scaled import ScaledProblems
+
+
+@dataclass(frozen=True)
+class Largest:
+    """Largest magnitudes in the columns of A and of b.
+
+    Attributes
+    ----------
+    both : Tensor, shape (n + k,)
+        One after the other: they are looked at together.
+    n : int
+        Columns of A.
+    """
+
+    both: torch.Tensor
+    n: int
+
+    @property
+    def of_a(self) -> torch.Tensor:
+        """Those of A, shape (n,)."""
+        return self.both[: self.n]
+
+    @property
+    def of_b(self) -> torch.Tensor:
+        """Those of b, shape (k,)."""
+        return self.both[self.n :]
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ class Problems(Batch):
         a, b = self.a[0], self.b[0].double()
         if not self._is_read_as_given:
             a = a.double()
-        return Problem.of(a, b, self.options, self.column_max.double())
+        return Problem.of(a, b, self.options, self.largest, self.largest_seen)
 
     @property
     def _is_read_as_given(self) -> bool:
@@ -90,9 +117,16 @@ class Problems(Batch):
         return large and options.weights is None and not options.damp and not options.is_wide(m, n)
 
     @cached_property
-    def column_max(self) -> torch.Tensor:
-        """Largest magnitude in each column of the only A: a pass over it, which is not to be taken twice."""
-        return self.options.engine.column_max(self.a[0])
+    def largest(self) -> Largest:
+        """Largest magnitudes in the columns of the only A and b: a pass over A, not to be taken twice."""
+        engine, over_rows = self.options.engine.alone, self.options.over_rows
+        here = [engine.column_max(x[0]) for x in (self.a, self.b)]
+        return Largest(over_rows.largest(torch.cat(here)), self.a.shape[2])
+
+    @cached_property
+    def largest_seen(self) -> Largest:
+        """The same on the host, which waits once for them."""
+        return Largest(self.largest.both.cpu(), self.largest.n)
 
     @cached_property
     def gram(self) -> torch.Tensor:
@@ -106,11 +140,8 @@ class Problems(Batch):
         ------
         ValueError
         """
-        a, b, options = self.a[0], self.b[0], self.options
-        of_b = options.engine.column_max(b)
-        seen_a, seen_b = torch.cat([self.column_max, of_b]).cpu().split([a.shape[1], b.shape[1]])
-        check_finite(a, seen_a, "A", options.over_rows)
-        check_finite(b.squeeze(-1), seen_b, "b", options.over_rows)
+        check_finite(self.a[0], self.largest_seen.of_a, "A", self.options.over_rows)
+        check_finite(self.b[0].squeeze(-1), self.largest_seen.of_b, "b", self.options.over_rows)
 
 
 Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
@@ -167,7 +198,9 @@ class Problem:
     units: Units | None = None
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, column_max: torch.Tensor) -> Problem:
+    def of(
+        cls, a: torch.Tensor, b: torch.Tensor, options: Options, largest: Largest, seen: Largest
+    ) -> Problem:
         """Problems with numbers near the ends of the range are scaled first, in a copy.
 
         Parameters
@@ -175,19 +208,18 @@ class Problem:
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
         options : Options
-        column_max : Tensor, shape (n,)
-            Largest magnitude in each column of A.
+        largest, seen : Largest
+            Of A and b as they are, and on the host.
         """
         over_rows = options.over_rows
-        sizes = [column_max]
-        if options.weights is not None:
-            sizes.append(options.weights.abs())
-        exponents = [int(over_rows.largest(binary_exponents(size).abs().amax())) for size in sizes]
         # Weights multiply, and so exponents add up.
-        if sum(exponents) + abs(math.frexp(options.damp)[1]) <= SQUARABLE_EXPONENT:
+        exponents = int(binary_exponents(seen.of_a.double()).abs().amax()) + abs(math.frexp(options.damp)[1])
+        if options.weights is not None:
+            exponents += int(over_rows.largest(binary_exponents(options.weights.abs()).abs().amax()))
+        if exponents <= SQUARABLE_EXPONENT:
             known = options.weights is None and not options.damp
             known = known and over_rows.count(a.shape[0]) >= a.shape[1]
-            return cls._of(a, b, options, column_max=column_max if known else None)
+            return cls._of(a, b, options, largest=largest if known else None)
         scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp, over_rows)
         units = scaled.units if scaled.wide else scaled.columns
         shifts = scaled.columns - units
@@ -203,7 +235,7 @@ class Problem:
         b: torch.Tensor,
         options: Options,
         units: Units | None = None,
-        column_max: torch.Tensor | None = None,
+        largest: Largest | None = None,
     ) -> Problem:
         """Apply weights and damping, check the numbers, choose the scales.
 
@@ -214,12 +246,13 @@ class Problem:
         options : Options
         units : Units, optional
             Of a problem that was scaled before, weights and damping applied.
-        column_max : Tensor, shape (n,), optional
-            Of the operator, where it is known.
+        largest : Largest, optional
+            Of the operator and b, where they are known: these are finite.
         """
         weights, damp = (options.weights, options.damp) if units is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
-        b_scales = power_of_two_scales(options.engine.column_max(b))
+        of_b = options.engine.column_max(b) if largest is None else largest.of_b.to(b.dtype)
+        b_scales = power_of_two_scales(of_b)
         b = given_b = b * b_scales
         wide = options.over_rows.count(a.shape[0]) < a.shape[1] and not damp
         if wide:
@@ -227,9 +260,12 @@ class Problem:
             operator = LeastSquaresOperator(weighted.T)
             b = b if weights is None else b * weights[:, None]
         else:
-            operator = LeastSquaresOperator(a, weights, damp, options.over_rows)
+            replay = options.engine.alone.replay if options.over_rows.spread else called
+            operator = LeastSquaresOperator(a, weights, damp, options.over_rows, replay)
             b = operator.right_hand_side(b)
-        if column_max is None:  # A and b were finite when they were given
+        if largest is not None:
+            column_max = largest.of_a.double()
+        else:  # A and b were finite when they were given
             column_max = operator.column_max(options.engine)
             check_finite(a, column_max, "A", options.over_rows)
             check_finite(b, options.engine.column_max(b), "b", options.over_rows)

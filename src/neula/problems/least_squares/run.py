@@ -85,7 +85,7 @@ def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: b
     judge = LeastSquaresJudge.of(m, n, options, together=False)
 
     def solve_alone(place: int) -> Run[Members]:
-        known = run.found.at(torch.tensor([place], device=a.device))
+        known = run.found if len(a) == 1 else run.found.at(torch.tensor([place], device=a.device))
         try:
             return run_chain(alone, problems.one(place), judge, known)
         except Unanswered as why:
