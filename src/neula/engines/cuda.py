@@ -217,9 +217,29 @@ class CudaEngine(Engine):
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
-            corrected_projection(q, a, r, self._total, bound=ORTHONORMAL, columns=width)
+            if self.over_rows.spread and q.nbytes + a.nbytes <= self.alone.replayed_bytes:
+                for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
+                    self._project_out_replayed(q, part, r_part)
+            else:
+                corrected_projection(q, a, r, self._total, bound=ORTHONORMAL, columns=width)
         else:
             super().project_out(q, a, r, room)
+
+    def _project_out_replayed(self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
+        """In two graphs, with a message between them: a process that launches late keeps all others waiting.
+
+        Q is split twice, once for each graph.
+        """
+
+        def image(q: torch.Tensor, a: torch.Tensor) -> Tensors:
+            return (corrected_gemm(q.T, a, c=self.empty(*r.shape), bound=ORTHONORMAL),)
+
+        def rest(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Tensors:
+            return (corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL),)
+
+        self.alone.replay(image, (q, a), "Q^T A", (r,))
+        self._total(r)
+        self.alone.replay(rest, (q, a, r), "A - Q R", (a,))
 
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
