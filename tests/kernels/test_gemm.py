@@ -88,6 +88,16 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
     assert torch.equal(b, before[1])
 
 
+@EACH_SCHEME
+@pytest.mark.parametrize(("m", "n"), [(70, 33), (200, 170), (40, 300)])
+def test_times_a_triangle(gemm: Gemm, scheme: Scheme, m: int, n: int) -> None:
+    """In place, as accurate as any product; what is left out is zero."""
+    a, r = uniform(m, n, 0), uniform(n, n, 1).triu()
+    found, said = a.clone(), {} if gemm is corrected_gemm_reference else {"bound": 1.0, "triangular": True}
+    gemm(found, r, scheme, c=found, **said)
+    assert errors(found, a, r).max() <= bound(n)
+
+
 @pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("fewest", [16, 1 << 26])

@@ -34,6 +34,10 @@ matrices end there as well: products over an odd number of rows take several tim
 ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
+BRIEF = 4
+"""Projections of so many times fewer bytes than can be played back are, since their inputs are copied: larger
+ones take longer than it takes to launch them."""
+
 LARGE = 1 << 28
 """Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
 
@@ -217,7 +221,7 @@ class CudaEngine(Engine):
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
-            if self.over_rows.spread and q.nbytes + a.nbytes <= self.alone.replayed_bytes:
+            if self.over_rows.spread and q.nbytes + a.nbytes <= self.alone.replayed_bytes // BRIEF:
                 for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
                     self._project_out_replayed(q, part, r_part)
             else:
@@ -237,9 +241,10 @@ class CudaEngine(Engine):
         def rest(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Tensors:
             return (corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL),)
 
-        self.alone.replay(image, (q, a), "Q^T A", (r,))
-        self._total(r)
-        self.alone.replay(rest, (q, a, r), "A - Q R", (a,))
+        (total,) = self.alone.replay(image, (q, a), "Q^T A")
+        self._total(total)
+        r.copy_(total)
+        self.alone.replay(rest, (q, a, total), "A - Q R", (a,))
 
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None

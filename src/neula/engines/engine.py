@@ -209,7 +209,9 @@ class Engine(ABC):
     def _total(self, r: torch.Tensor) -> None:
         """Add to R, in place, what rows that are elsewhere contribute to it."""
         if self.over_rows.spread:
-            r.copy_(self.over_rows.total(r.T).T)
+            total = self.over_rows.total(r.T).T
+            if total.data_ptr() != r.data_ptr():
+                r.copy_(total)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""

@@ -52,6 +52,7 @@ def corrected_gemm(
     beta: float = 0.0,
     c: torch.Tensor | None = None,
     bound: float | torch.Tensor | None = None,
+    triangular: bool = False,
 ) -> torch.Tensor:
     """``C = alpha A B + beta C`` in parts of a low format, about as accurate as a float32 product.
 
@@ -69,6 +70,8 @@ def corrected_gemm(
         float32, of any strides, written in place. It may overlap ``a`` and ``b``.
     bound : float or Tensor, optional
         Largest magnitude in ``a``, where it is known: a kernel then need not look for it in every row.
+    triangular : bool
+        Whether ``b`` is upper triangular: what a kernel then leaves out is nearly half of the products.
 
     Returns
     -------

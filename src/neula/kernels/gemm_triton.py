@@ -53,6 +53,7 @@ def gemm_triton(
     config: Config | None = None,
     pieces: int | None = None,
     bound: float | torch.Tensor | None = None,
+    triangular: bool = False,
 ) -> torch.Tensor:
     """:func:`neula.kernels.gemm.corrected_gemm` by the kernels, on the current stream of the device of ``a``.
 
@@ -70,13 +71,15 @@ def gemm_triton(
         Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
     bound : float or Tensor, optional
         Largest magnitude in ``a``, where it is known.
+    triangular : bool
+        Whether ``b`` is upper triangular: tiles of C need no more of its rows than they have columns.
 
     Returns
     -------
     Tensor, shape (m, n)
     """
     with torch.cuda.device_of(a):
-        product = _Product(split(a, scheme, bound), split(b.mT, scheme), scheme)
+        product = _Product(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
         config = config or _filling(product)
         target = a.new_empty(product.shape) if c is None else c
         return product(target, alpha, beta, config, pieces or product.pieces(config))
@@ -97,10 +100,13 @@ def corrected_projection_triton(
         across = split(q.T, scheme, bound)
         along = across.transposed(len(q))
         for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
-            _Product(across, split(part.mT, scheme), scheme).fill(r_part, 1.0, 0.0)
+            # Without gaps: what is sent need not be copied before and after.
+            image = r_part if total is None else torch.empty(*r_part.mT.shape, device=a.device).mT
+            _Product(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
             if total is not None:
-                total(r_part)
-            _Product(along, split(r_part.mT, scheme), scheme).fill(part, -1.0, 1.0)
+                total(image)
+                r_part.copy_(image)
+            _Product(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
 
 
 def gram_triton(
@@ -133,10 +139,16 @@ def multiply_kept_triton(
 
 
 class _Product:
-    """Split operands, and what it takes to multiply them; ``lower``: tiles above the diagonal are zero."""
+    """Split operands, and what it takes to multiply them.
 
-    def __init__(self, a: Parts, b: Parts, scheme: Scheme, *, lower: bool = False) -> None:
-        self.a, self.b, self.scheme, self.lower = a, b, scheme, lower
+    ``lower``: tiles of C above the diagonal are to be zero; ``triangular``: B is upper triangular.
+    """
+
+    def __init__(
+        self, a: Parts, b: Parts, scheme: Scheme, *, lower: bool = False, triangular: bool = False
+    ) -> None:
+        self.a, self.b, self.scheme = a, b, scheme
+        self.lower, self.triangular = lower, triangular
         self.shape = (a.parts.shape[1], b.parts.shape[1])
         self.k = a.parts.shape[2]
 
@@ -185,7 +197,8 @@ class _Product:
             *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
             *c.stride(),
             *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, self.a.by_columns),
-            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles, self.lower),
+            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles),
+            *(self.lower, self.triangular),
             num_warps=config.warps,
             num_stages=config.stages,
         )
@@ -229,7 +242,7 @@ def _gemm_kernel(
     k, piece, stride_piece, stride_row, stride_column,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
     WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
-    SEVERAL: tl.constexpr, LOWER: tl.constexpr,
+    SEVERAL: tl.constexpr, LOWER: tl.constexpr, TRIANGULAR: tl.constexpr,
 ):  # fmt: skip
     """A tile of C, or of one of the matrices whose sum is C; or several, one after the other."""
     if SEVERAL:
@@ -237,13 +250,13 @@ def _gemm_kernel(
             _tile(
                 tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest,
                 alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT, TOP, ADDS,
-                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER,
+                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER, TRIANGULAR,
             )  # fmt: skip
     else:
         _tile(
             tl.program_id(0), a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest,
             b_largest, alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT,
-            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER,
+            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER, TRIANGULAR,
         )  # fmt: skip
 
 
@@ -253,7 +266,7 @@ def _tile(
     n, k, piece, stride_piece, stride_row, stride_column,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
     WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
-    LOWER: tl.constexpr,
+    LOWER: tl.constexpr, TRIANGULAR: tl.constexpr,
 ):  # fmt: skip
     down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     first = tile // (GROUP * across) * GROUP
@@ -264,6 +277,8 @@ def _tile(
     stop = tl.minimum(start + piece, k)
     if LOWER:
         stop = tl.where(column >= row + ROWS, start, stop)
+    if TRIANGULAR:
+        stop = tl.minimum(stop, column + COLUMNS)
 
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     small = tl.zeros((ROWS, COLUMNS), tl.float32)

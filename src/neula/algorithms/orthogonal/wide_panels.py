@@ -41,7 +41,7 @@ def wide_cholesky_qr32_in_place(
 
     def multiplied(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, ...]:
         r, inverse = engine.alone.replay(_factors, (gram,), "factors of a wide panel")
-        corrected_gemm(a, inverse, c=a, bound=gram.diagonal().amax().sqrt())
+        corrected_gemm(a, inverse, c=a, bound=gram.diagonal().amax().sqrt(), triangular=True)
         return (a, r) if low is None else (a, r, engine.operand(a))
 
     (gram,) = engine.alone.replay(_gram, (a,), "Gram matrix of a wide panel")
@@ -91,16 +91,30 @@ def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> 
     smallest = LOST * diagonal
     r, inverse = torch.zeros_like(rest), torch.zeros_like(rest)
     for k in blocks(slice(0, n), width):
-        left, right = slice(0, k.start), slice(k.stop, n)
+        right = slice(k.stop, n)
         pivots = rest[k, k].diagonal()
         torch.maximum(pivots, smallest[k], out=pivots)
         factors = cholesky_inverse(rest[k, k].double(), out=r[k, k])
         inverse[k, k] = factors.inverse
-        if k.start > 0:
-            above = exact_matmul(r[left, k], factors.inverse)
-            exactly(torch.addmm, inverse[left, k], inverse[left, left], above, out=inverse[left, k], alpha=-1)
         if k.stop < n:
-            beside = exact_matmul(factors.inverse.T, rest[k, right])
-            r[k, right] = beside
+            beside = exactly(torch.mm, factors.inverse.T, rest[k, right], out=r[k, right])
             exactly(torch.addmm, rest[right, right], beside.T, beside, out=rest[right, right], alpha=-1)
+    _invert_from(r, inverse, width)
     return CholeskyFactors(r, inverse, diagonal.sqrt())
+
+
+def _invert_from(r: torch.Tensor, inverse: torch.Tensor, width: int) -> None:
+    """The inverse of an upper triangle whose diagonal blocks of some width are inverted, in place.
+
+    Pairs of blocks become blocks of twice the width: above the diagonal of their inverse is that of the one
+    times what is beside both times that of the other, but for the sign. While the next block is factorized
+    nothing waits for this.
+    """
+    n = len(r)
+    while width < n:
+        for start in range(0, n - width, 2 * width):
+            left = slice(start, start + width)
+            right = slice(left.stop, min(left.stop + width, n))
+            beside = exact_matmul(r[left, right], inverse[right, right])
+            exactly(torch.mm, inverse[left, left], beside, out=inverse[left, right]).neg_()
+        width *= 2
