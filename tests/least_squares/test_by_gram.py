@@ -5,40 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.engines import FP64, EmulatedEngine
-from neula.pipeline.chain import Answer
-from neula.problems.least_squares import links
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
-
-M, N = 300, 40
-U = 2.0**-53
-
-
-def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns of very different sizes, and a residual that is not small."""
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(M, n, generator=generator, dtype=torch.float64) for n in (N, 2))
-    u, _, vh = torch.linalg.svd(a, full_matrices=False)
-    s = torch.logspace(0, -1, N, base=condition, dtype=torch.float64) if condition else torch.arange(N)
-    return (u * s) @ vh * torch.logspace(-8, 8, N, dtype=torch.float64), b
-
-
-def solved(a: torch.Tensor, b: torch.Tensor) -> Answer[Members]:
-    options = Options(
-        engine=EmulatedEngine(),
-        target=FP64,
-        dtype=torch.float64,
-        max_iterations=60,
-        forward=False,
-        progress=None,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
-        rcond=M * 2 * U,
-    )
-    return links.by_gram(Problems(a[None], b[None], options), None, label="by gram", compute="fp32")
+from gram_problems import N, U, problem, solved
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e3])

@@ -15,14 +15,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import neula
+from gram_problems import solved
 from neula.engines import EmulatedEngine
-from neula.engines.sharded import RowsOfGroup
+from neula.engines.sharded import RowsOfGroup, sharded
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuning import Recursion
 from neula.kernels.dispatch import Kernel
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
+from neula.problems.least_squares.problem import Members
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of
 
@@ -226,6 +228,15 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     over_rows = RowsOfGroup(counts_of(len(a), size), group)
     local = local if len(local) else local.new_zeros(1, a.shape[1])
     return FACTORS[name](local[None], over_rows=over_rows)[0]
+
+
+def by_gram(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Members:
+    """Least squares by the Gram matrix in low precision and the corrected seminormal equations."""
+    size = distributed.get_world_size(group)
+    over_rows = RowsOfGroup(counts_of(len(a), size), group)
+    local = [mine(x, group, size) for x in (a, b)]
+    local = [x if len(x) else x.new_zeros(1, x.shape[1]) for x in local]
+    return solved(local[0], local[1], sharded(EmulatedEngine(), over_rows)).values
 
 
 def triangle(rank: int, group: Any, n: int) -> torch.Tensor:

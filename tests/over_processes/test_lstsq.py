@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import neula
+from gram_problems import problem, solved
 from neula.problems.least_squares.together import FACTORS
 from over_processes import tasks
 from over_processes.problems import COUNTS, SPECTRA, matrix, noise
@@ -176,3 +177,33 @@ def test_nothing_to_solve(processes: Processes) -> None:
     assert found[0].residual_norm == pytest.approx(5**0.5)
     found = processes.check(2, tasks.solution, torch.ones(5, 1), torch.ones(5, 0), None, {})
     assert found[0].x.shape == (1, 0)
+
+
+@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize("condition", [10.0, 1e3, 1e5, 0.0])
+@pytest.mark.parametrize("unit", [1.0, 2.0**600])
+def test_large_problems_as_they_are_given(
+    processes: Processes, size: int, condition: float, unit: float
+) -> None:
+    """By a Gram matrix of low precision: accepted like those of one process, or no digit is claimed."""
+    a, b = problem(condition)
+    one = solved(unit * a, b).values
+    found = processes.check(size, tasks.by_gram, unit * a, b)
+    for members in found:
+        pairs = zip(members.tensors, found[0].tensors, strict=True)
+        assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
+    assert torch.equal(found[0].accepted, one.accepted)
+    assert bool(one.accepted.all()) == (condition in (10.0, 1e3))
+    if one.accepted.all():
+        sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
+        error = torch.linalg.vector_norm(sizes * (found[0].x - one.x)[0], dim=0)
+        allowed = (found[0].forward_error + one.forward_error)[0]
+        assert (error <= allowed * torch.linalg.vector_norm(sizes * one.x[0], dim=0)).all()
+
+
+def test_nan_in_a_large_problem(processes: Processes) -> None:
+    """Nothing is claimed, on any process, and none waits for another."""
+    a, b = problem(10.0)
+    a[-1, 3] = torch.nan
+    for members in processes.check(3, tasks.by_gram, a, b):
+        assert not members.accepted.any()

@@ -114,6 +114,10 @@ class Factored:
         Whether residuals are in twice the working precision.
     over_rows : Reduction, optional
         Where other rows of T are.
+    rhs : Tensor, shape (batch, rows, k), optional
+        What T^T is applied to in the same pass.
+    few : bool
+        Whether few vectors measure the rate although more would take no pass more.
 
     Attributes
     ----------
@@ -134,13 +138,14 @@ class Factored:
         *,
         doubled: bool = True,
         rhs: torch.Tensor | None = None,
+        few: bool = False,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
         self.doubled = Doubled.of(t, columns) if doubled else None
         self.inverse = inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
-        in_one_pass = not over_rows.spread and _in_one_pass(t, FEW)
-        count = FEW if not doubled or in_one_pass else PROBES
+        few = few or not doubled or (not over_rows.spread and _in_one_pass(t, FEW))
+        count = FEW if few else PROBES
         z = probes(r.shape[-1], r.device, count)
         normal, gradient = _normal_beside(t, inverse @ z, rhs)
         self._gradient = None if gradient is None else over_rows.total(gradient)
@@ -194,7 +199,8 @@ class Overdetermined(Factored):
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.of(r, columns) if triangles is None else triangles
-        super().__init__(a, r, known.inverse, low, b_low, columns, over_rows, doubled=doubled, rhs=rhs)
+        vectors = (known.inverse, low, b_low, columns, over_rows)
+        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=coarse)
         self.columns, self._coarse = columns, coarse
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
 

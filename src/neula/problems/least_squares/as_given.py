@@ -28,8 +28,8 @@ ALIKE = 4.0
 
 def is_plain(a: torch.Tensor, options: Options) -> bool:
     """Whether problems may be solved as they are given: tall, neither weighted nor damped."""
-    special = options.weights is not None or options.damp or options.over_rows.spread
-    return not special and a.shape[1] >= a.shape[2]
+    special = options.weights is not None or options.damp
+    return not special and options.over_rows.count(a.shape[1]) >= a.shape[2]
 
 
 def as_given(
@@ -56,13 +56,14 @@ def as_given(
     numbers : Tensor
         What was measured of them, which the host may have read already.
     """
-    problems = ScaledProblems.as_given(a, b)
-    r = factor(problems.a) if gram is None else factor(problems.a, gram=gram)
+    over_rows = options.over_rows
+    problems, known = ScaledProblems.as_given(a, b, over_rows), {} if gram is None else {"gram": gram}
+    r = factor(problems.a, over_rows=over_rows, **known)
     norms = lengths(r)
-    usable = _moderate(norms, largest_magnitude(problems.b, 1))
+    usable = _moderate(norms, over_rows.largest(largest_magnitude(problems.b, 1)))
     if refines_doubled_of(options, a) and cuts(a.device):
         usable &= _alike(norms)
-    if (wary or not ahead) and not bool(usable):
+    if (wary or not ahead) and not bool(over_rows.agree(usable)):
         return _broken_down(problems, r)
     system = system_of(problems, r, options, gram, coarse=coarse)
     refinement = Refinement(system, problems.b, options.digits)
@@ -74,7 +75,7 @@ def as_given(
         members = measured_members(problems, system, refinement.solution(settled), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
-        read = torch.cat([numbers.flatten(), torch.stack([usable, promising])]).cpu()
+        read = over_rows.agree(torch.cat([numbers.flatten(), torch.stack([usable, promising])])).cpu()
         near_one, goes_on = read[-2:].tolist()
         if not near_one:
             return _broken_down(problems, r)
@@ -82,10 +83,10 @@ def as_given(
         if not goes_on and bool((numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])).all()):
             return members, refinement.steps, numbers
     else:
-        goes_on = refinement.goes_on()
+        goes_on = bool(over_rows.agree(refinement.active.any()))
     while goes_on and refinement.steps < most:
         refinement.step()
-        goes_on = refinement.goes_on()
+        goes_on = bool(over_rows.agree(refinement.active.any()))
     members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
     return members, refinement.steps, members.measured()
 
@@ -94,10 +95,11 @@ def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, in
     """A single problem of which nothing is known where R broke down, and not because its numbers are far from
     1; None for others.
     """
-    if len(r) > 1 or not bool(r.isnan().any()):
+    over_rows = problems.over_rows
+    if len(r) > 1 or not bool(over_rows.agree(r.isnan().any())):
         return None
-    sizes = torch.linalg.vector_norm(problems.a, dim=1)
-    if not bool(_moderate(sizes, largest_magnitude(problems.b, 1))):
+    (sizes,) = over_rows.norms(problems.a, dim=1)
+    if not bool(over_rows.agree(_moderate(sizes, over_rows.largest(largest_magnitude(problems.b, 1))))):
         return None
     missing = Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device)
     return missing, 0, missing.measured()

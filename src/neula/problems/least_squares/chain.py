@@ -184,7 +184,7 @@ def _by_gram(m: int, n: int, options: Options) -> Chain:
     16.4 in the same run by CGLS with the same R).
     """
     tuning = options.engine.tuning
-    plain = options.weights is None and not options.damp and not options.over_rows.spread
+    plain = options.weights is None and not options.damp
     fast = tuning.corrected and "fp64" in tuning.preconditioners and n <= tuning.fp16_gram_columns
     large = m >= n and 8 * m * n > tuning.replayed_bytes
     if options.named or not (plain and fast and large and options.refines_doubled(m, n)):

@@ -46,17 +46,18 @@ def by_gram(problems: Problems, before: Solution | None, *, label: str, compute:
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
     many digits are sure.
     """
-    options = problems.options
+    options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
     solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=1, coarse=True)
     answer = solve(factor=partial(factor, sampled=True))
     numbers = _read(answer)
     if not numbers["accepted"] > 0:
-        beyond = problems.largest.of_a > sampled_max(problems.a[0])
-        if bool(beyond.any()):
+        beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
+        if bool(over_rows.agree(beyond.any())):
             answer = solve(factor=factor)
             numbers = _read(answer)
-    certain = numbers["condition"] * options.certain_rcond(problems.a.shape) * ROUNDED_RANK < 1
+    shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
+    certain = numbers["condition"] * options.certain_rcond(shape) * ROUNDED_RANK < 1
     if certain and numbers["refined_error"] <= problems.bound:
         return answer
     rejected = replace(answer.values, accepted=torch.zeros_like(answer.values.accepted))

@@ -61,16 +61,17 @@ class ScaledProblems:
     over_rows: Reduction = HERE
 
     @classmethod
-    def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledProblems:
+    def as_given(cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> ScaledProblems:
         """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
 
         Parameters
         ----------
         a : Tensor, shape (batch, m, n), m >= n
         b : Tensor, shape (batch, m, k)
+        over_rows : Reduction
         """
         zero = torch.zeros((), dtype=torch.int64, device=a.device)
-        return cls(a.double(), None, zero, b.double(), None, zero, False, given=True)
+        return cls(a.double(), None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
 
     @classmethod
     def of(

@@ -93,7 +93,8 @@ def solve_together(
     def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weighted = replace(options, weights=weights[0] if weights else None)
         given = None
-        if not blind_steps and is_plain(a, weighted):
+        # Over processes small problems are scaled as others are: most of their time is for messages.
+        if not blind_steps and is_plain(a, weighted) and (coarse or not options.over_rows.spread):
             known = shared and a is problems.a and len(a) == 1
             gram = problems.gram[None] if known else None
             given = as_given(a, b, factor, weighted, ahead, gram, wary=wary, coarse=coarse)

@@ -39,7 +39,7 @@ def system_of(
         columns = lengths(r)[..., None]
         # Dozens of launches that know nothing of A, which may be too large to be played back.
         inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
-        known = options.engine.replay(_triangles, inputs, "triangles")
+        known = options.engine.alone.replay(_triangles, inputs, "triangles")
         triangles = Triangles(*known)
     return Overdetermined(
         *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),

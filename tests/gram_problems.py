@@ -1,0 +1,41 @@
+"""Least squares whose R comes from a Gram matrix of low precision: problems, and what the link finds."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.engines import FP64, EmulatedEngine, Engine
+from neula.pipeline.chain import Answer
+from neula.problems.least_squares import links
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options
+
+M, N = 300, 40
+U = 2.0**-53
+
+
+def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns of very different sizes, and a residual that is not small."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(M, n, generator=generator, dtype=torch.float64) for n in (N, 2))
+    u, _, vh = torch.linalg.svd(a, full_matrices=False)
+    s = torch.logspace(0, -1, N, base=condition, dtype=torch.float64) if condition else torch.arange(N)
+    return (u * s) @ vh * torch.logspace(-8, 8, N, dtype=torch.float64), b
+
+
+def solved(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> Answer[Members]:
+    """What the link finds, for rows that are here or spread over processes."""
+    options = Options(
+        engine=engine or EmulatedEngine(),
+        target=FP64,
+        dtype=torch.float64,
+        max_iterations=60,
+        forward=False,
+        progress=None,
+        algorithm=None,
+        compute=None,
+        damp=0.0,
+        weights=None,
+        rcond=M * 2 * U,
+    )
+    return links.by_gram(Problems(a[None], b[None], options), None, label="by gram", compute="fp32")
