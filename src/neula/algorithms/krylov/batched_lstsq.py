@@ -200,7 +200,7 @@ class Overdetermined(Factored):
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.of(r, columns) if triangles is None else triangles
         vectors = (known.inverse, low, b_low, columns, over_rows)
-        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=coarse)
+        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=coarse and over_rows.spread)
         self.columns, self._coarse = columns, coarse
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
 
