@@ -23,7 +23,14 @@ def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
     return (u * s) @ vh * torch.logspace(-8, 8, N, dtype=torch.float64), b
 
 
-def solved(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> Answer[Members]:
+def solved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    engine: Engine | None = None,
+    *,
+    compute: str = "fp32",
+    plainly: bool = False,
+) -> Answer[Members]:
     """What the link finds, for rows that are here or spread over processes."""
     options = Options(
         engine=engine or EmulatedEngine(),
@@ -38,4 +45,5 @@ def solved(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> An
         weights=None,
         rcond=M * 2 * U,
     )
-    return links.by_gram(Problems(a[None], b[None], options), None, label="by gram", compute="fp32")
+    problems = Problems(a[None], b[None], options)
+    return links.by_gram(problems, None, label="by gram", compute=compute, plainly=plainly)

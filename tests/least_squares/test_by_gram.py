@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gram_problems import N, U, problem, solved
+from gram_problems import M, N, U, problem, solved
+from neula.certificates.bounds import lstsq_bound
+from neula.engines import FP64
+from neula.problems.least_squares.problem import Members
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e3])
@@ -14,6 +17,11 @@ def test_all_digits_are_sure(condition: float) -> None:
     found = solved(a, b).values
     assert found.accepted.all()
     assert (found.forward_error <= 4 * U).all()
+    check(a, b, found)
+
+
+def check(a: torch.Tensor, b: torch.Tensor, found: Members) -> None:
+    """Errors of x are those of another solution, and what is claimed."""
     sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
     scaled = a / sizes.T
     expected = torch.linalg.lstsq(scaled, b, driver="gelsd").solution
@@ -22,7 +30,26 @@ def test_all_digits_are_sure(condition: float) -> None:
     rest = torch.linalg.vector_norm(b - scaled @ expected, dim=0)
     true_condition = float(torch.linalg.cond(scaled))
     length = torch.linalg.vector_norm(expected, dim=0)
-    assert (error <= 10 * N * U * true_condition * (2 * length + true_condition * rest)).all()
+    bound = 10 * N * U * true_condition * (2 * length + true_condition * rest)
+    assert (error <= bound + found.forward_error[0] * length).all()
+
+
+@pytest.mark.parametrize("condition", [1.0, 3.0])
+def test_in_half_precision_with_plain_residuals(condition: float) -> None:
+    """Backward errors are those of double precision; what is claimed of x is what they leave."""
+    a, b = problem(condition)
+    found = solved(a, b, compute="fp16", plainly=True).values
+    assert found.accepted.all()
+    assert (found.refined_error <= lstsq_bound(FP64, N)).all()
+    # Residuals err by 2 (m + n)^0.5 u, times norms whose ratios are about 5, and the condition number.
+    assert (found.forward_error <= 100 * (M + N) ** 0.5 * U * found.condition).all()
+    check(a, b, found)
+
+
+@pytest.mark.parametrize("condition", [1e5, 1e9, 0.0])
+def test_a_poor_r_in_half_precision_is_noticed(condition: float) -> None:
+    a, b = problem(condition)
+    assert not solved(a, b, compute="fp16", plainly=True).values.accepted.any()
 
 
 @pytest.mark.parametrize("condition", [1e5, 1e9, 0.0])

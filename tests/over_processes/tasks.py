@@ -230,13 +230,13 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     return FACTORS[name](local[None], over_rows=over_rows)[0]
 
 
-def by_gram(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Members:
+def by_gram(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Members:
     """Least squares by the Gram matrix in low precision and the corrected seminormal equations."""
     size = distributed.get_world_size(group)
     over_rows = RowsOfGroup(counts_of(len(a), size), group)
     local = [mine(x, group, size) for x in (a, b)]
     local = [x if len(x) else x.new_zeros(1, x.shape[1]) for x in local]
-    return solved(local[0], local[1], sharded(EmulatedEngine(), over_rows)).values
+    return solved(local[0], local[1], sharded(EmulatedEngine(), over_rows), **asked).values
 
 
 def triangle(rank: int, group: Any, n: int) -> torch.Tensor:

@@ -180,20 +180,22 @@ def test_nothing_to_solve(processes: Processes) -> None:
 
 
 @pytest.mark.parametrize("size", COUNTS)
-@pytest.mark.parametrize("condition", [10.0, 1e3, 1e5, 0.0])
+@pytest.mark.parametrize("condition", [3.0, 1e3, 1e5, 0.0])
 @pytest.mark.parametrize("unit", [1.0, 2.0**600])
+@pytest.mark.parametrize("asked", [{}, {"compute": "fp16", "plainly": True}])
 def test_large_problems_as_they_are_given(
-    processes: Processes, size: int, condition: float, unit: float
+    processes: Processes, size: int, condition: float, unit: float, asked: dict[str, Any]
 ) -> None:
     """By a Gram matrix of low precision: accepted like those of one process, or no digit is claimed."""
     a, b = problem(condition)
-    one = solved(unit * a, b).values
-    found = processes.check(size, tasks.by_gram, unit * a, b)
+    one = solved(unit * a, b, **asked).values
+    found = processes.check(size, tasks.by_gram, unit * a, b, asked)
     for members in found:
         pairs = zip(members.tensors, found[0].tensors, strict=True)
         assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
     assert torch.equal(found[0].accepted, one.accepted)
-    assert bool(one.accepted.all()) == (condition in (10.0, 1e3))
+    if condition != 1e3 or not asked:  # where R is in fp16 that is neither good nor bad
+        assert bool(one.accepted.all()) == (0 < condition <= 1e3)
     if one.accepted.all():
         sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
         error = torch.linalg.vector_norm(sizes * (found[0].x - one.x)[0], dim=0)
@@ -205,5 +207,5 @@ def test_nan_in_a_large_problem(processes: Processes) -> None:
     """Nothing is claimed, on any process, and none waits for another."""
     a, b = problem(10.0)
     a[-1, 3] = torch.nan
-    for members in processes.check(3, tasks.by_gram, a, b):
+    for members in processes.check(3, tasks.by_gram, a, b, {}):
         assert not members.accepted.any()

@@ -338,6 +338,11 @@ def _in_one_pass(t: torch.Tensor, count: int) -> bool:
     return len(t) == 1 and normal_product.takes(t[0], t.new_empty(t.shape[2], count))
 
 
+def _at_a_time(t: torch.Tensor, count: int) -> int:
+    """Of so many vectors those that a kernel takes in a pass; 0 where there is no kernel for the matrix."""
+    return next((some for some in range(count, 0, -1) if _in_one_pass(t, some)), 0)
+
+
 def _residual(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
     if len(t) == 1 and normal_product.takes(t[0], x[0], b[0]):
@@ -364,14 +369,16 @@ def _normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _normal_beside(
     t: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``T^T T X`` and ``T^T B``, in one pass over a single matrix where there is a kernel for it."""
+    """``T^T T X`` and ``T^T B``, in as few passes over a single matrix as its kernel can."""
     if b is None:
         return _normal(t, x), None
     count, k = x.shape[2], b.shape[2]
-    if not _in_one_pass(t, count + k):
+    some = _at_a_time(t, count + k)
+    if not some:
         return _normal(t, x), _transposed(t, b)
     negative, beside = functional.pad(-x[0], (0, k)), functional.pad(b[0], (count, 0))
-    found = normal_product(t[0], negative, beside)[1][None]
+    passes = zip(negative.split(some, 1), beside.split(some, 1), strict=True)
+    found = torch.cat([normal_product(t[0], *vectors)[1] for vectors in passes], 1)[None]
     return found[..., :count], found[..., count:]
 
 

@@ -178,18 +178,24 @@ def _svd() -> Link[Problems, Members]:
 
 
 def _by_gram(m: int, n: int, options: Options) -> Chain:
-    """Corrected seminormal equations with an R as accurate as float32, of tall matrices as they are given.
+    """Corrected seminormal equations with an R of low precision, of tall matrices as they are given.
 
     A GPU that is fast in fp64 reads them as often as iterations would (262144 x 1024 on an H200: 14.0 ms, and
-    16.4 in the same run by CGLS with the same R).
+    16.4 in the same run by CGLS with the same R). Over processes so are more columns, whose Gram matrix is in
+    plain fp16: the host looks twice, not once an iteration, in which a process that launches late keeps all
+    others waiting.
     """
-    tuning = options.engine.tuning
-    plain = options.weights is None and not options.damp
-    fast = tuning.corrected and "fp64" in tuning.preconditioners and n <= tuning.fp16_gram_columns
+    tuning, spread = options.engine.tuning, options.over_rows.spread
+    plain = options.weights is None and not options.damp and not options.named
+    fast = tuning.corrected and "fp64" in tuning.preconditioners
     large = m >= n and 8 * m * n > tuning.replayed_bytes
-    if options.named or not (plain and fast and large and options.refines_doubled(m, n)):
+    if not (plain and fast and large and options.refines_doubled(m, n)):
         return []
-    return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]
+    if n <= tuning.fp16_gram_columns:
+        return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]
+    if n <= tuning.gram_columns and spread:
+        return [_link("cholesky fp16 + seminormal", links.by_gram, compute="fp16", plainly=True)]
+    return []
 
 
 def _by_lapack(m: int, n: int, options: Options) -> Chain:

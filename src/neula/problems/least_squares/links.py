@@ -40,15 +40,19 @@ def by_fast_r(
     return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
 
 
-def by_gram(problems: Problems, before: Solution | None, *, label: str, compute: str) -> Solution:
+def by_gram(
+    problems: Problems, before: Solution | None, *, label: str, compute: str, plainly: bool = False
+) -> Solution:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure.
+    many digits are sure; ``plainly``, with residuals in working precision.
     """
-    options, over_rows = problems.options, problems.options.over_rows
+    options = replace(problems.options, plainly=plainly)
+    problems, over_rows = replace(problems, options=options), options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
-    solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=1, coarse=True)
+    ahead = 2 if plainly else 1
+    solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=ahead, coarse=True)
     answer = solve(factor=partial(factor, sampled=True))
     numbers = _read(answer)
     if not numbers["accepted"] > 0:

@@ -30,6 +30,8 @@ class Options(solutions.Options):
     damp : float
     weights : Tensor, shape (m,), or None
     rcond : float
+    plainly : bool
+        Whether residuals in working precision do where nobody asks for more.
     """
 
     algorithm: str | None
@@ -37,6 +39,7 @@ class Options(solutions.Options):
     damp: float
     weights: torch.Tensor | None
     rcond: float
+    plainly: bool = False
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
@@ -52,7 +55,7 @@ class Options(solutions.Options):
 
         Those of minimum norm always are: they need the augmented system.
         """
-        few = self.rows(m, n) * n <= self.engine.tuning.doubled_elements
+        few = not self.plainly and self.rows(m, n) * n <= self.engine.tuning.doubled_elements
         return few or self.forward or self.is_wide(m, n)
 
     def is_wide(self, m: int, n: int) -> bool:
