@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
+from neula.engines.reduction import Reduction
+from neula.engines.sharded import sharded
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import chain as lstsq_chain
@@ -92,6 +94,30 @@ def test_a_tall_large_least_squares_problem_on_an_h200() -> None:
     weights = torch.ones(131072, dtype=torch.float64)
     for asked in ({"damp": 0.1}, {"weights": weights}):
         assert tried(H200, 131072, 2048, **asked) == iterations
+
+
+class Elsewhere(Reduction):
+    """Rows, some of which other processes have."""
+
+    spread = True
+
+
+@pytest.mark.parametrize(
+    ("n", "first"),
+    [
+        (2048, ["cholesky fp16_cor + seminormal", "cholesky fp16_cor + cgls"]),
+        (4096, ["cholesky fp16 + seminormal", "cholesky fp16 + cgls", "cholesky fp16_cor + cgls"]),
+        (8192, ["rgsqrf fp16 + cgls"]),
+    ],
+)
+def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
+    """What takes few looks comes first; pivots are not looked for."""
+    engine = sharded(engine_of(H200), Elsewhere())
+    given = {"algorithm": None, "damp": 0.0, "weights": None, "rcond": 1e-13}
+    options = LeastSquares(engine=engine, **{**COMMON, **given})
+    together = lstsq_chain.chain_together(1, 100 * n, n, options)
+    alone = lstsq_chain.chain_after_together(100 * n, n, options)
+    assert labels([*together, *alone]) == [*first, *by("cgls", *FAST), SVD]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from neula.kernels.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
 from neula.problems.least_squares.problem import Members
 from neula.problems.least_squares.together import FACTORS
-from over_processes.problems import counts_of
+from over_processes.problems import counts_of, noise
 
 
 class LikeAGpu(EmulatedEngine):
@@ -206,6 +206,17 @@ def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tens
     taken: list[Any] = rows if function == "lstsq" else rows[:1]
     taken = [rows[0].T, rows[1]] if function == "matmul" else taken
     return on_cpu(getattr(neula, function)(*taken, **asked))
+
+
+def large_on_gpus(rank: int, group: Any, m: int, n: int) -> Any:
+    """Least squares of random numbers, which each process makes for itself; what one GPU finds is beside it."""
+    a, b = noise(m, n), noise(m)
+    rows = [
+        neula.distributed.rows(mine(x, group, distributed.get_world_size(group)).cuda(), group)
+        for x in (a, b)
+    ]
+    found, one = neula.lstsq(*rows), neula.lstsq(a.cuda(), b.cuda())
+    return on_cpu(found), on_cpu(one), torch.linalg.vector_norm(a, dim=0)
 
 
 def on_cpu(found: Any) -> Any:

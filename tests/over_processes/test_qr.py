@@ -33,7 +33,7 @@ def check_factors(q: torch.Tensor, r: torch.Tensor, a: torch.Tensor, u: float) -
     q, r, a = q.double(), r.double(), a.double()
     norm = torch.linalg.matrix_norm
     assert norm(a - q @ r) <= 12 * n**0.5 * u * norm(a)
-    assert norm(q.T @ q - torch.eye(n)) <= 24 * n * u
+    assert norm(q.T @ q - torch.eye(n, device=q.device)) <= 24 * n * u
     assert torch.equal(r, r.triu())
     assert (r.diagonal() >= 0).all()
 
