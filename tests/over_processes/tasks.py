@@ -209,7 +209,7 @@ def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tens
 
 
 def large_on_gpus(rank: int, group: Any, m: int, n: int) -> Any:
-    """Least squares of random numbers, which each process makes for itself; what one GPU finds is beside it."""
+    """Least squares of random numbers, made by each process for itself, beside what one GPU finds."""
     a, b = noise(m, n), noise(m)
     rows = [
         neula.distributed.rows(mine(x, group, distributed.get_world_size(group)).cuda(), group)
