@@ -64,6 +64,8 @@ def test_factors(
 ) -> None:
     """As those of one GPU: with R positive on its diagonal there is but one QR."""
     condition = 1e2
+    if function == "tsqr" and shape[1] > 256:
+        pytest.skip("tsqr takes up to 256 columns")
     a = (matrix(*shape, "arithmetic", condition) if shape[1] < 1000 else noise(*shape)).to(dtype)
     found = of_all(gpus, size, function, a, a[:, 0], asked)
     u, n = U[found.accuracy], shape[1]

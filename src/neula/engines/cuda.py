@@ -38,6 +38,10 @@ BRIEF = 4
 """Projections of so many times fewer bytes than can be played back are, since their inputs are copied: larger
 ones take longer than it takes to launch them."""
 
+SUMMED_ROWS = 1 << 15
+"""Squares are positive, and a sum that is truncated after every few of them falls short: on an H200 that of
+131072 rows by a part that shows in ``||I - Q^T Q||``, that of 65536 by half of it."""
+
 LARGE = 1 << 28
 """Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
 
@@ -253,6 +257,10 @@ class CudaEngine(Engine):
         if self._in_corrected_parts and m * n * n >= self.tuning.corrected_gram:
             return corrected_gram(a, scales=scales)
         return super().lower_gram(a, blocks, scales)
+
+    @property
+    def summed_rows(self) -> int:
+        return SUMMED_ROWS if self._half else super().summed_rows
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row

@@ -350,9 +350,15 @@ class Engine(ABC):
         if scales is not None:
             a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
         g = self.empty(a.shape[1], a.shape[1]).zero_()
-        for k in blocks:
-            self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])
+        for some in a.split(self.summed_rows):
+            for k in blocks:
+                self.gemm(some[:, k].T, some[:, : k.stop], g[k, : k.stop], beta=1.0)
         return g
+
+    @property
+    def summed_rows(self) -> int:
+        """Rows of a Gram matrix's A up to which a unit that truncates sums loses no more than it rounds."""
+        return 1 << 40
 
     @property
     def replayed_bytes(self) -> int:

@@ -47,7 +47,7 @@ def as_given(
 
     What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
     of the host: it then has launched what follows a long product before that is done, and reads all numbers
-    at once.
+    at once. Who is ``wary`` of a ``coarse`` R looks how fast it is before the steps.
 
     Returns
     -------
@@ -63,9 +63,16 @@ def as_given(
     usable = _moderate(norms, over_rows.largest(largest_magnitude(problems.b, 1)))
     if refines_doubled_of(options, a) and cuts(a.device):
         usable &= _alike(norms)
-    if (wary or not ahead) and not bool(over_rows.agree(usable)):
+    if (wary or not ahead) and not coarse and not bool(over_rows.agree(usable)):
         return _broken_down(problems, r)
     system = system_of(problems, r, options, gram, coarse=coarse)
+    if wary and coarse:
+        good = (system.rate <= MAX_RATE).any()
+        near_one, goes_on = over_rows.agree(torch.stack([usable, good])).tolist()
+        if not near_one:
+            return _broken_down(problems, r)
+        if not goes_on:
+            return _missing(problems)
     refinement = Refinement(system, problems.b, options.digits)
     most = min(MAX_STEPS, options.max_iterations)
     for _ in range(min(max(1, ahead), most)):
@@ -101,7 +108,11 @@ def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, in
     (sizes,) = over_rows.norms(problems.a, dim=1)
     if not bool(over_rows.agree(_moderate(sizes, over_rows.largest(largest_magnitude(problems.b, 1))))):
         return None
-    missing = Members.missing(1, problems.a.shape[2], problems.b.shape[2], problems.a.device)
+    return _missing(problems)
+
+
+def _missing(problems: ScaledProblems) -> tuple[Members, int, torch.Tensor]:
+    missing = Members.missing(len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device)
     return missing, 0, missing.measured()
 
 

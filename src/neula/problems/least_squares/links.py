@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -46,13 +47,13 @@ def by_gram(
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure; ``plainly``, with residuals in working precision.
+    many digits are sure; ``plainly``, with residuals in working precision, and after a look whether R is.
     """
-    options = replace(problems.options, plainly=plainly)
-    problems, over_rows = replace(problems, options=options), options.over_rows
+    options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
-    ahead = 2 if plainly else 1
-    solve = partial(solve_together, problems, before, label=label, blind_steps=0, ahead=ahead, coarse=True)
+    asked: dict[str, Any] = {"blind_steps": 0, "ahead": 2 if plainly else 1, "wary": plainly, "coarse": True}
+    same = replace(problems, options=replace(options, plainly=plainly))
+    solve = partial(solve_together, same, before, label=label, **asked)
     answer = solve(factor=partial(factor, sampled=True))
     numbers = _read(answer)
     if not numbers["accepted"] > 0:
