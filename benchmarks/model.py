@@ -1,6 +1,6 @@
 """The time of ``lstsq`` and ``qr`` of rows over many GPUs, in operations, bytes, latency and bandwidth.
 
-``python -m benchmarks model`` compares what the model says of one and two GPUs with what was measured
+``python -m benchmarks model`` compares what the model says of one, two and four GPUs with what was measured
 (``benchmarks/data/distributed-*.json``), says what it expects of more, and draws
 ``docs/images/scaling.png``.
 The constants of a machine and of the network inside a host come from the same data; before there are any,
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from neula.papers.data import Data, Rows, show
-from neula.papers.drawing import new_canvas
+from neula.papers.drawing import Axes, new_canvas
 
 DATA = Path(__file__).parent / "data"
 FIGURE = Path(__file__).parent.parent / "docs" / "images" / "scaling.png"
@@ -32,6 +32,14 @@ GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COLUMNS = (1024, 4096, 16384)
 HOST = 8
 """GPUs of a host."""
+
+DRAWN = (
+    ("lstsq float64", 524288, 4096),
+    ("lstsq float64", 524288, 2048),
+    ("qr float32", 1048576, 1024),
+    ("qr float32", 32768, 16384),
+)
+"""What was measured, and is drawn beside the model."""
 
 PANEL = 1024
 """Columns of a panel of QR over processes."""
@@ -61,9 +69,9 @@ class Machine:
         Seconds that a small message takes from host to host.
     capacity : float
         Bytes that a GPU holds.
-    host : float
-        Seconds of a call for what does not depend on the size, launches and looks; twice that over processes,
-        where nothing is played back.
+    host, over : float
+        Seconds of a call for what does not depend on the size, launches and looks; and of one over processes,
+        where messages wait for the process that launches last.
     """
 
     memory: float = 3.0e12
@@ -72,7 +80,7 @@ class Machine:
     qr: float = 270e12
     corrected: float = 170e12
     low: float = 700e12
-    panel: float = 0.65e-3
+    panel: float = 0.44e-3
     serial: float = 15e12
     inside: Mapping[float, float] = field(
         default_factory=lambda: {512: 23e-6, 64e6: 64e6 / 239e9, 1e9: 1e9 / 327e9}
@@ -81,6 +89,7 @@ class Machine:
     hop: float = 5e-6
     capacity: float = 80e9
     host: float = 1.5e-3
+    over: float = 3e-3
 
     def all_reduce(self, size: float, gpus: int) -> float:
         """Seconds of an all-reduce of some bytes: inside hosts a ring, between them a tree of rings.
@@ -143,12 +152,13 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
       columns the Gram matrix is in plain fp16, and one more pass is taken.
     - Beyond, recursive Gram-Schmidt: ``2 m n^2 - 2/3 n^3`` operations, all-reduces of ``n^2`` numbers in two
       for each panel of 1024 columns, whose Gram matrix each GPU factorizes.
-    - A is read nine times: column maxima, the copy in fp16, five iterations, the residual, the certificate.
-      Each is followed by two triangular solves, and two small all-reduces (of the gradient, and of norms).
+    - A is read ten times: the copy in fp16, products with random vectors, steps or iterations, residuals, the
+      certificate; eight times where R is as accurate as float32. Each is followed by two triangular solves,
+      and two small all-reduces (of the gradient, and of norms).
     """
     rows = m / gpus
     low = n > 2048
-    passes = 10 if low else 9
+    passes = 10 if low else 8
     if n <= 4096:
         factorization = 1.25 * rows * n * n / (machine.gram_low if low else machine.gram)
         replicated = 2 / 3 * n**3 / machine.serial
@@ -161,7 +171,7 @@ def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
     # Triangles are half of what is read for a solve with R.
     replicated += passes * 2 * 8 * n * n / 2 / machine.memory
     network += (2 * passes + 4) * machine.all_reduce(8 * (n + 1), gpus)
-    host = machine.host if gpus == 1 else 2 * machine.host
+    host = machine.host if gpus == 1 else machine.over
     return Time(factorization, passes * 8 * rows * n / machine.memory, replicated, network, host)
 
 
@@ -188,7 +198,7 @@ def qr(machine: Machine, m: float, n: int, gpus: int, *, low: bool) -> Time:
         10 * 4 * rows * n / machine.memory,
         panels * machine.panel * width / PANEL,
         network,
-        2 * machine.host,
+        machine.over,
     )
 
 
@@ -201,7 +211,7 @@ def machine_of(rows: Rows, start: Machine = H100) -> Machine:
     """A machine by the constants that were measured on it.
 
     The rate at which A is gone through is what one GPU has left for it of its time: kernels that only read
-    are faster.
+    are faster. What calls over processes take beside all that is the median of what they took.
     """
     known = {row["what"]: row["value"] for row in rows.where(problem="constant") if row.get("value")}
     reduces = rows.where(problem="constant", what="all-reduce", processes=2)
@@ -211,19 +221,26 @@ def machine_of(rows: Rows, start: Machine = H100) -> Machine:
     machine = replace(start, inside=inside or start.inside, **found)
     without = replace(machine, memory=math.inf)
     rates = []
-    for m, n, seconds in _on_one(rows):
-        rest = lstsq(without, m, n, 1).total
-        moved = lstsq(replace(machine, memory=1.0), m, n, 1).total - rest
-        rates.append(moved / max(1e-9, seconds - rest))
-    return replace(machine, memory=statistics.geometric_mean(rates)) if rates else machine
+    for m, n, gpus, seconds in _solved(rows):
+        if gpus == 1:
+            rest = lstsq(without, m, n, 1).total
+            moved = lstsq(replace(machine, memory=1.0), m, n, 1).total - rest
+            rates.append(moved / max(1e-9, seconds - rest))
+    machine = replace(machine, memory=statistics.geometric_mean(rates)) if rates else machine
+    at_once = replace(machine, over=0.0)
+    left = [seconds - lstsq(at_once, m, n, p).total for m, n, p, seconds in _solved(rows) if p > 1]
+    return replace(machine, over=max(machine.host, statistics.median(left))) if left else machine
 
 
-def _on_one(rows: Rows) -> Iterator[tuple[float, int, float]]:
-    """Rows, columns and seconds of what one GPU has solved: of weak scaling its share, in its time."""
+def _solved(rows: Rows) -> Iterator[tuple[float, int, int, float]]:
+    """Rows, columns, GPUs and seconds of least squares; of weak scaling the share of one, in its time."""
     for row in rows.where(problem="lstsq float64"):
-        yield row["m"], row["n"], row["one_ms"] / 1e3
+        yield row["m"], row["n"], 1, row["one_ms"] / 1e3
     for row in rows.where(problem="lstsq float64 weak"):
-        yield row["m"] / row["processes"], row["n"], row["one_ms"] / 1e3 / row["processes"]
+        yield row["m"] / row["processes"], row["n"], 1, row["one_ms"] / 1e3 / row["processes"]
+    for row in rows:
+        if str(row["problem"]).startswith("lstsq float64") and row["processes"] > 1:
+            yield row["m"], row["n"], row["processes"], row["ms"] / 1e3
 
 
 MEASURED = (
@@ -233,41 +250,34 @@ MEASURED = (
 """On one H100, where there are no other data."""
 
 
-MEASURED_QR = (
-    {"problem": "qr fp16", "m": 32768, "n": 16384, "processes": 2, "ms": 42.7},
-    {"problem": "qr float32", "m": 32768, "n": 16384, "processes": 2, "ms": 75.2},
-    {"problem": "qr float32", "m": 131072, "n": 4096, "processes": 2, "ms": 26.2},
-    {"problem": "qr float32", "m": 524288, "n": 1024, "processes": 2, "ms": 11.5},
-)
-"""On two H200, median of five."""
-
-
 def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
     """What the model says of what was measured, one row for each number of GPUs."""
+    alone = set()
     for row in rows:
-        if not str(row["problem"]).startswith("lstsq float64"):
+        problem = row["problem"]
+        if not str(problem).startswith("lstsq float64"):
             continue
-        weak = str(row["problem"]).endswith("weak")
-        times = {row["processes"]: row["ms"], **({1: row["one_ms"]} if row.get("one_ms") else {})}
-        for gpus, ms in sorted(times.items()):
-            # Weak scaling is compared with the work of all on one, which one does piece by piece.
-            pieces = row["processes"] if weak and gpus == 1 else 1
-            said = 1e3 * pieces * lstsq(machine, row["m"] / pieces, row["n"], gpus).total
-            yield _compared(row, gpus, ms, said)
+        m, n = row["m"], row["n"]
+        pieces = row["processes"] if str(problem).endswith("weak") else 1
+        if row.get("one_ms") and (problem, m // pieces, n) not in alone:
+            alone.add((problem, m // pieces, n))
+            yield _compared(row, 1, row["one_ms"] / pieces, lstsq(machine, m / pieces, n, 1), m // pieces)
+        yield _compared(row, row["processes"], row["ms"], lstsq(machine, m, n, row["processes"]), m)
 
 
 def compared_qr(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
     """The same of QR over processes."""
     for row in rows:
-        if row["problem"] in ("qr float32", "qr fp16") and row["processes"] > 1:
-            low = row["problem"] == "qr fp16"
-            said = 1e3 * qr(machine, row["m"], row["n"], row["processes"], low=low).total
-            yield _compared(row, row["processes"], row["ms"], said)
+        problem, gpus = str(row["problem"]), row["processes"]
+        if problem.startswith("qr ") and gpus > 1:
+            said = qr(machine, row["m"], row["n"], gpus, low="fp16" in problem)
+            yield _compared(row, gpus, row["ms"], said, row["m"])
 
 
-def _compared(row: Mapping[str, Any], gpus: int, ms: float, said: float) -> dict[str, Any]:
-    shape = {"problem": row["problem"], "m": row["m"], "n": row["n"], "gpus": gpus}
-    return {**shape, "ms": ms, "model_ms": said, "ratio": said / ms}
+def _compared(row: Mapping[str, Any], gpus: int, ms: float, time: Time, m: int) -> dict[str, Any]:
+    said = 1e3 * time.total
+    shape = {"problem": row["problem"], "m": m, "n": row["n"], "gpus": gpus}
+    return {**shape, "ms": ms, "model_ms": said, "ratio": said / ms, "replicated_ms": 1e3 * time.replicated}
 
 
 def expected(machine: Machine) -> Iterator[dict[str, Any]]:
@@ -293,10 +303,11 @@ def _busy(time: Time) -> float:
     return (time.factorization + time.passes) / time.total
 
 
-def draw(machine: Machine, path: Path) -> None:
-    """Speed with more GPUs for a matrix of one size, and for as many rows on each."""
-    canvas = new_canvas(11, 4.4)
-    strong, weak = canvas.subplots(1, 2)
+def draw(machine: Machine, rows: Rows, path: Path) -> None:
+    """Speed with more GPUs: as it was measured, of a matrix of one size, and with as many rows on each."""
+    canvas = new_canvas(15, 4.4)
+    seen, strong, weak = canvas.subplots(1, 3)
+    _draw_measured(seen, machine, rows)
     for place, n in enumerate(COLUMNS):
         for m, style in ((1e6, ":"), (1e7, "--"), (1e8, "-")):
             points = [(g, lstsq(machine, m, n, g).total) for g in GPUS if fits(machine, m, n, g)]
@@ -309,17 +320,36 @@ def draw(machine: Machine, path: Path) -> None:
         share = [one / lstsq(machine, 250e3 * g, n, g).total for g in GPUS]
         weak.plot(GPUS, share, color=f"C{place}", marker=".", label=f"{n} columns")
     strong.plot(GPUS, GPUS, color="0.7", linewidth=1, zorder=0)
-    strong.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="speed, one GPU = 1", ylim=(0.8, 1500))
-    strong.set_title("A matrix of one size (those that fit)")
-    weak.set(xscale="log", xlabel="GPUs", ylabel="part of the speed of one", ylim=(0, 1.05))
-    weak.set_title("250,000 rows on each GPU")
-    for axes in (strong, weak):
+    strong.set(yscale="log", xlabel="GPUs", ylabel="speed, one GPU = 1", ylim=(0.8, 1500))
+    strong.set_title("lstsq, a matrix of one size (those that fit)")
+    weak.set(xlabel="GPUs", ylabel="part of the speed of one", ylim=(0, 1.05))
+    weak.set_title("lstsq, 250,000 rows on each GPU")
+    for axes, ticks in ((seen, (1, 2, 4)), (strong, GPUS[::2]), (weak, GPUS[::2])):
         axes.set_xscale("log", base=2)
-        axes.set_xticks(GPUS[::2], [str(g) for g in GPUS[::2]])
+        axes.set_xticks(ticks, [str(g) for g in ticks])
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(path, dpi=130)
+
+
+def _draw_measured(axes: Axes, machine: Machine, rows: Rows) -> None:
+    """Points for what was measured, and broken lines for what the model says."""
+    for place, (problem, m, n) in enumerate(DRAWN):
+        some = rows.where(problem=problem, m=m, n=n)
+        gpus = [1, *(row["processes"] for row in some)]
+        speed = [1.0, *(row["ratio"] for row in some)]
+        shape = f"{problem.partition(' ')[0]} {m} x {n}"
+        axes.plot(gpus, speed, color=f"C{place}", marker="o", linestyle="", label=shape)
+        least_squares = problem.startswith("lstsq")
+        times = [
+            lstsq(machine, m, n, g) if least_squares else qr(machine, m, n, g, low=False) for g in gpus[1:]
+        ]
+        said = [1e-3 * row["one_ms"] / time.total for row, time in zip(some, times, strict=True)]
+        axes.plot(gpus, [1.0, *said], color=f"C{place}", linestyle="--", linewidth=1)
+    axes.plot((1, 2, 4), (1, 2, 4), color="0.7", linewidth=1, zorder=0)
+    axes.set(xlabel="GPUs", ylabel="speed, one GPU = 1", ylim=(0.8, 4.2))
+    axes.set_title("Measured (points), and the model (lines)")
 
 
 def measured_rows() -> Rows:
@@ -336,7 +366,7 @@ def main(
     machine = machine_of(rows)
     for title, found in (
         ("lstsq float64, measured and as the model says", compared(rows or Rows(MEASURED), machine)),
-        ("qr, measured and as the model says", compared_qr(Rows(MEASURED_QR), machine)),
+        ("qr, measured and as the model says", compared_qr(rows, machine)),
         ("lstsq float64, as the model expects", expected(machine)),
     ):
         shown = Rows(found)
@@ -344,5 +374,5 @@ def main(
         for row in shown:
             table.add_row(*(show(row.get(name)) for name in shown.fields))
         Console(width=110).print(table)
-    draw(machine, figure)
+    draw(machine, rows, figure)
     Console().print(f"picture: {figure}")
