@@ -15,7 +15,7 @@ PARTS = 4
 
 
 def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """Lower triangle of ``A^T A``; what is above its blocks is zero.
+    """Lower triangle of ``A^T A``; what is above it means nothing.
 
     Parameters
     ----------
