@@ -65,6 +65,12 @@ class Reduction:
         """Norms of the columns of tall matrices, whose rows are counted by dimension ``dim``."""
         return tuple(torch.linalg.vector_norm(x, dim=dim) for x in matrices)
 
+    def total_and_norms(
+        self, x: torch.Tensor, *matrices: torch.Tensor, dim: int = 0
+    ) -> tuple[torch.Tensor, ...]:
+        """A sum over all rows, and norms of columns as :meth:`norms` has them, in one message."""
+        return x, *self.norms(*matrices, dim=dim)
+
     def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """What all processes have computed alike, bit by bit as the first one has it.
 

@@ -22,7 +22,7 @@ A process without rows works on one zero row, which no sum sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Self
@@ -92,8 +92,13 @@ class RowsOfGroup(Reduction):
         return message.to(x.dtype)
 
     def norms(self, *matrices: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
-        squares = self.totals(*(torch.linalg.vector_norm(x, dim=dim).square() for x in matrices))
-        return tuple(x.sqrt() for x in squares)
+        return tuple(x.sqrt() for x in self.totals(*_squares(matrices, dim)))
+
+    def total_and_norms(
+        self, x: torch.Tensor, *matrices: torch.Tensor, dim: int = 0
+    ) -> tuple[torch.Tensor, ...]:
+        total, *squares = self.totals(x, *_squares(matrices, dim))
+        return total, *(x.sqrt() for x in squares)
 
     def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._packed(replicated, self.broadcast)
@@ -263,6 +268,11 @@ class _Pair:
 def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None, torch.Tensor]:
     """Fewer rows than columns are no R yet."""
     return (None, a) if a.shape[-2] < a.shape[-1] else factorize(a)
+
+
+def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tensor]:
+    """Of the norms of columns of the rows here."""
+    return (torch.linalg.vector_norm(x, dim=dim).square() for x in matrices)
 
 
 def _sent_as(dtype: torch.dtype) -> torch.dtype:

@@ -13,6 +13,7 @@ Whether a step does so is measured on random vectors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -235,7 +236,8 @@ class Overdetermined(Factored):
         if len(b) == 1 and self.low is None and doubled_normal.takes(*one):
             (residual, _), pair = doubled_normal(*one)
             gradient = self.over_rows.total_of_pairs(*pair)[None]
-            return self._found(b, high, residual[None], gradient, DOUBLED * self._size)
+            norms = self.over_rows.norms(b, residual[None], dim=1)
+            return self._found(high, residual[None], gradient, norms, DOUBLED * self._size)
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
@@ -243,13 +245,14 @@ class Overdetermined(Factored):
         gradient = self.over_rows.total_of_pairs(*self.doubled.transposed_pair(residual, rest))
         if self.low is not None:
             gradient = gradient + self.over_rows.total(self.low.mT @ residual)
-        return self._found(b, high, residual, gradient, DOUBLED * self._size)
+        norms = self.over_rows.norms(b, residual, dim=1)
+        return self._found(high, residual, gradient, norms, DOUBLED * self._size)
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
         residual, gradient = _residual(self.t, high, b)
-        gradient = self.over_rows.total(gradient)
-        return self._found(b, high, residual, gradient, 2 * FP64.u * self._size**0.5)
+        gradient, *norms = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+        return self._found(high, residual, gradient, norms, 2 * FP64.u * self._size**0.5)
 
     @property
     def _size(self) -> int:
@@ -258,16 +261,17 @@ class Overdetermined(Factored):
 
     def _found(
         self,
-        b: torch.Tensor,
         high: torch.Tensor,
         residual: torch.Tensor,
         gradient: torch.Tensor,
+        norms: Sequence[torch.Tensor],
         noise: float,
     ) -> Evaluation:
+        """What a residual and its gradient say, with the norms of b and of the residual."""
         projected = self.coordinates(gradient)
-        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
-        norms = lengths(projected), self.size(high), b_norm, residual_norm
-        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
+        b_norm, residual_norm = norms
+        sizes = lengths(projected), self.size(high), b_norm, residual_norm
+        errors = uncertainty(sizes, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
         update, left, floor = self.over_rows.agreed(self.inverse @ projected, *errors)
         return Evaluation(update, left, residual, floor)
 
@@ -275,9 +279,9 @@ class Overdetermined(Factored):
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
         residual, gradient = _residual(self.t, update, residual)
-        gradient = self.over_rows.total(gradient)
+        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
-        norms = self._norms(b, unknowns, residual, lengths(gradient / self.columns), projected)
+        norms = self._norms(unknowns, of_rows, lengths(gradient / self.columns), projected)
         return residual, norms.measures(self.norm)
 
     def settled(
@@ -294,7 +298,8 @@ class Overdetermined(Factored):
         Measures are infinite unless the update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
         """
         projected = self.norm_bound * left
-        norms = self._norms(b, unknowns, residual, self.norm_bound * projected, projected)
+        of_rows = self.over_rows.norms(b, residual, dim=1)
+        norms = self._norms(unknowns, of_rows, self.norm_bound * projected, projected)
         measures = norms.measures(self.norm)
         negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
         known = negligible & (self.rate[:, None] <= MAX_RATE)
@@ -302,13 +307,12 @@ class Overdetermined(Factored):
 
     def _norms(
         self,
-        b: torch.Tensor,
         unknowns: torch.Tensor,
-        residual: torch.Tensor,
+        of_rows: Sequence[torch.Tensor],
         gradient: torch.Tensor,
         projected: torch.Tensor,
     ) -> Norms:
-        b_norm, residual_norm = self.over_rows.norms(b, residual, dim=1)
+        b_norm, residual_norm = of_rows
         return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
 
 
