@@ -108,6 +108,11 @@ class Measured(RowsOfGroup):
         broadcast = super().broadcast
         self._measure(message, lambda: broadcast(message))
 
+    def all_gather(self, message: torch.Tensor) -> list[torch.Tensor]:
+        gather = super().all_gather
+        gathered: list[torch.Tensor] = self._measure(message, lambda: gather(message))
+        return gathered
+
     def send(self, message: torch.Tensor, to: int) -> None:
         send = super().send
         self._measure(message, lambda: send(message, to))

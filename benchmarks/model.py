@@ -58,7 +58,7 @@ class Machine:
     corrected, low : float
         Operations of the products of a QR in fp16 with error correction, and without.
     panel : float
-        Seconds that the factor of a Gram matrix of :data:`PANEL` columns takes with its inverse.
+        Seconds that the factor of a Gram matrix of :data:`PANEL` columns takes with its inverse (of an H200).
     serial : float
         Operations of Cholesky factors and inverses, which every GPU computes for itself.
     inside : dict of float to float
@@ -147,14 +147,13 @@ class Time:
 def lstsq(machine: Machine, m: float, n: int, gpus: int) -> Time:
     """The links of :func:`neula.lstsq` for well-conditioned float64 rows on GPUs.
 
-    - Up to 4096 columns R comes from a Gram matrix: ``1.25 m n^2`` operations, one all-reduce of ``n^2``
-      float32 numbers, a Cholesky factor and the inverses of its diagonal blocks on each GPU. Beyond 2048
-      columns the Gram matrix is in plain fp16, and one more pass is taken.
+    - Up to 4096 columns R comes from a Gram matrix: ``1.25 m n^2`` operations, as its rate is measured, one
+      all-reduce of ``n^2`` float32 numbers, a Cholesky factor and its inverse on each GPU.
     - Beyond, recursive Gram-Schmidt: ``2 m n^2 - 2/3 n^3`` operations, all-reduces of ``n^2`` numbers in two
       for each panel of 1024 columns, whose Gram matrix each GPU factorizes.
     - A is read ten times: the copy in fp16, products with random vectors, steps or iterations, residuals, the
       certificate; eight times where R is as accurate as float32. Each is followed by two triangular solves,
-      and two small all-reduces (of the gradient, and of norms).
+      an all-reduce of the gradient and a broadcast of the update, both small.
     """
     rows = m / gpus
     low = n > 2048

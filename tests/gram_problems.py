@@ -23,15 +23,8 @@ def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
     return (u * s) @ vh * torch.logspace(-8, 8, N, dtype=torch.float64), b
 
 
-def solved(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    engine: Engine | None = None,
-    *,
-    compute: str = "fp32",
-    plainly: bool = False,
-) -> Answer[Members]:
-    """What the link finds, for rows that are here or spread over processes."""
+def problems_of(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> Problems:
+    """A batch of them, in double precision, with rows that are here or spread over processes."""
     options = Options(
         engine=engine or EmulatedEngine(),
         target=FP64,
@@ -45,5 +38,17 @@ def solved(
         weights=None,
         rcond=M * 2 * U,
     )
-    problems = Problems(a[None], b[None], options)
+    return Problems(a, b, options)
+
+
+def solved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    engine: Engine | None = None,
+    *,
+    compute: str = "fp32",
+    plainly: bool = False,
+) -> Answer[Members]:
+    """What the link finds."""
+    problems = problems_of(a[None], b[None], engine)
     return links.by_gram(problems, None, label="by gram", compute=compute, plainly=plainly)

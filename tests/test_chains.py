@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -118,6 +119,8 @@ def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
     together = lstsq_chain.chain_together(1, 100 * n, n, options)
     alone = lstsq_chain.chain_after_together(100 * n, n, options)
     assert labels([*together, *alone]) == [*first, *by("cgls", *FAST), SVD]
+    single = replace(options, dtype=torch.float32)  # which would be copied
+    assert not lstsq_chain.chain_together(1, 100 * n, n, single)
 
 
 @pytest.mark.parametrize(

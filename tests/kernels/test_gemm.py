@@ -280,11 +280,21 @@ def test_pieces_of_a_long_k(triton_gemm: Gemm, pieces: int) -> None:
     assert errors((c.double() - 3 * before) / 2, a, b).max() <= bound(1000) + 20
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "k", "n", "columns"), [(150, 70, 90, 50), (33, 16, 20, 20), (17, 5, 3, 2)])
 def test_a_projection_splits_its_columns_once(
-    triton_gemm: Gemm, monkeypatch: pytest.MonkeyPatch, m: int, k: int, n: int, columns: int
+    triton_gemm: Gemm,
+    monkeypatch: pytest.MonkeyPatch,
+    m: int,
+    k: int,
+    n: int,
+    columns: int,
+    dtype: torch.dtype,
 ) -> None:
-    """And reads what it has split in both directions; elements up to the bound do not overflow."""
+    """And reads what it has split in both directions; elements up to the bound do not overflow.
+
+    Whatever dtype the user has made the default.
+    """
     from neula.kernels import gemm_split_triton, gemm_triton
 
     taken: list[tuple[int, ...]] = []
@@ -298,7 +308,11 @@ def test_a_projection_splits_its_columns_once(
     q[0, 0] = 1.5
     r = torch.full((n, k), math.nan, device=DEVICE).T
     expected, found = a.clone(), []
-    gemm_triton.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+    torch.set_default_dtype(dtype)
+    try:
+        gemm_triton.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert errors(r, q.T, expected).max() <= bound(m)
     left = expected.double() - q.double() @ r.double()
     size = expected.double().abs() + q.double().abs() @ r.double().abs()

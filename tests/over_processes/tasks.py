@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import neula
-from gram_problems import solved
+from gram_problems import problems_of, solved
 from neula.engines import EmulatedEngine
 from neula.engines.sharded import RowsOfGroup, sharded
 from neula.engines.shipped import cuda_tuning
@@ -248,6 +248,14 @@ def by_gram(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict
     local = [mine(x, group, size) for x in (a, b)]
     local = [x if len(x) else x.new_zeros(1, x.shape[1]) for x in local]
     return solved(local[0], local[1], sharded(EmulatedEngine(), over_rows), **asked).values
+
+
+def bound(rank: int, group: Any, m: int, n: int) -> float:
+    """Of backward errors of least squares."""
+    counts = counts_of(m, distributed.get_world_size(group))
+    engine = sharded(EmulatedEngine(), RowsOfGroup(counts, group))
+    a = torch.zeros(1, max(1, counts[rank]), n, dtype=torch.float64)
+    return problems_of(a, a[..., :1], engine).bound
 
 
 def triangle(rank: int, group: Any, n: int) -> torch.Tensor:

@@ -209,3 +209,10 @@ def test_nan_in_a_large_problem(processes: Processes) -> None:
     a[-1, 3] = torch.nan
     for members in processes.check(3, tasks.by_gram, a, b, {}):
         assert not members.accepted.any()
+
+
+@pytest.mark.parametrize("size", COUNTS)
+def test_one_bound_for_all(processes: Processes, size: int) -> None:
+    """Whatever rows a process has: what one accepts, all do."""
+    bounds = processes.check(size, tasks.bound, 5000, 2048)
+    assert len(set(bounds)) == 1

@@ -35,12 +35,12 @@ ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
 BRIEF = 4
-"""Projections of so many times fewer bytes than can be played back are, since their inputs are copied: larger
-ones take longer than it takes to launch them."""
+"""Projections are played back whose inputs take at most a fourth of the bytes that may be: inputs are copied,
+and for larger ones that takes longer than launches."""
 
 SUMMED_ROWS = 1 << 15
-"""Squares are positive, and a sum that is truncated after every few of them falls short: on an H200 that of
-131072 rows by a part that shows in ``||I - Q^T Q||``, that of 65536 by half of it."""
+"""Tensor cores truncate, so sums of squares come out too small: over 131072 rows, on an H200, by enough to
+raise the measured ``||I - W^T W||`` of least squares over processes, over 65536 by half as much."""
 
 LARGE = 1 << 28
 """Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
@@ -229,7 +229,8 @@ class CudaEngine(Engine):
                 for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
                     self._project_out_replayed(q, part, r_part)
             else:
-                corrected_projection(q, a, r, self._total, bound=ORTHONORMAL, columns=width)
+                total = self._total if self.over_rows.spread else None
+                corrected_projection(q, a, r, total, bound=ORTHONORMAL, columns=width)
         else:
             super().project_out(q, a, r, room)
 
@@ -256,11 +257,11 @@ class CudaEngine(Engine):
         m, n = a.shape
         if self._in_corrected_parts and m * n * n >= self.tuning.corrected_gram:
             return corrected_gram(a, scales=scales)
-        return super().lower_gram(a, blocks, scales)
-
-    @property
-    def summed_rows(self) -> int:
-        return SUMMED_ROWS if self._half else super().summed_rows
+        some, *others = a.split(SUMMED_ROWS if self._half and self.over_rows.spread else max(1, m))
+        g = super().lower_gram(some, blocks, scales)
+        for some in others:
+            g += super().lower_gram(some, blocks, scales)
+        return g
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row

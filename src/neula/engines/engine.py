@@ -14,7 +14,7 @@ from typing import ClassVar, Self, TypeVar
 import torch
 
 from neula.engines.formats import FP16, Arithmetic, Format
-from neula.engines.inputs import Inputs, Tensors, made, put
+from neula.engines.inputs import Inputs, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
@@ -343,22 +343,17 @@ class Engine(ABC):
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``A^T A`` of an operand in the engine's arithmetic: blocks of rows, each up to its last column.
+        """``A^T A`` of an operand in the engine's arithmetic: at least its lower triangle, where there is
+        nothing better in blocks of its rows, each up to its last column.
 
         Where scales are given it is that of a matrix in any precision, whose columns they make at most 1.
         """
         if scales is not None:
             a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
         g = self.empty(a.shape[1], a.shape[1]).zero_()
-        for some in a.split(self.summed_rows):
-            for k in blocks:
-                self.gemm(some[:, k].T, some[:, : k.stop], g[k, : k.stop], beta=1.0)
+        for k in blocks:
+            self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])
         return g
-
-    @property
-    def summed_rows(self) -> int:
-        """Rows of a Gram matrix's A up to which a unit that truncates sums loses no more than it rounds."""
-        return 1 << 40
 
     @property
     def replayed_bytes(self) -> int:
@@ -374,8 +369,7 @@ class Engine(ABC):
 
         Where there is room for the results in ``out``, the function may overwrite its inputs.
         """
-        results = function(*made(inputs))
-        return results if out is None else put(out, results)
+        return called(function, inputs, key, out)
 
     def often(self, key: Hashable) -> bool:
         """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""

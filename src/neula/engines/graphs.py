@@ -21,10 +21,10 @@ import torch
 from neula.engines.inputs import (
     Inputs,
     Tensors,
+    called,
     copied,
     device_of,
     layouts_of,
-    made,
     nbytes_of,
     put,
     row_major,
@@ -163,7 +163,7 @@ def replay(
     """
     device = device_of(inputs)
     if is_recording():
-        return _called(function, inputs, out)
+        return called(function, inputs, key, out)
     stream = torch.cuda.current_stream(device.index)  # of a device it takes three times as long
     full_key = (key, *layouts_of(inputs), device, stream.stream_id)
     # Between the copy of the input and those of the results nobody else may use the graph.
@@ -182,7 +182,7 @@ def replay(
                 _seen.popitem(last=False)
         if graph is not None:
             return graph(inputs, out)
-    return _called(function, inputs, out)
+    return called(function, inputs, key, out)
 
 
 def often(key: Hashable) -> bool:
@@ -258,11 +258,6 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
 def largest_input(device: torch.device) -> int:
     """Bytes of inputs up to which functions are replayed."""
     return min(LARGEST, int(torch.cuda.get_device_properties(device).total_memory) // PART)
-
-
-def _called(function: Callable[..., Tensors], inputs: Inputs, out: Tensors | None) -> Tensors:
-    results = function(*made(inputs))
-    return results if out is None else put(out, results)
 
 
 def clear() -> None:

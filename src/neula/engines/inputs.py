@@ -50,11 +50,6 @@ Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
 """``function(*inputs)``, which may be played back where there is a record of it for a key."""
 
 
-def called(function: Callable[..., Tensors], inputs: Inputs, key: Hashable) -> Tensors:
-    """``function(*inputs)``, not played back."""
-    return function(*made(inputs))
-
-
 @lru_cache(maxsize=256)
 def row_major(shape: torch.Size) -> tuple[int, ...]:
     """Strides of a tensor without gaps."""
@@ -87,6 +82,14 @@ def made(inputs: Inputs) -> Tensors:
     room = tuple(x.new_empty(shape) for shape, x in zip(inputs.shapes, inputs.like, strict=True))
     inputs.write(room)
     return room
+
+
+def called(
+    function: Callable[..., Tensors], inputs: Inputs, key: Hashable = None, out: Tensors | None = None
+) -> Tensors:
+    """``function(*inputs)``, not played back, its results in ``out`` where there is room for them."""
+    results = function(*made(inputs))
+    return results if out is None else put(out, results)
 
 
 def copied(inputs: Inputs) -> Tensors:

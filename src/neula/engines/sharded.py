@@ -14,8 +14,8 @@ followed by an all-reduce. So algorithms, refinement, certificates and chains ru
   promises it, and factorizations of equal matrices need not be equal on unequal machines. A small broadcast
   makes both certain: no process takes another branch, where it would wait for ever. An R is agreed upon
   before it is measured, so that the certificate sees what unequal machines do to ``A = Q R``.
-- *CUDA graphs* hold no messages: whole links are not replayed, but what a wide panel does before its message
-  and after it. All problems are solved one by one.
+- *CUDA graphs* hold no messages: whole links are not replayed, but what is done with small matrices and
+  vectors between two messages. All problems are solved one by one.
 
 A process without rows works on one zero row, which no sum sees.
 """
@@ -137,8 +137,7 @@ class RowsOfGroup(Reduction):
     def total_of_pairs(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """All pairs are gathered, and added in the order of the processes, rounding errors kept."""
         mine = torch.stack([high, low]).contiguous()
-        pairs = [torch.empty_like(mine) for _ in self.counts]
-        distributed.all_gather(pairs, mine, group=self.group)
+        pairs = self.all_gather(mine)
         total = rest = torch.zeros_like(high)
         for part, part_low in pairs:
             total, error = two_sum(total, part)
@@ -154,6 +153,12 @@ class RowsOfGroup(Reduction):
     def broadcast(self, message: torch.Tensor) -> None:
         """Take that of the first process, in place."""
         distributed.broadcast(message, group=self.group, group_src=0)
+
+    def all_gather(self, message: torch.Tensor) -> list[torch.Tensor]:
+        """Those of all processes, of one shape."""
+        found = [torch.empty_like(message) for _ in self.counts]
+        distributed.all_gather(found, message, group=self.group)
+        return found
 
     def send(self, message: torch.Tensor, to: int) -> None:
         """Send to one process."""
@@ -175,9 +180,8 @@ class RowsOfGroup(Reduction):
         tallest = max(self.counts)
         room = a.new_zeros(tallest, *a.shape[1:])
         room[: self.counts[self.rank]] = a[: self.counts[self.rank]]
-        blocks = [torch.empty_like(room) for _ in self.counts]
-        distributed.all_gather(blocks, room, group=self.group)
-        return torch.cat([block[:count] for block, count in zip(blocks, self.counts, strict=True)])
+        blocks = zip(self.all_gather(room), self.counts, strict=True)
+        return torch.cat([block[:count] for block, count in blocks])
 
     def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], float, str] | None:
         here = super().first_of(bad, a)

@@ -101,7 +101,7 @@ def corrected_projection_triton(
         along = across.transposed(len(q))
         for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
             # Without gaps: what is sent need not be copied before and after.
-            image = r_part if total is None else torch.empty(*r_part.mT.shape, device=a.device).mT
+            image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
             _Product(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
             if total is not None:
                 total(image)
@@ -141,7 +141,7 @@ def multiply_kept_triton(
 class _Product:
     """Split operands, and what it takes to multiply them.
 
-    ``lower``: tiles of C above the diagonal are to be zero; ``triangular``: B is upper triangular.
+    ``lower``: nothing is added to tiles of C above the diagonal; ``triangular``: B is upper triangular.
     """
 
     def __init__(
@@ -228,10 +228,11 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Con
     *others, last = candidates
     if device.type != "cuda":  # the interpreter: small tiles take less time
         return configs(scheme)[-1]
-    one = split(torch.ones(PAD, PAD, device=device), scheme)
+    one = split(torch.ones(PAD, PAD, dtype=torch.float32, device=device), scheme)
     for config in others:
         with contextlib.suppress(Exception):
-            _Product(one, one, scheme)(torch.empty(PAD, PAD, device=device), 1.0, 0.0, config, 1)
+            room = torch.empty(PAD, PAD, dtype=torch.float32, device=device)
+            _Product(one, one, scheme)(room, 1.0, 0.0, config, 1)
             return config
     return last
 

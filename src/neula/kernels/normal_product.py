@@ -36,13 +36,14 @@ def fits(n: int) -> bool:
     return NARROWEST <= n <= ONE_WARP or SEVERAL <= n <= COLUMNS
 
 
-def _vectors(n: int) -> int:
+def vectors_at_once(n: int) -> int:
+    """How many vectors the kernel multiplies a matrix of n columns by in one pass."""
     return VECTORS if 4 * n <= COLUMNS else VECTORS - 1 if 2 * n <= COLUMNS else VECTORS // 2
 
 
 def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None) -> bool:
     (m, n), k = a.shape, x.shape[1]
-    in_registers = m >= max(n, ROWS) and fits(n) and 0 < k <= _vectors(n)
+    in_registers = m >= max(n, ROWS) and fits(n) and 0 < k <= vectors_at_once(n)
     return in_registers and a.dtype == x.dtype == torch.float64 and a.stride(1) == 1
 
 

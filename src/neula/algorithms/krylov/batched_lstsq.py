@@ -17,9 +17,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, Evaluation, add_to_pair
+from neula.algorithms.krylov.passes import (
+    in_one_pass,
+    normal,
+    normal_beside,
+    residual_and_gradient,
+    transposed,
+)
 from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
 from neula.certificates.backward_error import Measures, Norms
 from neula.engines import FP64
@@ -27,7 +33,6 @@ from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.doubled_normal import doubled_normal
-from neula.kernels.normal_product import normal_product, transposed_product
 from neula.kernels.refining import uncertainty
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -40,9 +45,6 @@ ROUNDING = 8.0
 
 FEW = 4
 """Random vectors where products with a large matrix are what takes time."""
-
-PASSES = 3
-"""Over a matrix for these and right-hand sides; for more of them the library multiplies by all at once."""
 
 PLAIN_STEPS = 2
 """With an R as accurate as float32 the second one leaves rounding errors."""
@@ -148,14 +150,15 @@ class Factored:
         self.doubled = Doubled.of(t, columns) if doubled else None
         self.inverse = inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
-        few = few or not doubled or (not over_rows.spread and _in_one_pass(t, FEW))
+        few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))
         count = FEW if few else PROBES
         z = probes(r.shape[-1], r.device, count)
-        normal, gradient = _normal_beside(t, inverse @ z, rhs)
-        self._gradient = None if gradient is None else over_rows.total(gradient)
-        self.rate = MARGINS[count] * _change(z, over_rows.total(normal), inverse) + _noise(
-            r, inverse, columns
-        )
+        self._gradient: torch.Tensor | None = None
+        if rhs is None:
+            image = over_rows.total(normal(t, inverse @ z))
+        else:
+            image, self._gradient = over_rows.totals(*normal_beside(t, inverse @ z, rhs))
+        self.rate = MARGINS[count] * _change(z, image, inverse) + _noise(r, inverse, columns)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -215,12 +218,12 @@ class Overdetermined(Factored):
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         known = self._gradient
-        gradient = self.over_rows.total(_transposed(self.t, b)) if known is None else known
+        gradient = self.over_rows.total(transposed(self.t, b)) if known is None else known
         x = self.inverse @ self.coordinates(gradient)
         for _ in range(PLAIN_STEPS if self._coarse else 0):
-            gradient = self.over_rows.total(_residual(self.t, x, b)[1])
+            gradient = self.over_rows.total(residual_and_gradient(self.t, x, b)[1])
             x = x + self.inverse @ self.coordinates(gradient)
-        return x
+        return self.over_rows.agree(x)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         return unknowns
@@ -236,8 +239,8 @@ class Overdetermined(Factored):
         if len(b) == 1 and self.low is None and doubled_normal.takes(*one):
             (residual, _), pair = doubled_normal(*one)
             gradient = self.over_rows.total_of_pairs(*pair)[None]
-            norms = self.over_rows.norms(b, residual[None], dim=1)
-            return self._found(high, residual[None], gradient, norms, DOUBLED * self._size)
+            of_rows = self.over_rows.norms(b, residual[None], dim=1)
+            return self._found(high, residual[None], gradient, of_rows, DOUBLED * self._size)
         residual, rest = self.doubled.residual(high, b, low)
         if self.low is not None:
             lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
@@ -245,14 +248,14 @@ class Overdetermined(Factored):
         gradient = self.over_rows.total_of_pairs(*self.doubled.transposed_pair(residual, rest))
         if self.low is not None:
             gradient = gradient + self.over_rows.total(self.low.mT @ residual)
-        norms = self.over_rows.norms(b, residual, dim=1)
-        return self._found(high, residual, gradient, norms, DOUBLED * self._size)
+        of_rows = self.over_rows.norms(b, residual, dim=1)
+        return self._found(high, residual, gradient, of_rows, DOUBLED * self._size)
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
-        residual, gradient = _residual(self.t, high, b)
-        gradient, *norms = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
-        return self._found(high, residual, gradient, norms, 2 * FP64.u * self._size**0.5)
+        residual, gradient = residual_and_gradient(self.t, high, b)
+        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+        return self._found(high, residual, gradient, of_rows, 2 * FP64.u * self._size**0.5)
 
     @property
     def _size(self) -> int:
@@ -264,21 +267,21 @@ class Overdetermined(Factored):
         high: torch.Tensor,
         residual: torch.Tensor,
         gradient: torch.Tensor,
-        norms: Sequence[torch.Tensor],
+        of_rows: Sequence[torch.Tensor],
         noise: float,
     ) -> Evaluation:
         """What a residual and its gradient say, with the norms of b and of the residual."""
         projected = self.coordinates(gradient)
-        b_norm, residual_norm = norms
-        sizes = lengths(projected), self.size(high), b_norm, residual_norm
-        errors = uncertainty(sizes, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
+        b_norm, residual_norm = of_rows
+        norms = lengths(projected), self.size(high), b_norm, residual_norm
+        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
         update, left, floor = self.over_rows.agreed(self.inverse @ projected, *errors)
         return Evaluation(update, left, residual, floor)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
-        residual, gradient = _residual(self.t, update, residual)
+        residual, gradient = residual_and_gradient(self.t, update, residual)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
         norms = self._norms(unknowns, of_rows, lengths(gradient / self.columns), projected)
@@ -322,7 +325,7 @@ def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Te
     It is at least 1 where T lacks full rank, whatever R is.
     """
     z = probes(r.shape[-1], r.device)
-    return MARGIN * _change(z, _normal(t, inverse @ z), inverse) + _noise(r, inverse)
+    return MARGIN * _change(z, normal(t, inverse @ z), inverse) + _noise(r, inverse)
 
 
 def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
@@ -338,55 +341,6 @@ def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None 
     if columns is not None:
         r, inverse = r / columns.mT, columns * inverse
     return ROUNDING * FP64.u * torch.linalg.matrix_norm(r) * torch.linalg.matrix_norm(inverse)
-
-
-def _in_one_pass(t: torch.Tensor, count: int) -> bool:
-    """Whether so many products with a matrix and its transpose are one pass, which more would not be."""
-    return len(t) == 1 and normal_product.takes(t[0], t.new_empty(t.shape[2], count))
-
-
-def _at_a_time(t: torch.Tensor, count: int) -> int:
-    """Of so many vectors those that a kernel takes in a pass; 0 where there is no kernel for the matrix."""
-    return next((some for some in range(count, 0, -1) if _in_one_pass(t, some)), 0)
-
-
-def _residual(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
-    if len(t) == 1 and normal_product.takes(t[0], x[0], b[0]):
-        residual, gradient = normal_product(t[0], x[0], b[0])
-        return residual[None], gradient[None]
-    residual = b - t @ x
-    return residual, t.mT @ residual
-
-
-def _transposed(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``T^T y``."""
-    if len(t) == 1 and transposed_product.takes(t[0], y[0]):
-        return transposed_product(t[0], y[0])[None]
-    return t.mT @ y
-
-
-def _normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
-    if len(t) == 1 and normal_product.takes(t[0], x[0]):
-        return normal_product(t[0], x[0])[1][None]
-    return ((x.mT.contiguous() @ t.mT) @ t).mT
-
-
-def _normal_beside(
-    t: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``T^T T X`` and ``T^T B``, in as few passes over a single matrix as its kernel can."""
-    if b is None:
-        return _normal(t, x), None
-    count, k = x.shape[2], b.shape[2]
-    some = _at_a_time(t, count + k)
-    if count + k > PASSES * some:
-        return _normal(t, x), _transposed(t, b)
-    negative, beside = functional.pad(-x[0], (0, k)), functional.pad(b[0], (count, 0))
-    passes = zip(negative.split(some, 1), beside.split(some, 1), strict=True)
-    found = torch.cat([normal_product(t[0], *vectors)[1] for vectors in passes], 1)[None]
-    return found[..., :count], found[..., count:]
 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:

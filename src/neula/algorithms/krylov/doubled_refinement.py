@@ -24,6 +24,7 @@ import torch
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.backward_error import Measures
 from neula.engines.graphs import kept
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.refining import added, over, progress, relative_error
 from neula.kernels.systems import Stepped, Trust, stepped
 
@@ -184,6 +185,7 @@ def refine_doubled(
     max_steps: int = MAX_STEPS,
     look: bool = True,
     on_step: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    over_rows: Reduction = HERE,
 ) -> DoubledSolution:
     """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
 
@@ -201,13 +203,15 @@ def refine_doubled(
         Stop when nothing is left to refine; without, nothing synchronizes.
     on_step : callable, optional
         Called with the unknowns before each update, and their residuals.
+    over_rows : Reduction
+        Where other rows are: all processes stop at once.
 
     Returns
     -------
     DoubledSolution
         With an x of NaN where factors or a problem are not finite. Other problems are not affected.
     """
-    refinement = Refinement(system, b, tolerance)
+    refinement = Refinement(system, b, tolerance, over_rows)
     while refinement.steps < max_steps and (refinement.steps == 0 or not look or refinement.goes_on()):
         if on_step is None:
             refinement.step()
@@ -244,8 +248,11 @@ class Refinement:
         Of the last step: before it, and what it has added.
     """
 
-    def __init__(self, system: System, b: torch.Tensor, tolerance: float) -> None:
+    def __init__(
+        self, system: System, b: torch.Tensor, tolerance: float, over_rows: Reduction = HERE
+    ) -> None:
         self.system, self.b, self.tolerance, self.steps = system, b, tolerance, 0
+        self._over_rows = over_rows
         self.high = system.start(b)
         self.low, self.active, self.left = (
             kept(("refinement", i, self.high.shape, b.device), partial(begin, self.high))
@@ -254,7 +261,7 @@ class Refinement:
 
     def goes_on(self) -> bool:
         """Whether anything is left to refine, for which the host waits."""
-        return bool(self.active.any())
+        return bool(self._over_rows.agree(self.active.any()))
 
     def step(self) -> torch.Tensor:
         """Take one, without synchronizing; returns the residuals before it."""

@@ -77,7 +77,7 @@ def low_cholesky_r(
     matrix = a[0]
     column_max = sampled_max(matrix) if sampled else engine.column_max(matrix).double()
     scales = power_of_two_scales(over_rows.largest(column_max))
-    return (gram_r(matrix, engine, scales).double() / scales)[None]
+    return (over_rows.agree_triangle(gram_r(matrix, engine, scales)).double() / scales)[None]
 
 
 def lower_gram(a: torch.Tensor) -> torch.Tensor:

@@ -68,12 +68,12 @@ def as_given(
     system = system_of(problems, r, options, gram, coarse=coarse)
     if wary and coarse:
         good = (system.rate <= MAX_RATE).any()
-        near_one, goes_on = over_rows.agree(torch.stack([usable, good])).tolist()
+        near_one, fast_enough = over_rows.agree(torch.stack([usable, good])).tolist()
         if not near_one:
             return _broken_down(problems, r)
-        if not goes_on:
+        if not fast_enough:
             return _missing(problems)
-    refinement = Refinement(system, problems.b, options.digits)
+    refinement = Refinement(system, problems.b, options.digits, over_rows)
     most = min(MAX_STEPS, options.max_iterations)
     for _ in range(min(max(1, ahead), most)):
         refinement.step()
@@ -90,10 +90,10 @@ def as_given(
         if not goes_on and bool((numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])).all()):
             return members, refinement.steps, numbers
     else:
-        goes_on = bool(over_rows.agree(refinement.active.any()))
+        goes_on = refinement.goes_on()
     while goes_on and refinement.steps < most:
         refinement.step()
-        goes_on = bool(over_rows.agree(refinement.active.any()))
+        goes_on = refinement.goes_on()
     members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
     return members, refinement.steps, members.measured()
 

@@ -181,15 +181,17 @@ def _by_gram(m: int, n: int, options: Options) -> Chain:
     """Corrected seminormal equations with an R of low precision, of tall matrices as they are given.
 
     A GPU that is fast in fp64 reads them as often as iterations would (262144 x 1024 on an H200: 14.0 ms, and
-    16.4 in the same run by CGLS with the same R). Over processes so are more columns, whose Gram matrix is in
-    plain fp16: the host looks twice, not once an iteration, in which a process that launches late keeps all
-    others waiting.
+    16.4 in the same run by CGLS with the same R). Over processes, whose matrices are not copied in double
+    precision, problems of up to ``gram_columns`` columns take this way, too, with a Gram matrix in plain
+    fp16: the host looks twice, not once an iteration, where a process that launches late keeps all others
+    waiting.
     """
     tuning, spread = options.engine.tuning, options.over_rows.spread
     plain = options.weights is None and not options.damp and not options.named
     fast = tuning.corrected and "fp64" in tuning.preconditioners
     large = m >= n and 8 * m * n > tuning.replayed_bytes
-    if not (plain and fast and large and options.refines_doubled(m, n)):
+    copied = spread and options.dtype != torch.float64
+    if copied or not (plain and fast and large and options.refines_doubled(m, n)):
         return []
     if n <= tuning.fp16_gram_columns:
         return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]

@@ -47,7 +47,8 @@ def by_gram(
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure; ``plainly``, with residuals in working precision, and after a look whether R is.
+    many digits are sure; ``plainly``, with residuals in working precision, and after a look whether R is good
+    enough.
     """
     options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))

@@ -95,7 +95,7 @@ class Problems(Batch):
     @property
     def bound(self) -> float:
         """Largest backward error of a solution that is accepted."""
-        m, n = self.a.shape[1:]
+        m, n = self.options.over_rows.count(self.a.shape[1]), self.a.shape[2]
         return lstsq_bound(self.options.target, min(self.options.rows(m, n), n))
 
     @cached_property
@@ -131,7 +131,7 @@ class Problems(Batch):
     @cached_property
     def gram(self) -> torch.Tensor:
         """Lower triangle of ``A^T A`` of the only A in double precision, shape (n, n)."""
-        return lower_gram(self.a.double())[0]
+        return self.options.over_rows.total(lower_gram(self.a.double())[0])
 
     def check_finite(self) -> None:
         """Look for NaN and Inf in the only problem; the host waits once.
@@ -260,6 +260,7 @@ class Problem:
             operator = LeastSquaresOperator(weighted.T)
             b = b if weights is None else b * weights[:, None]
         else:
+            # One GPU is busy for longer than its host launches; of several all wait for the slowest host.
             replay = options.engine.alone.replay if options.over_rows.spread else called
             operator = LeastSquaresOperator(a, weights, damp, options.over_rows, replay)
             b = operator.right_hand_side(b)

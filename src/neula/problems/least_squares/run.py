@@ -60,6 +60,7 @@ def solve_problems(
     if b.numel() == 0:
         return _without_right_hand_sides(problems, is_batch=is_batch)
     together = chain_together(count, m, n, options)
+    together = in_step(together) if options.over_rows.spread else together
     if together:
         judge = LeastSquaresJudge.of(m, n, options, together=True)
         run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)

@@ -216,4 +216,5 @@ def _refine(system: System, b: torch.Tensor, options: Options, blind_steps: int)
         tolerance=options.digits,
         max_steps=min(blind_steps or MAX_STEPS, options.max_iterations),
         look=not blind_steps,
+        over_rows=options.over_rows,
     )

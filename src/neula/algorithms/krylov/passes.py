@@ -1,0 +1,61 @@
+"""Products of tall matrices with a few vectors, in as few passes over each as there are kernels for."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from neula.kernels.normal_product import normal_product, transposed_product, vectors_at_once
+
+PASSES = 3
+"""Most passes over a matrix for random vectors and right-hand sides together; for more of them the library
+multiplies by all at once."""
+
+
+def in_one_pass(t: torch.Tensor, count: int) -> bool:
+    """Whether so many products with a matrix and its transpose are one pass, which more would not be."""
+    return len(t) == 1 and normal_product.takes(t[0], t.new_empty(t.shape[2], count))
+
+
+def _at_a_time(t: torch.Tensor, count: int) -> int:
+    """Of so many vectors those that a kernel takes in a pass; 0 where there is no kernel for the matrix."""
+    some = min(count, vectors_at_once(t.shape[2]))
+    return some if in_one_pass(t, some) else 0
+
+
+def residual_and_gradient(
+    t: torch.Tensor, x: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
+    if len(t) == 1 and normal_product.takes(t[0], x[0], b[0]):
+        residual, gradient = normal_product(t[0], x[0], b[0])
+        return residual[None], gradient[None]
+    residual = b - t @ x
+    return residual, t.mT @ residual
+
+
+def transposed(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``T^T y``."""
+    if len(t) == 1 and transposed_product.takes(t[0], y[0]):
+        return transposed_product(t[0], y[0])[None]
+    return t.mT @ y
+
+
+def normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
+    if len(t) == 1 and normal_product.takes(t[0], x[0]):
+        return normal_product(t[0], x[0])[1][None]
+    return ((x.mT.contiguous() @ t.mT) @ t).mT
+
+
+def normal_beside(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """``T^T T X`` and ``T^T B``, in as few passes over a single matrix as its kernel can."""
+    count, k = x.shape[2], b.shape[2]
+    some = _at_a_time(t, count + k)
+    # Where the kernel takes all of X at once, one pass for that and a product for B are no more than these.
+    if count <= some < count + k or count + k > PASSES * some:
+        return normal(t, x), transposed(t, b)
+    negative, beside = functional.pad(-x[0], (0, k)), functional.pad(b[0], (count, 0))
+    passes = zip(negative.split(some, 1), beside.split(some, 1), strict=True)
+    found = torch.cat([normal_product(t[0], *vectors)[1] for vectors in passes], 1)[None]
+    return found[..., :count], found[..., count:]
