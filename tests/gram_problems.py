@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from neula.engines import FP64, EmulatedEngine, Engine
+from least_squares_options import options_of
+from neula.engines import EmulatedEngine, Engine
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares import links
 from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.problem import Members
 
 M, N = 300, 40
 U = 2.0**-53
@@ -25,20 +26,7 @@ def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
 
 def problems_of(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> Problems:
     """A batch of them, in double precision, with rows that are here or spread over processes."""
-    options = Options(
-        engine=engine or EmulatedEngine(),
-        target=FP64,
-        dtype=torch.float64,
-        max_iterations=60,
-        forward=False,
-        progress=None,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
-        rcond=M * 2 * U,
-    )
-    return Problems(a, b, options)
+    return Problems(a, b, options_of(engine or EmulatedEngine(), rcond=M * 2 * U))
 
 
 def solved(

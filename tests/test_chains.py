@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
+from least_squares_options import options_of
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
 from neula.engines.reduction import Reduction
 from neula.engines.sharded import sharded
@@ -59,8 +60,7 @@ COMMON: dict[str, Any] = {
 
 
 def least_squares_of(tuning: Tuning, **asked: Any) -> LeastSquares:
-    given = {"algorithm": None, "damp": 0.0, "weights": None, "rcond": 1e-13}
-    return LeastSquares(engine=engine_of(tuning), **{**COMMON, **given, **asked})
+    return options_of(engine_of(tuning), **{"rcond": 1e-13, **asked})
 
 
 def tried(tuning: Tuning, m: int, n: int, count: int = 1, **asked: Any) -> list[str]:
@@ -114,8 +114,7 @@ class Elsewhere(Reduction):
 def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
     """What takes few looks comes first; pivots are not looked for."""
     engine = sharded(engine_of(H200), Elsewhere())
-    given = {"algorithm": None, "damp": 0.0, "weights": None, "rcond": 1e-13}
-    options = LeastSquares(engine=engine, **{**COMMON, **given})
+    options = replace(least_squares_of(H200), engine=engine)
     together = lstsq_chain.chain_together(1, 100 * n, n, options)
     alone = lstsq_chain.chain_after_together(100 * n, n, options)
     assert labels([*together, *alone]) == [*first, *by("cgls", *FAST), SVD]

@@ -10,28 +10,16 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares
+from least_squares_options import options_of
 from neula.algorithms.lapack.seminormals import Seminormals
-from neula.engines import FP32, FP64, CpuEngine
+from neula.engines import FP32, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack
 from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Options
 
 U64 = 2.0**-53
 
-OPTIONS = Options(
-    engine=CpuEngine("cpu"),
-    target=FP64,
-    dtype=torch.float64,
-    algorithm=None,
-    compute=None,
-    damp=0.0,
-    weights=None,
-    rcond=1e-14,
-    max_iterations=60,
-    forward=False,
-    progress=None,
-)
+OPTIONS = options_of(CpuEngine("cpu"), rcond=1e-14)
 
 
 def batch(m: int, n: int, conditions: tuple[float, ...], k: int = 2) -> tuple[np.ndarray, np.ndarray]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import neula
-from neula.engines import FP64, CpuEngine, EmulatedEngine
+from least_squares_options import options_of
+from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
-from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.together import _border
 
 
@@ -83,19 +83,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 def test_special_problems_have_no_border() -> None:
     a = torch.randn(1, 50, 9)
-    options = Options(
-        engine=ENGINE,
-        target=FP64,
-        dtype=torch.float64,
-        max_iterations=9,
-        forward=False,
-        progress=None,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
-        rcond=1e-14,
-    )
+    options = options_of(ENGINE, rcond=1e-14)
     assert _border(a, options) == Border(rows=7 + 7, columns=7)
     assert _border(a.mT, options) == _border(torch.randn(2, 50, 9), options) == Border()
     assert _border(a, replace(options, damp=1.0)) == Border()

@@ -50,6 +50,11 @@ class Largest:
         """Those of b, shape (k,)."""
         return self.both[self.n :]
 
+    @cached_property
+    def seen(self) -> Largest:
+        """The same on the host, which waits once for them."""
+        return Largest(self.both.cpu(), self.n)
+
 
 @dataclass(frozen=True)
 class Problems(Batch):
@@ -104,7 +109,7 @@ class Problems(Batch):
         a, b = self.a[0], self.b[0].double()
         if not self._is_read_as_given:
             a = a.double()
-        return Problem.of(a, b, self.options, self.largest, self.largest_seen)
+        return Problem.of(a, b, self.options, self.largest)
 
     @property
     def _is_read_as_given(self) -> bool:
@@ -124,11 +129,6 @@ class Problems(Batch):
         return Largest(over_rows.largest(torch.cat(here)), self.a.shape[2])
 
     @cached_property
-    def largest_seen(self) -> Largest:
-        """The same on the host, which waits once for them."""
-        return Largest(self.largest.both.cpu(), self.largest.n)
-
-    @cached_property
     def gram(self) -> torch.Tensor:
         """Lower triangle of ``A^T A`` of the only A in double precision, shape (n, n)."""
         return self.options.over_rows.total(lower_gram(self.a.double())[0])
@@ -140,8 +140,8 @@ class Problems(Batch):
         ------
         ValueError
         """
-        check_finite(self.a[0], self.largest_seen.of_a, "A", self.options.over_rows)
-        check_finite(self.b[0].squeeze(-1), self.largest_seen.of_b, "b", self.options.over_rows)
+        check_finite(self.a[0], self.largest.seen.of_a, "A", self.options.over_rows)
+        check_finite(self.b[0].squeeze(-1), self.largest.seen.of_b, "b", self.options.over_rows)
 
 
 Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
@@ -198,9 +198,7 @@ class Problem:
     units: Units | None = None
 
     @classmethod
-    def of(
-        cls, a: torch.Tensor, b: torch.Tensor, options: Options, largest: Largest, seen: Largest
-    ) -> Problem:
+    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, largest: Largest) -> Problem:
         """Problems with numbers near the ends of the range are scaled first, in a copy.
 
         Parameters
@@ -208,12 +206,13 @@ class Problem:
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
         options : Options
-        largest, seen : Largest
-            Of A and b as they are, and on the host.
+        largest : Largest
+            Of A and b.
         """
         over_rows = options.over_rows
         # Weights multiply, and so exponents add up.
-        exponents = int(binary_exponents(seen.of_a.double()).abs().amax()) + abs(math.frexp(options.damp)[1])
+        exponents = int(binary_exponents(largest.seen.of_a.double()).abs().amax())
+        exponents += abs(math.frexp(options.damp)[1])
         if options.weights is not None:
             exponents += int(over_rows.largest(binary_exponents(options.weights.abs()).abs().amax()))
         if exponents <= SQUARABLE_EXPONENT:
