@@ -24,6 +24,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
         environment.setenv("TRITON_INTERPRET", "1")
         import neula.kernels.batched_product_triton
+        import neula.kernels.butterfly_triton
         import neula.kernels.calu_triton
         import neula.kernels.cholesky_block_triton
         import neula.kernels.cholesky_panel_triton

@@ -132,13 +132,14 @@ def cuda_tuning(
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
         pivoted_lu=not fast_fp64,
         direct=6144,
-        # 16384: 81 ms, 161 with the library's factors in double; up to 13000 normal equations come first.
-        direct_pivoted=13000 if fast_fp64 else 6144,
-        direct_definite=16000,
+        direct_pivoted=6144,
+        direct_definite=17000,
         at_a_time=8,
-        queued=13000 if fast_fp64 else 0,
-        queued_definite=16000 if fast_fp64 else 0,
+        # 16384: 80 ms, 98 by fp16 with pivoting, and 200 where that is too coarse.
+        queued=18000 if fast_fp64 else 0,
+        queued_definite=17000 if fast_fp64 else 0,
         doubled_order=1 << 14,
+        doubled_columns=64,
         streamed_bytes=1 << 28,
         streams_doubled=True,
     )

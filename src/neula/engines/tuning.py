@@ -213,9 +213,8 @@ class Tuning:
         The same of one system that NumPy and LAPACK are handed: factors, refinement and evidence without
         tensors and copies.
     queued, queued_definite : int
-        Order of linear systems up to which Cholesky factors of ``A^T A``, or of a definite A, are queued with
-        everything that follows, before LU (order 1000: 2.6 ms on an H200 instead of 10; 6000: 27 and 40;
-        definite, 24000: 150, and 106 by fp16).
+        Order of linear systems up to which factors in double precision that need no pivots, LU of a mixed A or
+        the Cholesky factor of a definite one, are queued with everything that follows.
     at_a_time : int
         Vectors that the matrix of a large system is multiplied by in about the time that it takes for one.
     inverted_whole : int
@@ -225,6 +224,8 @@ class Tuning:
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
         the factorization, so that every solution gets them.
+    doubled_columns : int
+        Right-hand sides up to which that holds (order 2000 with as many on an H200: 47 of 55 ms).
     streamed_bytes : int
         Of a block of a matrix that is read in blocks, of which there are a few at a time: larger ones gain
         nothing on a CPU; a GPU copies 256 MB in 5 ms, beside which launches are nothing.
@@ -312,6 +313,7 @@ class Tuning:
     inverted_whole: int = 2048
     direct_single: int = 1 << 62
     doubled_order: int = 512
+    doubled_columns: int = 1 << 62
     streamed_bytes: int = 1 << 26
     streams_doubled: bool = False
 

@@ -39,9 +39,13 @@ def lu_unpivoted(block: torch.Tensor) -> torch.Tensor:
     tensor([[2.0000, 4.0000],
             [0.5000, 3.0000]])
     """
-    if block.is_cuda:
-        return block.copy_(torch.linalg.lu_factor_ex(block, pivot=False).LU)
-    return lu_unpivoted_reference(block)
+    if not block.is_cuda:
+        return lu_unpivoted_reference(block)
+    pivots, info = (block.new_empty(shape, dtype=torch.int32) for shape in (len(block), ()))
+    if block.T.is_contiguous():  # as the library has it: in its place
+        torch.linalg.lu_factor_ex(block, pivot=False, out=(block, pivots, info))
+        return block
+    return block.copy_(torch.linalg.lu_factor_ex(block, pivot=False).LU)
 
 
 def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:

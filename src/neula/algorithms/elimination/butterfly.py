@@ -15,19 +15,18 @@ formed: ``W^T x`` costs about 4n operations, and ``U^T A V`` about ``8 n^2``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
 from neula.algorithms.elimination.factorization import Wrapped
 from neula.engines import Engine
+from neula.kernels.butterfly import mixed
 
 DEPTH = 2
 """Levels of recursion. Two are enough in practice (Baboulin et al., section 4)."""
-
-_BLOCK = 1 << 24
-"""Elements that are mixed at a time: temporaries are small beside the matrix, and fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -59,32 +58,32 @@ class Butterfly:
         r = torch.rand(DEPTH, n, generator=generator, dtype=torch.float64, device="cpu") - 0.5
         return cls(((r / 20).exp() / math.sqrt(2)).to(device))
 
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """What :func:`neula.kernels.butterfly.mixed` takes for W, shape (4, 4, n / 4).
+
+        Rows are mixed with those at the same place in the other quarters: an outer butterfly mixes two
+        halves, the inner ones the quarters of each.
+        """
+        outer, inner = self.diagonals
+        sign = self.diagonals.new_tensor([[1.0, 1.0], [1.0, -1.0]])
+        # By the halves and the quarters of a result and of what it is made of.
+        outer = sign[:, None, :, None, None] * outer.view(1, 1, 2, 2, -1)
+        inner = sign[None, :, None, :, None] * inner.view(2, 1, 1, 2, -1)
+        return (outer * inner).flatten(0, 1).flatten(1, 2)
+
+    @cached_property
+    def transposed(self) -> torch.Tensor:
+        """The same for ``W^T``."""
+        return self.weights.transpose(0, 1).contiguous()
+
     def apply_(self, x: torch.Tensor) -> torch.Tensor:
         """``W x`` in place, for the columns of x, shape (n, k)."""
-        for r0, r1, top, bottom in self._halves(x, range(DEPTH)):
-            upper, lower = r0 * top, r1 * bottom
-            torch.add(upper, lower, out=top)
-            torch.sub(upper, lower, out=bottom)
-        return x
+        return mixed(x, x, self.weights)
 
     def apply_transpose_(self, x: torch.Tensor) -> torch.Tensor:
         """``W^T x`` in place, for the columns of x, shape (n, k)."""
-        for r0, r1, top, bottom in self._halves(x, reversed(range(DEPTH))):
-            upper, lower = top + bottom, top - bottom
-            torch.mul(r0, upper, out=top)
-            torch.mul(r1, lower, out=bottom)
-        return x
-
-    def _halves(self, x: torch.Tensor, levels: Iterable[int]) -> Iterator[tuple[torch.Tensor, ...]]:
-        """R0, R1 and the rows of x that they mix, of every butterfly on the levels, for blocks of columns."""
-        n, width = x.shape[0], max(1, _BLOCK // x.shape[0])
-        for level in levels:
-            half = n >> (level + 1)
-            for start in range(0, n, 2 * half):
-                middle, stop = start + half, start + 2 * half
-                r = self.diagonals[level, :, None].to(x.dtype)
-                for block in x.split(width, 1):
-                    yield r[start:middle], r[middle:stop], block[start:middle], block[middle:stop]
+        return mixed(x, x, self.transposed)
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,8 @@ class TwoSided:
 
     def solve(self, solve_mixed: Callable[[torch.Tensor], torch.Tensor], b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b`` from a solver of systems with ``U^T diag(A, I) V``."""
-        rhs = b.new_zeros(padded(self.n), b.shape[1])
-        rhs[: self.n] = b
-        return self.right.apply_(solve_mixed(self.left.apply_transpose_(rhs)))[: self.n]
+        right = mixed(b.new_empty(padded(self.n), b.shape[1]), b, self.left.transposed)
+        return mixed(torch.empty_like(b), solve_mixed(right), self.right.weights)
 
     @property
     def mT(self) -> TwoSided:

@@ -32,7 +32,7 @@ def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[A
     n = shapes.a.shape[-1]
     if shapes.a.ndim != 2 or shapes.batch or 0 in (n, shapes.b.shape[-1]) or options.progress is not None:
         return None
-    links = chain_together(n, options)
+    links = chain_together(1, n, options)
     if not links or links[0].answer is not solve_queued:
         return None
     systems = Systems(call.here(shapes.matrices), call.here(shapes.columns), options)

@@ -114,10 +114,20 @@ class Images(NamedTuple):
     images: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, power: int) -> Images:
-        """Of matrices with columns of some sizes; other parameters are those of :class:`Square`."""
-        # A^T A times unit vectors is the matrix that was factorized, with the same rounding errors.
-        z = probes(a.shape[-1], a.device, vectors, unit=power == 1).expand(len(a), -1, -1)
+    def of(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int = VECTORS, unit: bool = True) -> Images:
+        """Of matrices with columns of some sizes.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, n, n)
+        sizes : Tensor, shape (batch, n, 1)
+        vectors : int
+            How many random ones there are.
+        unit : bool
+            Whether they may be unit vectors: not where A times these is made of what was factorized, rounding
+            errors included, as ``A^T A`` is.
+        """
+        z = probes(a.shape[-1], a.device, vectors, unit=unit).expand(len(a), -1, -1)
         return cls(z, *norm_of(a, sizes, beside=z))
 
 
@@ -139,8 +149,6 @@ class Square:
         ``||A||_F``.
     doubled : bool
         Whether residuals are in twice the working precision.
-    vectors : int
-        Random vectors that show how well factors solve.
     u : float
         Unit roundoff of the factors.
     power : int
@@ -158,15 +166,13 @@ class Square:
         norm: torch.Tensor,
         *,
         doubled: bool,
-        vectors: int = VECTORS,
         u: float = FP64.u,
         power: int = 1,
         measured: Images | None = None,
     ) -> None:
         self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
         self.doubled = Doubled.of(a) if doubled else None
-        known = Images.of(a, sizes, vectors=vectors, power=power) if measured is None else measured
-        z, self.scaled_norm, images = known
+        z, self.scaled_norm, images = Images.of(a, sizes) if measured is None else measured
         solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()
@@ -226,7 +232,7 @@ def _solved(
         factors, growth = cholesky_factors(a, scaled, options.engine)
     else:
         factors, growth = lu_factors(scaled, format, options.engine.tuning)
-    doubled = options.forward or a.shape[1] <= options.engine.tuning.doubled_order
+    doubled = options.doubled(*b.shape[1:])
     system = Square(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius, doubled=doubled, u=format.u)
     history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(

@@ -79,6 +79,11 @@ def mixed_by_butterflies(system: System, before: Solution | None, format: Format
     return _mixed(system, format)
 
 
+def mixed_in_double(system: System, before: Solution | None) -> Solution:
+    """LU without interchanges of A mixed by butterflies, in double precision."""
+    return _mixed(system, FP64)
+
+
 def mixed_if_unsolved(system: System, before: Solution | None) -> Solution:
     """The same in double precision, after the library's LU.
 

@@ -55,6 +55,13 @@ class Options(solutions.Options):
             return list(dict.fromkeys([self.compute.name, FP64.name]))
         return list(self.engine.tuning.definite)
 
+    def doubled(self, n: int, k: int) -> bool:
+        """Whether residuals of systems of order n with k right-hand sides are in twice the working
+        precision: where that costs little beside the factors, or more is asked for.
+        """
+        tuning = self.engine.tuning
+        return self.forward or (n <= tuning.doubled_order and k <= tuning.doubled_columns)
+
     @property
     def named(self) -> bool:
         """Whether there is one variant to compute, and no chain."""

@@ -231,7 +231,7 @@ def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
     judge = SystemsJudge.of(n, options, improves=False)
     with call.computing():
         systems = Systems(matrices, columns, replace(options, looks=False))
-        begun = first_answer(chain_together(n, systems.options), systems, judge)
+        begun = first_answer(chain_together(len(matrices), n, systems.options), systems, judge)
         if begun is None or begun.measured is None:
             return None
         of = dict(zip(Members.names, begun.measured, strict=True))
@@ -312,7 +312,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
     a, b, options = systems.a, systems.b, systems.options
     count, n, k = b.shape
     batch = call.first.tensor.shape[:-2]
-    together = chain_together(n, options)
+    together = chain_together(count, n, options)
     if together:
         try:
             judge = SystemsJudge.of(n, options, improves=False)
@@ -326,7 +326,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
         return run
     if together:
         _check_finite(systems, call)
-    alone = chain_after_together(options) if together else chain_alone(n, options)
+    alone = chain_after_together(together, options) if together else chain_alone(n, options)
     if not alone:
         return run
 
