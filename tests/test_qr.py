@@ -746,11 +746,14 @@ def test_blocks_that_could_be_played_back_change_nothing():
     [
         (20000, 100, torch.float32, None, "cholesky-qr fp16_cor"),
         (20000, 300, torch.float32, "fp16", "cholesky-qr fp16"),
-        (20000, 300, torch.float32, None, "rgsqrf fp32"),
+        (20000, 300, torch.float32, None, "cholesky-qr fp64, twice"),
+        (40000, 3000, torch.float32, None, "rgsqrf fp32"),
         (3001, 1000, torch.float32, "fp16", "rgsqrf fp16"),
-        (1000, 1000, torch.float32, None, "rgsqrf fp32 + correction"),
+        (1000, 1000, torch.float32, None, "cholesky-qr fp64, twice"),
+        (1000, 1000, torch.float32, "fp16", "cholesky-qr fp64"),
         (6001, 6000, torch.float32, None, "rgsqrf fp32 + correction"),
-        (3001, 1000, torch.float64, None, "rgsqrf fp64"),
+        (3001, 1000, torch.float64, None, "cholesky-qr fp64, twice"),
+        (8000, 7000, torch.float64, None, "cholesky-qr fp64, twice"),
     ],
 )
 def test_first_links_on_a_gpu(m, n, dtype, accuracy, method):

@@ -11,12 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
 from neula.algorithms.elimination import double_cholesky
+from neula.algorithms.elimination.butterfly import TwoSided
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import at_once, queued
-from neula.problems.systems.queued import DEFINITE, MIXED, NORMAL_EQUATIONS
+from neula.problems.systems.links import MIXED
+from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS
 from neula.problems.systems.scaled import Scaled
 
 LIBRARY = "lu fp64 with pivoting"
@@ -25,7 +27,13 @@ LIBRARY = "lu fp64 with pivoting"
 class OnAGPU(CpuEngine):
     """A CPU that takes the steps of a GPU, shapes of a grid included."""
 
-    tuning = cuda_tuning((9, 0), replayed_bytes=1 << 20, corrected=False)
+    tuning = replace(cuda_tuning((9, 0), replayed_bytes=1 << 20, corrected=False), normal_equations=0)
+
+
+class ByNormalEquations(OnAGPU):
+    """The same where normal equations come before mixed LU."""
+
+    tuning = replace(OnAGPU.tuning, normal_equations=400)
 
 
 ENGINE = OnAGPU("cpu")
@@ -59,6 +67,17 @@ def test_ill_conditioned_ones_need_no_pivoting(cond: float, n: int) -> None:
     assert found.converged
     assert found.method == MIXED
     assert found.growth > 1
+    assert float((found.x - x).norm() / x.norm()) <= 1e-15 * cond + 1e-14
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e5, 1e8, 1e12])
+def test_normal_equations_first_where_a_matrix_is_small(cond: float) -> None:
+    a = random_matrix("geometric", 60, 60, cond=cond)
+    x = torch.linspace(1, 2, 60, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ByNormalEquations("cpu"))
+    assert found.converged
+    tried = [NORMAL_EQUATIONS] if cond < 1e7 else [NORMAL_EQUATIONS, MIXED]
+    assert [attempt.method for attempt in found.attempts] == tried
     assert float((found.x - x).norm() / x.norm()) <= 1e-15 * cond + 1e-14
 
 
@@ -113,7 +132,8 @@ def test_singular_ones_are_never_accepted(n: int) -> None:
             neula.solve(a, np.ones(n), engine=ENGINE, strict=True)
 
 
-def test_probes_that_cancel_rounding_errors_are_not_believed() -> None:
+@pytest.mark.parametrize("engine", [OnAGPU, ByNormalEquations])
+def test_probes_that_cancel_rounding_errors_are_not_believed(engine: type[CpuEngine]) -> None:
     """Columns of a Gram matrix without rounding errors: the factor looks exact, and solves to two digits."""
     a = np.array(
         [3.016746852324559e-10, -2.9882674112968743e-10, -5.888859955227588e-10, 5.833266647492508e-10]
@@ -121,18 +141,20 @@ def test_probes_that_cancel_rounding_errors_are_not_believed() -> None:
     a = a.reshape(2, 2)
     b = np.array([[-0.12416672706604004, 0.26233625411987305], [0.24238045513629913, -0.5120951533317566]])
     exact = np.array([[-248236090.41, 1258722036.3], [164912224.7, 392830708.1]])
-    found = neula.solve(a.astype(np.float32), b.astype(np.float32), engine=ENGINE)
+    found = neula.solve(a.astype(np.float32), b.astype(np.float32), engine=engine("cpu"))
     assert found.converged
     assert np.abs(found.x / exact - 1).max() <= 1e-6
 
 
-def test_a_pseudoinverse_is_not_taken_for_an_inverse() -> None:
+@pytest.mark.parametrize("engine", [OnAGPU, ByNormalEquations])
+def test_a_pseudoinverse_is_not_taken_for_an_inverse(engine: type[CpuEngine]) -> None:
     """R of nearly equal columns may hold rounding errors, and solve its own normal equations exactly."""
     column = np.array([6.660512119586, 4.05360922557687])
     a = np.stack([column * 1e-294, column * 1e-308], 1)
     a[0, 1], a[1, 1] = 6.660512119585999e-308, 4.05360922557687e-308
+    b = [[2.4340793280787857e-12], [1.4813885543532965e-12]]
     with pytest.raises((np.linalg.LinAlgError, neula.AccuracyError), match="singular"):
-        neula.solve(a, [[2.4340793280787857e-12], [1.4813885543532965e-12]], engine=ENGINE, strict=True)
+        neula.solve(a, b, engine=engine("cpu"), strict=True)
 
 
 class Watched(TorchDispatchMode):
@@ -288,11 +310,11 @@ def test_on_a_gpu(n: int) -> None:
     for _ in range(3):  # as it is, captured, played back
         found = neula.solve(a, a @ x, engine="cuda")
         assert found.converged
-        assert found.method == MIXED
+        assert found.method == (NORMAL_EQUATIONS if n < 400 else MIXED)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
         definite = a @ a.mT + n * torch.eye(n, device="cuda")
         found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")
-        assert found.method == (DEFINITE if n > 64 else MIXED)
+        assert found.method == (DEFINITE if n > 64 else NORMAL_EQUATIONS)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
 
 
@@ -332,7 +354,7 @@ def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | No
 def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that the first link does not solve goes on from there."""
     asked = []
-    monkeypatch.setattr(at_once, "queued", lambda systems: asked.append(1) or queued.queued(systems))
+    monkeypatch.setattr(at_once, "queued", lambda *given: asked.append(1) or queued.queued(*given))
     monkeypatch.setattr(queued, "solve_queued", None)
     found = neula.solve(unmixed(60), torch.ones(60, dtype=torch.float64), engine=ENGINE)
     assert [attempt.accepted for attempt in found.attempts] == [False, True]
@@ -356,3 +378,24 @@ def test_factors_by_blocks_of_columns(n: int, monkeypatch: pytest.MonkeyPatch) -
         assert found.method == expected.method == (DEFINITE if what == "pos" else MIXED)
         assert found.forward_error <= 1e-15
         assert torch.allclose(found.x, expected.x, rtol=1e-14)
+
+
+def nearly_singular(n: int) -> torch.Tensor:
+    """A matrix with one small singular value, of which butterflies make one whose first element is small."""
+    transform = TwoSided.random(n, torch.device("cpu"))
+    left, right = (w.apply_(torch.eye(n, dtype=torch.float64)) for w in (transform.left, transform.right))
+    mixed, noise = random_matrix("normal", n, n), random_matrix("normal", n, n, seed=1)
+    mixed[0, 0] = 1e-6
+    mixed[:, -1] = mixed[:, 1:-1].sum(1) / n**0.5 + 1e-9 * noise[:, 0]
+    return torch.linalg.solve(left.T, mixed) @ torch.linalg.inv(right)
+
+
+def test_gmres_goes_on_where_refinement_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one small singular value makes of errors that elimination has magnified has one direction."""
+    a, x = nearly_singular(160), torch.linspace(1, 2, 160, dtype=torch.float64)
+    monkeypatch.setattr(OnAGPU, "tuning", replace(ENGINE.tuning, bordered=0, replayed_bytes=1 << 10))
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [MIXED, f"{MIXED} + gmres"]
+    assert found.growth > 1e4
+    assert float((found.x - x).norm()) <= 160 * 2**-53 * found.condition * float(x.norm())

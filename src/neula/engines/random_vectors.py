@@ -1,4 +1,4 @@
-"""Fixed random vectors, kept on the device: what estimates and certificates begin with.
+"""Fixed random numbers, kept on the device: what estimates, certificates and butterflies begin with.
 
 A copy from the host for each call would synchronize. They are bounded in number, whatever sizes a user comes
 with, and CUDA graphs, which read a vector where it was when they were captured, keep those that they read.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -17,11 +18,9 @@ from neula.engines.graphs import kept, records
 MOST, MOST_BYTES = 128, 1 << 26
 """How many are kept, and their bytes together."""
 
-_Key = tuple[int, int, torch.dtype, torch.device, int, bool]
-
 _lock = threading.Lock()
-_vectors: OrderedDict[_Key, torch.Tensor] = OrderedDict()
-_of_users_graphs: dict[_Key, torch.Tensor] = {}
+_vectors: OrderedDict[Hashable, torch.Tensor] = OrderedDict()
+_of_users_graphs: dict[Hashable, torch.Tensor] = {}
 """A graph that the user captures reads them as long as it lives, which nobody here knows."""
 
 
@@ -57,8 +56,28 @@ def gaussian(
     >>> gaussian(3, 1, torch.float64, torch.device("cpu"), seed=1).shape
     torch.Size([3, 1])
     """
-    key = (rows, columns, dtype, device, seed, orthogonal_rows)
-    vectors = kept(key, lambda: _found(key))
+
+    def made() -> torch.Tensor:
+        generator = torch.Generator("cpu").manual_seed(seed)
+        vectors = torch.randn(rows, columns, generator=generator, dtype=dtype, device="cpu")
+        if orthogonal_rows:
+            vectors = columns**0.5 * torch.linalg.qr(vectors.T).Q.T.contiguous()
+        return vectors.to(device)
+
+    return remembered((rows, columns, dtype, device, seed, orthogonal_rows), made)
+
+
+def remembered(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """``make()``, or what it has made for that key: then nothing synchronizes.
+
+    Parameters
+    ----------
+    key : hashable
+        Says all that it depends on, the device among it.
+    make : callable
+        Makes a tensor that is not to be written to.
+    """
+    vectors = kept(key, lambda: _found(key, make))
     if vectors.is_cuda and not torch.cuda.is_current_stream_capturing():
         # Another stream than the one it was made on may still read it when it is dropped.
         vectors.record_stream(torch.cuda.current_stream(vectors.device))
@@ -67,17 +86,12 @@ def gaussian(
     return vectors
 
 
-def _found(key: _Key) -> torch.Tensor:
+def _found(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     with _lock:
         if key in _vectors:
             _vectors.move_to_end(key)
             return _vectors[key]
-    rows, columns, dtype, device, seed, orthogonal_rows = key
-    generator = torch.Generator("cpu").manual_seed(seed)
-    vectors = torch.randn(rows, columns, generator=generator, dtype=dtype, device="cpu")
-    if orthogonal_rows:
-        vectors = columns**0.5 * torch.linalg.qr(vectors.T).Q.T.contiguous()
-    vectors = vectors.to(device)
+    vectors = make()
     with _lock:
         _vectors[key] = vectors
         while len(_vectors) > MOST or sum(x.nbytes for x in _vectors.values()) > MOST_BYTES:

@@ -106,6 +106,7 @@ def cuda_tuning(
         by_host=250_000,
         by_host_kernel=1_000_000,
         by_host_system=3_000_000,
+        gram_passes=1 << 36 if fast_fp64 else 0,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,
         together=130_000_000_000 if fast_fp64 else 10_000_000,
@@ -137,6 +138,7 @@ def cuda_tuning(
         at_a_time=8,
         # 16384: 80 ms, 98 by fp16 with pivoting, and 200 where that is too coarse.
         queued=18000 if fast_fp64 else 0,
+        normal_equations=400,  # 300: 0.64 ms, and 0.9 by mixed LU; torch 0.7
         queued_definite=17000 if fast_fp64 else 0,
         doubled_order=1 << 14,
         doubled_columns=64,

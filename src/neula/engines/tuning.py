@@ -137,6 +137,9 @@ class Tuning:
         measured by one launch on a single multiprocessor (64 x 32: 0.05 ms, many launches more than 0.4).
     reflected_rows : int
         Rows of matrices in Householder form up to which each is reflected by a thread block.
+    gram_passes : int
+        ``m n^2`` up to which QR of a single matrix in float32 comes from Gram matrices in double precision;
+        in double precision 16 times as much, in half precision a sixteenth. Nothing where fp64 is slow.
     tall_columns, low_columns, tall_ratio : int
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
@@ -213,8 +216,10 @@ class Tuning:
         The same of one system that NumPy and LAPACK are handed: factors, refinement and evidence without
         tensors and copies.
     queued, queued_definite : int
-        Order of linear systems up to which factors in double precision that need no pivots, LU of a mixed A or
-        the Cholesky factor of a definite one, are queued with everything that follows.
+        Order of linear systems up to which factors in double precision that need no pivots, LU of a mixed A
+        or the Cholesky factor of a definite one, are queued with everything that follows.
+    normal_equations : int
+        Order up to which normal equations come before those of a single system.
     at_a_time : int
         Vectors that the matrix of a large system is multiplied by in about the time that it takes for one.
     inverted_whole : int
@@ -271,6 +276,7 @@ class Tuning:
     queued_steps: int = 0
     one_launch: int = 0
     reflected_rows: int = 0
+    gram_passes: int = 0
     tall_columns: int = 256
     low_columns: int = 1024
     tall_ratio: int = 32
@@ -308,6 +314,7 @@ class Tuning:
     direct_definite: int = 256
     direct_alone: int = 0
     queued: int = 0
+    normal_equations: int = 0
     queued_definite: int = 0
     at_a_time: int = 0
     inverted_whole: int = 2048

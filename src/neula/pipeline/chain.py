@@ -52,6 +52,8 @@ class Answer(Generic[V]):
     worst : array of float, shape (numbers,), or None
         The worst of each number that the judge would measure, from a link that has seen that all problems are
         to be accepted.
+    factors : object, optional
+        What a link that inherits goes on with, beside the values.
     """
 
     values: V
@@ -62,6 +64,7 @@ class Answer(Generic[V]):
     measured: torch.Tensor | None = None
     numbers: np.ndarray | None = None
     worst: np.ndarray | None = None
+    factors: Any = None
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """The answers to some of the problems."""

@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
 from neula.algorithms.elimination.factorization import Wrapped
 from neula.engines import Engine
+from neula.engines.random_vectors import remembered
 from neula.kernels.butterfly import mixed
 
 DEPTH = 2
@@ -38,9 +38,13 @@ class Butterfly:
     diagonals : Tensor, shape (2, n)
         R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n is a multiple
         of 4.
+    weights, transposed : Tensor, shape (4, 4, n / 4)
+        What :func:`neula.kernels.butterfly.mixed` takes for W and for ``W^T``.
     """
 
     diagonals: torch.Tensor
+    weights: torch.Tensor
+    transposed: torch.Tensor
 
     @classmethod
     def random(cls, n: int, seed: int, device: torch.device) -> Butterfly:
@@ -54,28 +58,16 @@ class Butterfly:
             The user's random state stays untouched.
         device : torch.device
         """
-        generator = torch.Generator("cpu").manual_seed(seed)
-        r = torch.rand(DEPTH, n, generator=generator, dtype=torch.float64, device="cpu") - 0.5
-        return cls(((r / 20).exp() / math.sqrt(2)).to(device))
 
-    @cached_property
-    def weights(self) -> torch.Tensor:
-        """What :func:`neula.kernels.butterfly.mixed` takes for W, shape (4, 4, n / 4).
+        def drawn() -> torch.Tensor:
+            generator = torch.Generator("cpu").manual_seed(seed)
+            r = torch.rand(DEPTH, n, generator=generator, dtype=torch.float64, device="cpu") - 0.5
+            return ((r / 20).exp() / math.sqrt(2)).to(device)
 
-        Rows are mixed with those at the same place in the other quarters: an outer butterfly mixes two
-        halves, the inner ones the quarters of each.
-        """
-        outer, inner = self.diagonals
-        sign = self.diagonals.new_tensor([[1.0, 1.0], [1.0, -1.0]])
-        # By the halves and the quarters of a result and of what it is made of.
-        outer = sign[:, None, :, None, None] * outer.view(1, 1, 2, 2, -1)
-        inner = sign[None, :, None, :, None] * inner.view(2, 1, 1, 2, -1)
-        return (outer * inner).flatten(0, 1).flatten(1, 2)
-
-    @cached_property
-    def transposed(self) -> torch.Tensor:
-        """The same for ``W^T``."""
-        return self.weights.transpose(0, 1).contiguous()
+        key = "butterfly", n, seed, device
+        diagonals = remembered((*key, "diagonals"), drawn)
+        weights = remembered((*key, "weights"), lambda: _weights(diagonals))
+        return cls(diagonals, weights, remembered((*key, "T"), lambda: weights.transpose(0, 1).contiguous()))
 
     def apply_(self, x: torch.Tensor) -> torch.Tensor:
         """``W x`` in place, for the columns of x, shape (n, k)."""
@@ -84,6 +76,19 @@ class Butterfly:
     def apply_transpose_(self, x: torch.Tensor) -> torch.Tensor:
         """``W^T x`` in place, for the columns of x, shape (n, k)."""
         return mixed(x, x, self.transposed)
+
+
+def _weights(diagonals: torch.Tensor) -> torch.Tensor:
+    """By which rows are mixed with those at the same place in the other quarters.
+
+    An outer butterfly mixes two halves, the inner ones the quarters of each.
+    """
+    outer, inner = diagonals
+    sign = diagonals.new_tensor([[1.0, 1.0], [1.0, -1.0]])
+    # By the halves and the quarters of a result and of what it is made of.
+    outer = sign[:, None, :, None, None] * outer.view(1, 1, 2, 2, -1)
+    inner = sign[None, :, None, :, None] * inner.view(2, 1, 1, 2, -1)
+    return (outer * inner).flatten(0, 1).flatten(1, 2)
 
 
 @dataclass(frozen=True)

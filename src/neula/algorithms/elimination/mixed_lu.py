@@ -1,23 +1,26 @@
 """LU of a matrix that butterflies have mixed, without interchanges, in double precision.
 
-Pivots are what takes the time of a library's LU on a GPU (order 3000 on an H200: 9.3 ms, and 1.4 without), and
-of a mixed matrix elements grow by some ``n^1.5`` at most, with high probability: of sixteen digits a dozen or
+Pivots are what takes the time of a library's LU on a GPU (order 3000 on an H200: 9.3 ms, and 1.4 without).
+Elements of a mixed matrix grow by some ``n^1.5`` at most, with high probability: of sixteen digits a dozen or
 so are left. That is more than residuals in twice the working precision, or a few steps of refinement, need.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided, padded
-from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
+from neula.algorithms.triangular.inverted import InvertedBlocks, diagonal_blocks, inverted_factors
 from neula.engines import Tuning
 from neula.kernels.butterfly import mixed
 from neula.kernels.lu_block import lu_unpivoted
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.precision import exact_matmul
 from neula.kernels.refining import over
+from neula.kernels.triangular_inverse import triangular_inverses
 
 
 @dataclass(frozen=True)
@@ -26,17 +29,22 @@ class MixedInverses:
 
     Attributes
     ----------
-    lower, upper : InvertedBlocks
-        L and R.
+    inverse : Tensor, shape (n, n), or None
+        That of A, in which a small matrix costs less than it would to read two factors.
+    lower, upper : InvertedBlocks or None
+        L and R of others.
     transform : TwoSided
-    growth : Tensor, shape (1,)
+    magnified : Tensor, shape ()
         Largest element of R by that of A.
     """
 
-    lower: InvertedBlocks
-    upper: InvertedBlocks
+    inverse: torch.Tensor | None
+    lower: InvertedBlocks | None
+    upper: InvertedBlocks | None
     transform: TwoSided
-    growth: torch.Tensor
+    magnified: torch.Tensor
+    narrow: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
 
     @classmethod
     def of(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> MixedInverses:
@@ -53,18 +61,53 @@ class MixedInverses:
         transform = TwoSided.random(len(a), a.device)
         # The transpose is factorized: what is mixed by rows is stored by columns for the library.
         lu = lu_unpivoted(_mixed(a, size, transform).T)
-        order = len(lu)
+        magnified, order = over(_largest(lu.triu()), _largest(a)), len(lu)
         width = 0 if order <= tuning.inverted_whole else tuning.inverted_width(order)
-        largest = over(_largest(lu.triu()), _largest(a))
-        return cls(*inverted_factors(lu, lu.dtype, width or order), transform, largest[None])
+        if not width:
+            return cls(_inverse(lu, transform), None, None, transform, magnified)
+        lower, upper = inverted_factors(lu, lu.dtype, width)
+        # Without pivots blocks on the diagonal may be ill-conditioned.
+        blocks = diagonal_blocks(lu, lu.dtype, width)
+        identity = torch.eye(width, dtype=lu.dtype, device=lu.device)
+        lower = replace(lower, refining=blocks.tril(-1) + identity)
+        return cls(None, lower, replace(upper, refining=blocks.triu()), transform, magnified)
+
+    @property
+    def growth(self) -> float:
+        """What it magnified, for which the host waits."""
+        return float(self.magnified)
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-1 b`` for the columns of b, shape (1, n, k)."""
-        return self.transform.solve(lambda x: self.lower.mT.solved(self.upper.mT.solved(x)), b[0])[None]
+        """``A^-1 b`` for the columns of b, shape (n, k)."""
+        if self.lower is None or self.upper is None:
+            return exact_matmul(self._known, b)
+        lower, upper = self.lower.mT, self.upper.mT
+        return self.transform.solve(lambda x: lower.solved(upper.solved(x)), b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-T b``."""
-        return self.transform.mT.solve(lambda x: self.upper.solved(self.lower.solved(x)), b[0])[None]
+        if self.lower is None or self.upper is None:
+            return exact_matmul(self._known.T, b)
+        lower, upper = self.lower, self.upper
+        return self.transform.mT.solve(lambda x: upper.solved(lower.solved(x)), b)
+
+    @property
+    def _known(self) -> torch.Tensor:
+        assert self.inverse is not None
+        return self.inverse
+
+    def in_double(self) -> MixedInverses:
+        """They solve in double precision."""
+        return self
+
+
+def _inverse(lu: torch.Tensor, transform: TwoSided) -> torch.Tensor:
+    """``A^-1 = V (L R)^-T U^T``, the transpose of ``U R^-1 L^-1 V^T``."""
+    lower, upper = triangular_inverses(lu)
+    found = exact_matmul(upper, lower)
+    transform.left.apply_(found)
+    transform.right.apply_(found.T)
+    return found[: transform.n, : transform.n].T
 
 
 def _mixed(a: torch.Tensor, size: torch.Tensor, transform: TwoSided) -> torch.Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
+from neula.kernels.solvers import svd
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
@@ -56,14 +59,54 @@ def qr_svd(
     s : Tensor, shape (k,)
     Vh : Tensor, shape (k, n)
     """
+    u, s, vh, *_ = svd_of_r(r, rank=rank, tol=tol, over_rows=over_rows)
+    return exact_matmul(q, u), s, vh
+
+
+class SVDOfR(NamedTuple):
+    """``R V = U diag(s)``, truncated, and how well that holds.
+
+    Attributes
+    ----------
+    u, s, vh : Tensor, shapes (n, k), (k,) and (k, n)
+    left : float
+        ``||R V - U diag(s)||_F`` of all triplets, or of those that are kept where no others were computed.
+    lost : float
+        The larger of ``||U^T U - I||_F / sqrt(l)`` and the same of V, l being the number of these.
+    """
+
+    u: torch.Tensor
+    s: torch.Tensor
+    vh: torch.Tensor
+    left: float
+    lost: float
+
+
+def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows: Reduction = HERE) -> SVDOfR:
+    """The singular value decomposition of a square matrix, truncated and measured.
+
+    Parameters
+    ----------
+    r : Tensor, shape (n, n)
+    rank, tol : optional
+        See :func:`truncate`.
+    over_rows : Reduction
+        All processes have the same R, and find the same.
+    """
     found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
     # Singular vectors are not unique: all processes take those of the first.
-    if found is None:
-        u, s, vh = over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
-        k = truncate(s, rank, tol)
-        found = u[:, :k], s[:k], vh[:k]
-    u, s, vh = found  # truncated once: `tol` is relative to all of A
-    return exact_matmul(q, u), s, vh
+    u, s, vh = over_rows.agreed(*svd(r)) if found is None else found
+    k = truncate(s, rank, tol) if found is None else len(s)  # once: `tol` is relative to all of A
+    wide, left, right = r.double(), u.double(), vh.double()
+    gap = torch.linalg.matrix_norm(wide @ right.mT - left * s)
+    measured = torch.stack([gap, torch.maximum(_lost(left), _lost(right.mT))])
+    return SVDOfR(u[:, :k], s[:k], vh[:k], *over_rows.agree(measured).tolist())
+
+
+def _lost(v: torch.Tensor) -> torch.Tensor:
+    gram = v.mT @ v
+    gram.diagonal().sub_(1)
+    return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 
 
 def _svd_from_gram(

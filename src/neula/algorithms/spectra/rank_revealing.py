@@ -18,6 +18,7 @@ from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
+from neula.kernels.solvers import svd
 
 FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""
@@ -108,10 +109,10 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     if m >= n or over_rows.spread:
         q, r = over_rows.merged(b_matrix, torch.linalg.qr)
         # Singular vectors are not unique: all processes take those of the first.
-        u, s, vh = over_rows.agreed(*torch.linalg.svd(r, full_matrices=False))
+        u, s, vh = over_rows.agreed(*svd(r))
         u = q @ u
     else:
-        u, s, vh = torch.linalg.svd(b_matrix, full_matrices=False)
+        u, s, vh = svd(b_matrix)
     rank, doubt = _rank(s, rcond, max(m, n))
     u, v = u[:, :rank], vh[:rank].T
     spectrum = Spectrum.of(s, rank, m + n)

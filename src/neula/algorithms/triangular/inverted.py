@@ -6,7 +6,8 @@ on an H200, where the factor is read in 0.02. With inverted blocks there are two
 *Errors.* With ``X_kk`` the computed inverse of ``T_kk``, solving leaves a residual of at most about ``u (|T|
 |x| + |T_kk| |X_kk| |b_k|)``, where substitution leaves ``u |T| |x|`` (Higham 2002, sections 8.3 and 14.2):
 more by no more than the condition numbers of the blocks, and only if x is much smaller than ``|X_kk| |b|``,
-which right-hand sides without a relation to T are not. Who solves like this refines, and measures.
+which right-hand sides without a relation to T are not. Who solves like this refines, and measures; or keeps
+the blocks, which are so ill-conditioned where pivots were not chosen, to refine by them on the way.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class InvertedBlocks:
     lost : Tensor, shape (n - width, k), or None
         What the first columns of a lower triangle lack below the first diagonal block, or those of its
         transpose.
+    refining : Tensor, shape (blocks, ..., width, width), or None
+        The diagonal blocks, zero on the other side, where what their inverses find is to be refined.
 
     Examples
     --------
@@ -62,6 +65,7 @@ class InvertedBlocks:
     dtype: torch.dtype
     upper: bool
     lost: torch.Tensor | None = None
+    refining: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -95,11 +99,12 @@ class InvertedBlocks:
         inverses = self.inverses.mT
         if self.t.dtype != self.dtype:
             inverses = inverses.contiguous()
-        return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost)
+        refining = None if self.refining is None else self.refining.mT
+        return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost, refining)
 
     @cached_property
     def _steps(self) -> list[Step]:
-        return steps_of(self.t, self.inverses, upper=self.upper)
+        return steps_of(self.t, self.inverses, upper=self.upper, refining=self.refining)
 
     def solved(self, b: torch.Tensor) -> torch.Tensor:
         """``T^-1 B``, shape (..., n, k)."""

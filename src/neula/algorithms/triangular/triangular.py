@@ -40,6 +40,8 @@ class Step(NamedTuple):
         What is beside it in its columns.
     start, length : int
         The rows of that.
+    block : Tensor, optional
+        The diagonal block itself, zero on the other side, by which what its inverse finds is refined.
     """
 
     first: int
@@ -48,9 +50,12 @@ class Step(NamedTuple):
     panel: torch.Tensor
     start: int
     length: int
+    block: torch.Tensor | None = None
 
 
-def steps_of(t: torch.Tensor, inverses: torch.Tensor, *, upper: bool) -> list[Step]:
+def steps_of(
+    t: torch.Tensor, inverses: torch.Tensor, *, upper: bool, refining: torch.Tensor | None = None
+) -> list[Step]:
     """In which order blocks of unknowns are found, and by which blocks of T.
 
     Parameters
@@ -61,12 +66,16 @@ def steps_of(t: torch.Tensor, inverses: torch.Tensor, *, upper: bool) -> list[St
         Of the diagonal blocks; the last one may be bordered.
     upper : bool
         Which triangle T is.
+    refining : Tensor, shape (blocks, ..., width, width), optional
+        The diagonal blocks, as :attr:`Step.block` has them.
     """
     n, found = t.shape[-1], []
-    for k, inverse in zip(blocks(slice(0, n), inverses.shape[-1]), inverses, strict=True):
+    exact = [None] * len(inverses) if refining is None else refining
+    for k, inverse, block in zip(blocks(slice(0, n), inverses.shape[-1]), inverses, exact, strict=True):
         size, rest = k.stop - k.start, slice(0, k.start) if upper else slice(k.stop, n)
         diagonal, panel = inverse[..., :size, :size], t[..., rest, k]
-        found.append(Step(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start))
+        block = None if block is None else block[..., :size, :size]
+        found.append(Step(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start, block))
     return found[::-1] if upper else found
 
 
@@ -98,9 +107,14 @@ def solve_in_blocks(
     Tensor, shape (..., n, k)
         ``out``.
     """
-    for first, size, inverse, panel, start, length in steps:
-        known = out.narrow(-2, first, size)
-        multiply(inverse, right.narrow(-2, first, size), known)
+    for first, size, inverse, panel, start, length, block in steps:
+        known, of_block = out.narrow(-2, first, size), right.narrow(-2, first, size)
+        multiply(inverse, of_block, known)
+        if block is not None:
+            subtract(block, known, of_block)
+            change = torch.empty_like(known)
+            multiply(inverse, of_block, change)
+            known += change
         if length:
             subtract(panel, known, right.narrow(-2, start, length))
     return out

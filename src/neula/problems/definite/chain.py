@@ -12,7 +12,7 @@ from neula.certificates.cholesky import cholesky_bound
 from neula.engines import FP32, FP64, Tuning
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
-from neula.problems.definite.links import by_library, recursive
+from neula.problems.definite.links import by_library, in_double, recursive
 from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
 
 
@@ -24,6 +24,8 @@ def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, Cholesky
     """
     low, tuning = options.low, options.tuning
     queued, tried = not tuning.lapack, []
+    if low.format is FP64 and queued and count == 1 and n <= tuning.tiled_cholesky:
+        tried.append(Link("cholesky fp64", in_double, queued=True))
     if low.format is not FP64 and _pays(count, n, tuning):
         tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
     elif low.format is not FP64:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,6 +11,7 @@ from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
 from neula.kernels.cholesky_batch import factor_batch
+from neula.kernels.cholesky_tiles import lower_factor
 from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.symmetric_residual import diagonal_scales
 from neula.pipeline.chain import Answer
@@ -17,6 +19,9 @@ from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
 
 Solution = Answer[CholeskyValues]
+
+Found = tuple[torch.Tensor, torch.Tensor]
+"""L, and what is measured of it."""
 
 
 SAFE_EXPONENT = 450
@@ -30,14 +35,16 @@ launches take the host beside it."""
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """The recursion in products of an arithmetic, all of it queued at once."""
-    options = matrices.options
-    engine, label = options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
-    report = stage(options.progress, f"factorizing in {arithmetic.name}")
-    function = partial(_by_recursion, engine=engine)
-    replays = matrices.a.nbytes <= REPLAYED
-    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
-    report(1.0)
-    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
+    engine = matrices.options.engine.using(arithmetic)
+    return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
+
+
+def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
+    """By tiles or by the library in double precision, before anything is known of the numbers.
+
+    Where these are near the ends of the range, or A is not definite, the residual shows it.
+    """
+    return _queued(matrices, FP64.name, _by_tiles)
 
 
 def by_library(
@@ -81,7 +88,23 @@ def by_library(
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
-def _by_recursion(a: torch.Tensor, *, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], Found]) -> Solution:
+    """L in an arithmetic, and what is measured, played back where that takes less time."""
+    engine, label = matrices.options.engine, f"cholesky {name}"
+    report = stage(matrices.options.progress, f"factorizing in {name}")
+    replays = matrices.a.nbytes <= REPLAYED
+    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
+    report(1.0)
+    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
+
+
+def _by_tiles(a: torch.Tensor) -> Found:
+    lower, order = lower_factor(a.double())
+    lower = lower.to(a.dtype)
+    return lower, residuals_of_triangles(a, lower, order)
+
+
+def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
     """L in the dtype of A, and what is measured; without synchronizing.
 
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.

@@ -14,6 +14,7 @@ from neula.certificates.kkt import KKTNorms
 from neula.engines import Engine
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.solvers import svd
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
@@ -271,7 +272,7 @@ class Path:
         before: torch.Tensor,
     ) -> Path:
         """The path of ``A = Q R``, by the SVD of R."""
-        left, s, vt = torch.linalg.svd(r, full_matrices=False)
+        left, s, vt = svd(r)
         u = q @ left
         return cls(u, vt.mT, s, u.mT @ b, b, damps, before)
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import qr_svd, truncate
+from neula.algorithms.spectra.qr_svd import svd_of_r, truncate
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
+from neula.kernels.solvers import svd
 from neula.pipeline.chain import Answer
 from neula.problems.low_rank.problem import Matrices, Options, Triplets
 from neula.problems.orthogonal.factorize import factorize
@@ -132,7 +133,7 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
 def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     """The library's SVD, truncated."""
     options, a, norm = problems.options, problems.a[0], problems.norm
-    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    u, s, vh = svd(a)
     errors = _errors_of_all(a, u, s, vh)
     k = truncate(s, options.rank, options.tol)
     u, s, v = u[:, :k], s[:k], vh[:k].T
@@ -167,19 +168,21 @@ def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     )
     certificate = factors.certificates[0]
     q, r = (x[0].to(options.work.dtype) for x in (factors.q, factors.r))
-    u, s, vh = qr_svd(q, r, rank=options.rank, tol=options.tol, over_rows=over_rows)
-    s = s.double().cpu()
+    u, s, vh, left, lost = svd_of_r(r, rank=options.rank, tol=options.tol, over_rows=over_rows)
+    u, s = exact_matmul(q, u), s.double().cpu()
     bound, weights = options.bound(*shape), options.weights(s, norm, *shape)
     # What is certified is relative to the norm of A.
     smallest = float(weights.min()) if len(s) else norm
     unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
     residual = unit * certificate.residual / certificate.residual_bound
+    residual += left / smallest if smallest > 0 else 0.0
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
-    measures = [residual, orthogonality * options.orthogonality_bound(*shape), residual]
+    orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
     n, work = shape[1], options.work.dtype
-    # The SVD of R is as good as LAPACK's in working precision.
-    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm
-    errors = errors + certificate.orthogonality * n**0.5 * s
+    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left
+    # Norms differ by half of what the squares of U and of V lack.
+    errors = errors + (certificate.orthogonality + lost) * n**0.5 * s
+    measures = [residual, orthogonality, residual]
     label = f"{factors.attempts[-1].method} + svd"
     return _answer(options, label, _values(u, s, vh.T, measures, errors))
 

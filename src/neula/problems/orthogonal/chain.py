@@ -30,6 +30,9 @@ from neula.problems.orthogonal import launched, links
 from neula.problems.orthogonal.links import QRLink
 from neula.problems.orthogonal.problem import Matrices, Matrix, Options, QRValues
 
+WIDENED = 1 << 26
+"""Elements of matrices in single precision, at most, that are copied in double."""
+
 MAX_PASSES = 3
 """Gram-Schmidt passes: twice is enough at full rank, the third is for matrices without."""
 
@@ -134,7 +137,8 @@ def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[
         tried.append(links.by_products(options.target))
     if not options.named and tuning.lapack_first(layout.m, layout.n):
         return [*tried, links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
-    tried += [*_tall(layout, options), *_queued(low, layout, options, wait=wait)]
+    tried += _tall(layout, options) or _by_gram_matrices(layout, options, wait=wait)
+    tried += _queued(low, layout, options, wait=wait)
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))
     if _is_corrected_over_processes(options):
@@ -169,6 +173,28 @@ def _tall(layout: Layout, options: Options) -> list[QRLink]:
     if n <= tuning.low_columns and target in (FP16, BF16):
         return [launched.queued(f"cholesky-qr {options.low.format.name}", launched.low_cholesky_qr)]
     return []
+
+
+def _by_gram_matrices(layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:
+    """Cholesky QR in double precision, where that is so fast that panels take longer to be launched.
+
+    One pass for a low format, which loses no more orthogonality than that up to a condition number of 1e6;
+    two for others, and in double precision three with a shift where these fail.
+    """
+    target, tuning = options.target, options.engine.tuning
+    low, label, shifted = target in (FP16, BF16), "cholesky-qr fp64, twice", "shifted cholesky-qr fp64"
+    most = tuning.gram_passes / 16 if low else tuning.gram_passes * (16 if target is FP64 else 1)
+    large = target is not FP64 and layout.m * layout.n > WIDENED
+    if options.named or large or layout.m * layout.n**2 > most or not is_queued(layout, options):
+        return []
+    if low:
+        return [launched.queued("cholesky-qr fp64", partial(launched.by_gram_matrices, passes=1))]
+    if target is FP64 and wait and layout.nbytes > tuning.replayed_bytes:
+        return [launched.by_gram_matrices_with_a_look(label, shifted)]
+    found = [launched.queued(label, partial(launched.by_gram_matrices, passes=2))]
+    if target is FP64:
+        found.append(launched.queued(shifted, launched.by_shifted_gram_matrices))
+    return found
 
 
 def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:

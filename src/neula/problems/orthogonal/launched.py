@@ -10,8 +10,10 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
+from neula.algorithms.orthogonal.gram_passes import gram_passes, passes_with_a_look, shifted_passes
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
+from neula.engines import FP64
 from neula.pipeline.chain import Answer, Link
 from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
@@ -42,6 +44,39 @@ def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.T
     else:
         r = matrix.unscaled(q, r)
     return q, r, single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+
+
+def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
+    """Cholesky QR in double precision, Q as its accuracy is asked for."""
+    exact, options = matrix.options.target is FP64, matrix.options
+    q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
+    return (q, r) if exact else (q.to(options.low_engine.storage), r)
+
+
+def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
+    """The same where columns are nearly dependent."""
+    return shifted_passes(_in_double(matrix), matrix.options.engine)
+
+
+def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
+    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor.
+
+    Parameters
+    ----------
+    label, shifted : str
+        What is said of either.
+    """
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        matrix = Matrix.unchecked(matrices.a[0], matrices.options)
+        q, r, needed = passes_with_a_look(_in_double(matrix), matrices.options.engine)
+        return Answer(QRValues.of_one(*_measured(matrix, q, r)), shifted if needed else label)
+
+    return Link(label, answer)
+
+
+def _in_double(matrix: Matrix) -> torch.Tensor:
+    return matrix.scaled(matrix.options.engine.using(FP64))
 
 
 def two_passes(matrix: Matrix) -> Factors:

@@ -15,6 +15,7 @@ from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
 from neula.kernels.precision import exact_matmul
+from neula.kernels.solvers import svd
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
@@ -261,6 +262,6 @@ def _range_basis(
     rank = ranks[0] if ranks else k
     if rank == k:
         return None
-    u = torch.linalg.svd(torch.where(finite[:, None, None], r, 0.0), full_matrices=False).U
+    u = svd(torch.where(finite[:, None, None], r, 0.0))[0]
     u = over_rows.agree(u)  # singular vectors are not unique: all processes take those of the first
     return exact_matmul(q, u[..., :rank].to(q.dtype))

@@ -19,9 +19,9 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
-from neula.problems.systems.chain import SystemsJudge, chain_together
+from neula.problems.systems.chain import SystemsJudge, first_queued
 from neula.problems.systems.problem import Members, Options, Systems, in_words
-from neula.problems.systems.queued import Found, answer_of, label_of, queued, solve_queued, steps_of
+from neula.problems.systems.queued import Found, answer_of, label_of, queued, steps_of
 
 
 def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | Answer[Members] | None:
@@ -32,22 +32,24 @@ def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[A
     n = shapes.a.shape[-1]
     if shapes.a.ndim != 2 or shapes.batch or 0 in (n, shapes.b.shape[-1]) or options.progress is not None:
         return None
-    links = chain_together(1, n, options)
-    if not links or links[0].answer is not solve_queued:
+    label = first_queued(1, n, options)
+    if label is None:
         return None
     systems = Systems(call.here(shapes.matrices), call.here(shapes.columns), options)
     found = None
-    with call.computing(), MemoryGuard(systems.device).attempt(links[0].label):
-        found = queued(systems)
+    with call.computing(), MemoryGuard(systems.device).attempt(label):
+        found = queued(systems, label)
         found = found._replace(read=found.numbers.cpu()) if found.read is None else found
     if found is None:  # the chain begins with the same, and goes on where memory does not suffice
         return None
-    return _accepted(call, shapes, systems, found) or answer_of(found, systems)
+    return _accepted(call, shapes, systems, found, label) or answer_of(found, systems, label)
 
 
-def _accepted(call: Call, shapes: Shapes, systems: Systems, found: Found) -> SolveResult[Any] | None:
+def _accepted(
+    call: Call, shapes: Shapes, systems: Systems, found: Found, label: str
+) -> SolveResult[Any] | None:
     """The result; None where it is not accepted."""
-    options, steps, label = systems.options, steps_of(systems.options), label_of(systems)
+    options, steps, label = systems.options, steps_of(systems.options), label_of(systems, label)
     assert found.read is not None
     of = dict(zip(Members.names, found.read[:, 0].tolist(), strict=True))
     judge = SystemsJudge.of(shapes.a.shape[-1], options)

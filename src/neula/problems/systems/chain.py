@@ -16,8 +16,9 @@ from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_directly
+from neula.problems.systems.links import MIXED
 from neula.problems.systems.problem import Members, Options, Systems, in_words
-from neula.problems.systems.queued import DEFINITE, MIXED, NORMAL_EQUATIONS, label_of_many, solve_queued
+from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 
 
@@ -31,16 +32,31 @@ def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, M
     if options.pivot is not None or options.compute is not None:
         return []
     order = tuning.direct_definite if options.positive else tuning.direct
-    queued = tuning.queued_definite if options.positive else tuning.queued
     library = Link("cholesky fp64" if options.positive else "lu fp64 with pivoting", solve_directly)
-    if n <= queued:
-        label = label_of_many(count, options)
-        return [Link(label, solve_queued, queued=not options.looks), library]
+    if (first := first_queued(count, n, options)) is not None:
+        labels = [first, MIXED] if first == NORMAL_EQUATIONS and count == 1 else [first]
+        tried = [
+            Link(label, partial(solve_queued, label=label), queued=not options.looks) for label in labels
+        ]
+        if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:
+            tried.append(Link(f"{MIXED} + gmres", links.mixed_with_gmres, inherits=True))
+        return [*tried, library]
     if n >= order:
         return []
     if options.positive or options.target is FP64 or n < tuning.direct_single:
         return [library]
     return [Link("lu fp32 with pivoting", partial(solve_directly, format=FP32)), library]
+
+
+def first_queued(count: int, n: int, options: Options) -> str | None:
+    """By which factors some systems are solved first that are launched as a whole; None where none are."""
+    tuning = options.engine.tuning
+    most = tuning.queued_definite if options.positive else tuning.queued
+    if options.pivot is not None or options.compute is not None or n > most:
+        return None
+    if options.positive:
+        return DEFINITE
+    return NORMAL_EQUATIONS if count > 1 or n <= tuning.normal_equations else MIXED
 
 
 def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:

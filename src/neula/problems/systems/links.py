@@ -25,6 +25,7 @@ from neula.algorithms.elimination.factorization import (
     mixed_lu,
 )
 from neula.algorithms.elimination.falling_pivots import FallingPivotsError
+from neula.algorithms.elimination.mixed_lu import MixedInverses
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
@@ -38,12 +39,13 @@ from neula.algorithms.krylov.iterative_refinement import (
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe
 from neula.problems.systems.on_the_way import probe_on_the_way
-from neula.problems.systems.problem import Members
+from neula.problems.systems.problem import Members, Systems
 from neula.problems.systems.system import HARMLESS, System
 
 SINGULAR = 0.01
@@ -59,6 +61,8 @@ beyond which factors are too poor for GMRES: a few directions that E enlarges ta
 it enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17
 iterations) and 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at
 1e4, where 40 iterations do not do."""
+
+MIXED = "rbt + lu fp64"
 
 Solution = Answer[Members]
 
@@ -79,9 +83,26 @@ def mixed_by_butterflies(system: System, before: Solution | None, format: Format
     return _mixed(system, format)
 
 
+def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
+    """What such factors of one large system do with GMRES, where their errors are too large for refinement.
+
+    What a few small singular values of A make of them are as many directions.
+    """
+    factors = None if before is None else before.factors
+    if factors is None or not math.isfinite(factors.growth):
+        raise Declined
+    system = System.of(systems.a[0], systems.b[0], systems.options)
+    return _refine(system, MIXED, factors, FP64)
+
+
 def mixed_in_double(system: System, before: Solution | None) -> Solution:
     """LU without interchanges of A mixed by butterflies, in double precision."""
-    return _mixed(system, FP64)
+    report = stage(system.options.progress, "factorizing in fp64")
+    scales = system.scales
+    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
+    factors = MixedInverses.of(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
+    report(1.0)
+    return _refined(system, MIXED, factors, FP64)
 
 
 def mixed_if_unsolved(system: System, before: Solution | None) -> Solution:

@@ -2,10 +2,11 @@
 
 So a CUDA graph plays all of it back, and where matrices are too large for graphs a GPU never waits for the
 host. A definite A has a Cholesky factor. Any other one is mixed by butterflies, so that LU needs no
-interchanges: on an H200 one of order 1000 takes 2.2 ms, and 0.4 without. A batch is solved by normal equations,
-whose Cholesky factors are computed together: a step with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u
-cond(A)^2``. By how much errors are multiplied is measured, and with residuals in twice the working precision x
-becomes as accurate as it can be: up to a condition number of some 1e6 by normal equations, 1e9 by mixed LU.
+interchanges: on an H200 one of order 1000 takes 2.2 ms, and 0.4 without. A batch is solved by normal
+equations, whose Cholesky factors are computed together: a step with ``A^-1 = R^-1 R^-T A^T`` multiplies the
+error by ``u cond(A)^2``. By how much errors are multiplied is measured, and with residuals in twice the
+working precision x becomes as accurate as it can be: up to a condition number of some 1e6 by normal
+equations, of 1e9 by mixed LU.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from neula.problems.systems.direct import (
     members_of,
 )
 from neula.problems.systems.library_factors import Factors, SymmetricallyScaled, to_factorize
+from neula.problems.systems.links import MIXED
 from neula.problems.systems.problem import Members, Options
 from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
-MIXED = "rbt + lu fp64"
 
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -89,12 +90,15 @@ class Found(NamedTuple):
         What the judge reads, :attr:`Members.names`.
     read : Tensor, optional
         The same in the memory of the host, where that has waited for it.
+    factors : MixedInverses, optional
+        Of a matrix as it was given, where nothing was played back.
     """
 
     x: torch.Tensor
     forward_error: torch.Tensor
     numbers: torch.Tensor
     read: torch.Tensor | None = None
+    factors: MixedInverses | None = None
 
     @property
     def members(self) -> Members:
@@ -104,59 +108,54 @@ class Found(NamedTuple):
         return Members(self.x, self.forward_error, *known)
 
 
-def solve_queued(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
-    """All systems, as many at a time as fill the machine; those that this does not solve are not accepted."""
+def solve_queued(systems: Systems, before: Answer[Members] | None, label: str) -> Answer[Members]:
+    """All systems by the factors of a label, as many at a time as fill the machine.
+
+    Those that this does not solve are not accepted.
+    """
     options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
-    if count <= size or _in_reach(systems):
-        return answer_of(queued(systems), systems)
-    report, parts = stage(options.progress, label_of(systems)), []
+    if count <= size or _in_reach(systems, label):
+        return answer_of(queued(systems, label), systems, label)
+    report, parts = stage(options.progress, label), []
     for start in range(0, count, size):
         part = slice(start, start + size)
-        parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part])))
+        parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part]), label))
         report(min(1.0, (start + size) / count))
-    return answer_of(Found(*map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems)
+    return answer_of(Found(*map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems, label)
 
 
-def answer_of(found: Found, systems: Systems) -> Answer[Members]:
+def answer_of(found: Found, systems: Systems, label: str) -> Answer[Members]:
     """What a chain goes on from."""
     measured, steps = found.numbers if found.read is None else found.read, steps_of(systems.options)
-    return Answer(found.members, label_of(systems), iterations=steps, measured=measured)
+    label, factors = label_of(systems, label), found.factors
+    return Answer(found.members, label, iterations=steps, measured=measured, factors=factors)
 
 
-def label_of(systems: Systems) -> str:
-    """Which factors they are solved by."""
-    if _in_reach(systems):
-        return NORMAL_EQUATIONS
-    return label_of_many(len(systems), systems.options)
+def label_of(systems: Systems, label: str) -> str:
+    """Which factors they are solved by: small ones of any kind in one launch."""
+    return NORMAL_EQUATIONS if _in_reach(systems, label) else label
 
 
-def label_of_many(count: int, options: Options) -> str:
-    """Which factors some systems are solved by that are too large for one launch."""
-    if options.positive:
-        return DEFINITE
-    return MIXED if count == 1 else NORMAL_EQUATIONS
-
-
-def queued(systems: Systems) -> Found:
+def queued(systems: Systems, label: str) -> Found:
     """All systems at once."""
     a, b, options = systems.a, systems.b, systems.options
-    if _in_reach(systems):
+    if _in_reach(systems, label):
         return _in_one_launch(a, b, options)
     n, engine = a.shape[-1], options.engine
     alone = len(a) == 1 and n**3 <= engine.tuning.bordered
-    if not alone or engine.often((queued, n, b.shape[-1], options.positive)):
-        return _replayed((a, b), options)
+    if not alone or engine.often((queued, n, b.shape[-1], label)):
+        return _replayed((a, b), options, label)
     # One small system takes the shape of others, so that one graph serves them all.
     border = Border.around(n, n)
-    found = _replayed(border.put(a, b), options)
+    found = _replayed(border.put(a, b), options, label)
     return found._replace(x=border.take(found.x))
 
 
-def _in_reach(systems: Systems) -> bool:
+def _in_reach(systems: Systems, label: str) -> bool:
     """Whether one launch does all that follows, and sooner than many."""
     n, k = systems.b.shape[1:]
-    one_launch = systems.options.engine.tuning.one_launch
+    one_launch = 0 if label == MIXED else systems.options.engine.tuning.one_launch
     return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
 
 
@@ -169,35 +168,39 @@ def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
         found = seminormal.solved(a, b, options.dtype, limits, square)
         return found.x, found.forward_error, found.numbers[: len(Members.names)]
 
+    if len(a) > 1:
+        return Found(*solved(a, b))
     # To play even one launch back takes a host less time than its arguments do.
-    return Found(
-        *(options.engine.replay(solved, (a, b), _key(options, "one launch")) if len(a) == 1 else solved(a, b))
-    )
+    return Found(*options.engine.replay(solved, (a, b), _key(options, NORMAL_EQUATIONS, "one launch")))
 
 
-def _replayed(inputs: Inputs, options: Options) -> Found:
+def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
     """Some systems, and what was measured of them."""
     tuning, (count, n, _) = options.engine.tuning, layouts_of(inputs)[0][0]
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
     # what the other systems are.
     alone = options.looks and count == 1
     if alone and n**3 <= tuning.bordered:
-        if (supposed := _supposed(inputs, options)) is not None:
+        if (supposed := _supposed(inputs, options, label)) is not None:
             return supposed
         alone = False
     given = Scaled.as_given(*made(inputs)) if alone else None
     # What is too large for a graph takes longer than to look whether another step is worth its while.
     look = options.looks and nbytes_of(inputs) > tuning.replayed_bytes
 
+    factors = list[MixedInverses]()
+
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
-        return _solved(scaled, options, look=look)
+        keep = factors if look and given is not None else None
+        return _solved(scaled, options, label, look=look, keep=keep)
 
     inputs = inputs if given is None else given.tensors
-    return Found(*options.engine.replay(solved, inputs, _key(options, given is None)))
+    found = Found(*options.engine.replay(solved, inputs, _key(options, label, given is None)))
+    return found._replace(factors=factors.pop()) if factors else found
 
 
-def _supposed(inputs: Inputs, options: Options) -> Found | None:
+def _supposed(inputs: Inputs, options: Options, label: str) -> Found | None:
     """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
@@ -205,10 +208,10 @@ def _supposed(inputs: Inputs, options: Options) -> Found | None:
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled, ends = Scaled.supposed(*inputs)
-        x, forward_error, numbers = _solved(scaled, options, look=False)
+        x, forward_error, numbers = _solved(scaled, options, label, look=False)
         return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    found = Found(*options.engine.replay(solved, inputs, _key(options, "supposed")))
+    found = Found(*options.engine.replay(solved, inputs, _key(options, label, "supposed")))
     read = found.numbers.cpu()
     known = len(Members.names)
     if not near_one(read[known:, 0].tolist()):
@@ -216,25 +219,41 @@ def _supposed(inputs: Inputs, options: Options) -> Found | None:
     return found._replace(numbers=found.numbers[:known], read=read[:known])
 
 
-def _key(options: Options, kind: bool | str) -> tuple[object, ...]:
+def _key(options: Options, label: str, kind: bool | str) -> tuple[object, ...]:
     """What the launches depend on beside shapes."""
-    target = options.target.name
-    return _solved, kind, options.positive, options.max_iterations, target, options.dtype, options.looks
+    asked = options.max_iterations, options.target.name, options.dtype, options.looks
+    return _solved, label, kind, options.positive, *asked
 
 
-def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
+@dataclass(frozen=True)
+class _OfOne:
+    """Factors of a matrix as those of a batch of one."""
+
+    factors: MixedInverses
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve(b[0])[None]
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve_transposed(b[0])[None]
+
+
+def _solved(
+    scaled: Scaled, options: Options, label: str, *, look: bool, keep: list[MixedInverses] | None = None
+) -> Three:
     """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
 
-    Returns x, forward errors, and what the judge reads.
+    Returns x, forward errors, and what the judge reads; puts factors of a mixed matrix where they are to be
+    kept.
     """
     engine, definite, a, sizes = options.engine, options.positive, scaled.a, scaled.norms
-    label, images = label_of_many(len(a), options), list[Images]()
+    images = list[Images]()
     # Rounding errors of A^T r are magnified by the square of the condition number.
     power = 2 if label == NORMAL_EQUATIONS else 1
 
     def factorized() -> Factors:
         if label == MIXED:
-            return MixedInverses.of(a[0], sizes[0, 0, 0], engine.tuning)
+            return _OfOne(MixedInverses.of(a[0], sizes[0, 0, 0], engine.tuning))
         return _definite(scaled, engine) if definite else _NormalEquations.of(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.
@@ -247,6 +266,8 @@ def _solved(scaled: Scaled, options: Options, *, look: bool) -> Three:
         power=power,
         measured=images[0],
     )
+    if keep is not None and isinstance(factors, _OfOne):
+        keep.append(factors.factors)
     refinement, steps = Refinement(system, scaled.b, options.digits), steps_of(options)
     # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
     # 1e10, and what it leaves unfinished goes on to the library.
@@ -271,8 +292,9 @@ def _measured(
     scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
 ) -> Three:
     """The same of what has been reached; where that is asked for, only what is finished is accepted."""
-    factors = system.factors
-    growth = factors.growth if isinstance(factors, MixedInverses) else torch.ones_like(scaled.norms[:, 0, 0])
+    factors, growth = system.factors, torch.ones_like(scaled.norms[:, 0, 0])
+    if isinstance(factors, _OfOne):
+        growth = factors.factors.magnified[None]
     if scaled.given and options.dtype == torch.float64:
         found = judged_as_given(scaled, system, refinement, finished=finished)
         found.numbers[-1] = growth

@@ -1,0 +1,99 @@
+"""Cholesky QR in passes in double precision, whatever the precision of A, without synchronizing.
+
+A few large products and small factorizations, where panels are hundreds of launches. One pass loses
+orthogonality with the square of the condition number, two do not up to some 1e7 (Yamamoto, Nakatsukasa,
+Yanagisawa, Fukaya, "Roundoff error analysis of the CholeskyQR2 algorithm", Electron. Trans. Numer. Anal. 44,
+2015), and three with a shift in the first one up to some 1e13 (the same with Kannan, "Shifted Cholesky QR for
+computing the QR factorization of ill-conditioned matrices", SIAM J. Sci. Comput. 42, 2020).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.algorithms.elimination.double_cholesky import inverted_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.r_only import lower_gram
+from neula.engines import FP64, Engine
+from neula.kernels.precision import exact_matmul
+
+
+def gram_passes(
+    a: torch.Tensor, engine: Engine, *, passes: int, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R; NaN where a Gram matrix is not positive definite.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        float64, columns of one size.
+    engine : Engine
+    passes : int
+    exact : bool
+        Whether rows of Q are found by substitution until they are nearly orthonormal, which leaves the
+        residual of reflections. A product with an inverse leaves the condition number times as much: less
+        than a coarser format rounds.
+
+    Returns
+    -------
+    q : Tensor, shape (m, n)
+    r : Tensor, shape (n, n)
+    """
+    gram = lower_gram(a[None])
+    if not exact or passes == 1:
+        q, r = _multiplied(a, gram, engine)
+    else:
+        q, r = _substituted(a, _triangle(*upper_cholesky(gram)))
+    return _more_passes(q, r, engine, passes - 1, exact=exact)
+
+
+def shifted_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by three passes and substitution, the first Gram matrix being shifted."""
+    return _more_passes(*_substituted(a, _shifted_triangle(a, lower_gram(a[None]))), engine, 2, exact=True)
+
+
+def passes_with_a_look(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Two passes, or three with a shift if the host sees that the first Gram matrix needs one, and which."""
+    gram = lower_gram(a[None])
+    r, order = upper_cholesky(gram)
+    if needed := bool(order > 0):
+        r = _shifted_triangle(a, gram)[None]
+    return *_more_passes(*_substituted(a, r[0]), engine, 2 if needed else 1, exact=True), needed
+
+
+def _more_passes(
+    q: torch.Tensor, r: torch.Tensor, engine: Engine, passes: int, *, exact: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All but the last by substitution where that is asked for."""
+    for left in reversed(range(passes)):
+        gram = lower_gram(q[None])
+        if exact and left:
+            q, step = _substituted(q, _triangle(*upper_cholesky(gram)))
+        else:
+            q, step = _multiplied(q, gram, engine)
+        r = exact_matmul(step, r)
+    return q, r
+
+
+def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.linalg.solve_triangular(r, q, upper=True, left=False), r
+
+
+def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    factor = inverted_cholesky(gram, engine)
+    return factor.solved(q.T[None])[0].T, factor.t[0].tril().T
+
+
+def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    return r[0].masked_fill(order > 0, torch.nan)
+
+
+def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
+    """R of ``A^T A + s I``, s being what the rounding errors of Gram matrix and factor amount to.
+
+    These grow like the roots of the sizes (Higham and Mary, "A new approach to probabilistic rounding error
+    analysis", SIAM J. Sci. Comput. 41, 2019), where a shift by their bounds would make the next pass harder.
+    """
+    m, n = a.shape
+    shift = 11 * (m**0.5 + n**0.5) * FP64.u * gram[0].diagonal().sum()
+    return _triangle(*upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device)))
