@@ -310,7 +310,7 @@ def test_on_a_gpu(n: int) -> None:
     for _ in range(3):  # as it is, captured, played back
         found = neula.solve(a, a @ x, engine="cuda")
         assert found.converged
-        assert found.method == (NORMAL_EQUATIONS if n < 400 else MIXED)
+        assert found.method == (NORMAL_EQUATIONS if n < 256 else MIXED)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
         definite = a @ a.mT + n * torch.eye(n, device="cuda")
         found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")

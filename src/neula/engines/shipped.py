@@ -138,7 +138,7 @@ def cuda_tuning(
         at_a_time=8,
         # 16384: 80 ms, 98 by fp16 with pivoting, and 200 where that is too coarse.
         queued=18000 if fast_fp64 else 0,
-        normal_equations=400,  # 300: 0.64 ms, and 0.9 by mixed LU; torch 0.7
+        normal_equations=256,  # 200: 0.78 ms, and 0.88 by mixed LU; 400: 0.73 and 0.77
         queued_definite=17000 if fast_fp64 else 0,
         doubled_order=1 << 14,
         doubled_columns=64,

@@ -8,7 +8,7 @@ import torch
 
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
-from neula.kernels.solvers import svd
+from neula.kernels.svd import svd
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""

@@ -18,7 +18,7 @@ from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
-from neula.kernels.solvers import svd
+from neula.kernels.svd import svd
 
 FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""

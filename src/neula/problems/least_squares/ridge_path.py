@@ -14,7 +14,7 @@ from neula.certificates.kkt import KKTNorms
 from neula.engines import Engine
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.kernels.solvers import svd
+from neula.kernels.svd import svd
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take

@@ -15,7 +15,7 @@ from neula.algorithms.spectra.subspace_iteration import Operator, subspace_itera
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
-from neula.kernels.solvers import svd
+from neula.kernels.svd import svd
 from neula.pipeline.chain import Answer
 from neula.problems.low_rank.problem import Matrices, Options, Triplets
 from neula.problems.orthogonal.factorize import factorize

@@ -1,0 +1,59 @@
+"""The library's singular value decomposition, as accurate on a GPU as LAPACK's."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from neula.kernels.precision import exact_matmul
+
+Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def svd(a: torch.Tensor) -> Factors:
+    """The reduced singular value decomposition, as accurate on a GPU as LAPACK's.
+
+    Jacobi's method, which torch takes by default there, errs by hundreds of unit roundoffs in float64 (order
+    500 on an H200: 27 ms). Its approximate one does not, in a sixth of the time, unless A is ill-conditioned,
+    which shows in its factors; and QR iterations never do, in twice the time.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+
+    Returns
+    -------
+    u, s, vh : Tensor
+        Shapes (..., m, k), (..., k) and (..., k, n) with ``k = min(m, n)``.
+
+    Examples
+    --------
+    >>> svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
+    tensor([3., 2.], dtype=torch.float64)
+    """
+    if not a.is_cuda:
+        return _by(a, None)
+    if a.shape[-2] < a.shape[-1]:
+        v, s, uh = svd(a.mT)
+        return uh.mT, s, v.mT
+    with contextlib.suppress(torch.linalg.LinAlgError):  # it may not converge
+        found = _by(a, "gesvda")
+        if _accurate(a, *found):
+            return found
+    return _by(a, "gesvd")
+
+
+def _by(a: torch.Tensor, driver: str | None) -> Factors:
+    u, s, vh = torch.linalg.svd(a, full_matrices=False, driver=driver)
+    return u, s, vh
+
+
+def _accurate(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> bool:
+    """Whether factors are as LAPACK's would be, to ``8 k u``."""
+    k, norm = s.shape[-1], torch.linalg.matrix_norm
+    identity = torch.eye(k, dtype=a.dtype, device=a.device)
+    bound = 4 * k * torch.finfo(a.dtype).eps
+    errors = [norm(exact_matmul(x.mT, x) - identity) for x in (u, vh.mT)]
+    residual = norm(a - exact_matmul(u * s[..., None, :], vh)) / norm(a).clamp_min(torch.finfo(a.dtype).tiny)
+    return bool((torch.stack([*errors, residual]) <= bound).all())
