@@ -29,7 +29,9 @@ def test_qr_as_it_was_measured() -> None:
     found = list(model.compared_qr(rows, model.machine_of(rows)))
     assert {row["gpus"] for row in found} == {2, 4}
     for row in found:
-        assert 0.8 <= row["ratio"] <= 1.15, row
+        share = row["m"] * row["n"] / row["gpus"]
+        # Of one panel what calls take is a third, and less than that of least squares.
+        assert 0.8 <= row["ratio"] <= (1.15 if share > 1 << 27 else 1.3), row
 
 
 @pytest.mark.parametrize("low", [False, True])
