@@ -24,11 +24,10 @@ V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=Problems, contravariant=True)
 
 Settled = Callable[[Any, Any], bool]
-"""From the smallest and the largest of each number that was measured of a batch."""
+"""Of the smallest and the largest of each number that was measured of a batch."""
 
 MANY = 2048
-"""Problems from which on the host reads no more than the worst if all are accepted at once: to look at the
-numbers of others takes it longer than a GPU takes to solve them."""
+"""Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
 
 
 @dataclass
@@ -46,14 +45,13 @@ class Answer(Generic[V]):
     history : tuple of float
         Errors on the way.
     measured : Tensor, shape (numbers, batch), or None
-        What the judge is to measure, where that was a part of the launches of the link.
+        What the judge is to measure, where the link has launched that.
     numbers : array of float, shape (numbers, batch), or None
-        What the judge has measured, once it has: for a link that inherits.
+        What the judge has measured: for a link that inherits.
     worst : array of float, shape (numbers,), or None
-        The worst of each number that the judge would measure, from a link that has seen that all problems are
-        to be accepted.
-    factors : object, optional
-        What a link that inherits goes on with, beside the values.
+        The worst of these numbers, from a link that has seen that all problems are to be accepted.
+    factors : object
+        The same: what it goes on with.
     """
 
     values: V
@@ -74,12 +72,9 @@ class Answer(Generic[V]):
 
 
 class Declined(Exception):
-    """A link that gives no answer, and why; one that says nothing leaves no attempt behind.
+    """No answer, and why; a link that does not say why leaves no attempt behind.
 
-    Attributes
-    ----------
-    label : str
-        How far it got, if further than its own label says.
+    ``label`` is how far it got, if further than the label of the link says.
     """
 
     def __init__(self, why: str = "", label: str = "") -> None:

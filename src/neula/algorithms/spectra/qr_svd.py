@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import svd
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
@@ -95,7 +95,7 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
     """
     found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
     # Singular vectors are not unique: all processes take those of the first.
-    u, s, vh = over_rows.agreed(*svd(r)) if found is None else found
+    u, s, vh = over_rows.agreed(*refined_svd(r)) if found is None else found
     k = truncate(s, rank, tol) if found is None else len(s)  # once: `tol` is relative to all of A
     wide, left, right = r.double(), u.double(), vh.double()
     gap = torch.linalg.matrix_norm(wide @ right.mT - left * s)

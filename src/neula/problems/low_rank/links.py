@@ -10,12 +10,12 @@ import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import svd_of_r, truncate
+from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import svd
 from neula.pipeline.chain import Answer
 from neula.problems.low_rank.problem import Matrices, Options, Triplets
 from neula.problems.orthogonal.factorize import factorize
@@ -133,7 +133,7 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
 def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     """The library's SVD, truncated."""
     options, a, norm = problems.options, problems.a[0], problems.norm
-    u, s, vh = svd(a)
+    u, s, vh = refined_svd(a)
     errors = _errors_of_all(a, u, s, vh)
     k = truncate(s, options.rank, options.tol)
     u, s, v = u[:, :k], s[:k], vh[:k].T

@@ -14,11 +14,11 @@ import torch
 from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.algorithms.spectra.qr_svd import truncate
+from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
-from neula.kernels.svd import svd
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.low_rank.problem import Options, Triplets
@@ -87,7 +87,7 @@ class StreamedMatrix:
         if self.options.target is FP64:
             r = HouseholderSums.begin(self.n, 0, self.device)
             self._sum("Householder reflections", r)
-            _, s, vh = svd(r.parts()[0])
+            _, s, vh = refined_svd(r.parts()[0])
             return "householder fp64 + svd", s.cpu(), vh.T
         g = GramSums.begin(self.n, 0, self.device)
         self._sum("Gram matrix", g)
@@ -121,7 +121,7 @@ class StreamedMatrix:
             y[block.first : block.stop] = products[:, :k]
             images.addmm_(a.T, products[:, k:])
         q, r = orthonormal(y, self.options.engine.using(FP64))
-        w, found, xh = svd(r)
+        w, found, xh = refined_svd(r)
         u, v_k = q @ w.to(q), v[:, :k] @ xh.T.to(v)
         return u, found, v_k, evidence.errors(images).cpu() + (found - s[:k]).abs()
 

@@ -11,6 +11,7 @@ equations, of 1e9 by mixed LU.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -100,6 +101,12 @@ class Found(NamedTuple):
     read: torch.Tensor | None = None
     factors: MixedInverses | None = None
 
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> Found:
+        """What launches have left."""
+        x, forward_error, numbers = tensors
+        return cls(x, forward_error, numbers)
+
     @property
     def members(self) -> Members:
         """The same as a chain has it."""
@@ -122,7 +129,9 @@ def solve_queued(systems: Systems, before: Answer[Members] | None, label: str) -
         part = slice(start, start + size)
         parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part]), label))
         report(min(1.0, (start + size) / count))
-    return answer_of(Found(*map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems, label)
+    return answer_of(
+        Found.of(map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems, label
+    )
 
 
 def answer_of(found: Found, systems: Systems, label: str) -> Answer[Members]:
@@ -169,9 +178,9 @@ def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
         return found.x, found.forward_error, found.numbers[: len(Members.names)]
 
     if len(a) > 1:
-        return Found(*solved(a, b))
+        return Found.of(solved(a, b))
     # To play even one launch back takes a host less time than its arguments do.
-    return Found(*options.engine.replay(solved, (a, b), _key(options, NORMAL_EQUATIONS, "one launch")))
+    return Found.of(options.engine.replay(solved, (a, b), _key(options, NORMAL_EQUATIONS, "one launch")))
 
 
 def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
@@ -196,7 +205,7 @@ def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
         return _solved(scaled, options, label, look=look, keep=keep)
 
     inputs = inputs if given is None else given.tensors
-    found = Found(*options.engine.replay(solved, inputs, _key(options, label, given is None)))
+    found = Found.of(options.engine.replay(solved, inputs, _key(options, label, given is None)))
     return found._replace(factors=factors.pop()) if factors else found
 
 
@@ -211,7 +220,7 @@ def _supposed(inputs: Inputs, options: Options, label: str) -> Found | None:
         x, forward_error, numbers = _solved(scaled, options, label, look=False)
         return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    found = Found(*options.engine.replay(solved, inputs, _key(options, label, "supposed")))
+    found = Found.of(options.engine.replay(solved, inputs, _key(options, label, "supposed")))
     read = found.numbers.cpu()
     known = len(Members.names)
     if not near_one(read[known:, 0].tolist()):
