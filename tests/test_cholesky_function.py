@@ -12,7 +12,7 @@ from tests.campaign import ratios
 from tests.test_chains import engine_of
 
 import neula
-from neula.engines import FORMATS, FP32, FP64, Format
+from neula.engines import FORMATS, FP32, FP64, CpuEngine, Format
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.engines.tuning import Tuning
 from neula.problems.definite.chain import chain
@@ -258,3 +258,22 @@ def test_on_a_gpu(count: int, n: int, dtype: torch.dtype) -> None:
     a[-1, n // 2, n // 2] = -1.0
     with pytest.raises(np.linalg.LinAlgError, match=f"order {n // 2 + 1} "):
         neula.cholesky(a)
+
+
+class OnAGPU(CpuEngine):
+    """A CPU that takes the steps of a GPU: first links that only launch, without a chain."""
+
+    tuning = H200
+
+
+@pytest.mark.parametrize(("n", "dtype"), [(16, torch.float32), (60, torch.float64)])
+@pytest.mark.parametrize("upper", [False, True])
+def test_what_was_launched_at_once_has_a_gradient(n: int, dtype: torch.dtype, upper: bool) -> None:
+    """The logarithm of the determinant, whose gradient is the inverse."""
+    g = torch.randn(n, 2 * n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a = (g @ g.T / n).to(dtype).requires_grad_()
+    result = neula.cholesky(a, engine=OnAGPU("cpu"), upper=upper)
+    factor = result.U if upper else result.L
+    (gradient,) = torch.autograd.grad(2 * factor.diagonal().log().sum(), a)
+    error = gradient.double() @ a.detach().double() - torch.eye(n)
+    assert float(torch.linalg.matrix_norm(error)) <= n * torch.finfo(dtype).eps * 100  # condition about 30

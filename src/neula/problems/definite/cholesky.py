@@ -179,12 +179,14 @@ def _pending(call: Call, options: Options, begun: Answer[CholeskyValues], *, upp
 def _finished(
     call: Call, options: Options, begun: Answer[CholeskyValues] | None = None, *, upper: bool
 ) -> CholeskyResult:
+    residual = None
     with call.computing():
         lower = _lower(call, upper=upper)
         if begun is None and (found := _at_once(lower, options)) is not None:
             begun, residual = found
-            if residual is not None:
-                return _certified(call, options, begun, residual, upper=upper)
+    if begun is not None and residual is not None:
+        return _certified(call, options, begun, residual, upper=upper)
+    with call.computing():
         run = _factorize(lower, call.first.tensor, options, begun, upper=upper)
     return _collect(call, options, run, upper=upper)
 
