@@ -296,7 +296,10 @@ def test_large_systems_on_a_cpu() -> None:
 def test_large_systems_on_an_h200() -> None:
     assert solved(H200, 257) == MIXED_FIRST
     assert solved(H200, 6000) == MIXED_FIRST
-    assert solved(H200, 18000) == ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
+    assert solved(H200, 8191)[0] == "rbt + lu fp64"
+    assert solved(H200, 8192)[:2] == ["lu fp16", "rbt + lu fp64"]
+    last = ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
+    assert solved(H200, 18000) == ["lu fp16", *last]
     assert solved(H200, 18001) == ["lu fp16", "lu fp16 with pivoting", *MIXED_FIRST]
     assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *MIXED_FIRST]
     assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *MIXED_FIRST]

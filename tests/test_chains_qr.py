@@ -111,6 +111,18 @@ def alone(m: int, n: int, accuracy: str, **named: Any) -> list[str]:
                 "householder fp64",
             ],
         ),
+        (
+            3000,
+            3000,
+            "fp32",
+            [
+                "rgsqrf fp32 + correction",
+                "rgsqrf fp32",
+                "cholesky-qr fp64, twice",
+                "rgsqrf fp32 + reortho",
+                "householder fp64",
+            ],
+        ),
         (4096, 32768, "fp32", ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
         (4096, 32768, "fp64", ["rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
     ],

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neula
 from neula.algorithms.elimination import double_cholesky
 from neula.algorithms.elimination.butterfly import TwoSided
-from neula.engines import CpuEngine
+from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
@@ -378,6 +378,22 @@ def test_factors_by_blocks_of_columns(n: int, monkeypatch: pytest.MonkeyPatch) -
         assert found.method == expected.method == (DEFINITE if what == "pos" else MIXED)
         assert found.forward_error <= 1e-15
         assert torch.allclose(found.x, expected.x, rtol=1e-14)
+
+
+class Emulated(EmulatedEngine):
+    """With the thresholds of a GPU, and its formats."""
+
+    tuning = replace(OnAGPU.tuning, harmless=100)
+
+
+@pytest.mark.parametrize(("shift", "method"), [(300.0, "lu fp16"), (0.0, MIXED)])
+def test_what_needs_no_pivots_is_found_first(shift: float, method: str) -> None:
+    a, x = random_matrix("normal", 130, 130), torch.linspace(1, 2, 130, dtype=torch.float64)
+    a.diagonal().add_(shift)
+    found = neula.solve(a, a @ x, engine=Emulated("cpu"))
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [method]
+    assert float((found.x - x).norm()) <= 130 * 2**-52 * found.condition * float(x.norm())
 
 
 def nearly_singular(n: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from neula.engines.formats import FP16_COR
 from neula.engines.tuning import Recursion, Tuning
@@ -62,6 +63,20 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8
         doubled_order=64,
     )
+
+
+def _orders_of_systems(*, fast_fp64: bool) -> dict[str, Any]:
+    """From which order on, or up to which, linear systems are solved in which way."""
+    orders: dict[str, Any] = {"direct": 6144, "direct_pivoted": 6144, "direct_definite": 16000}
+    if not fast_fp64:
+        return orders
+    return orders | {
+        "queued": 18000,  # 16384: 88 ms, and 98 by fp16 with pivoting, or 200 where that is too coarse
+        "direct_definite": 17000,
+        "queued_definite": 17000,  # 16384: 43 ms; by fp16 51, or 106 where that is too coarse
+        "normal_equations": 256,  # 200: 0.78 ms, and 0.88 by mixed LU; 400: 0.73 and 0.77
+        "harmless": 8192,  # 16384: 33 ms, and 87 by mixed LU
+    }
 
 
 @lru_cache(maxsize=8)
@@ -132,14 +147,8 @@ def cuda_tuning(
         lu_inner_panel=128,
         # Pivoted panels are library calls, and its LU in double takes no longer where fp64 is fast.
         pivoted_lu=not fast_fp64,
-        direct=6144,
-        direct_pivoted=6144,
-        direct_definite=17000,
         at_a_time=8,
-        # 16384: 80 ms, 98 by fp16 with pivoting, and 200 where that is too coarse.
-        queued=18000 if fast_fp64 else 0,
-        normal_equations=256,  # 200: 0.78 ms, and 0.88 by mixed LU; 400: 0.73 and 0.77
-        queued_definite=17000 if fast_fp64 else 0,
+        **_orders_of_systems(fast_fp64=fast_fp64),
         doubled_order=1 << 14,
         doubled_columns=64,
         streamed_bytes=1 << 28,

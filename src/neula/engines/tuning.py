@@ -138,8 +138,9 @@ class Tuning:
     reflected_rows : int
         Rows of matrices in Householder form up to which each is reflected by a thread block.
     gram_passes : int
-        ``m n^2`` up to which QR of a single matrix in float32 comes from Gram matrices in double precision;
-        in double precision 16 times as much, in half precision a sixteenth. Nothing where fp64 is slow.
+        ``m n^2`` up to which QR of a single matrix in float32 comes from Gram matrices in double precision
+        where panels have lost too much; up to a 32nd of that at once, in double precision up to 16 times as
+        much. Nothing where fp64 is slow.
     tall_columns, low_columns, tall_ratio : int
         Columns up to which Cholesky QR of the whole matrix comes first, with corrected products and in half
         precision, and rows for each column from which on.
@@ -220,6 +221,9 @@ class Tuning:
         or the Cholesky factor of a definite one, are queued with everything that follows.
     normal_equations : int
         Order up to which normal equations come before those of a single system.
+    harmless : int
+        Order from which on matrices that need no pivots are looked for before those of a single system: LU in
+        half precision is faster then.
     at_a_time : int
         Vectors that the matrix of a large system is multiplied by in about the time that it takes for one.
     inverted_whole : int
@@ -315,6 +319,7 @@ class Tuning:
     direct_alone: int = 0
     queued: int = 0
     normal_equations: int = 0
+    harmless: int = 1 << 62
     queued_definite: int = 0
     at_a_time: int = 0
     inverted_whole: int = 2048

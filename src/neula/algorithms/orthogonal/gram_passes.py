@@ -14,6 +14,7 @@ import torch
 from neula.algorithms.elimination.double_cholesky import inverted_cholesky
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.orthogonal.r_only import lower_gram
+from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
 from neula.kernels.precision import exact_matmul
 
@@ -45,6 +46,15 @@ def gram_passes(
     else:
         q, r = _substituted(a, _triangle(*upper_cholesky(gram)))
     return _more_passes(q, r, engine, passes - 1, exact=exact)
+
+
+def passes_if_definite(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Two passes by products; None where the host sees that the first Gram matrix has no factor."""
+    factor = inverted_cholesky(lower_gram(a[None]), engine)
+    first = factor.inverses if len(factor.inverses) else factor.t
+    if bool(first.flatten()[:1].isnan()):
+        return None
+    return _more_passes(*_by_factor(a, factor), engine, 1, exact=False)
 
 
 def shifted_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
@@ -80,7 +90,10 @@ def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    factor = inverted_cholesky(gram, engine)
+    return _by_factor(q, inverted_cholesky(gram, engine))
+
+
+def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
     return factor.solved(q.T[None])[0].T, factor.t[0].tril().T
 
 

@@ -141,6 +141,7 @@ def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[
     tried += _queued(low, layout, options, wait=wait)
     if named in (None, "rgsqrf"):
         tried.append(Link(low, links.first_pass, inherits=True))
+    tried += _in_double_after_panels(layout, options)
     if _is_corrected_over_processes(options):
         tried.append(Link(low + links.CORRECTED, links.correction, inherits=True))
     if named == "cholesky-qr" or (named is None and options.target is FP64):
@@ -183,9 +184,8 @@ def _by_gram_matrices(layout: Layout, options: Options, *, wait: bool) -> list[Q
     """
     target, tuning = options.target, options.engine.tuning
     low, label, shifted = target in (FP16, BF16), "cholesky-qr fp64, twice", "shifted cholesky-qr fp64"
-    most = tuning.gram_passes / 16 if low else tuning.gram_passes * (16 if target is FP64 else 1)
-    large = target is not FP64 and layout.m * layout.n > WIDENED
-    if options.named or large or layout.m * layout.n**2 > most or not is_queued(layout, options):
+    most = 16 * tuning.gram_passes if target is FP64 else tuning.gram_passes / 32
+    if options.named or layout.m * layout.n**2 > most or not is_queued(layout, options):
         return []
     if low:
         return [launched.queued("cholesky-qr fp64", partial(launched.by_gram_matrices, passes=1))]
@@ -195,6 +195,15 @@ def _by_gram_matrices(layout: Layout, options: Options, *, wait: bool) -> list[Q
     if target is FP64:
         found.append(launched.queued(shifted, launched.by_shifted_gram_matrices))
     return found
+
+
+def _in_double_after_panels(layout: Layout, options: Options) -> list[QRLink]:
+    """The same in place of a second pass in float32, of matrices that are too large to begin with it."""
+    m, n, most = layout.m, layout.n, options.engine.tuning.gram_passes
+    if options.named or options.target is not FP32 or options.over_rows.spread or options.in_place:
+        return []
+    pays = most / 32 < m * n**2 <= most and m * n <= WIDENED and m >= n
+    return [launched.by_gram_matrices_if_definite("cholesky-qr fp64, twice")] if pays else []
 
 
 def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:

@@ -10,11 +10,16 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
-from neula.algorithms.orthogonal.gram_passes import gram_passes, passes_with_a_look, shifted_passes
+from neula.algorithms.orthogonal.gram_passes import (
+    gram_passes,
+    passes_if_definite,
+    passes_with_a_look,
+    shifted_passes,
+)
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.engines import FP64
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
 
@@ -73,6 +78,24 @@ def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
         return Answer(QRValues.of_one(*_measured(matrix, q, r)), shifted if needed else label)
 
     return Link(label, answer)
+
+
+def by_gram_matrices_if_definite(label: str) -> QRLink:
+    """Two passes from A itself, where a pass of panels has lost too much: sooner than another one of these.
+
+    Where columns are too dependent, what the panels have found is left to the next link.
+    """
+
+    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+        matrix = matrices.single
+        engine, storage = matrices.options.engine, matrices.options.low_engine.storage
+        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
+        if found is None:
+            raise Declined
+        q, r = found
+        return Answer(QRValues.of_one(*_measured(matrix, q.to(storage), r)), label)
+
+    return Link(label, answer, inherits=True)
 
 
 def _in_double(matrix: Matrix) -> torch.Tensor:

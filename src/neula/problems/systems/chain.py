@@ -38,6 +38,9 @@ def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, M
         tried = [
             Link(label, partial(solve_queued, label=label), queued=not options.looks) for label in labels
         ]
+        if labels[0] == MIXED and n >= tuning.harmless:
+            format = options.formats[0]
+            tried.insert(0, Link(f"lu {format.name}", partial(links.lu_if_harmless, format=format)))
         if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:
             tried.append(Link(f"{MIXED} + gmres", links.mixed_with_gmres, inherits=True))
         return [*tried, library]

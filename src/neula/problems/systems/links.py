@@ -83,6 +83,11 @@ def mixed_by_butterflies(system: System, before: Solution | None, format: Format
     return _mixed(system, format)
 
 
+def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
+    """LU without interchanges of a large system before anything else is tried."""
+    return lu(System.of(systems.a[0], systems.b[0], systems.options), before, format)
+
+
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
     """What such factors of one large system do with GMRES, where their errors are too large for refinement.
 
