@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 import neula
-from neula.io.matrices import hpl_ai_matrix
+from neula.io.matrices import hpl_ai_matrix, random_matrix
 
 Call = Callable[[], Any]
 
@@ -104,6 +104,9 @@ def _system_cases(device: torch.device, *, small: bool) -> Iterator[Case]:
             yield _system("normal", a, 1)
             if n < 30000:
                 yield _definite("definite", a @ a.T / n + torch.eye(n, dtype=a.dtype, device=device))
+    for n in (500, 3000, 12000):
+        if n <= 3000 or not small:
+            yield _system("condition 1e8", random_matrix("geometric", n, n, cond=1e8, device=device), 1)
     n = 20000 // shrink
     dominant = normal(n, n)
     dominant.diagonal().add_(2 * n)
@@ -127,7 +130,12 @@ def _factorization_cases(device: torch.device, *, small: bool) -> Iterator[Case]
             yield _lu("pivoting", torch.randn(n, n, device=device))
     for m, n in [(64, 32), (6000, 6000), (16384, 16384), (24576, 24576), (65536, 16384)]:
         if m * n * n <= 1e10 or not small:
-            yield _qr(torch.randn(m, n, device=device))
+            yield _qr("float32", torch.randn(m, n, device=device))
+    for m, n in [(2000, 500), (3000, 3000), (20000, 1000)]:
+        if m * n * n <= 1e10 or not small:
+            a = random_matrix("geometric", m, n, cond=1e6, device=device)
+            yield _qr("float32, condition 1e6", a.float())
+            yield _qr("float64, condition 1e6", a)
 
 
 def _least_squares(matrix: str, a: torch.Tensor, k: int = 1) -> Case:
@@ -187,9 +195,12 @@ def _lu(pivot: str, a: torch.Tensor) -> Case:
     return Case("lu_factor", f"fp16, {pivot}", str(n), call, peer, work, a.nbytes)
 
 
-def _qr(a: torch.Tensor) -> Case:
+def _qr(matrix: str, a: torch.Tensor) -> Case:
     call, peer = partial(neula.qr, a), partial(torch.linalg.qr, a)
-    return Case("qr", "float32", _shape(a), call, peer, _triangle(a, 2, products=3), a.nbytes)
+    work = _triangle(a, 2, products=3)
+    if a.dtype == torch.float64:
+        work = replace(_triangle(a, 2), format="fp64")
+    return Case("qr", matrix, _shape(a), call, peer, work, a.nbytes)
 
 
 def _triangle(a: torch.Tensor, passes: int, products: int = 1) -> Work:
