@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -396,13 +397,54 @@ def test_what_needs_no_pivots_is_found_first(shift: float, method: str) -> None:
     assert float((found.x - x).norm()) <= 130 * 2**-52 * found.condition * float(x.norm())
 
 
-def nearly_singular(n: int) -> torch.Tensor:
+def test_a_batch_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnAGPU, "tuning", replace(OnAGPU.tuning, chunk_elements=512))
+    a = torch.stack([random_matrix("normal", 16, 16, seed=i) for i in range(6)])
+    x = torch.ones(6, 16, 1, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert found.method == NORMAL_EQUATIONS
+    assert torch.allclose(found.x, x, rtol=0, atol=1e-12)
+
+
+class Remembering(OnAGPU):
+    """Says by which keys something could be played back."""
+
+    asked: ClassVar[list[object]] = []
+
+    def replay(self, function, inputs, key, out=None):  # type: ignore[no-untyped-def]
+        self.asked.append(key)
+        return super().replay(function, inputs, key, out)
+
+
+def test_what_is_asked_for_decides_what_is_played_back() -> None:
+    """Residuals of many right-hand sides are in twice the working precision if the forward error is to be."""
+    a, b = random_matrix("geometric", 96, 96, cond=1e5), torch.ones(96, 80, dtype=torch.float64)
+    Remembering.asked.clear()
+    assert neula.solve(a, b, engine=Remembering("cpu")).converged
+    assert neula.solve(a, b, certify="forward", engine=Remembering("cpu")).converged
+    assert len(set(Remembering.asked)) == 2
+
+
+@pytest.mark.parametrize("cond", [1e3, 1e6, 1e8])
+def test_what_half_precision_does_not_do_at_once_goes_on(cond: float) -> None:
+    """Definite matrices need no pivots, and may be too ill-conditioned for factors in half precision."""
+    q = torch.linalg.qr(random_matrix("normal", 130, 130)).Q
+    a = (q * torch.logspace(0, -np.log10(cond), 130, dtype=torch.float64)) @ q.mT
+    x = torch.linspace(1, 2, 130, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=Emulated("cpu"))
+    assert found.converged
+    assert len(found.attempts) == 1
+    assert float((found.x - x).norm()) <= 130 * 2**-52 * found.condition * float(x.norm())
+
+
+def nearly_singular(n: int, noise: float = 1e-9) -> torch.Tensor:
     """A matrix with one small singular value, of which butterflies make one whose first element is small."""
     transform = TwoSided.random(n, torch.device("cpu"))
     left, right = (w.apply_(torch.eye(n, dtype=torch.float64)) for w in (transform.left, transform.right))
-    mixed, noise = random_matrix("normal", n, n), random_matrix("normal", n, n, seed=1)
+    mixed, column = random_matrix("normal", n, n), random_matrix("normal", n, n, seed=1)[:, 0]
     mixed[0, 0] = 1e-6
-    mixed[:, -1] = mixed[:, 1:-1].sum(1) / n**0.5 + 1e-9 * noise[:, 0]
+    mixed[:, -1] = mixed[:, 1:-1].sum(1) / n**0.5 + noise * column
     return torch.linalg.solve(left.T, mixed) @ torch.linalg.inv(right)
 
 
@@ -415,3 +457,12 @@ def test_gmres_goes_on_where_refinement_does_not(monkeypatch: pytest.MonkeyPatch
     assert [attempt.method for attempt in found.attempts] == [MIXED, f"{MIXED} + gmres"]
     assert found.growth > 1e4
     assert float((found.x - x).norm()) <= 160 * 2**-53 * found.condition * float(x.norm())
+
+
+@pytest.mark.parametrize("noise", [1.5e-11, 6e-11])
+def test_the_library_goes_on_where_gmres_does_not(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, x = nearly_singular(160, noise), torch.linspace(1, 2, 160, dtype=torch.float64)
+    monkeypatch.setattr(OnAGPU, "tuning", replace(ENGINE.tuning, bordered=0, replayed_bytes=1 << 10))
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [MIXED, f"{MIXED} + gmres", LIBRARY]

@@ -8,7 +8,6 @@ ones replay on a copy of the input; they return copies of the results.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 from collections import OrderedDict
@@ -315,8 +314,6 @@ def _capture(
 ) -> _Packed:
     """Capture the function on the current stream, which captures nothing any more afterwards."""
     pool = None if memory is None else memory.pool()
-    collects = gc.isenabled()
-    gc.disable()  # a graph that is dropped with others in a circle must not be while this is captured
     try:
         # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -326,9 +323,6 @@ def _capture(
         with contextlib.suppress(RuntimeError):  # what has failed, has not begun or is at its end
             graph.capture_end()
         raise _NotRecordedError from error
-    finally:
-        if collects:
-            gc.enable()
     return outputs
 
 

@@ -232,7 +232,7 @@ class Tuning:
         Order from which on the library's LU in single precision comes first where no more is asked for.
     doubled_order : int
         Order of linear systems up to which residuals in twice the working precision cost less than a part of
-        the factorization, so that every solution gets them.
+        the factorization, so that solutions by factors in double precision get them.
     doubled_columns : int
         Right-hand sides up to which that holds (order 2000 with as many on an H200: 47 of 55 ms).
     streamed_bytes : int

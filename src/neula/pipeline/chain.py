@@ -51,7 +51,7 @@ class Answer(Generic[V]):
     worst : array of float, shape (numbers,), or None
         The worst of these numbers, from a link that has seen that all problems are to be accepted.
     factors : object
-        The same: what it goes on with.
+        What a link that inherits goes on with.
     """
 
     values: V

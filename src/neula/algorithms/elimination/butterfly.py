@@ -62,12 +62,18 @@ class Butterfly:
         def drawn() -> torch.Tensor:
             generator = torch.Generator("cpu").manual_seed(seed)
             r = torch.rand(DEPTH, n, generator=generator, dtype=torch.float64, device="cpu") - 0.5
-            return ((r / 20).exp() / math.sqrt(2)).to(device)
+            return (r / 20).exp() / math.sqrt(2)
 
+        def weights() -> torch.Tensor:
+            return _weights(drawn())
+
+        # Each is made on the host, and copied: whatever stream reads it finds it complete.
         key = "butterfly", n, seed, device
-        diagonals = remembered((*key, "diagonals"), drawn)
-        weights = remembered((*key, "weights"), lambda: _weights(diagonals))
-        return cls(diagonals, weights, remembered((*key, "T"), lambda: weights.transpose(0, 1).contiguous()))
+        return cls(
+            remembered((*key, "diagonals"), lambda: drawn().to(device)),
+            remembered((*key, "W"), lambda: weights().to(device)),
+            remembered((*key, "W^T"), lambda: weights().transpose(0, 1).contiguous().to(device)),
+        )
 
     def apply_(self, x: torch.Tensor) -> torch.Tensor:
         """``W x`` in place, for the columns of x, shape (n, k)."""

@@ -58,6 +58,6 @@ def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
         lower, order, _ = double_cholesky(a, engine)
         blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
     first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
-    # Of a first unknown that is NaN, all others become NaN.
+    # Of a first unknown that is NaN, all that is solved for with both factors becomes NaN.
     first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
     return blocks

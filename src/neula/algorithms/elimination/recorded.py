@@ -70,5 +70,7 @@ class Recorded:
         """The same at every call, so that what is recorded serves them all."""
         if self._in_double is None:
             double = self._factors.in_double()
-            self._in_double = self if double is self._factors else Recorded(double, self._engine)
+            if double is self._factors:
+                return self  # kept nowhere: a circle might be dropped, with its graph, while one is captured
+            self._in_double = Recorded(double, self._engine)
         return self._in_double

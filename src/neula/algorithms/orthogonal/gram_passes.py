@@ -94,7 +94,8 @@ def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[to
 
 
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
-    return factor.solved(q.T[None])[0].T, factor.t[0].tril().T
+    q = factor.solved(q.T[None])[0].T
+    return q, factor.t[0].tril().T.masked_fill(q[:1, :1].isnan(), torch.nan)
 
 
 def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

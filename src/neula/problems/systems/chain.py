@@ -21,6 +21,9 @@ from neula.problems.systems.problem import Members, Options, Systems, in_words
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
 from neula.problems.systems.system import System
 
+LIBRARY = "lu fp64 with pivoting", "lu fp32 with pivoting", "cholesky fp64"
+"""Factors of the library, which are as good as others: what they leave, others do."""
+
 
 def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, Members]]:
     """What is tried for some systems of order n together: the library's factors.
@@ -38,7 +41,7 @@ def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, M
         tried = [
             Link(label, partial(solve_queued, label=label), queued=not options.looks) for label in labels
         ]
-        if labels[0] == MIXED and n >= tuning.harmless:
+        if labels[0] == MIXED and n >= tuning.harmless and options.looks:
             format = options.formats[0]
             tried.insert(0, Link(f"lu {format.name}", partial(links.lu_if_harmless, format=format)))
         if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:
@@ -145,7 +148,7 @@ class SystemsJudge:
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         accepted = self.accepts(of) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
-        improves = self.improves or answer.label in (DEFINITE, MIXED, NORMAL_EQUATIONS)
+        improves = self.improves or answer.label not in LIBRARY
         final = accepted if improves else accepted | (error <= self.bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
         reason = in_words(error[worst], self.bound, forward.max(), answer.iterations, growth[worst])

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
@@ -25,7 +26,6 @@ from neula.algorithms.elimination.factorization import (
     mixed_lu,
 )
 from neula.algorithms.elimination.falling_pivots import FallingPivotsError
-from neula.algorithms.elimination.mixed_lu import MixedInverses
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
@@ -67,13 +67,13 @@ MIXED = "rbt + lu fp64"
 Solution = Answer[Members]
 
 
-def lu(system: System, before: Solution | None, format: Format) -> Solution:
-    """LU without interchanges, of A where its leading block allows it."""
+def lu(system: System, before: Solution | None, format: Format, *, patient: bool = True) -> Solution:
+    """LU without interchanges, of A where its leading block allows it, and GMRES only for the patient."""
     if system.options.pivot is None and not system.needs_no_pivoting(format):
         raise Declined
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=False)
-    return _refined(system, f"lu {format.name}", factors, format)
+    return _refined(system, f"lu {format.name}", factors, format, patient=patient)
 
 
 def mixed_by_butterflies(system: System, before: Solution | None, format: Format) -> Solution:
@@ -84,8 +84,8 @@ def mixed_by_butterflies(system: System, before: Solution | None, format: Format
 
 
 def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
-    """LU without interchanges of a large system before anything else is tried."""
-    return lu(System.of(systems.a[0], systems.b[0], systems.options), before, format)
+    """LU without interchanges of a large system before anything else is tried, where a few steps do."""
+    return lu(System.of(systems.a[0], systems.b[0], systems.options), before, format, patient=False)
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
@@ -97,7 +97,7 @@ def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
     if factors is None or not math.isfinite(factors.growth):
         raise Declined
     system = System.of(systems.a[0], systems.b[0], systems.options)
-    return _refine(system, MIXED, factors, FP64)
+    return replace(_refine(system, MIXED, factors, FP64), label=f"{MIXED} + gmres")
 
 
 def mixed_in_double(system: System, before: Solution | None) -> Solution:
@@ -105,7 +105,7 @@ def mixed_in_double(system: System, before: Solution | None) -> Solution:
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    factors = MixedInverses.of(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
+    factors = ButterfliedInverses.of(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
     report(1.0)
     return _refined(system, MIXED, factors, FP64)
 
@@ -197,7 +197,9 @@ def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: 
     return mixed_lu(work, engine, pivoting=pivoting, on_columns=lambda done: report(done / n))
 
 
-def _refined(system: System, label: str, factors: Factorization, format: Format) -> Solution:
+def _refined(
+    system: System, label: str, factors: Factorization, format: Format, *, patient: bool = True
+) -> Solution:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
     if not math.isfinite(growth):
@@ -205,16 +207,17 @@ def _refined(system: System, label: str, factors: Factorization, format: Format)
     # Beyond 1/u, factors hold nothing but errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
-    return _refine(system, label, Equilibrated(factors, system.scales), format)
+    return _refine(system, label, Equilibrated(factors, system.scales), format, patient=patient)
 
 
-def _refine(system: System, label: str, factors: Factorization, format: Format) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do."""
+def _refine(
+    system: System, label: str, factors: Factorization, format: Format, *, patient: bool = True
+) -> Solution:
+    """Classical refinement, and CG or GMRES with the same factors where that does not do, for the patient."""
     options = system.options
     factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
-    target = system.bound / 4
-    report = stage(options.progress, "refining")
+    target, report = system.bound / 4, stage(options.progress, "refining")
 
     def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
         return refine(
@@ -232,11 +235,13 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
     large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
-    if not _by_krylov(system, factors):
+    if not (patient and _by_krylov(system, factors)):
         refined = run(update, None, SLOW)
     elif not (options.positive or options.named) and _too_poor(system, factors):
         raise Declined("the factors are too poor for GMRES", label)
     by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
+    if by_gmres and not patient:
+        raise Declined
     if by_gmres:
         by_cg = options.positive and system.scaled is None
         label += " + cg" if by_cg else " + gmres"
@@ -255,8 +260,7 @@ def _refine(system: System, label: str, factors: Factorization, format: Format) 
             beside = None if probe is None else probe.solved
             update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
         refined = run(update, refined, STAGNATION)
-    assert refined is not None
-    if not bool((refined.backward_error < 1).all()):
+    if refined is None or not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
     evidence = Evidence.of(
         system.a,

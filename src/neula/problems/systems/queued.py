@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
+from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
 from neula.algorithms.elimination.double_cholesky import inverted_cholesky
-from neula.algorithms.elimination.mixed_lu import MixedInverses
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
@@ -91,7 +91,7 @@ class Found(NamedTuple):
         What the judge reads, :attr:`Members.names`.
     read : Tensor, optional
         The same in the memory of the host, where that has waited for it.
-    factors : MixedInverses, optional
+    factors : ButterfliedInverses, optional
         Of a matrix as it was given, where nothing was played back.
     """
 
@@ -99,7 +99,7 @@ class Found(NamedTuple):
     forward_error: torch.Tensor
     numbers: torch.Tensor
     read: torch.Tensor | None = None
-    factors: MixedInverses | None = None
+    factors: ButterfliedInverses | None = None
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> Found:
@@ -129,9 +129,9 @@ def solve_queued(systems: Systems, before: Answer[Members] | None, label: str) -
         part = slice(start, start + size)
         parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part]), label))
         report(min(1.0, (start + size) / count))
-    return answer_of(
-        Found.of(map(torch.cat, zip(*(part[:3] for part in parts), strict=True))), systems, label
-    )
+    x, forward_error, numbers = zip(*(part[:3] for part in parts), strict=True)
+    found = Found(torch.cat(x), torch.cat(forward_error), torch.cat(numbers, 1))
+    return answer_of(found, systems, label)
 
 
 def answer_of(found: Found, systems: Systems, label: str) -> Answer[Members]:
@@ -195,17 +195,17 @@ def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
         alone = False
     given = Scaled.as_given(*made(inputs)) if alone else None
     # What is too large for a graph takes longer than to look whether another step is worth its while.
-    look = options.looks and nbytes_of(inputs) > tuning.replayed_bytes
+    measured = inputs if given is None else given.tensors
+    look = options.looks and nbytes_of(measured) > tuning.replayed_bytes
 
-    factors = list[MixedInverses]()
+    factors = list[ButterfliedInverses]()
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
         keep = factors if look and given is not None else None
         return _solved(scaled, options, label, look=look, keep=keep)
 
-    inputs = inputs if given is None else given.tensors
-    found = Found.of(options.engine.replay(solved, inputs, _key(options, label, given is None)))
+    found = Found.of(options.engine.replay(solved, measured, _key(options, label, given is None)))
     return found._replace(factors=factors.pop()) if factors else found
 
 
@@ -230,7 +230,7 @@ def _supposed(inputs: Inputs, options: Options, label: str) -> Found | None:
 
 def _key(options: Options, label: str, kind: bool | str) -> tuple[object, ...]:
     """What the launches depend on beside shapes."""
-    asked = options.max_iterations, options.target.name, options.dtype, options.looks
+    asked = options.max_iterations, options.target.name, options.dtype, options.looks, options.forward
     return _solved, label, kind, options.positive, *asked
 
 
@@ -238,7 +238,7 @@ def _key(options: Options, label: str, kind: bool | str) -> tuple[object, ...]:
 class _OfOne:
     """Factors of a matrix as those of a batch of one."""
 
-    factors: MixedInverses
+    factors: ButterfliedInverses
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve(b[0])[None]
@@ -248,7 +248,7 @@ class _OfOne:
 
 
 def _solved(
-    scaled: Scaled, options: Options, label: str, *, look: bool, keep: list[MixedInverses] | None = None
+    scaled: Scaled, options: Options, label: str, *, look: bool, keep: list[ButterfliedInverses] | None = None
 ) -> Three:
     """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
 
@@ -262,7 +262,7 @@ def _solved(
 
     def factorized() -> Factors:
         if label == MIXED:
-            return _OfOne(MixedInverses.of(a[0], sizes[0, 0, 0], engine.tuning))
+            return _OfOne(ButterfliedInverses.of(a[0], sizes[0, 0, 0], engine.tuning))
         return _definite(scaled, engine) if definite else _NormalEquations.of(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.

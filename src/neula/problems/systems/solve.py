@@ -80,7 +80,8 @@ def solve(
     preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
     the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single
     precision, and at last in double precision; what an engine is slow at is left out. On a GPU that is fast
-    in double precision, LU of the mixed matrix in that comes first but for the largest systems.
+    in double precision, single systems have LU of the mixed matrix in that before other factors that need
+    pivoting, but for the largest.
 
     Parameters
     ----------
@@ -109,7 +110,8 @@ def solve(
         What is refined until it is at the level of the accuracy: the backward error, or the forward error of
         x, with residuals in twice the working precision, which the condition number times the unit roundoff
         allows where it is well below one; with ``"forward"`` a solution that does not get there is not
-        accepted. Small systems are refined that far in any case, on a GPU with up to 64 right-hand sides.
+        accepted. Small systems are refined that far in any case, on a GPU with up to 64 right-hand sides; of
+        those of thousands of unknowns most are.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
     progress : callable or bool, optional
@@ -314,6 +316,9 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
     count, n, k = b.shape
     batch = call.first.tensor.shape[:-2]
     together = chain_together(count, n, options)
+    if begun is not None:  # by another than the first link where nothing was to be looked at
+        first = next((i for i, link in enumerate(together) if link.label == begun.label), 0)
+        together = together[first:]
     if together:
         try:
             judge = SystemsJudge.of(n, options, improves=False)

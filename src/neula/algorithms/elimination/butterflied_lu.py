@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided, padded
+from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.inverted import InvertedBlocks, diagonal_blocks, inverted_factors
 from neula.engines import Tuning
 from neula.kernels.butterfly import mixed
@@ -22,9 +23,12 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverses
 
+STRIP = 2048
+"""Columns of which the largest element is looked for at a time."""
+
 
 @dataclass(frozen=True)
-class MixedInverses:
+class ButterfliedInverses:
     """``U^T diag(A, s I) V = (L R)^T``, to solve systems with A by products.
 
     Attributes
@@ -47,7 +51,7 @@ class MixedInverses:
     symmetric: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> MixedInverses:
+    def of(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> ButterfliedInverses:
         """Of a matrix that may turn out to be singular: then solutions are not finite.
 
         Parameters
@@ -61,7 +65,7 @@ class MixedInverses:
         transform = TwoSided.random(len(a), a.device)
         # The transpose is factorized: what is mixed by rows is stored by columns for the library.
         lu = lu_unpivoted(_mixed(a, size, transform).T)
-        magnified, order = over(_largest(lu.triu()), _largest(a)), len(lu)
+        magnified, order = over(_largest_of_upper(lu), _largest(a)), len(lu)
         width = 0 if order <= tuning.inverted_whole else tuning.inverted_width(order)
         if not width:
             return cls(_inverse(lu, transform), None, None, transform, magnified)
@@ -96,7 +100,7 @@ class MixedInverses:
         assert self.inverse is not None
         return self.inverse
 
-    def in_double(self) -> MixedInverses:
+    def in_double(self) -> ButterfliedInverses:
         """They solve in double precision."""
         return self
 
@@ -121,6 +125,12 @@ def _mixed(a: torch.Tensor, size: torch.Tensor, transform: TwoSided) -> torch.Te
     mixed(work, a, transform.left.transposed)
     transform.right.apply_transpose_(work.T)
     return work
+
+
+def _largest_of_upper(lu: torch.Tensor) -> torch.Tensor:
+    """In strips, copies of which are small beside a large matrix."""
+    strips = list(blocks(slice(0, len(lu)), STRIP))
+    return torch.stack([_largest(lu[: k.stop, k].triu(-k.start)) for k in strips]).amax()
 
 
 def _largest(a: torch.Tensor) -> torch.Tensor:
