@@ -39,7 +39,7 @@ class Butterfly:
         R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n is a multiple
         of 4.
     weights, transposed : Tensor, shape (4, 4, n / 4)
-        What :func:`neula.kernels.butterfly.mixed` takes for W and for ``W^T``.
+        What ``mixed`` of ``neula.kernels.butterfly`` takes for W and for ``W^T``.
     """
 
     diagonals: torch.Tensor
