@@ -41,8 +41,8 @@ def lu_unpivoted(block: torch.Tensor) -> torch.Tensor:
     """
     if not block.is_cuda:
         return lu_unpivoted_reference(block)
-    pivots, info = (block.new_empty(shape, dtype=torch.int32) for shape in (len(block), ()))
     if block.T.is_contiguous():  # as the library has it: in its place
+        pivots, info = (block.new_empty(shape, dtype=torch.int32) for shape in (len(block), ()))
         torch.linalg.lu_factor_ex(block, pivot=False, out=(block, pivots, info))
         return block
     return block.copy_(torch.linalg.lu_factor_ex(block, pivot=False).LU)

@@ -7,14 +7,14 @@ so are left. That is more than residuals in twice the working precision, or a fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided, padded
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.inverted import InvertedBlocks, diagonal_blocks, inverted_factors
+from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
 from neula.engines import Tuning
 from neula.kernels.butterfly import mixed
 from neula.kernels.lu_block import lu_unpivoted
@@ -69,12 +69,8 @@ class ButterfliedInverses:
         width = 0 if order <= tuning.inverted_whole else tuning.inverted_width(order)
         if not width:
             return cls(_inverse(lu, transform), None, None, transform, magnified)
-        lower, upper = inverted_factors(lu, lu.dtype, width)
         # Without pivots blocks on the diagonal may be ill-conditioned.
-        blocks = diagonal_blocks(lu, lu.dtype, width)
-        identity = torch.eye(width, dtype=lu.dtype, device=lu.device)
-        lower = replace(lower, refining=blocks.tril(-1) + identity)
-        return cls(None, lower, replace(upper, refining=blocks.triu()), transform, magnified)
+        return cls(None, *inverted_factors(lu, lu.dtype, width, refining=True), transform, magnified)
 
     @property
     def growth(self) -> float:
@@ -119,10 +115,9 @@ def _mixed(a: torch.Tensor, size: torch.Tensor, transform: TwoSided) -> torch.Te
     n, order = len(a), padded(len(a))
     work = a.new_empty(order, order)
     if order > n:
-        work[n:], work[:n, n:] = 0, 0
-        work[:n, :n], work.diagonal()[n:] = a, size
-        a = work
-    mixed(work, a, transform.left.transposed)
+        work[:n, :n] = a
+        return transform.apply_(work, size)
+    mixed(work, a, transform.left.transposed)  # no copy
     transform.right.apply_transpose_(work.T)
     return work
 

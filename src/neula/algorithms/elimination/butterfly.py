@@ -127,11 +127,11 @@ class TwoSided:
         """The transform of the transposed matrix, ``V^T A^T U``."""
         return replace(self, left=self.right, right=self.left)
 
-    def apply_(self, a: torch.Tensor) -> torch.Tensor:
-        """``U^T diag(A, I) V`` in place, of a working matrix of order ``padded(n)`` that holds A."""
+    def apply_(self, a: torch.Tensor, size: torch.Tensor | float = 1.0) -> torch.Tensor:
+        """``U^T diag(A, size I) V`` in place, of a working matrix of order ``padded(n)`` that holds A."""
         a[self.n :] = 0
         a[:, self.n :] = 0
-        a.diagonal()[self.n :] = 1
+        a.diagonal()[self.n :] = size
         self.left.apply_transpose_(a)
         self.right.apply_transpose_(a.T)
         return a

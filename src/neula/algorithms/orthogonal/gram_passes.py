@@ -40,12 +40,7 @@ def gram_passes(
     q : Tensor, shape (m, n)
     r : Tensor, shape (n, n)
     """
-    gram = lower_gram(a[None])
-    if not exact or passes == 1:
-        q, r = _multiplied(a, gram, engine)
-    else:
-        q, r = _substituted(a, _triangle(*upper_cholesky(gram)))
-    return _more_passes(q, r, engine, passes - 1, exact=exact)
+    return _more_passes(a, None, engine, passes, exact=exact)
 
 
 def passes_if_definite(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -72,16 +67,17 @@ def passes_with_a_look(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, t
 
 
 def _more_passes(
-    q: torch.Tensor, r: torch.Tensor, engine: Engine, passes: int, *, exact: bool
+    q: torch.Tensor, r: torch.Tensor | None, engine: Engine, passes: int, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All but the last by substitution where that is asked for."""
+    """All but the last by substitution where that is asked for, after those that have found R, if any."""
     for left in reversed(range(passes)):
         gram = lower_gram(q[None])
         if exact and left:
             q, step = _substituted(q, _triangle(*upper_cholesky(gram)))
         else:
             q, step = _multiplied(q, gram, engine)
-        r = exact_matmul(step, r)
+        r = step if r is None else exact_matmul(step, r)
+    assert r is not None
     return q, r
 
 

@@ -99,12 +99,14 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
     k = truncate(s, rank, tol) if found is None else len(s)  # once: `tol` is relative to all of A
     wide, left, right = r.double(), u.double(), vh.double()
     gap = torch.linalg.matrix_norm(wide @ right.mT - left * s)
-    measured = torch.stack([gap, torch.maximum(_lost(left), _lost(right.mT))])
+    measured = torch.stack([gap, torch.maximum(loss_of(left), loss_of(right.mT))])
     return SVDOfR(u[:, :k], s[:k], vh[:k], *over_rows.agree(measured).tolist())
 
 
-def _lost(v: torch.Tensor) -> torch.Tensor:
-    gram = v.mT @ v
+def loss_of(v: torch.Tensor) -> torch.Tensor:
+    """``||V^T V - I||_F / sqrt(k)``, in double precision."""
+    wide = v.double()
+    gram = wide.mT @ wide
     gram.diagonal().sub_(1)
     return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 

@@ -174,14 +174,21 @@ class InvertedLU:
 
 
 def inverted_factors(
-    lu: torch.Tensor, dtype: torch.dtype, width: int
+    lu: torch.Tensor, dtype: torch.dtype, width: int, *, refining: bool = False
 ) -> tuple[InvertedBlocks, InvertedBlocks]:
-    """L and U, packed in one matrix, with blocks that are inverted in the same launches."""
+    """L and U, packed in one matrix, with blocks that are inverted in the same launches, and kept at will."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
     if lu.dtype != dtype:  # both are read by rows beside a narrow matrix
         upper = upper.contiguous()
-    return InvertedBlocks(lu, lower, dtype, upper=False), InvertedBlocks(lu, upper, dtype, upper=True)
+    kept_lower = kept_upper = None
+    if refining:
+        kept_lower = diagonal.tril(-1) + torch.eye(width, dtype=dtype, device=lu.device)
+        kept_upper = diagonal.triu()
+    return (
+        InvertedBlocks(lu, lower, dtype, upper=False, refining=kept_lower),
+        InvertedBlocks(lu, upper, dtype, upper=True, refining=kept_upper),
+    )
 
 
 def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import svd_of_r, truncate
+from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r, truncate
 from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
@@ -138,7 +138,7 @@ def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     k = truncate(s, options.rank, options.tol)
     u, s, v = u[:, :k], s[:k], vh[:k].T
     gaps = torch.linalg.vector_norm(exact_matmul(a.T, u) - v * s, dim=0)
-    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([_loss(u), _loss(v)])[:, None].to(s)], 1)
+    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([loss_of(u), loss_of(v)])[:, None].to(s)], 1)
     numbers = numbers.double().cpu()
     found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
     weights = options.weights(found, norm, *a.shape)
@@ -156,7 +156,7 @@ def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.
     n, (a, u, s, v) = a.shape[1], (x.double() for x in (a, u, s, vh.T))
     left = torch.linalg.matrix_norm(a @ v - u * s)
     noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
-    return left + noise + (_loss(u) + _loss(v)) * n**0.5 * s
+    return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
 
 
 def by_qr(problems: Matrices, before: Solution | None) -> Solution:
@@ -203,11 +203,3 @@ def _values(
 ) -> Triplets:
     numbers = torch.tensor([[remainder, *measures]], dtype=torch.float64, device="cpu")
     return Triplets(u[None], s[None], v[None], errors[None], numbers[:, 0], numbers[:, 1:])
-
-
-def _loss(b: torch.Tensor) -> torch.Tensor:
-    """``||B^T B - I||_F / sqrt(k)``."""
-    wide = b.double()
-    gram = wide.T @ wide
-    gram.diagonal().sub_(1)
-    return torch.linalg.matrix_norm(gram) / max(1, b.shape[1]) ** 0.5

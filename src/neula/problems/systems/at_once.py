@@ -19,10 +19,9 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
-from neula.problems.systems.chain import SystemsJudge, first_queued
-from neula.problems.systems.links import MIXED
+from neula.problems.systems.chain import SystemsJudge, chain_together
 from neula.problems.systems.problem import Members, Options, Systems, in_words
-from neula.problems.systems.queued import Found, answer_of, label_of, queued, steps_of
+from neula.problems.systems.queued import QUEUED, Found, answer_of, label_of, queued, steps_of
 
 
 def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | Answer[Members] | None:
@@ -33,8 +32,8 @@ def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[A
     n = shapes.a.shape[-1]
     if shapes.a.ndim != 2 or shapes.batch or 0 in (n, shapes.b.shape[-1]) or options.progress is not None:
         return None
-    label = first_queued(1, n, options)
-    if label is None or (label == MIXED and n >= options.engine.tuning.harmless):
+    links = chain_together(1, n, options)
+    if not links or (label := links[0].label) not in QUEUED:
         return None
     systems = Systems(call.here(shapes.matrices), call.here(shapes.columns), options)
     found = None

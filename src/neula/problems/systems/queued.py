@@ -45,6 +45,8 @@ from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
 
+QUEUED = DEFINITE, MIXED, NORMAL_EQUATIONS
+
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -301,13 +303,14 @@ def _measured(
     scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
 ) -> Three:
     """The same of what has been reached; where that is asked for, only what is finished is accepted."""
-    factors, growth = system.factors, torch.ones_like(scaled.norms[:, 0, 0])
-    if isinstance(factors, _OfOne):
-        growth = factors.factors.magnified[None]
+    factors = system.factors
+    growth = factors.factors.magnified[None] if isinstance(factors, _OfOne) else None
     if scaled.given and options.dtype == torch.float64:
         found = judged_as_given(scaled, system, refinement, finished=finished)
-        found.numbers[-1] = growth
+        if growth is not None:
+            found.numbers[-1] = growth
         return refinement.high, found.forward_error, found.numbers
+    growth = torch.ones_like(scaled.norms[:, 0, 0]) if growth is None else growth
     members = members_of(scaled, system, refinement.solution(), growth, options)
     if finished:
         members = replace(members, accepted=members.accepted & ~refinement.active.any(1))
