@@ -187,7 +187,7 @@ def test_a_gpu_solves_larger_least_squares_problems_together() -> None:
     assert tried(SLOW_FP64, 2000, 500, 10) == expected
     alone = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
     assert tried(SLOW_FP64, 20000, 500, 10) == [*alone, *ANY_RANK]
-    assert tried(CPU, 2000, 500, 10) == tried(CPU, 2000, 500)
+    assert tried(CPU, 2000, 500, 10) == [SEMINORMAL_CPU[0], *tried(CPU, 2000, 500)]
 
 
 def test_wide_least_squares_problems() -> None:

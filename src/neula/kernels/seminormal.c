@@ -1,5 +1,5 @@
 /* Least-squares problems from the matrix to the evidence, one after the other: the corrected seminormal equations with
- * the inverse of a Cholesky factor, residuals and gradients in twice the working precision.
+ * the inverse of R, residuals and gradients in twice the working precision.
  *
  * A is copied by rows and by columns, both padded with zeros to whole vectors. What is added up along columns is then
  * added for as many columns at a time, and along rows for as many rows: never across the elements of a vector.
@@ -9,7 +9,7 @@
 #include "matrices.h"
 #include "seminormal.h"
 
-#define NUMBERS 10 /* of each problem */
+#define NUMBERS 11 /* of each problem */
 
 static double *allocate(Problem *p, long m, long n)
 {
@@ -104,10 +104,11 @@ static void join(Evidence *worst, const Evidence *found)
     worst->accepted &= found->accepted, worst->vanished |= found->vanished;
 }
 
-static void write_down(const Evidence *e, double condition, long n, double *numbers, long count)
+static void write_down(const Evidence *e, const Worth *worth, long n, double *numbers, long count)
 {
     double known[] = {
-        e->accepted, e->refined, e->forward, e->backward, condition, e->largest, e->optimality, n, e->vanished, e->steps,
+        e->accepted, e->refined,  e->forward, e->backward, worth->norm * worth->inverse_norm, e->largest, e->optimality, n,
+        e->vanished, e->steps, worth->shifted,
     };
     for (int i = 0; i < NUMBERS; i++)
         numbers[i * count] = known[i];
@@ -122,7 +123,7 @@ static inline void solve_all(
     double *numbers = x + count * n * k, *forward = numbers + NUMBERS * count, *residual = forward + count * k;
     a.single = of_a, right.single = of_b;
     for (long member = 0; member < count; member++) {
-        Worth worth = {NAN, NAN, NAN, NAN};
+        Worth worth = {NAN, NAN, NAN, NAN, 0};
         Evidence worst = {.accepted = 1};
         load(p, &a, member);
         int good = worth_of(p, limits, &worth);
@@ -140,11 +141,11 @@ static inline void solve_all(
                 x[(member * n + j) * k + c] = good ? p->update[j] : NAN;
             forward[member * k + c] = found.forward, residual[member * k + c] = found.given;
         }
-        write_down(&worst, worth.norm * worth.inverse_norm, n, numbers + member, count);
+        write_down(&worst, &worth, n, numbers + member, count);
     }
 }
 
-/* All of a batch; 0 where there is too little memory. Beginning at x, of shape (batch, n, k), there is room for the ten
+/* All of a batch; 0 where there is too little memory. Beginning at x, of shape (batch, n, k), there is room for the eleven
  * numbers of each, and for forward errors and norms of residuals, of shape (batch, k). Of problems without an answer all
  * is NaN.
  */

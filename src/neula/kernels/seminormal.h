@@ -5,6 +5,7 @@
 #include "rows.h"
 
 #define UNIT 0x1p-53
+#define CEILED (1.0 + 0x1p-10) /* for the rounding errors of bounds themselves */
 
 /* Of what is long, and gains nothing from being inlined, for which a compiler takes a fourth of its time. */
 #define APART __attribute__((noinline))
@@ -26,15 +27,17 @@ typedef struct {
 } Problem;
 
 /* What is known of B, A with its columns divided by their norms, and of the factor: ||B||_2 from below and from above,
- * by its norms of Frobenius and Schatten; ||B^+||_2 from above; and ||I - W^T W||_F for W = A R^-1, from above.
+ * by its norms of Frobenius and Schatten; ||B^+||_2 from above; ||I - W^T W||_F for W = A R^-1, from above; and whether R
+ * took more than the Gram matrix of A, whose columns were too dependent: condition numbers beyond some 1e6.
  *
- * The last one is what rounding errors make of it. Those of the Gram matrix are m u |a_i|^T |a_j| at most, and those of
+ * With the factor of that matrix the rate is what rounding errors make of it. Those of the Gram matrix are m u |a_i|^T |a_j| at most, and those of
  * its factorization (n + 1) u |r_i|^T |r_j|: both are below products of the norms of columns. So with w = |R^-T| D 1
  * they come to (m + n + 1) u ||w||^2, and those of the inverse, and of two products with it, to n u ||w|| each, the
  * first of which counts twice.
  */
 typedef struct {
     double norm, norm_bound, inverse_norm, rate;
+    int shifted;
 } Worth;
 
 /* What is said of a solution: as `numbers` in seminormal.py, where the worst of several counts. */
@@ -59,7 +62,7 @@ static inline double size_of(const Problem *p, const double *x, const double *y)
     return sqrt(sum);
 }
 
-/* The factor of the Gram matrix in `gram`, its inverse, and what they are worth; 0 where they are no good. */
+/* R^-1 in `inverse`, and what it is worth; 0 where it is no good. */
 WITHIN int worth_of(const Problem *p, const Limits *limits, Worth *worth);
 
 /* x as high + low by refinement, and a bound on ||D (x - x*)||: after a step what is left of the error before it, which

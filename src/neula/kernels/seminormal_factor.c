@@ -1,5 +1,9 @@
-/* The factor of a Gram matrix, its inverse, and how good they are: a part of seminormal.c. */
+/* A triangular factor of A, its inverse, and how good they are: a part of seminormal.c. */
+#include <stdlib.h>
+
 #include "seminormal.h"
+
+#define PASSES 4 /* as many do for condition numbers up to some 1e13 */
 
 /* R^-1, row by row from the last one on: the computed one times R errs by n u |R^-1| |R| at most. */
 static void invert(const Problem *p)
@@ -14,35 +18,114 @@ static void invert(const Problem *p)
     }
 }
 
-int worth_of(const Problem *p, const Limits *limits, Worth *worth)
+/* D R^-1 in `scaled`, and the norm of the sums of the magnitudes in its columns. */
+static double scale_inverse(const Problem *p)
+{
+    memset(p->work, 0, p->columns * sizeof(double));
+    for (long i = 0; i < p->n; i++)
+        for (long j = 0; j < p->columns; j++) {
+            double x = p->scaled[i * p->columns + j] = p->sizes[i] * p->inverse[i * p->columns + j];
+            p->work[j] += fabs(x);
+        }
+    return length(p->columns, p->work);
+}
+
+/* The inverse of a factor of a Gram matrix whose diagonal is enlarged: by its rounding errors, and no factorization
+ * fails. 0 where numbers are not finite.
+ */
+static int factorize_shifted(const Problem *p)
+{
+    double shift = (p->m + p->n + 2) * p->n * UNIT;
+    for (long j = 0; j < p->n; j++)
+        p->gram[j * p->columns + j] *= 1.0 + shift;
+    if (!cholesky(p->gram, p->n, p->columns))
+        return 0;
+    invert(p);
+    return 1;
+}
+
+/* R^-1 times the inverse of a factor of the Gram matrix of W = A R^-1, in place; 0 where numbers are not finite. */
+static int factorize_again(const Problem *p)
+{
+    long columns = p->columns, bytes = columns * columns * sizeof(double);
+    memcpy(p->scaled, p->inverse, bytes);
+    if (!factorize_shifted(p))
+        return 0;
+    memset(p->gram, 0, bytes);
+    for (long i = 0; i < p->n; i++)
+        add_rows(p->gram + i * columns, p->scaled + i * columns, 1, 1.0, p->inverse, columns, i, p->n, i, 1);
+    memcpy(p->inverse, p->gram, bytes);
+    return 1;
+}
+
+/* The rate, measured: rounding errors of W, whose Gram matrix is left in `gram`, are n u |A| |R^-1| at most, and those of
+ * that m u times the squares of its norm.
+ */
+static double measured_rate(const Problem *p, double *w)
 {
     long n = p->n, columns = p->columns;
-    form_gram(p->by_rows, p->m, columns, p->gram, 0);
+    memset(w, 0, p->m * columns * sizeof(double));
+    for (long i = 0; i < p->m; i++)
+        add_rows(w + i * columns, p->by_rows + i * columns, 1, 1.0, p->inverse, columns, 0, n, 0, 1);
+    form_gram(w, p->m, columns, p->gram, 0);
+    double of_sums = scale_inverse(p), of_product = n * UNIT * of_sums, lost = 0.0, of_w = 0.0;
+    for (long i = 0; i < n; i++) {
+        const double *row = p->gram + i * columns;
+        of_w += row[i], lost += (row[i] - 1.0) * (row[i] - 1.0);
+        for (long j = i + 1; j < n; j++)
+            lost += 2.0 * row[j] * row[j];
+    }
+    double measured = sqrt(lost) + (2.0 * sqrt(of_w) + of_product) * of_product + (p->m + 2) * UNIT * of_w;
+    return CEILED * (measured + 5 * of_product);
+}
+
+/* The same by Cholesky QR of W, until that is nearly orthonormal (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa,
+ * 2020), from a factor or, where there is none, from the Gram matrix of A in `scaled`. NaN where numbers are not finite, or there is too little memory.
+ */
+static double by_shifted(const Problem *p, const Limits *limits, int factorized)
+{
+    double rate = NAN, *w = aligned_alloc(64, p->rows * p->columns * sizeof(double));
+    if (w == NULL)
+        return NAN;
+    if (!factorized) {
+        memcpy(p->gram, p->scaled, p->columns * p->columns * sizeof(double));
+        factorized = factorize_shifted(p);
+    }
+    for (int pass = 0; factorized && pass < PASSES; pass++) {
+        rate = measured_rate(p, w);
+        factorized = !(rate <= limits->max_rate) && factorize_again(p);
+    }
+    free(w);
+    return rate;
+}
+
+int worth_of(const Problem *p, const Limits *limits, Worth *worth)
+{
+    long m = p->m, n = p->n, columns = p->columns;
+    form_gram(p->by_rows, m, columns, p->gram, 0);
     for (long j = 0; j < n; j++) {
         p->sizes[j] = sqrt(p->gram[j * columns + j]);
         p->work[j] = 1.0 / p->sizes[j];
         if (!moderate(p->sizes[j], limits))
             return 0;
     }
-    double of_gram = norm_of(p->gram, n, columns, p->work);
-    if (!cholesky(p->gram, n, columns))
-        return 0;
-    invert(p);
-    for (long j = 0; j < columns; j++)
-        p->work[j] = 0.0;
-    for (long i = 0; i < n; i++)
-        for (long j = 0; j < columns; j++) {
-            double x = p->gram[i * columns + j] = p->sizes[i] * p->inverse[i * columns + j];
-            p->work[j] += fabs(x);
-        }
-    double of_sums = length(columns, p->work);
-    worth->rate = (1.0 + 0x1p-10) * UNIT * of_sums * ((p->m + n + 2) * of_sums + 5 * n);
+    double of_gram = norm_of(p->gram, n, columns, p->work), of_sums;
+    memcpy(p->scaled, p->gram, columns * columns * sizeof(double));
+    int factorized = cholesky(p->gram, n, columns);
+    if (factorized) {
+        invert(p);
+        of_sums = scale_inverse(p);
+        worth->rate = CEILED * UNIT * of_sums * ((m + n + 2) * of_sums + 5 * n);
+    }
+    worth->shifted = !(worth->rate <= limits->max_rate);
+    if (worth->shifted)
+        worth->rate = by_shifted(p, limits, factorized);
     if (!(worth->rate <= limits->max_rate))
         return 0;
-    form_gram(p->gram, n, columns, p->scaled, 1);
+    form_gram(p->scaled, n, columns, p->gram, 1);
     for (long j = 0; j < columns; j++)
         p->work[j] = 1.0;
     worth->norm = of_gram / sqrt(n), worth->norm_bound = sqrt(of_gram);
-    worth->inverse_norm = sqrt(norm_of(p->scaled, n, columns, p->work));
+    worth->inverse_norm = sqrt(norm_of(p->gram, n, columns, p->work));
     return 1;
 }

@@ -18,12 +18,13 @@ from neula.kernels.host_source import load
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.seminormal import NAMES, Limits
 
-NUMBERS = (*NAMES, "steps")
-"""What is said of each problem, and how many updates were made."""
+NUMBERS = (*NAMES, "steps", "shifted")
+"""What is said of each problem, how many updates were made, and whether R is one of shifted Cholesky QR (1 or
+0): columns were too dependent for the factor of their Gram matrix."""
 
 
 class Solved:
-    """Solutions with their evidence: NaN where numbers are not moderate, or a Gram matrix is not good enough.
+    """Solutions with their evidence: NaN where numbers are not moderate, or no R is good enough.
 
     Parameters
     ----------

@@ -46,12 +46,14 @@ class Factor(NamedTuple):
         Norms of the columns of A: the diagonal of D.
     norm, norm_bound : float
         ``||B||_2`` for ``B = A D^-1`` from below and from above.
+    method : str
     """
 
     lower: np.ndarray
     columns: np.ndarray
     norm: float
     norm_bound: float
+    method: str
 
 
 def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
@@ -61,7 +63,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
     """
     gram, large = gram_matrix(a, large=large), large and a.shape[1] >= WIDE
     squares = gram.diagonal().tolist()
-    moderate = MODERATE if a.dtype == np.float64 else MODERATE**0.1
+    moderate = _moderate(a)
     if not (min(squares) >= moderate**-2 and max(squares) <= moderate**2):
         return None
     lower = cholesky_factor(gram, large=large)
@@ -75,20 +77,26 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
         in_double(columns, large=False),
         square / math.sqrt(len(gram)),
         math.sqrt(square),
+        "cholesky",
     )
 
 
 def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     """By Householder's, in the precision of A; None where numbers are not moderate."""
-    n = a.shape[1]
+    n, moderate = a.shape[1], _moderate(a)
     upper = torch.from_numpy(np.empty((n, n))).copy_(torch.geqrf(torch.from_numpy(a))[0][:n]).triu_()
     columns = torch.linalg.vector_norm(upper, dim=0).numpy()
-    if not (columns.min() >= MODERATE**-0.1 and columns.max() <= MODERATE**0.1):
+    if not (columns.min() >= 1 / moderate and columns.max() <= moderate):
         return None
     r, v = products(upper.numpy(), large=large and n >= WIDE), probe_array(n, 1)[:, 0]
     image = r.times(v / columns)
     norm = length(r.transposed_times(image) / columns) / length(image)
-    return Factor(upper.numpy().T, columns, norm, min(ESTIMATED * norm, math.sqrt(n)))
+    return Factor(upper.numpy().T, columns, norm, min(ESTIMATED * norm, math.sqrt(n)), "householder")
+
+
+def _moderate(a: np.ndarray) -> float:
+    """Norms of columns up to this, and down to its reciprocal, have squares that are sure to be exact enough."""
+    return MODERATE if a.dtype == np.float64 else MODERATE**0.1
 
 
 class Seminormal:
@@ -114,10 +122,12 @@ class Seminormal:
         ``||I - W^T W||_F`` for ``W = A R^-1`` from above.
     condition, condition_bound : float
         Condition number of B, estimated and from above.
+    method : str
+        Where R is from.
     """
 
     def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool, large: bool = False) -> None:
-        lower, self._columns, self._norm, self._norm_bound = factor
+        lower, self._columns, self._norm, self._norm_bound, self.method = factor
         self.shape, self.scales, n = a.shape, None, len(lower)
         sizes = self._columns.tolist()
         if doubled and max(sizes) > ALIKE * min(sizes):  # all are cut into slices at the same places
@@ -144,7 +154,11 @@ class Seminormal:
         """Factorize, first in single precision where that will do; None where no R is good enough."""
         m, n = given.shape
         a = given if passed(given) and not doubled else in_double(given, large=large)
-        tried = [lambda: by_gram(in_double(a, large=large), large=large)]
+        # Reflections are for condition numbers beyond some 1e7.
+        tried = [
+            lambda: by_gram(in_double(a, large=large), large=large),
+            lambda: by_reflections(in_double(a, large=large), large=large),
+        ]
         if single:
             narrow = given.astype(np.float32, copy=False)
             tried.insert(

@@ -25,6 +25,9 @@ from neula.problems.least_squares.report import Found
 LARGEST, WIDEST = 1 << 17, 128
 """Elements and columns of matrices up to which its one thread takes less time than a library with several."""
 
+SHIFTED = "shifted cholesky fp64 + seminormal"
+"""What the kernel does with columns that are too dependent for the factor of their Gram matrix."""
+
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
 
@@ -43,10 +46,11 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, label: str, options: Optio
     found = _solved(a, b, options)
     if found is None:
         return None
-    accepted, _, _, backward, condition, _, optimality, _, zero, steps = found.numbers.tolist()
+    accepted, _, _, backward, condition, _, optimality, _, zero, steps, shifted = found.numbers.tolist()
     if not accepted or zero:
         return None
     errors, norms = found.forward_error.tolist(), found.residual_norm.tolist()
+    label = SHIFTED if shifted else label
     return Found(label, found.x[0], int(steps), backward, max(1.0, condition), optimality, errors, norms)
 
 
@@ -57,18 +61,20 @@ def batch_by_kernel(
     if problems.b.shape[2] > FEW:
         return together(problems, before)
     report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
+    used = label
     size = max(1, ELEMENTS // problems.a[0].numel())
     for a, b in problems.chunks(size):
         found = _solved(a, b, problems.options)
         if found is None:
             return together(problems, before)
-        *known, taken = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
+        *known, taken, shifted = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
+        used = SHIFTED if bool(shifted.any()) else used
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-    return Answer(Members.joined(parts), label, iterations=steps, measured=measured)
+    return Answer(Members.joined(parts), used, iterations=steps, measured=measured)
 
 
 def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:

@@ -60,6 +60,10 @@ class _Column(NamedTuple):
     steps: int
 
 
+_Solved = tuple[str, float, list[_Column]]
+"""How, the condition number, and solutions."""
+
+
 def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
     """The solution where it is accepted, and the problem is one for this way."""
     if not _suits(shapes, options):
@@ -92,12 +96,13 @@ def each_by_lapack(
     values.rank.fill_(a.shape[2])
     known = {name: x.numpy() for name, x in vars(values).items()}
     places = range(len(a)) if problems.places is None else problems.places.tolist()
-    report, steps = stage(options.progress, label), 0
+    report, steps, used = stage(options.progress, label), 0, label
     for i, place in enumerate(places):
         with np.errstate(all="ignore"):  # what is not finite is not accepted
             found = _member(a[place], list(np.ascontiguousarray(b[place].T, np.float64)), options)
         if found is not None:
-            condition, columns = found
+            way, condition, columns = found
+            used = way if way != label else used
             known["condition"][i], known["accepted"][i] = condition, True
             for name in ("backward_error", "refined_error", "optimality"):
                 known[name][i] = max([getattr(column, name) for column in columns])
@@ -105,14 +110,13 @@ def each_by_lapack(
                 known[name][i] = np.array([getattr(column, name) for column in columns]).T
             steps = max(steps, *(column.steps for column in columns))
         report((i + 1) / len(values))
-    return Answer(values, label, iterations=steps)
+    return Answer(values, used, iterations=steps)
 
 
 def _by_lapack(shapes: System, options: Options) -> Found | None:
     a, b = arrays_of(shapes)
     found = _by_lu(a, b, options) if len(a) == a.shape[1] else None
-    if found is None and (solved := _member(a, b, options)) is not None:
-        found = LABEL, *solved
+    found = found or _member(a, b, options)
     if found is None:
         return None
     label, condition, columns = found
@@ -128,7 +132,7 @@ def _by_lapack(shapes: System, options: Options) -> Found | None:
     )
 
 
-def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[str, float, list[_Column]] | None:
+def _by_lu(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Solved | None:
     """The same of a square matrix, by half the operations of a QR; what did it comes first."""
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
@@ -156,14 +160,16 @@ def _columns(system: Seminormal | Square, b: list[np.ndarray], options: Options)
     return columns
 
 
-def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> tuple[float, list[_Column]] | None:
-    """Condition number and solutions of one problem; None where one is not accepted."""
+def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Solved | None:
+    """One problem; None where a solution is not accepted."""
     m, n = a.shape
     doubled = options.refines_doubled(m, n)
     single, large = options.target is not FP64 and not doubled, is_large(a.size, options)
     system = Seminormal.of(a, doubled=doubled, single=single, large=large)
     columns = None if system is None else _columns(system, b, options)
-    return None if system is None or columns is None else (system.condition, columns)
+    if system is None or columns is None:
+        return None
+    return f"{system.method} fp64 + seminormal", system.condition, columns
 
 
 def _suits(shapes: System, options: Options) -> bool:

@@ -47,8 +47,9 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
-    tuning = options.engine.tuning
-    if not _are_small(count, m, n, options):
+    tuning, small = options.engine.tuning, _are_small(count, m, n, options)
+    by_host = _by_host(m, n, options) if count > 1 else None
+    if not small and by_host is None:
         return _by_gram(m, n, options) if count == 1 else []
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
@@ -57,11 +58,10 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     tried = [
         _seminormal(name, count, m, n, options, patience=PATIENCE if i else 1) for i, name in enumerate(names)
     ]
-    answer = _by_host(m, n, options) if count > 1 else None
-    if answer is None:
+    if by_host is None:
         return tried
     together = next(link.answer for link in tried if link.label == LABEL)
-    return [_link(LABEL, answer, together=together), *tried[-1:]]
+    return [_link(LABEL, by_host, together=together), *(tried[-1:] if small else [])]
 
 
 def _seminormal(
@@ -94,8 +94,8 @@ def _are_blind(count: int, m: int, n: int, options: Options, patience: int) -> b
 
 
 def _by_host(m: int, n: int, options: Options) -> Callable[..., Answer[Members]] | None:
-    """What takes batches of small problems one after the other on a CPU; None where there is nothing."""
-    if m * n**2 > options.engine.tuning.by_lapack or _is_exotic(m, n, options):
+    """What takes batches of problems one after the other on a CPU; None where there is nothing."""
+    if m * n**2 > options.engine.tuning.by_lapack or _is_exotic(m, n, options) or options.named:
         return None
     if options.dtype not in IN_NUMPY:
         return None
