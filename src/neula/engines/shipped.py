@@ -57,7 +57,9 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,
-        direct_alone=3000,  # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision
+        # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision; of an AMD EPYC 4000: 630 and 690,
+        # 6000: 1850 and 1900, of condition 1e6 half of the time.
+        direct_alone=6000,
         eigenvectors=20.0,
         direct_svd=4_000_000,
         direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8

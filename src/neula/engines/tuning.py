@@ -215,7 +215,7 @@ class Tuning:
         with partial pivoting, or Cholesky factorization, with refinement.
     direct_alone : int
         The same of one system that NumPy and LAPACK are handed: factors, refinement and evidence without
-        tensors and copies.
+        tensors and copies. What these do not solve to double precision, cheaper factors do not either.
     queued, queued_definite : int
         Order of linear systems up to which factors in double precision that need no pivots, LU of a mixed A
         or the Cholesky factor of a definite one, are queued with everything that follows.
