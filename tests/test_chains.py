@@ -279,7 +279,8 @@ MIXED_FIRST = ["rbt + lu fp64", "lu fp64 with pivoting"]
 def test_small_systems_by_the_library(tuning: Tuning) -> None:
     first = ["cholesky of the normal equations fp64"] if tuning is H200 else []
     assert solved(tuning, 200) == [*first, *(MIXED_FIRST if first else LIBRARY)]
-    assert solved(tuning, 200, count=3) == [*first, *LIBRARY]
+    by_host = LIBRARY[:1] if first else []  # or what there is before the library
+    assert solved(tuning, 200, count=3) == [*first, *by_host, *LIBRARY]
     first = ["cholesky fp64, inverted"] if tuning is H200 else []
     assert solved(tuning, 200, positive=True) == [*first, "cholesky fp64"]
 

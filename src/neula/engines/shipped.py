@@ -57,8 +57,8 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
         direct_pivoted=256,
         direct_definite=1400,
-        # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision; of an AMD EPYC 4000: 630 and 690,
-        # 6000: 1850 and 1900, of condition 1e6 half of the time.
+        # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision; 4000, of an AMD EPYC: 630 and
+        # 690; 6000: 1850 and 1900; of condition 1e6 half of the time.
         direct_alone=6000,
         eigenvectors=20.0,
         direct_svd=4_000_000,
@@ -123,6 +123,7 @@ def cuda_tuning(
         by_host=250_000,
         by_host_kernel=1_000_000,
         by_host_system=3_000_000,
+        left_to_host=8_000_000,
         gram_passes=1 << 36 if fast_fp64 else 0,
         batched_elements=1 << 22,
         chunk_elements=1 << 26,

@@ -74,6 +74,9 @@ class Tuning:
     by_host_system : int
         The same of linear systems, which take a third of the operations (order 64: 0.2 ms, and 0.34; 128:
         0.29 and 0.39; 160 as long; 200: 0.52 and 0.43).
+    left_to_host : int
+        The same of all problems that a first link leaves, which a host solves sooner than launches of many
+        steps (milliseconds): ill-conditioned ones, those with rows or columns of other sizes.
     cholesky_qr_columns, cholesky_qr_ratio : int
         Columns, and rows for each column, from which on Cholesky QR by calls of the library comes before
         LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes
@@ -257,6 +260,7 @@ class Tuning:
     by_host: int = 0
     by_host_kernel: int = 0
     by_host_system: int = 0
+    left_to_host: int = 0
     cholesky_qr_columns: int = 1 << 62
     cholesky_qr_ratio: int = 3
     in_torch: int = 1 << 62

@@ -53,6 +53,10 @@ class Batch:
         """Those at some places."""
         return replace(self, **{name: x[places] for name, x in self._tensors.items()})
 
+    def to(self, device: torch.device) -> Self:
+        """The same on a device."""
+        return replace(self, **{name: x.to(device) for name, x in self._tensors.items()})
+
 
 @dataclass(frozen=True)
 class Values(Batch):

@@ -52,6 +52,8 @@ class Answer(Generic[V]):
         The worst of these numbers, from a link that has seen that all problems are to be accepted.
     factors : object
         What a link that inherits goes on with.
+    judged : bool
+        Whether another chain has done all that can be done, and accepts what ``values`` says.
     """
 
     values: V
@@ -63,6 +65,7 @@ class Answer(Generic[V]):
     numbers: np.ndarray | None = None
     worst: np.ndarray | None = None
     factors: Any = None
+    judged: bool = False
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """The answers to some of the problems."""
@@ -97,8 +100,7 @@ class Link(Generic[P, V]):
     improves : bool
         Whether it needs the best that has been found instead.
     overwrites : bool
-        Whether it works in the memory of the problem or of what it inherits: if it runs out of memory,
-        nothing is left for other links to go on from.
+        Whether it works in the memory of what it is given: if it runs out of memory, nothing is left.
     queued : bool
         Whether it only launches: the host waits for nothing in it.
     """

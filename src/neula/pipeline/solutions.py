@@ -43,6 +43,8 @@ class Options:
         Whether to refine until the forward error is that of the accuracy.
     looks : bool
         Whether the host looks at numbers once before all is launched, to leave out what changes nothing.
+    by_host : bool
+        Whether the host may take over small problems that a first link has left: nobody named an engine.
     """
 
     engine: Engine
@@ -52,6 +54,7 @@ class Options:
     forward: bool
     progress: Progress | None
     looks: bool = True
+    by_host: bool = False
 
     @property
     def over_rows(self) -> Reduction:
@@ -151,12 +154,6 @@ class Solutions(Values):
         """Solutions that are not known yet, or do not exist."""
         return cls.full(math.nan, count, n, k, device)
 
-
-IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
-"""Dtypes that NumPy has as well."""
-
-FEW = 16
-"""Right-hand sides of one problem that are refined one by one; more of them are taken together."""
 
 S = TypeVar("S", bound=Solutions)
 R = TypeVar("R", bound=SolutionResult)
@@ -264,66 +261,6 @@ class Report:
             "conditions": self.of_members(values.condition),
             "forward_errors": self.later(lambda shapes: shapes.of_columns(values.forward_error)),
         }
-
-
-def is_single(shapes: System, options: Options) -> bool:
-    """Whether there is one problem in the memory of the host, which NumPy and LAPACK can be handed."""
-    a, b = shapes.a, shapes.b
-    here = options.engine.device.type == "cpu" and a.is_cpu and b.is_cpu and not options.over_rows.spread
-    usual = options.dtype in IN_NUMPY and options.progress is None
-    return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= FEW and usual
-
-
-def arrays_of(shapes: System) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The matrix of such a problem as it was given, and its right-hand sides in double precision."""
-    return array_of(shapes.a), list(np.ascontiguousarray(array_of(shapes.b).T, dtype=np.float64))
-
-
-def array_of(x: torch.Tensor) -> np.ndarray:
-    """A tensor in the memory of the host as an array: a view, unless NumPy does not know what is in it."""
-    found: np.ndarray = (x if x.dtype in IN_NUMPY else x.double()).numpy()
-    return found
-
-
-def is_large(elements: int, options: Options) -> bool:
-    """Whether torch is to multiply with a matrix of so many, and to factorize it
-    (:mod:`neula.algorithms.lapack.products`): of one thread NumPy makes more.
-    """
-    return elements >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
-
-
-def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> Any:
-    """The solution for the user; x has shape (n, k), is float64, and rounded to the dtype of the result."""
-    x = x[:, 0] if shapes.is_vector else x
-    return call.first.wrap_array(x.astype(IN_NUMPY[options.dtype], copy=False))
-
-
-def of_single(
-    call: Call,
-    shapes: System,
-    options: Options,
-    backward_error: float,
-    condition: float,
-    forward_errors: list[float],
-) -> dict[str, Any]:
-    """What results of ``solve`` and ``lstsq`` say of one problem that is solved."""
-    wrap, worst = call.first.wrap_array, max(forward_errors)
-
-    def later(known: Any) -> Later:
-        return Later(lambda: wrap(np.array(known)))
-
-    return {
-        "converged": True,
-        "forward_error": worst,
-        "digits": digits_of(worst),
-        "engine": str(options.engine),
-        "accuracy": options.target.name,
-        "accepted": later(True),
-        "backward_errors": later(backward_error),
-        "conditions": later(condition),
-        "forward_errors": later(worst if shapes.is_vector else forward_errors),
-        "seconds": call.seconds,
-    }
 
 
 def attached(

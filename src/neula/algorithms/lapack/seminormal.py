@@ -95,7 +95,7 @@ def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
 
 
 def _moderate(a: np.ndarray) -> float:
-    """Norms of columns up to this, and down to its reciprocal, have squares that are sure to be exact enough."""
+    """Norms of columns up to this, and down to its reciprocal, have squares that lose nothing."""
     return MODERATE if a.dtype == np.float64 else MODERATE**0.1
 
 

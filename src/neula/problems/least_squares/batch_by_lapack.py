@@ -15,8 +15,8 @@ from neula.certificates.forward_error import rounded_error
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
+from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.progress import stage
-from neula.pipeline.solutions import FEW, IN_NUMPY, array_of
 from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
 

@@ -16,8 +16,8 @@ from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
 from neula.kernels.seminormal_host import NUMBERS, Solved
 from neula.pipeline.chain import Answer
+from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
-from neula.pipeline.solutions import FEW
 from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
 from neula.problems.least_squares.report import Found

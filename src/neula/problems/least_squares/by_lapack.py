@@ -22,18 +22,11 @@ from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
+from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of, arrays_of, is_large, is_single
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import (
-    FEW,
-    IN_NUMPY,
-    array_of,
-    arrays_of,
-    is_large,
-    is_single,
-)
 from neula.problems.least_squares.by_kernel import solve_by_kernel
 from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options

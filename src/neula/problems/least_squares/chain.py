@@ -18,7 +18,7 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
-from neula.pipeline.solutions import IN_NUMPY
+from neula.pipeline.in_numpy import IN_NUMPY
 from neula.problems.least_squares import by_kernel, links
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
 from neula.problems.least_squares.by_lapack import LABEL, each_by_lapack
@@ -319,14 +319,15 @@ class LeastSquaresJudge:
         The SVD improves what was found before, and has the last word.
         """
         of = dict(zip(Members.names, numbers, strict=True))
-        accepted = self.accepts(of) & (not answer.doubt)
+        accepted = (of["accepted"] > 0) if answer.judged else self.accepts(of) & (not answer.doubt)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])
         reason = (
             self._of_batch(of, accepted, len(answer.values)) if self.together else self._of_one(of, answer)
         )
-        return Verdict(accepted, demerit, reason, accepted | answer.label.endswith(NO_GAP))
+        settled = answer.judged or answer.label.endswith(NO_GAP)
+        return Verdict(accepted, demerit, reason, accepted | settled)
 
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray, count: int) -> str:
         error = of["backward_error"]

@@ -245,6 +245,7 @@ def lstsq(
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
+        by_host=engine == "auto",
     )
     weight = None if w is None else w.graph
     general = checked_general(call, constraints, covariance, covariance_factor)

@@ -12,11 +12,12 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
+from neula.pipeline.in_numpy import of_single, x_of_single
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.statistics import Fit
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import Report, does_not_fit, numbers_of, of_single, unsure, x_of_single
+from neula.pipeline.solutions import Report, does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import Members, Options
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.left_to_host import host_for
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (
+    Chain,
     LeastSquaresJudge,
     chain_after_together,
     chain_alone,
@@ -24,6 +27,8 @@ from neula.problems.least_squares.chain import (
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members
 from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
+
+BY_HOST = "the host"
 
 
 def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] | None:
@@ -41,7 +46,11 @@ def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] |
 
 
 def solve_problems(
-    problems: Problems, *, is_batch: bool, begun: Answer[Members] | None = None
+    problems: Problems,
+    *,
+    is_batch: bool,
+    begun: Answer[Members] | None = None,
+    together: Chain | None = None,
 ) -> Run[Members]:
     """All together where they are small, then each that is left alone.
 
@@ -52,6 +61,8 @@ def solve_problems(
         Whether NaN and Inf are no error.
     begun : Answer, optional
         From :func:`begin_problems`.
+    together : list of Link, optional
+        What is tried for all of them, by default what suits their number.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -59,8 +70,11 @@ def solve_problems(
         return _empty(problems, is_batch=is_batch)
     if b.numel() == 0:
         return _without_right_hand_sides(problems, is_batch=is_batch)
-    together = chain_together(count, m, n, options)
-    together = in_step(together) if options.over_rows.spread else together
+    together = chain_together(count, m, n, options) if together is None else together
+    if options.over_rows.spread:
+        together = in_step(together)
+    elif together and options.by_host and options.engine.tuning.left_to_host:
+        together.insert(1, Link(BY_HOST, partial(_by_host, is_batch=is_batch)))
     if together:
         judge = LeastSquaresJudge.of(m, n, options, together=True)
         run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)
@@ -70,6 +84,22 @@ def solve_problems(
         _go_on(run, problems, together=bool(together), is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
+
+
+def _by_host(problems: Problems, before: Answer[Members] | None, *, is_batch: bool) -> Answer[Members]:
+    """All that can be done for problems, on the host."""
+    options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
+    host = host_for(options, len(problems), m * n * (min(m, n) + problems.b.shape[2]))
+    if host is None:
+        raise Declined
+    ((a, b),) = problems.chunks(len(problems))
+    weights = None if options.weights is None else options.weights.to(here)
+    there = Problems(a.to(here), b.to(here), replace(options, engine=host, weights=weights))
+    # Kernels for batches take what is left of one as well.
+    together = chain_together(max(2, len(a)), m, n, there.options)
+    run = solve_problems(there, is_batch=is_batch, together=together)
+    values = replace(run.found, accepted=torch.from_numpy(run.accepted))
+    return Answer(values.to(problems.device), run.label, iterations=run.iterations, judged=True)
 
 
 def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: bool) -> None:

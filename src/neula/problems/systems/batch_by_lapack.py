@@ -14,7 +14,7 @@ from neula.algorithms.lapack.squares import Squares, cholesky, lu
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
-from neula.pipeline.solutions import FEW, IN_NUMPY, array_of
+from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.problems.systems.problem import Members, Options, Systems
 
 LARGEST = 128

@@ -17,10 +17,10 @@ from neula.certificates.forward_error import digits_of
 from neula.engines import FP32, FP64, Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
+from neula.pipeline.in_numpy import FEW, is_large
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System as Shapes
-from neula.pipeline.solutions import FEW, is_large
 from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 LARGEST = 208

@@ -20,9 +20,7 @@ from neula.engines import FP32, FP64, Format
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
-from neula.pipeline.result import Attempt, SolveResult
-from neula.pipeline.shapes import System
-from neula.pipeline.solutions import (
+from neula.pipeline.in_numpy import (
     FEW,
     IN_NUMPY,
     array_of,
@@ -32,6 +30,8 @@ from neula.pipeline.solutions import (
     of_single,
     x_of_single,
 )
+from neula.pipeline.result import Attempt, SolveResult
+from neula.pipeline.shapes import System
 from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 WORTH = 48

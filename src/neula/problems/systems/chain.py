@@ -15,7 +15,7 @@ from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
-from neula.problems.systems.direct import solve_directly
+from neula.problems.systems.direct import solve_by_host, solve_directly
 from neula.problems.systems.links import MIXED
 from neula.problems.systems.problem import Members, Options, Systems, in_words
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
@@ -46,7 +46,8 @@ def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, M
             tried.insert(0, Link(f"lu {format.name}", partial(links.lu_if_harmless, format=format)))
         if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:
             tried.append(Link(f"{MIXED} + gmres", links.mixed_with_gmres, inherits=True))
-        return [*tried, library]
+        by_host = [Link(library.label, solve_by_host)] if count > 1 else []
+        return [*tried, *by_host, library]
     if n >= order:
         return []
     if options.positive or options.target is FP64 or n < tuning.direct_single:

@@ -27,6 +27,7 @@ from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.kernels.systems import Believed, Judged, Margins, Trust, judged, trusted
 from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.left_to_host import host_for
 from neula.pipeline.progress import stage
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
@@ -59,12 +60,20 @@ def solve_directly(
     if answer.worst is not None:
         return answer
     places = (~answer.values.accepted).nonzero()[:, 0]
-    try:
-        rest = _in_steps(systems.at(places), format)
-    except SingularMember as error:
-        raise SingularMember(int(places[error.place]), error.why) from None
+    rest = _in_steps(systems.at(places), format)
     answer.values.put(places, rest.values)
     return replace(answer, iterations=rest.iterations, history=rest.history)
+
+
+def solve_by_host(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
+    """The same on the host, where the launches of these steps take longer."""
+    n, k = systems.b.shape[1:]
+    host = host_for(systems.options, len(systems), n * n * (n + k))
+    if host is None:
+        raise Declined
+    there = replace(systems.to(torch.device("cpu")), options=replace(systems.options, engine=host))
+    answer = solve_directly(there)
+    return replace(answer, values=answer.values.to(systems.device), worst=None)
 
 
 def _in_steps(systems: Systems, format: Format) -> Answer[Members]:
@@ -80,7 +89,7 @@ def _in_steps(systems: Systems, format: Format) -> Answer[Members]:
         except SingularMember as error:
             if format is not FP64:
                 raise Declined("a pivot vanishes") from None
-            raise SingularMember(error.place + start, error.why) from None
+            raise SingularMember(systems.place(error.place + start), error.why) from None
         parts.append(members)
         histories.append(history)
         report(min(1.0, (start + size) / len(systems)))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 
@@ -95,11 +95,23 @@ class Systems(Batch):
     a : Tensor, shape (batch, n, n)
     b : Tensor, shape (batch, n, k)
     options : Options
+    places : Tensor of int, or None
+        Where they are in the batch that the user gave, of which they are all by default.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     options: Options
+    places: torch.Tensor | None = None
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Some of them."""
+        found = super().at(places)
+        return replace(found, places=places) if self.places is None else found
+
+    def place(self, i: int) -> int:
+        """Where one of them is."""
+        return i if self.places is None else int(self.places[i])
 
 
 def in_words(error: float, bound: float, forward_error: float, iterations: int, growth: float) -> str:

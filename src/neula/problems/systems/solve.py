@@ -207,6 +207,7 @@ def solve(
         max_iterations=whole_number("max_iterations", max_iterations),
         forward=certify == "forward",
         progress=progress,
+        by_host=engine == "auto",
     )
     if not wait and (pending := _begun(call, shapes, options)) is not None:
         return pending

@@ -1,0 +1,27 @@
+"""Small problems that the first link on a GPU has left: a few of them take a host less time than launches."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.engines import Engine, select_engine
+from neula.pipeline.solutions import Options
+
+LEAST = 4096
+"""Operations that the calls for a problem come to, at least."""
+
+
+def host_for(options: Options, count: int, work: int) -> Engine | None:
+    """The engine of the host, where it solves some problems sooner; None elsewhere.
+
+    Parameters
+    ----------
+    options : Options
+        Of an engine whose tuning says how much that may be.
+    count, work : int
+        How many problems, and ``m n (n + k)`` of each.
+    """
+    most = options.engine.tuning.left_to_host if options.by_host else 0
+    if count * max(work, LEAST) > most:
+        return None
+    return select_engine("cpu", torch.device("cpu"))
