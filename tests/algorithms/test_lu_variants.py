@@ -7,6 +7,7 @@ from functools import lru_cache, partial
 import pytest
 import torch
 
+from memory_of_gpu import peak_beside
 from neula.algorithms.elimination import calu, lu
 from neula.algorithms.elimination import pivoting as pivoting_module
 from neula.algorithms.elimination.calu import by_pivoted_blocks, height
@@ -488,10 +489,7 @@ def test_peak_memory_on_a_gpu(variant: str) -> None:
     n, r, s = 4096, 256, 64
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
     factorize(a, engine, variant, r, s)  # cuBLAS allocates its workspace
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    factorize(a, engine, variant, r, s)
-    peak = torch.cuda.max_memory_allocated() - before
+    _, peak = peak_beside(lambda: factorize(a, engine, variant, r, s))
     assert peak <= 2 * n * n + 4 * n * r + 32 * r * r
 
 
@@ -537,10 +535,7 @@ def test_peak_memory_with_tournaments_on_a_gpu() -> None:
     engine, a = CudaEngine("cuda", "fp16"), random_matrix("normal", n, n, dtype=torch.float32, device="cuda")
     for _ in range(3):
         lu_factorize(a, engine, pivoting=True)
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    lu_factorize(a, engine, pivoting=True)
-    peak = torch.cuda.max_memory_allocated() - before
+    _, peak = peak_beside(lambda: lu_factorize(a, engine, pivoting=True))
     assert peak <= 2 * n * n + 16 * n * engine.tuning.pivoted_panel
 
 
@@ -552,10 +547,7 @@ def test_peak_memory_by_blocks_on_a_gpu() -> None:
     n = 4096
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
     lu_factorize(a, engine)  # cuBLAS allocates its workspace
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    lu_factorize(a, engine)
-    peak = torch.cuda.max_memory_allocated() - before
+    _, peak = peak_beside(lambda: lu_factorize(a, engine))
     r = engine.tuning.lu_panel
     inverses = 2 * 4 * r * engine.tuning.lu_inner_panel
     assert peak <= 2 * n * n + 3 * inverses + 2 * 2 * r * r + 8 * n
@@ -582,15 +574,14 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
     b = torch.ones(n, 1, dtype=dtype, device="cuda")
     solver.solve(b)
     torch.cuda.synchronize()
-    before, mode = torch.cuda.memory_allocated(), torch.cuda.get_sync_debug_mode()
-    torch.cuda.reset_peak_memory_stats()
+    mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        x = solver.solve(b)
+        x, peak = peak_beside(lambda: solver.solve(b))
     finally:
         torch.cuda.set_sync_debug_mode(mode)
     # A copy of the factors takes 2 n^2 bytes; a sweep has room for eight vectors, a few times.
-    assert torch.cuda.max_memory_allocated() - before <= n * n // 4
+    assert peak <= n * n // 4
     lower, upper = unpack(solver.factors)
     exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b.double().cpu()))
     condition = float(torch.linalg.cond(lower) * torch.linalg.cond(upper))
