@@ -126,12 +126,24 @@ def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Pat
     bench.draw([data]).savefig(tmp_path / "picture.svg")
 
 
+def test_a_sweep_of_a_condition_number(short_sweep: None, tmp_path: Path) -> None:
+    """Of what float64 alone can hold, in a file of its own; low rank has singular values of its own."""
+    data = sweep.run(CPU, quick=True, condition=1e9)
+    assert {row["dtype"] for row in data.rows} == {"float64"}
+    assert {row["problem"] for row in data.rows} == {"qr", "lstsq", "solve"}
+    assert all(row["certified"] for row in data.rows)
+    assert bench.write(data, tmp_path).name.startswith("bench-sweep-1e09-")
+    assert bench.read(tmp_path) == [data]
+    a = sweep._matrix((3, 20, 6), torch.float64, CPU, 1e9)
+    assert torch.allclose(torch.linalg.cond(a).log10(), torch.tensor(9.0).double(), atol=1e-3)
+
+
 def test_a_peer_that_is_not_as_accurate_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     a = torch.randn(20, 4, dtype=torch.float64)
 
     def calls() -> tuple:
         rough = torch.linalg.qr(a.half().double())
-        ours, peers, error = sweep._qr((20, 4), torch.float64, CPU)
+        ours, peers, error = sweep._qr(lambda shape: a, (20, 4))
         return ours, {"rough": lambda: rough, **peers}, error
 
     assert sweep._measure(sweep.Task("qr", (20, 4), torch.float64, 1.0, calls), 0.0)["peer"] != "rough"

@@ -86,14 +86,17 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
     return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
 
 
-def run_all(names: Iterable[str], report: Run, *, cpu: bool, quick: bool = False) -> list[Data]:
+def run_all(
+    names: Iterable[str], report: Run, *, cpu: bool, quick: bool = False, condition: float | None = None
+) -> list[Data]:
     """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row."""
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
     def measured(name: str) -> Data:
         report.progress(f"measuring {name}", 0.0)
         if name == sweep.NAME:
-            return sweep.run(device, lambda row: report.say(sweep.line(row)), quick=quick)
+            told = partial(sweep.run, on_row=lambda row: report.say(sweep.line(row)))
+            return told(device, quick=quick, condition=condition)
         return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
 
     return [measured(name) for name in names]
@@ -340,8 +343,9 @@ def line(row: Row) -> str:
 
 
 def write(data: Data, folder: Path) -> Path:
-    """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``."""
-    path = data_file(folder, f"bench-{data.about['problem']}", data.about)
+    """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``; of some condition number that stands between."""
+    hard = f"-{data.about['condition']:.0e}".replace("+", "") if "condition" in data.about else ""
+    path = data_file(folder, f"bench-{data.about['problem']}{hard}", data.about)
     data.write(path)
     return path
 

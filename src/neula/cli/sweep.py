@@ -41,6 +41,7 @@ QUICK_FLOPS = 3e8
 """Of the classical algorithm: what is measured in a minute."""
 
 Calls = Mapping[str, Callable[[], Any]]
+Matrix = Callable[[tuple[int, ...]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -66,21 +67,29 @@ class Task:
     calls: Callable[[], tuple[Callable[[], Any], Calls, Callable[[Any], float]]]
 
 
-def run(device: torch.device, on_row: Callable[[Row], None] | None = None, *, quick: bool = False) -> Data:
+def run(
+    device: torch.device,
+    on_row: Callable[[Row], None] | None = None,
+    *,
+    quick: bool = False,
+    condition: float | None = None,
+) -> Data:
     """Measure all sizes, or those that take a minute together; ``on_row`` gets each row as it comes.
 
-    Times are in milliseconds, medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula
-    takes no more than :data:`SLOWER` times the peer's and :data:`LATER`.
+    Matrices are normal, or have geometric singular values of a condition number. Times are in milliseconds,
+    medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula takes no more than
+    :data:`SLOWER` times the peer's and :data:`LATER`.
     """
     rows = Rows()
-    for task in tasks(device):
+    for task in tasks(device, condition):
         if quick and task.flops > QUICK_FLOPS:
             continue
         rows.append(_measure(task, *((0.05, 1) if quick else (0.5, 3))))
         if on_row is not None:
             on_row(rows[-1])
     error = "backward errors; of svd_lowrank that of the approximation"
-    return Data.of({"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}, rows)
+    about = {"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}
+    return Data.of(about if condition is None else {**about, "condition": condition}, rows)
 
 
 def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
@@ -107,6 +116,7 @@ def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
         "within": 1e3 * mine <= SLOWER * 1e3 * seconds + LATER,
         "error": found,
         "peer_error": errors[peer],
+        "forward_error": getattr(result, "forward_error", None),
         "certified": getattr(result, "converged", None),
         "method": getattr(result, "qr", result).attempts[-1].method,
     }
@@ -121,21 +131,29 @@ ORDERS = (3, 10, 50, 100, 200, 500, 1000, 2000, 4000)
 LOW_RANK = ((300, 200, 10), (2000, 500, 20), (3000, 3000, 50), (20000, 1000, 20))
 BATCHES = ((1000, 16, 6), (1000, 32, 16), (100, 200, 50), (10, 600, 100))
 
+WORST = 1e14
+"""Condition number of the worst matrices: float64 does not hold those of others."""
 
-def tasks(device: torch.device) -> Iterator[Task]:
-    """All that is measured, in float64 and in float32."""
+HELD = 0.1
+"""Rounding errors of a dtype times the condition number, beyond which it cannot hold a matrix of that."""
+
+
+def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task]:
+    """All that is measured, in float64 and in float32; of some condition number all but low rank."""
     shapes: list[tuple[int, ...]] = [*TALL, *LARGE, *((n, n) for n in SQUARE), *BATCHES]
-    for dtype in (torch.float64, torch.float32):
+    dtypes = (torch.float64, torch.float32)
+    for dtype in (x for x in dtypes if (condition or 1) * torch.finfo(x).eps <= HELD):
+        matrix = partial(_matrix, dtype=dtype, device=device, condition=condition)
         for problem, make in (("qr", _qr), ("lstsq", _lstsq)):
             for shape in shapes:
                 *batch, m, n = shape
                 # Q takes as many operations again.
                 flops = math.prod(batch) * householder_flops(m, n) * (2 if problem == "qr" else 1)
-                yield Task(problem, shape, dtype, flops, partial(make, shape, dtype, device))
+                yield Task(problem, shape, dtype, flops, partial(make, matrix, shape))
         for order in (*((n,) for n in ORDERS), *((count, n) for count, _, n in BATCHES)):
             flops = math.prod(order) * 2 * order[-1] ** 2 / 3
-            yield Task("solve", (*order, order[-1]), dtype, flops, partial(_solve, order, dtype, device))
-        for m, n, rank in LOW_RANK:
+            yield Task("solve", (*order, order[-1]), dtype, flops, partial(_solve, matrix, order))
+        for m, n, rank in LOW_RANK if condition is None else ():
             # A randomized method with four power iterations reads A ten times.
             calls = partial(_svd, m, n, rank, dtype, device)
             yield Task("svd_lowrank", (m, n, rank), dtype, 20 * m * n * rank, calls)
@@ -146,13 +164,29 @@ def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
     return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
 
 
+def _matrix(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, condition: float | None
+) -> torch.Tensor:
+    """Normal matrices, or products of orthogonal matrices and geometric singular values."""
+    if condition is None:
+        return _normal(shape, dtype, device)
+    *batch, m, n = shape
+    k = min(m, n)
+    u, v = (
+        torch.linalg.qr(_normal((*batch, size, k), torch.float64, device, seed=seed))[0]
+        for seed, size in ((1, m), (3, n))
+    )
+    values = torch.logspace(0, -math.log10(condition), k, dtype=torch.float64, device=device)
+    return ((u * values) @ v.mT).to(dtype)
+
+
 def _calls(torchs: Calls, scipys: Calls, a: torch.Tensor) -> Calls:
     """Peers: SciPy's where it can be called with what there is, on the CPU and not for batches."""
     return {**torchs, **(scipys if a.device.type == "cpu" and a.ndim == 2 else {})}
 
 
-def _qr(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-    a = _normal(shape, dtype, device)
+def _qr(matrix: Matrix, shape: tuple[int, ...]) -> Any:
+    a = matrix(shape)
     scipys = {"scipy qr": lambda: scipy.linalg.qr(a.numpy(), mode="economic", check_finite=False)}
     torchs = {"torch qr": partial(torch.linalg.qr, a)}
     return partial(neula.qr, a), _calls(torchs, scipys, a), partial(_qr_error, a)
@@ -167,9 +201,10 @@ def _qr_error(a: torch.Tensor, factors: Any) -> float:
     return max(max(certificate.residual, certificate.orthogonality) for certificate in found)
 
 
-def _lstsq(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-    a, b = _normal(shape, dtype, device), _normal((*shape[:-1], 1), dtype, device, seed=2)
-    drivers = ("gels",) if device.type == "cuda" else ("gels", "gelsy", "gelsd")
+def _lstsq(matrix: Matrix, shape: tuple[int, ...]) -> Any:
+    a = matrix(shape)
+    b = _normal((*shape[:-1], 1), a.dtype, a.device, seed=2)
+    drivers = ("gels",) if a.is_cuda else ("gels", "gelsy", "gelsd")
     torchs = {f"torch {name}": partial(torch.linalg.lstsq, a, b, driver=name) for name in drivers}
     scipys = {
         f"scipy {name}": lambda name=name: scipy.linalg.lstsq(
@@ -186,8 +221,9 @@ def _lstsq(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return partial(neula.lstsq, a, b), _calls(torchs, scipys, a), error
 
 
-def _solve(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Any:
-    a, b = _normal((*shape, shape[-1]), dtype, device), _normal((*shape, 1), dtype, device, seed=2)
+def _solve(matrix: Matrix, shape: tuple[int, ...]) -> Any:
+    a = matrix((*shape, shape[-1]))
+    b = _normal((*shape, 1), a.dtype, a.device, seed=2)
     torchs = {"torch solve": partial(torch.linalg.solve, a, b)}
     # By default newer ones look for structure first.
     options = {"assume_a": "gen", "check_finite": False}
@@ -250,9 +286,11 @@ _HEADINGS = {
 def table(data: Data) -> Table:
     """The rows for a terminal."""
     count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
+    condition = data.about.get("condition")
+    hard = "" if condition is None else f", matrices of condition {condition:g}"
     shown = Table(
         *_HEADINGS.values(),
-        title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads",
+        title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}",
         caption=f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not",
     )
     shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True

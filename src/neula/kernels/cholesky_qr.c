@@ -1,5 +1,5 @@
-/* QR factorizations by the Cholesky factor of the Gram matrix, once or twice, with what random vectors see of their errors:
- * some rows at a time, from the memory to the cache and back once a pass, shared by some threads.
+/* QR factorizations by the Cholesky factor of the Gram matrix, as often as it takes, with what random vectors see of their
+ * errors: some rows at a time, from the memory to the cache and back once a pass, shared by some threads.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -10,12 +10,15 @@
 #include "threads.h"
 
 #define UNIT 0x1p-53
-#define MOST_LOST 0x1p-7 /* of the orthogonality by the first pass, that the second one restores */
+#define MOST_LOST 0x1p-7 /* of the orthogonality by a pass without a shift */
+#define LITTLE_LOST 0x1p-28 /* where inverses of blocks are good enough: up to condition numbers of some thousand */
+#define MOST_PASSES 4 /* before the last one: as many do for condition numbers up to 1 / UNIT */
 #define LONG 30 /* sums of its square in products err by twice as much as short ones */
 
 /* What a pass does with some rows: those of A, or of Q. */
 typedef struct {
     int of_q, solve, gram, measure; /* rows of Q; for X with X R = rows; add X^T X; what random vectors see */
+    int refine;                     /* solutions of blocks, whose inverses err by their condition numbers */
 } Pass;
 
 /* The rows of a thread, and its sums; `columns` are those of padded matrices. */
@@ -66,32 +69,52 @@ static inline void sum_tile(
                     sums[s][t], all(factors[s * columns + k]), vec_at(rows + k * columns + t * WIDTH));
 }
 
-/* Columns from j on of X with X R = rows, in their place; those before are known. */
-static inline void solve_tile(double *rows, long columns, const double *r, const double *inverses, long j, int wide)
+static inline void put_tile(double *to, long columns, vec tile[TALL][WIDE], int wide)
 {
-    vec sums[TALL][WIDE];
+    for (int s = 0; s < TALL; s++)
+        for (int t = 0; t < wide; t++)
+            vec_put(to + s * columns + t * WIDTH, tile[s][t]);
+}
+
+/* Columns from j on of X with X R = rows, in their place; those before are known. */
+static inline void solve_tile(
+    double *rows, long columns, const double *r, const double *inverses, long j, int wide, int refine)
+{
+    vec sums[TALL][WIDE], known[TALL][WIDE], found[TALL][WIDE];
     double *of_tile = rows + j;
+    const double *inverse = inverses + j * columns + j;
     sum_tile(sums, rows, r + j, columns, j, wide);
     for (int s = 0; s < TALL; s++)
         for (int t = 0; t < wide; t++) {
             double *place = of_tile + s * columns + t * WIDTH;
-            vec_put(place, vec_at(place) - sums[s][t]);
+            known[s][t] = vec_at(place) - sums[s][t];
         }
-    sum_tile(sums, of_tile, inverses + j * columns + j, columns, wide * WIDTH, wide);
-    for (int s = 0; s < TALL; s++)
-        for (int t = 0; t < wide; t++)
-            vec_put(of_tile + s * columns + t * WIDTH, sums[s][t]);
+    put_tile(of_tile, columns, known, wide);
+    sum_tile(found, of_tile, inverse, columns, wide * WIDTH, wide);
+    if (refine) {
+        put_tile(of_tile, columns, found, wide);
+        sum_tile(sums, of_tile, r + j * columns + j, columns, wide * WIDTH, wide);
+        for (int s = 0; s < TALL; s++)
+            for (int t = 0; t < wide; t++)
+                known[s][t] -= sums[s][t];
+        put_tile(of_tile, columns, known, wide);
+        sum_tile(sums, of_tile, inverse, columns, wide * WIDTH, wide);
+        for (int s = 0; s < TALL; s++)
+            for (int t = 0; t < wide; t++)
+                found[s][t] += sums[s][t];
+    }
+    put_tile(of_tile, columns, found, wide);
 }
 
-static inline void solve(double *rows, long count, long columns, const double *r, const double *inverses)
+static inline void solve(double *rows, long count, long columns, const double *r, const double *inverses, int refine)
 {
     long j = 0;
     for (; j + WIDE * WIDTH <= columns; j += WIDE * WIDTH)
         for (long i = 0; i < count; i += TALL)
-            solve_tile(rows + i * columns, columns, r, inverses, j, WIDE);
+            solve_tile(rows + i * columns, columns, r, inverses, j, WIDE, refine);
     if (j < columns)
         for (long i = 0; i < count; i += TALL)
-            solve_tile(rows + i * columns, columns, r, inverses, j, 1);
+            solve_tile(rows + i * columns, columns, r, inverses, j, 1, refine);
 }
 
 /* Inverses of the diagonal blocks of R that are solved with at once: the whole one would err by the condition of R. */
@@ -124,7 +147,10 @@ static inline void pass_over(const Part *p, Matrices a, Matrices q, long single,
         } else
             load(&rows, p->member, first, count, n, columns, p->rows);
         if (p->pass->solve) {
-            solve(p->rows, tiled, columns, p->r, p->inverses);
+            if (p->pass->refine)
+                solve(p->rows, tiled, columns, p->r, p->inverses, 1);
+            else
+                solve(p->rows, tiled, columns, p->r, p->inverses, 0);
             store(p->rows, columns, &q, p->member, first, count, n);
         }
         if (p->pass->gram)
@@ -147,7 +173,7 @@ static void *work(void *given)
 /* What is to be had for a matrix of each shape: the sums of each part, R and inverses of its diagonal blocks. */
 typedef struct {
     long n, columns, count; /* of parts */
-    double *r, *first, *inverses;
+    double *r, *before, *inverses;
     Part parts[MOST_THREADS];
     void *room;
 } Room;
@@ -161,7 +187,7 @@ static int allocate(Room *room, const Factorizations *of)
     if (next == NULL)
         return 0;
     *room = (Room){.n = n, .columns = columns, .count = threads, .room = next};
-    room->r = next, room->first = next + square, room->inverses = next + 2 * square;
+    room->r = next, room->before = next + square, room->inverses = next + 2 * square;
     next += 3 * square;
     memset(next, 0, threads * each * sizeof(double));
     for (long t = 0; t < threads; t++, next += each)
@@ -192,11 +218,15 @@ static void run(Room *room, const Pass *pass)
     }
 }
 
-/* The factor of the Gram matrix that was found, with zeros below the diagonal; 0 where there is none. */
-static int find_r(Room *room)
+/* The factor of the Gram matrix that was found, its diagonal enlarged by some part of it, with zeros below the diagonal; 0
+ * where there is none.
+ */
+static int find_r(Room *room, double shift)
 {
     long columns = room->columns;
     memcpy(room->r, room->parts[0].gram, columns * columns * sizeof(double));
+    for (long j = 0; j < room->n; j++)
+        room->r[j * columns + j] *= 1.0 + shift;
     if (!cholesky(room->r, room->n, columns))
         return 0;
     for (long i = 1; i < room->n; i++)
@@ -231,57 +261,74 @@ static double lost_by(const Room *room, const Factorizations *of)
     return UNIT * (1.0 + sqrt(of->m) / LONG) * square / sqrt(n);
 }
 
-/* R: the factor of A, or that of the Q which it has led to times it. */
-static void give_r(const Room *room, const Matrices *r, long member, int twice)
+/* What the factors so far come to, the last one times those before: `before`, of as many passes, in its place. */
+static void join_r(Room *room, int passes)
 {
     long n = room->n, columns = room->columns;
     double *row = room->parts[0].rows;
-    for (long i = 0; i < n; i++) {
-        const double *of_r = room->r + i * columns;
+    if (passes == 0) {
+        memcpy(room->before, room->r, columns * columns * sizeof(double));
+        return;
+    }
+    for (long i = 0; i < n; i++) { /* of which later rows are not read again */
         memset(row, 0, columns * sizeof(double));
-        if (twice)
-            add_rows(row, of_r, 1, 1.0, room->first, columns, i, n, i, 1);
-        for (long j = 0; j < n; j++)
-            set(r, member, i, j, twice ? row[j] : of_r[j]);
+        add_rows(row, room->r + i * columns, 1, 1.0, room->before, columns, i, n, i, 1);
+        memcpy(room->before + i * columns, row, columns * sizeof(double));
     }
 }
 
-/* One of a batch; 0 where its columns are too dependent. */
+static double least_pivot(const Room *room)
+{
+    double least = INFINITY;
+    for (long i = 0; i < room->n; i++)
+        least = fmin(least, room->r[i * room->columns + i]);
+    return least;
+}
+
+/* One of a batch: where columns are too dependent for their Gram matrix by shifted Cholesky QR (Fukaya, Kannan, Nakatsukasa,
+ * Yamamoto and Yanagisawa, 2020); 0 where there are no factors.
+ */
 static int factorize(Room *room, const Factorizations *of, long member)
 {
-    static const Pass look = {0, 0, 1, 0}, first = {0, 1, 1, 0}, last = {0, 1, 0, 1}, again = {1, 1, 0, 1};
-    long m = of->m, square = room->columns * room->columns, height = height_of(m, room->columns);
+    static const Pass look = {.gram = 1};
+    long m = of->m, n = of->n, height = height_of(m, room->columns);
     Part *parts = room->parts;
     for (long t = 0; t < room->count; t++) {
         parts[t].member = member, parts[t].first = t ? parts[t - 1].last : 0;
         parts[t].last = t + 1 < room->count ? (t + 1) * m / room->count / height * height : m;
     }
+    double extremes[2];
+    int passes = 0;
     run(room, &look);
-    if (!find_r(room))
-        return 0;
-    double lost = lost_by(room, of), extremes[2];
-    int twice = lost > of->enough;
-    if (!(lost <= MOST_LOST))
-        return 0;
-    if (twice) {
-        run(room, &first);
-        memcpy(room->first, room->r, square * sizeof(double));
-        if (!find_r(room))
+    for (;; passes++) {
+        int found = find_r(room, 0.0);
+        double lost = found ? lost_by(room, of) : INFINITY;
+        if (passes ? found && least_pivot(room) >= 0.5 : lost <= of->enough)
+            break;
+        /* By more than rounding errors, so that there is a factor. */
+        if (passes == MOST_PASSES || (!(lost <= MOST_LOST) && !find_r(room, (m + n + 2) * n * UNIT)))
             return 0;
+        Pass next = {.of_q = passes > 0, .solve = 1, .gram = 1, .refine = !(lost <= LITTLE_LOST)};
+        run(room, &next);
+        join_r(room, passes);
     }
-    give_r(room, &of->r, member, twice);
+    join_r(room, passes);
+    for (long i = 0; i < n; i++)
+        for (long j = 0; j < n; j++)
+            set(&of->r, member, i, j, room->before[i * room->columns + j]);
     memset(parts[0].of_columns, 0, of->n * sizeof(Column));
     prepare(&of->r, member, of->n, 0, 1, of->g, parts[0].of_columns, parts[0].rows, extremes);
     add_to_columns(of->n, parts[0].rows, parts[0].of_columns);
     memset(parts[0].rows, 0, of->n * PROBES * sizeof(double));
-    run(room, twice ? &again : &last);
+    Pass last = {.of_q = passes > 0, .solve = 1, .measure = 1};
+    run(room, &last);
     parts[0].found[3] = extremes[0], parts[0].found[4] = extremes[1];
     write_down(parts[0].found, of->n, of->g, parts[0].of_columns, of->numbers + member, of->count);
     return 1;
 }
 
-/* All of a batch, Q by rows; 0 where there is too little memory. Those whose columns are too dependent are left without
- * factors, and their numbers are NaN.
+/* All of a batch, Q by rows; 0 where there is too little memory. Those whose numbers are not finite, or beyond the range of
+ * squares, are left without factors, and what is found of them is NaN.
  */
 int cholesky_qr(const Factorizations *of)
 {

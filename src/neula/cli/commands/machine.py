@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -87,6 +88,10 @@ def bench(
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Of sweep, what takes less than a minute.")] = False,
+    condition: Annotated[
+        float | None,
+        typer.Option(help="Of sweep, the condition number of all matrices, which are normal by default."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
@@ -95,6 +100,7 @@ def bench(
     call of torch and SciPy for each.
     """
     from neula.cli import bench as benchmarks
+    from neula.cli.sweep import WORST
     from neula.papers.data import WIDE
 
     with running("bench", as_json) as run:
@@ -102,10 +108,14 @@ def bench(
             raise ValueError("--data measures nothing: leave out the problems and --out")
         if draw is not None:
             benchmarks.check_picture(draw)
-        if quick and BenchmarkName.sweep not in (problems or ()):
-            raise ValueError("--quick is for sweep: name it, or leave it out")
+        for option, given in (("--quick", quick), ("--condition", condition is not None)):
+            if given and BenchmarkName.sweep not in (problems or ()):
+                raise ValueError(f"{option} is for sweep: name it, or leave it out")
+        if condition is not None and not 1 <= condition <= WORST:
+            raise ValueError(f"--condition must be from 1 to {WORST:g}, got {condition:g}")
         names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
-        results = benchmarks.read(data) if data else benchmarks.run_all(names, run, cpu=cpu, quick=quick)
+        measure = partial(benchmarks.run_all, cpu=cpu, quick=quick, condition=condition)
+        results = benchmarks.read(data) if data else measure(names, run)
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
             draw.parent.mkdir(parents=True, exist_ok=True)
