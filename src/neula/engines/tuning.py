@@ -76,7 +76,8 @@ class Tuning:
         0.29 and 0.39; 160 as long; 200: 0.52 and 0.43).
     left_to_host : int
         The same of all problems that a first link leaves, which a host solves sooner than launches of many
-        steps (milliseconds): ill-conditioned ones, those with rows or columns of other sizes.
+        steps (milliseconds): ill-conditioned ones, those with rows or columns of other sizes. Passes over
+        least-squares problems count each.
     cholesky_qr_columns, cholesky_qr_ratio : int
         Columns, and rows for each column, from which on Cholesky QR by calls of the library comes before
         LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes

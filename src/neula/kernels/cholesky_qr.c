@@ -147,10 +147,7 @@ static inline void pass_over(const Part *p, Matrices a, Matrices q, long single,
         } else
             load(&rows, p->member, first, count, n, columns, p->rows);
         if (p->pass->solve) {
-            if (p->pass->refine)
-                solve(p->rows, tiled, columns, p->r, p->inverses, 1);
-            else
-                solve(p->rows, tiled, columns, p->r, p->inverses, 0);
+            solve(p->rows, tiled, columns, p->r, p->inverses, p->pass->refine);
             store(p->rows, columns, &q, p->member, first, count, n);
         }
         if (p->pass->gram)

@@ -30,6 +30,9 @@ from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanis
 
 BY_HOST = "the host"
 
+PASSES = 4
+"""Over ill-conditioned problems, each as long as one over others."""
+
 
 def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] | None:
     """What the first link finds, and which problems it solves, without waiting; None where it waits."""
@@ -89,7 +92,8 @@ def solve_problems(
 def _by_host(problems: Problems, before: Answer[Members] | None, *, is_batch: bool) -> Answer[Members]:
     """All that can be done for problems, on the host."""
     options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
-    host = host_for(options, len(problems), m * n * (min(m, n) + problems.b.shape[2]))
+    work = m * n * (min(m, n) + problems.b.shape[2])
+    host = host_for(options, len(problems), PASSES * work)
     if host is None:
         raise Declined
     ((a, b),) = problems.chunks(len(problems))
