@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.compared import FOLDER, shown, size_of
+from benchmarks.compared import FOLDER, milliseconds, shown, size_of
 from neula.papers.data import Data, Row
 
 SWEPT = {
@@ -17,6 +17,25 @@ SWEPT = {
 """What the columns of a machine are called, and the end of the name of its file."""
 
 DTYPES = ("float64", "float32")
+
+
+HARD = "bench-sweep-1e09"
+"""``neula bench sweep --condition 1e9 --quick``."""
+
+
+def of_hard_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """Times and errors where matrices have condition 1e9; in bold what is slower than it may be."""
+    yield "", "size", "neula, ms", "peer, ms", "forward error", "peer"
+    for row in Data.read(folder / f"{HARD}-{SWEPT['EPYC']}.json").rows:
+        ms, known = milliseconds(row["ms"]), row["forward_error"]
+        yield (
+            f"`{row['problem']}`",
+            shown(size_of(row)),
+            ms if row["within"] else f"**{ms}**",
+            milliseconds(row["peer_ms"]),
+            "" if known is None else f"{known:.0e}",
+            row["peer"],
+        )
 
 
 def of_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
-from benchmarks.sweeps import of_sweep
+from benchmarks.sweeps import of_hard_sweep, of_sweep
 from neula.papers.data import Data
 
 _TABLE = re.compile(
-    r"(?P<mark><!-- table: (?P<name>\w+) -->\n)(?P<old>.*?)(?P<end><!-- end of table -->)", re.S
+    r"(?P<mark><!-- table: (?P<name>[\w ]+) -->\n)(?P<old>.*?)(?P<end><!-- end of table -->)", re.S
 )
 
 
@@ -107,6 +107,7 @@ TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
     "bounds": bounds,
     "sizes": of_sizes,
     "sweep": of_sweep,
+    "hard sweep": of_hard_sweep,
 }
 
 
