@@ -16,6 +16,9 @@ from campaign.oracle import LeastSquares
 from neula.engines import CpuEngine, Engine, select_engine
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline import call, left_to_host
+from neula.pipeline.solutions import Options
+from neula.problems.least_squares import run
+from neula.problems.systems import direct
 
 LIBRARY = "lu fp64 with pivoting"
 
@@ -34,19 +37,21 @@ class OnAGPU(CpuEngine):
 
 @pytest.fixture(autouse=True)
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many problems the host was asked to take over, each time that it did; ``"auto"`` is a GPU here."""
+    """How many problems the host took over, each time that it did; ``"auto"`` is a GPU here."""
 
     def select(asked: Any, device: torch.device) -> Engine:
         return OnAGPU("cpu") if asked == "auto" else select_engine(asked, device)
 
     counts: list[int] = []
 
-    def counted(asked: Any, device: torch.device) -> Engine:
-        counts.append(1)
-        return select_engine(asked, device)
+    def counted(options: Options, count: int, work: int) -> Engine | None:
+        found = left_to_host.host_for(options, count, work)
+        counts.extend([] if found is None else [count])
+        return found
 
     monkeypatch.setattr(call, "select_engine", select)
-    monkeypatch.setattr(left_to_host, "select_engine", counted)
+    for module in (direct, run):
+        monkeypatch.setattr(module, "host_for", counted)
     return counts
 
 
@@ -75,13 +80,13 @@ def test_systems_that_are_left(taken: list[int]) -> None:
     a[1], a[4, :, 3] = of_condition(1e11, 9, 9), a[4, :, 3] * 1e-60
     found = neula.solve(a, b)
     assert found.converged
-    assert taken == [1]
+    assert taken == [2]
     assert [attempt.method for attempt in found.attempts][-1] == LIBRARY
     for i in range(6):
         errors = LeastSquares(a[i], b[i], rcond=0.0).errors(found.x[i], 9)
         assert (errors <= found.forward_errors[i]).all()
     assert not neula.solve(a, b, engine=OnAGPU("cpu")).attempts[0].accepted
-    assert taken == [1]  # who names an engine has that
+    assert taken == [2]  # who names an engine has that
 
 
 def test_least_squares_that_are_left(taken: list[int]) -> None:
@@ -90,7 +95,7 @@ def test_least_squares_that_are_left(taken: list[int]) -> None:
     a[1], a[2, :, 4], b[3, 2, 0] = of_condition(1e10, 20, 5), a[2, :, 1], np.nan
     with pytest.warns(neula.AccuracyWarning, match=r"A\[3\]"):
         found = neula.lstsq(a, b)
-    assert taken == [1]
+    assert taken == [3]
     assert found.accepted.tolist() == [True, True, True, False, True, True]
     assert found.ranks.tolist() == [5, 5, 4, 0, 5, 5]
     assert np.isnan(found.x[3]).all()
@@ -100,7 +105,7 @@ def test_least_squares_that_are_left(taken: list[int]) -> None:
         assert (errors <= found.forward_errors[i]).all()
     alone = neula.lstsq(a[1], b[1])
     assert alone.converged
-    assert taken == [1, 1]
+    assert taken == [3, 1]
     with pytest.raises(ValueError, match=r"b\[2\] is nan"):
         neula.lstsq(a[3], b[3])
 
@@ -126,7 +131,7 @@ def test_weights_and_damping_go_along(taken: list[int]) -> None:
     a, b, w = np.stack([of_condition(1e11, 20, 4)] * 2), noise(2, 20, 1), np.abs(noise(20)) + 0.5
     here = neula.lstsq(a, b, weights=w)
     there = neula.lstsq(a, b, weights=w, engine="cpu")
-    assert taken == [1]
+    assert taken == [2]
     assert here.converged
     bound = (here.forward_errors + there.forward_errors) * np.linalg.norm(there.x, axis=1)
     columns = np.linalg.norm(a[0], axis=0)

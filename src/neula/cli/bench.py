@@ -344,7 +344,7 @@ def line(row: Row) -> str:
 
 def write(data: Data, folder: Path) -> Path:
     """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``; of some condition number that stands between."""
-    hard = f"-{data.about['condition']:.0e}".replace("+", "") if "condition" in data.about else ""
+    hard = f"-{data.about['condition']:g}".replace("+", "") if "condition" in data.about else ""
     path = data_file(folder, f"bench-{data.about['problem']}{hard}", data.about)
     data.write(path)
     return path

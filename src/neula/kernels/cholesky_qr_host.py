@@ -1,8 +1,8 @@
 """QR factorizations of tall matrices on a CPU from their Gram matrices, by a kernel in C.
 
-A matrix is read twice and Q written once, and both once more where one pass is not enough; all else is done
-while some rows are in the cache, also what random vectors see of the factors. The definition in torch is
-:func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`.
+A matrix is read twice and Q written once, and both once more for each pass where one is not enough; all else
+is done while some rows are in the cache, also what random vectors see of the factors. The definition in torch
+is :func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, but for shifts for dependent columns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def cholesky_qr(
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
     """Factorize and measure; None where there is no compiler.
 
-    The Gram matrix is in double precision. Where that is not enough, Q is factorized once more.
+    The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from
+    a Gram matrix with an enlarged diagonal where columns are too dependent.
 
     Parameters
     ----------
@@ -42,8 +43,8 @@ def cholesky_qr(
     q, r : Tensor
         Q has its rows one after the other. The diagonal of R is positive.
     found : array, shape (5, batch)
-        As of :func:`neula.kernels.probes_host.reflected_errors`. NaN where columns are too dependent for
-        their Gram matrix: these have no factors.
+        As of :func:`neula.kernels.probes_host.reflected_errors`. NaN where numbers are not finite, vanish,
+        or have squares that are not: these have no factors.
     """
     function, (m, n) = _function(), a.shape[-2:]
     if function is None:

@@ -118,7 +118,7 @@ static inline int cholesky(double *x, long n, long columns)
     for (long i = 0; i < n; i++) {
         double *row = x + i * columns;
         add_rows(row, x + i, columns, -1.0, x, columns, 0, i, i, 0);
-        if (!(row[i] > 0.0))
+        if (!(row[i] > 0.0 && row[i] < INFINITY))
             return 0;
         double scale = sqrt(row[i]);
         for (long j = i; j < columns; j++)

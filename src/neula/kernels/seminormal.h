@@ -30,10 +30,10 @@ typedef struct {
  * by its norms of Frobenius and Schatten; ||B^+||_2 from above; ||I - W^T W||_F for W = A R^-1, from above; and whether R
  * took more than the Gram matrix of A, whose columns were too dependent: condition numbers beyond some 1e6.
  *
- * With the factor of that matrix the rate is what rounding errors make of it. Those of the Gram matrix are m u |a_i|^T |a_j| at most, and those of
- * its factorization (n + 1) u |r_i|^T |r_j|: both are below products of the norms of columns. So with w = |R^-T| D 1
- * they come to (m + n + 1) u ||w||^2, and those of the inverse, and of two products with it, to n u ||w|| each, the
- * first of which counts twice.
+ * With the factor of that matrix the rate is what rounding errors make of it. Those of the Gram matrix are
+ * m u |a_i|^T |a_j| at most, and those of its factorization (n + 1) u |r_i|^T |r_j|: both are below products of the norms
+ * of columns. So with w = |R^-T| D 1 they come to (m + n + 1) u ||w||^2, and those of the inverse, and of two products
+ * with it, to n u ||w|| each, the first of which counts twice.
  */
 typedef struct {
     double norm, norm_bound, inverse_norm, rate;

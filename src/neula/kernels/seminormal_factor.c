@@ -80,7 +80,8 @@ static double measured_rate(const Problem *p, double *w)
 }
 
 /* The same by Cholesky QR of W, until that is nearly orthonormal (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa,
- * 2020), from a factor or, where there is none, from the Gram matrix of A in `scaled`. NaN where numbers are not finite, or there is too little memory.
+ * 2020), from a factor or, where there is none, from the Gram matrix of A in `scaled`. NaN where numbers are not finite,
+ * or there is too little memory.
  */
 static double by_shifted(const Problem *p, const Limits *limits, int factorized)
 {
@@ -93,7 +94,7 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
     }
     for (int pass = 0; factorized && pass < PASSES; pass++) {
         rate = measured_rate(p, w);
-        factorized = !(rate <= limits->max_rate) && factorize_again(p);
+        factorized = !(rate <= limits->max_rate) && pass + 1 < PASSES && factorize_again(p);
     }
     free(w);
     return rate;

@@ -19,8 +19,8 @@ from neula.kernels.magnitudes import MODERATE
 from neula.kernels.seminormal import NAMES, Limits
 
 NUMBERS = (*NAMES, "steps", "shifted")
-"""What is said of each problem, how many updates were made, and whether R is one of shifted Cholesky QR (1 or
-0): columns were too dependent for the factor of their Gram matrix."""
+"""What is said of each problem, how many updates were made, and whether R was to come from shifted Cholesky
+QR (1 or 0): columns were too dependent for the factor of their Gram matrix."""
 
 
 class Solved:

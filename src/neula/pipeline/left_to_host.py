@@ -19,7 +19,7 @@ def host_for(options: Options, count: int, work: int) -> Engine | None:
     options : Options
         Of an engine whose tuning says how much that may be.
     count, work : int
-        How many problems, and ``m n (n + k)`` of each.
+        How many problems, and ``m n (n + k)`` of each, as often as that is passed through.
     """
     most = options.engine.tuning.left_to_host if options.by_host else 0
     if count * max(work, LEAST) > most:

@@ -1,7 +1,8 @@
 """One least-squares problem by the corrected seminormal equations, in NumPy and LAPACK.
 
 The algorithm and its bounds are those of :mod:`neula.algorithms.krylov.batched_lstsq`, with R of a Cholesky
-factorization. What differs is the overhead: some eighty calls that take half a microsecond each.
+factorization or reflections. What differs is the overhead: some eighty calls that take half a microsecond
+each.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Factor(NamedTuple):
     norm, norm_bound : float
         ``||B||_2`` for ``B = A D^-1`` from below and from above.
     method : str
+        What made it, and in which format.
     """
 
     lower: np.ndarray
@@ -77,7 +79,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
         in_double(columns, large=False),
         square / math.sqrt(len(gram)),
         math.sqrt(square),
-        "cholesky",
+        f"cholesky {_format(a)}",
     )
 
 
@@ -91,7 +93,12 @@ def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     r, v = products(upper.numpy(), large=large and n >= WIDE), probe_array(n, 1)[:, 0]
     image = r.times(v / columns)
     norm = length(r.transposed_times(image) / columns) / length(image)
-    return Factor(upper.numpy().T, columns, norm, min(ESTIMATED * norm, math.sqrt(n)), "householder")
+    norm_bound = min(ESTIMATED * norm, math.sqrt(n))
+    return Factor(upper.numpy().T, columns, norm, norm_bound, f"householder {_format(a)}")
+
+
+def _format(a: np.ndarray) -> str:
+    return "fp64" if a.dtype == np.float64 else "fp32"
 
 
 def _moderate(a: np.ndarray) -> float:
@@ -123,7 +130,7 @@ class Seminormal:
     condition, condition_bound : float
         Condition number of B, estimated and from above.
     method : str
-        Where R is from.
+        As of :class:`Factor`.
     """
 
     def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool, large: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""R of a Cholesky factorization: solves with it, and the norm of its inverse."""
+"""R of a tall matrix: solves with it, and the norm of its inverse."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def batch_by_kernel(
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
-        used = SHIFTED if bool(shifted.any()) else used
+        used = SHIFTED if bool((shifted * known[0] > 0).any()) else used  # by some that are solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
     return Answer(Members.joined(parts), used, iterations=steps, measured=measured)

@@ -162,7 +162,7 @@ def _member(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Solved | N
     columns = None if system is None else _columns(system, b, options)
     if system is None or columns is None:
         return None
-    return f"{system.method} fp64 + seminormal", system.condition, columns
+    return f"{system.method} + seminormal", system.condition, columns
 
 
 def _suits(shapes: System, options: Options) -> bool:

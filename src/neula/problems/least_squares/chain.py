@@ -17,7 +17,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.errors import counted
-from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.chain import Answer, Declined, Link, Verdict
 from neula.pipeline.in_numpy import IN_NUMPY
 from neula.problems.least_squares import by_kernel, links
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
@@ -43,7 +43,8 @@ PATIENCE = 4
 
 
 def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
-    """What is tried for all of ``count`` problems together, each step one launch; nothing for large ones.
+    """What is tried for all of ``count`` problems together, each step one launch; large ones are solved one
+    by one, on a CPU by LAPACK first.
 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
@@ -60,8 +61,15 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     ]
     if by_host is None:
         return tried
+    if not small:
+        return [_link(LABEL, by_host, together=_leave)]
     together = next(link.answer for link in tried if link.label == LABEL)
-    return [_link(LABEL, by_host, together=together), *(tried[-1:] if small else [])]
+    return [_link(LABEL, by_host, together=together), *tried[-1:]]
+
+
+def _leave(problems: Problems, before: Answer[Members] | None) -> Answer[Members]:
+    """Nothing: each is solved alone."""
+    raise Declined
 
 
 def _seminormal(

@@ -170,7 +170,7 @@ def qr(
 
     Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
     products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. On a CPU
-    Q is factorized once more where that was not enough, and LAPACK reflects what is left. Of square
+    Q is factorized again where that was not enough, and LAPACK reflects what is left. Of square
     matrices in float32 those columns of Q that have lost their orthogonality, most often the last few, are
     made orthonormal by a correction before it is measured.
 
