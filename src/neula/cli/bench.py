@@ -95,8 +95,9 @@ def run_all(
     def measured(name: str) -> Data:
         report.progress(f"measuring {name}", 0.0)
         if name == sweep.NAME:
-            told = partial(sweep.run, on_row=lambda row: report.say(sweep.line(row)))
-            return told(device, quick=quick, condition=condition)
+            return sweep.run(
+                device, lambda row: report.say(sweep.line(row)), quick=quick, condition=condition
+            )
         return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
 
     return [measured(name) for name in names]

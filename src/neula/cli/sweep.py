@@ -22,6 +22,7 @@ import neula
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import qr_certificate
 from neula.engines import FP64
+from neula.io.matrices import random_matrix
 from neula.papers.data import Data, Row, Rows, show
 from neula.papers.drawing import MARKERS, Axes, log_log
 from neula.papers.errors import optimality
@@ -167,17 +168,12 @@ def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, se
 def _matrix(
     shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, condition: float | None
 ) -> torch.Tensor:
-    """Normal matrices, or products of orthogonal matrices and geometric singular values."""
+    """Normal matrices, or those of geometric singular values."""
     if condition is None:
         return _normal(shape, dtype, device)
     *batch, m, n = shape
-    k = min(m, n)
-    u, v = (
-        torch.linalg.qr(_normal((*batch, size, k), torch.float64, device, seed=seed))[0]
-        for seed, size in ((1, m), (3, n))
-    )
-    values = torch.logspace(0, -math.log10(condition), k, dtype=torch.float64, device=device)
-    return ((u * values) @ v.mT).to(dtype)
+    geometric = partial(random_matrix, "geometric", m, n, cond=condition, device=device)
+    return torch.stack([geometric(seed=seed) for seed in range(math.prod(batch))]).reshape(shape).to(dtype)
 
 
 def _calls(torchs: Calls, scipys: Calls, a: torch.Tensor) -> Calls:

@@ -9,7 +9,6 @@
 #include "rows.h"
 #include "threads.h"
 
-#define UNIT 0x1p-53
 #define MOST_LOST 0x1p-7 /* of the orthogonality by a pass without a shift */
 #define LITTLE_LOST 0x1p-28 /* where inverses of blocks are good enough: up to condition numbers of some thousand */
 #define MOST_PASSES 4 /* before the last one: as many do for condition numbers up to 1 / UNIT */
@@ -85,10 +84,8 @@ static inline void solve_tile(
     const double *inverse = inverses + j * columns + j;
     sum_tile(sums, rows, r + j, columns, j, wide);
     for (int s = 0; s < TALL; s++)
-        for (int t = 0; t < wide; t++) {
-            double *place = of_tile + s * columns + t * WIDTH;
-            known[s][t] = vec_at(place) - sums[s][t];
-        }
+        for (int t = 0; t < wide; t++)
+            known[s][t] = vec_at(of_tile + s * columns + t * WIDTH) - sums[s][t];
     put_tile(of_tile, columns, known, wide);
     sum_tile(found, of_tile, inverse, columns, wide * WIDTH, wide);
     if (refine) {
@@ -215,16 +212,12 @@ static void run(Room *room, const Pass *pass)
     }
 }
 
-/* The factor of the Gram matrix that was found, its diagonal enlarged by some part of it, with zeros below the diagonal; 0
- * where there is none.
- */
+/* The factor of the Gram matrix that was found, with a shift, and zeros below the diagonal; 0 where there is none. */
 static int find_r(Room *room, double shift)
 {
     long columns = room->columns;
     memcpy(room->r, room->parts[0].gram, columns * columns * sizeof(double));
-    for (long j = 0; j < room->n; j++)
-        room->r[j * columns + j] *= 1.0 + shift;
-    if (!cholesky(room->r, room->n, columns))
+    if (!cholesky(room->r, room->n, columns, shift))
         return 0;
     for (long i = 1; i < room->n; i++)
         memset(room->r + i * columns, 0, i * sizeof(double));
@@ -282,8 +275,8 @@ static double least_pivot(const Room *room)
     return least;
 }
 
-/* One of a batch: where columns are too dependent for their Gram matrix by shifted Cholesky QR (Fukaya, Kannan, Nakatsukasa,
- * Yamamoto and Yanagisawa, 2020); 0 where there are no factors.
+/* One of a batch, by shifted Cholesky QR where columns are too dependent for their Gram matrix; 0 where there are no
+ * factors.
  */
 static int factorize(Room *room, const Factorizations *of, long member)
 {
@@ -302,8 +295,7 @@ static int factorize(Room *room, const Factorizations *of, long member)
         double lost = found ? lost_by(room, of) : INFINITY;
         if (passes ? found && least_pivot(room) >= 0.5 : lost <= of->enough)
             break;
-        /* By more than rounding errors, so that there is a factor. */
-        if (passes == MOST_PASSES || (!(lost <= MOST_LOST) && !find_r(room, (m + n + 2) * n * UNIT)))
+        if (passes == MOST_PASSES || (!(lost <= MOST_LOST) && !find_r(room, shift_of(m, n))))
             return 0;
         Pass next = {.of_q = passes > 0, .solve = 1, .gram = 1, .refine = !(lost <= LITTLE_LOST)};
         run(room, &next);

@@ -9,6 +9,8 @@
 
 #include "vectors.h"
 
+#define UNIT 0x1p-53
+
 #define PADDED 8  /* elements: whole vectors, and rows of a tile */
 #define TALL 4    /* rows of a tile of a Gram matrix */
 #define WIDE 2    /* its vectors */
@@ -112,11 +114,22 @@ static inline void add_rows(
     }
 }
 
-/* R with R^T R = X in the upper triangle of X, which has n columns before padding; 0 where there is none. */
-static inline int cholesky(double *x, long n, long columns)
+/* Part of itself by which the diagonal of a Gram matrix of m rows is enlarged: by more than rounding errors, its own and
+ * those of its factorization, so that there is a factor (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa, 2020).
+ */
+static inline double shift_of(long m, long n)
+{
+    return (m + n + 2) * n * UNIT;
+}
+
+/* R with R^T R = X in the upper triangle of X, which has n columns before padding, its diagonal enlarged by some part of
+ * itself; 0 where there is none.
+ */
+static inline int cholesky(double *x, long n, long columns, double shift)
 {
     for (long i = 0; i < n; i++) {
         double *row = x + i * columns;
+        row[i] *= 1.0 + shift;
         add_rows(row, x + i, columns, -1.0, x, columns, 0, i, i, 0);
         if (!(row[i] > 0.0 && row[i] < INFINITY))
             return 0;

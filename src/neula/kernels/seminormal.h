@@ -4,7 +4,6 @@
 
 #include "rows.h"
 
-#define UNIT 0x1p-53
 #define CEILED (1.0 + 0x1p-10) /* for the rounding errors of bounds themselves */
 
 /* Of what is long, and gains nothing from being inlined, for which a compiler takes a fourth of its time. */

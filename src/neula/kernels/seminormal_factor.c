@@ -30,15 +30,10 @@ static double scale_inverse(const Problem *p)
     return length(p->columns, p->work);
 }
 
-/* The inverse of a factor of a Gram matrix whose diagonal is enlarged: by its rounding errors, and no factorization
- * fails. 0 where numbers are not finite.
- */
-static int factorize_shifted(const Problem *p)
+/* The inverse of a factor of the Gram matrix, with a shift; 0 where there is none. */
+static int factorize(const Problem *p, double shift)
 {
-    double shift = (p->m + p->n + 2) * p->n * UNIT;
-    for (long j = 0; j < p->n; j++)
-        p->gram[j * p->columns + j] *= 1.0 + shift;
-    if (!cholesky(p->gram, p->n, p->columns))
+    if (!cholesky(p->gram, p->n, p->columns, shift))
         return 0;
     invert(p);
     return 1;
@@ -49,7 +44,7 @@ static int factorize_again(const Problem *p)
 {
     long columns = p->columns, bytes = columns * columns * sizeof(double);
     memcpy(p->scaled, p->inverse, bytes);
-    if (!factorize_shifted(p))
+    if (!factorize(p, shift_of(p->m, p->n)))
         return 0;
     memset(p->gram, 0, bytes);
     for (long i = 0; i < p->n; i++)
@@ -79,9 +74,8 @@ static double measured_rate(const Problem *p, double *w)
     return CEILED * (measured + 5 * of_product);
 }
 
-/* The same by Cholesky QR of W, until that is nearly orthonormal (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa,
- * 2020), from a factor or, where there is none, from the Gram matrix of A in `scaled`. NaN where numbers are not finite,
- * or there is too little memory.
+/* The same by shifted Cholesky QR of W, until that is nearly orthonormal, from a factor or, where there is none, from the
+ * Gram matrix of A in `scaled`. NaN where numbers are not finite, or there is too little memory.
  */
 static double by_shifted(const Problem *p, const Limits *limits, int factorized)
 {
@@ -90,7 +84,7 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
         return NAN;
     if (!factorized) {
         memcpy(p->gram, p->scaled, p->columns * p->columns * sizeof(double));
-        factorized = factorize_shifted(p);
+        factorized = factorize(p, shift_of(p->m, p->n));
     }
     for (int pass = 0; factorized && pass < PASSES; pass++) {
         rate = measured_rate(p, w);
@@ -110,12 +104,12 @@ int worth_of(const Problem *p, const Limits *limits, Worth *worth)
         if (!moderate(p->sizes[j], limits))
             return 0;
     }
-    double of_gram = norm_of(p->gram, n, columns, p->work), of_sums;
+    double of_gram = norm_of(p->gram, n, columns, p->work);
     memcpy(p->scaled, p->gram, columns * columns * sizeof(double));
-    int factorized = cholesky(p->gram, n, columns);
+    int factorized = factorize(p, 0.0);
+    worth->rate = NAN;
     if (factorized) {
-        invert(p);
-        of_sums = scale_inverse(p);
+        double of_sums = scale_inverse(p);
         worth->rate = CEILED * UNIT * of_sums * ((m + n + 2) * of_sums + 5 * n);
     }
     worth->shifted = !(worth->rate <= limits->max_rate);

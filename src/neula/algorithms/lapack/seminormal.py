@@ -79,7 +79,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
         in_double(columns, large=False),
         square / math.sqrt(len(gram)),
         math.sqrt(square),
-        f"cholesky {_format(a)}",
+        f"cholesky fp{8 * a.itemsize}",
     )
 
 
@@ -94,11 +94,7 @@ def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     image = r.times(v / columns)
     norm = length(r.transposed_times(image) / columns) / length(image)
     norm_bound = min(ESTIMATED * norm, math.sqrt(n))
-    return Factor(upper.numpy().T, columns, norm, norm_bound, f"householder {_format(a)}")
-
-
-def _format(a: np.ndarray) -> str:
-    return "fp64" if a.dtype == np.float64 else "fp32"
+    return Factor(upper.numpy().T, columns, norm, norm_bound, f"householder fp{8 * a.itemsize}")
 
 
 def _moderate(a: np.ndarray) -> float:

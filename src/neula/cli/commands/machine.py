@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -114,8 +113,10 @@ def bench(
         if condition is not None and not 1 <= condition <= WORST:
             raise ValueError(f"--condition must be from 1 to {WORST:g}, got {condition:g}")
         names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
-        measure = partial(benchmarks.run_all, cpu=cpu, quick=quick, condition=condition)
-        results = benchmarks.read(data) if data else measure(names, run)
+        if data:
+            results = benchmarks.read(data)
+        else:
+            results = benchmarks.run_all(names, run, cpu=cpu, quick=quick, condition=condition)
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
             draw.parent.mkdir(parents=True, exist_ok=True)

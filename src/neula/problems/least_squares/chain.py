@@ -50,8 +50,10 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     """
     tuning, small = options.engine.tuning, _are_small(count, m, n, options)
     by_host = _by_host(m, n, options) if count > 1 else None
-    if not small and by_host is None:
-        return _by_gram(m, n, options) if count == 1 else []
+    if not small and count == 1:
+        return _by_gram(m, n, options)
+    if not small:
+        return [] if by_host is None else [_link(LABEL, by_host, together=_leave)]
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
@@ -61,8 +63,6 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     ]
     if by_host is None:
         return tried
-    if not small:
-        return [_link(LABEL, by_host, together=_leave)]
     together = next(link.answer for link in tried if link.label == LABEL)
     return [_link(LABEL, by_host, together=together), *tried[-1:]]
 
