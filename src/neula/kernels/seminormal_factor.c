@@ -56,14 +56,15 @@ static int factorize_again(const Problem *p)
 /* The rate, measured: rounding errors of W, whose Gram matrix is left in `gram`, are n u |A| |R^-1| at most, and those of
  * that m u times the squares of its norm.
  */
-static double measured_rate(const Problem *p, double *w)
+static double measured_rate(const Problem *p, double *w, double *of_sums)
 {
     long n = p->n, columns = p->columns;
     memset(w, 0, p->m * columns * sizeof(double));
     for (long i = 0; i < p->m; i++)
         add_rows(w + i * columns, p->by_rows + i * columns, 1, 1.0, p->inverse, columns, 0, n, 0, 1);
     form_gram(w, p->m, columns, p->gram, 0);
-    double of_sums = scale_inverse(p), of_product = n * UNIT * of_sums, lost = 0.0, of_w = 0.0;
+    *of_sums = scale_inverse(p);
+    double of_product = n * UNIT * *of_sums, lost = 0.0, of_w = 0.0;
     for (long i = 0; i < n; i++) {
         const double *row = p->gram + i * columns;
         of_w += row[i], lost += (row[i] - 1.0) * (row[i] - 1.0);
@@ -79,7 +80,7 @@ static double measured_rate(const Problem *p, double *w)
  */
 static double by_shifted(const Problem *p, const Limits *limits, int factorized)
 {
-    double rate = NAN, *w = aligned_alloc(64, p->rows * p->columns * sizeof(double));
+    double rate = NAN, of_sums, *w = aligned_alloc(64, p->rows * p->columns * sizeof(double));
     if (w == NULL)
         return NAN;
     if (!factorized) {
@@ -87,8 +88,10 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
         factorized = factorize(p, shift_of(p->m, p->n));
     }
     for (int pass = 0; factorized && pass < PASSES; pass++) {
-        rate = measured_rate(p, w);
-        factorized = !(rate <= limits->max_rate) && pass + 1 < PASSES && factorize_again(p);
+        rate = measured_rate(p, w, &of_sums);
+        /* ||D R^-1|| is a part of n of these sums at least: of a matrix without full rank it soon says so. */
+        int hopeless = of_sums * limits->certain > p->n;
+        factorized = !(rate <= limits->max_rate) && pass + 1 < PASSES && !hopeless && factorize_again(p);
     }
     free(w);
     return rate;

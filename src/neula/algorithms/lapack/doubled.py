@@ -10,6 +10,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 Pair = tuple[np.ndarray, np.ndarray]
 """A vector as a sum of two that is not evaluated, the larger first."""
@@ -49,6 +50,8 @@ class Sliced:
         float64.
     largest : float
         No element is larger.
+    large : bool, optional
+        Whether torch multiplies with it (:mod:`neula.algorithms.lapack.products`).
 
     Attributes
     ----------
@@ -64,7 +67,8 @@ class Sliced:
     (1.0, 0.0)
     """
 
-    def __init__(self, a: np.ndarray, largest: float) -> None:
+    def __init__(self, a: np.ndarray, largest: float, *, large: bool = False) -> None:
+        self._product = _by_torch if large else np.matmul
         self._bits = bits_of(a.shape)
         self._slices = _cut(a, largest, self._bits)
         self.error = error_of(a.shape) * largest
@@ -73,20 +77,28 @@ class Sliced:
     def residual(self, x: np.ndarray, x_low: np.ndarray, b: np.ndarray) -> Pair:
         """``b - A (x + x_low)``, x_low being of the size of the rounding errors of x at most."""
         factors = self._cut(x, x_low)
-        high, low = _added(factors.dot(self._rows).reshape(9, -1))
+        high, low = _added(self._product(factors, self._rows).reshape(9, -1))
         return difference(b, high, low)
 
     def gradient(self, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """``A^T (high + low)``, rounded once; the numbers are those of a residual."""
-        products = np.matmul(self._cut(high, low), self._slices)
-        high, low = _added(products.reshape(9, -1))
+        high, low = self.transposed_pair(high, low)
         high += low
         return high
+
+    def transposed_pair(self, high: np.ndarray, low: np.ndarray) -> Pair:
+        """``A^T (high + low)``, low being of the size of the rounding errors of high at most."""
+        return _added(self._product(self._cut(high, low), self._slices).reshape(9, -1))
 
     def _cut(self, x: np.ndarray, x_low: np.ndarray) -> np.ndarray:
         slices = _cut(x, math.sqrt(x.dot(x)), self._bits)
         slices[2] += x_low
         return slices
+
+
+def _by_torch(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    found: np.ndarray = torch.matmul(torch.from_numpy(a), torch.from_numpy(b)).numpy()
+    return found
 
 
 def bits_of(shape: tuple[int, ...]) -> int:

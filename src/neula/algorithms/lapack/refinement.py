@@ -13,7 +13,7 @@ import numpy as np
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, FLOOR, MAX_STEPS
 from neula.algorithms.krylov.driver import STAGNATION
-from neula.algorithms.lapack.doubled import two_sum
+from neula.algorithms.lapack.doubled import Pair, two_sum
 
 
 class Evaluation(NamedTuple):
@@ -22,7 +22,7 @@ class Evaluation(NamedTuple):
     Attributes
     ----------
     residual : array, shape (m,)
-        What is left of it after the update.
+        What is left of it after the update; of :class:`Rows` it is that of x before.
     update : array, shape (n,)
         What to add to x.
     left : float
@@ -45,6 +45,25 @@ class System(Protocol):
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """How good ``high + low`` is, and what makes it better."""
+
+    def size(self, x: np.ndarray) -> float:
+        """``||D x||``."""
+
+
+class Rows(Protocol):
+    """The same for solutions in the space of the rows, ``x = A^T w``."""
+
+    def start(self, b: np.ndarray) -> np.ndarray:
+        """A first w."""
+
+    def lift(self, w: np.ndarray, w_low: np.ndarray) -> Pair:
+        """``A^T (w + w_low)``."""
+
+    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+        """How good ``x = high + low`` is, and what makes w better; its residual before that."""
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
@@ -108,6 +127,41 @@ def refine(
         size = system.size(high)
         if not (left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor):
             break
+    return _refined(system, high, low, residual, left, steps)
+
+
+def refine_rows(system: Rows, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS) -> Refined | None:
+    """The same for solutions ``x = A^T w``, whose unknowns are w: x alone may leave the space of the rows.
+
+    Parameters
+    ----------
+    system : Rows
+    b : array, shape (m,)
+    tolerance : float
+    max_steps : int, optional
+    """
+    w = system.start(b)
+    w_low = np.zeros(len(w))
+    high, low = system.lift(w, w_low)
+    left, steps = math.inf, 0
+    while steps < max_steps:
+        steps += 1
+        residual, update, wrong, floor = system.evaluate(b, w, high, low)
+        before, left = left, wrong
+        w_low += update
+        w, w_low = two_sum(w, w_low)
+        (high, low), (old, old_low) = system.lift(w, w_low), (high, low)
+        residual = residual - system.change((high - old) + (low - old_low))
+        size = system.size(high)
+        if not (left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor):
+            break
+    return _refined(system, high, low, residual, left, steps)
+
+
+def _refined(
+    system: System | Rows, high: np.ndarray, low: np.ndarray, residual: np.ndarray, left: float, steps: int
+) -> Refined | None:
+    size = system.size(high)
     if not 0 < size < math.inf:
         return None
     lost = system.size(low) / size

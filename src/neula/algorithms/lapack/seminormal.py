@@ -119,6 +119,12 @@ class Seminormal:
     ----------
     scales : array, shape (n,), or None
         Powers of two with which the columns of A were multiplied.
+    columns : array, shape (n,)
+        Norms of the columns, scaled: the diagonal of D.
+    norm_bound : float
+        ``||B||_2`` from above.
+    triangle : Triangle
+        R.
     doubled : Sliced or None
         A for residuals in twice the working precision.
     rate : float
@@ -130,31 +136,47 @@ class Seminormal:
     """
 
     def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool, large: bool = False) -> None:
-        lower, self._columns, self._norm, self._norm_bound, self.method = factor
+        lower, self.columns, self._norm, self.norm_bound, self.method = factor
         self.shape, self.scales, n = a.shape, None, len(lower)
-        sizes = self._columns.tolist()
+        sizes = self.columns.tolist()
         if doubled and max(sizes) > ALIKE * min(sizes):  # all are cut into slices at the same places
-            scales = self.scales = np.ldexp(1.0, -np.frexp(self._columns)[1])
-            a, lower, self._columns = a * scales, lower * scales[:, None], self._columns * scales
-            sizes = self._columns.tolist()
+            scales = self.scales = np.ldexp(1.0, -np.frexp(self.columns)[1])
+            a, lower, self.columns = a * scales, lower * scales[:, None], self.columns * scales
+            sizes = self.columns.tolist()
         self._smallest = min(sizes)
         self._a = products(a, large=large)
-        self._triangle = Triangle(lower, self._columns, large=large and n >= WIDE)
-        inverse_norm, margin = self._triangle.inverse_norm, self._triangle.margin
+        self.triangle = Triangle(lower, self.columns, large=large and n >= WIDE)
+        inverse_norm, margin = self.triangle.inverse_norm, self.triangle.margin
         self.condition = max(1.0, self._norm * inverse_norm / margin)
-        self.condition_bound = self._norm_bound * inverse_norm
+        self.condition_bound = self.norm_bound * inverse_norm
         if margin > 1:
             self.condition_bound = min(self.condition_bound, margin * self.condition)
-        count = PROBES if doubled else FEW
+        count = PROBES if doubled and not large else FEW
         z = probe_array(n, count, unit=n <= PROBES)
-        images = self._triangle.solve_transposed(self._a.gram_times(self._triangle.solve(z)))
-        rounding = ROUNDING * FP64.u * n * self._triangle.inverse_norm
+        images = self.triangle.solve_transposed(self._a.gram_times(self.triangle.solve(z)))
+        rounding = ROUNDING * FP64.u * n * self.triangle.inverse_norm
         self.rate = MARGINS[count] * length((z - images).ravel(order="K")) + rounding
-        self.doubled = Sliced(a, max(sizes)) if doubled else None
+        self.doubled = Sliced(a, max(sizes), large=large) if doubled else None
 
     @classmethod
-    def of(cls, given: np.ndarray, *, doubled: bool, single: bool, large: bool = False) -> Seminormal | None:
-        """Factorize, first in single precision where that will do; None where no R is good enough."""
+    def of(
+        cls,
+        given: np.ndarray,
+        *,
+        doubled: bool,
+        single: bool,
+        large: bool = False,
+        refused: list[Factor] | None = None,
+    ) -> Seminormal | None:
+        """Factorize, first in single precision where that will do; None where no R is good enough.
+
+        Parameters
+        ----------
+        given : array, shape (m, n)
+        doubled, single, large : bool
+        refused : list of Factor, optional
+            Those that are not good enough are put there.
+        """
         m, n = given.shape
         a = given if passed(given) and not doubled else in_double(given, large=large)
         # Reflections are for condition numbers beyond some 1e7.
@@ -172,15 +194,17 @@ class Seminormal:
             found = None if factor is None else cls(a, factor, doubled=doubled, large=large)
             if found is not None and found.rate <= MAX_RATE:
                 return found
+            if refused is not None and factor is not None:
+                refused.append(factor)
         return None
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """``R^-1 R^-T A^T b``."""
-        return self._triangle.solve(self._triangle.solve_transposed(self._a.transposed_times(b)))
+        return self.triangle.solve(self.triangle.solve_transposed(self._a.transposed_times(b)))
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
-        return length(self._columns * x)
+        return length(self.columns * x)
 
     def change(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
@@ -189,7 +213,7 @@ class Seminormal:
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """``R^-1 R^-T A^T (b - A x)``."""
         # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
-        through, bound = self._triangle.inverse_norm, self._norm_bound
+        through, bound = self.triangle.inverse_norm, self.norm_bound
         if self.doubled is None:
             residual, gradient = self._a.residual(b, high)
             noise, of_slices = 2 * FP64.u * sum(self.shape) ** 0.5, 0.0
@@ -197,11 +221,11 @@ class Seminormal:
             residual, rest = self.doubled.residual(high, low, b)
             gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
             of_slices = self.doubled.error * (length(high) + through * length(residual) / self._smallest)
-        projected = self._triangle.solve_transposed(gradient)
+        projected = self.triangle.solve_transposed(gradient)
         floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
         floor += of_slices
         wrong = self.rate / (1 - self.rate) * length(projected) + floor
-        update = self._triangle.solve(projected)
+        update = self.triangle.solve(projected)
         return Evaluation(residual - self.change(update), update, through * wrong, through * floor)
 
     def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
@@ -213,8 +237,8 @@ class Seminormal:
         """
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), self._norm * found.size
-        projected = length(self._triangle.solve_transposed(gradient)) / (1 - self.rate)
-        optimality = length(gradient / self._columns) / (self._norm * residual) if residual else 0.0
+        projected = length(self.triangle.solve_transposed(gradient)) / (1 - self.rate)
+        optimality = length(gradient / self.columns) / (self._norm * residual) if residual else 0.0
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         if self.doubled is not None:
             return backward_error, optimality, found.forward_error

@@ -38,20 +38,26 @@ def suits(m: int, n: int, dtype: torch.dtype) -> bool:
     return small and dtype in DTYPES and seminormal_host.available()
 
 
-def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, label: str, options: Options) -> Found | None:
-    """One problem, b having shape (m, k); None where it is not accepted."""
+def solve_by_kernel(
+    a: torch.Tensor, b: torch.Tensor, label: str, options: Options
+) -> tuple[Found | None, bool]:
+    """One problem, b having shape (m, k): the solution where it is accepted, and whether the
+    rank of A is in doubt.
+    """
     m, n = a.shape
     if not suits(m, n, options.dtype):
-        return None
+        return None, False
     found = _solved(a, b, options)
     if found is None:
-        return None
+        return None, False
     accepted, _, _, backward, condition, _, optimality, _, zero, steps, shifted = found.numbers.tolist()
-    if not accepted or zero:
-        return None
+    if accepted != 1 or zero:
+        certain = condition * ROUNDED_RANK * options.certain_rcond((m, n)) < 1
+        return None, not certain  # NaN without a factor
     errors, norms = found.forward_error.tolist(), found.residual_norm.tolist()
     label = SHIFTED if shifted else label
-    return Found(label, found.x[0], int(steps), backward, max(1.0, condition), optimality, errors, norms)
+    solved = Found(label, found.x[0], int(steps), backward, max(1.0, condition), optimality, errors, norms, n)
+    return solved, False
 
 
 def batch_by_kernel(

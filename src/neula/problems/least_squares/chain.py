@@ -35,6 +35,8 @@ SVD = "svd fp64"
 
 COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
 
+DEPENDENT = "pivoted householder fp64 + seminormal"
+
 BACKWARD_STABLE = {"householder fp64", "shifted cholesky fp64"}
 """Sources of an R that no other one improves."""
 
@@ -53,7 +55,7 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     if not small and count == 1:
         return _by_gram(m, n, options)
     if not small:
-        return [] if by_host is None else [_link(LABEL, by_host, together=_leave)]
+        return [] if by_host is None else [_link(LABEL, by_host, together=_leave), *_of_rest(by_host)]
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
@@ -64,7 +66,14 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     if by_host is None:
         return tried
     together = next(link.answer for link in tried if link.label == LABEL)
-    return [_link(LABEL, by_host, together=together), *tried[-1:]]
+    return [_link(LABEL, by_host, together=together), *_of_rest(by_host), *tried[-1:]]
+
+
+def _of_rest(by_host: Callable[..., Answer[Members]]) -> Chain:
+    """What takes those that a link for batches on a CPU has left, which mostly lack full rank."""
+    if by_host is each_by_lapack:
+        return []
+    return [_link(DEPENDENT, each_by_lapack, together=_leave, refused=True)]
 
 
 def _leave(problems: Problems, before: Answer[Members] | None) -> Answer[Members]:

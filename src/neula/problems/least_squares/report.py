@@ -33,6 +33,7 @@ class Found(NamedTuple):
     steps : int
     backward_error, condition, optimality : float
     forward_errors, residual_norms : list of float
+    rank : int
     """
 
     label: str
@@ -43,12 +44,13 @@ class Found(NamedTuple):
     optimality: float
     forward_errors: list[float]
     residual_norms: list[float]
+    rank: int
 
 
 def result_of(call: Call, shapes: System, options: Options, found: Found) -> LstsqResult[Any]:
     """The same as a user has it; most read x and nothing else."""
     bound, worst, norms = (
-        lstsq_bound(options.target, len(found.x)),
+        lstsq_bound(options.target, min(options.rows(*shapes.a.shape), len(found.x))),
         max(found.forward_errors),
         found.residual_norms,
     )
@@ -70,9 +72,9 @@ def result_of(call: Call, shapes: System, options: Options, found: Found) -> Lst
         "optimality": found.optimality,
         "tolerance": bound,
         "residual_norm": norms if len(norms) > 1 else norms[0],
-        "rank": len(found.x),
+        "rank": found.rank,
         "factorization": found.label,
-        "ranks": Later(lambda: call.first.wrap_array(np.array(len(found.x)))),
+        "ranks": Later(lambda: call.first.wrap_array(np.array(found.rank))),
         "fit": Later(fit),
     }
     of_all = of_single(call, shapes, options, found.backward_error, found.condition, found.forward_errors)

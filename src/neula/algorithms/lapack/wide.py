@@ -1,0 +1,115 @@
+"""The shortest solution of one problem with fewer rows than columns, in NumPy and LAPACK.
+
+``x = T w`` for ``T = A^T``, with R of T: the seminormal equations of the second kind, ``R^T R w = b``
+(Björck, "Numerical Methods for Least Squares Problems", SIAM, 1996). Steps refine w, and bounds are those of
+:mod:`neula.algorithms.lapack.seminormal`, whose factors are taken.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
+from neula.algorithms.lapack.doubled import Pair, Sliced, difference
+from neula.algorithms.lapack.products import WIDE, in_double, products
+from neula.algorithms.lapack.refinement import Evaluation, Refined, length
+from neula.algorithms.lapack.seminormal import Seminormal, by_gram
+from neula.algorithms.lapack.triangle import Triangle
+from neula.kernels.magnitudes import MODERATE
+
+
+class Wide:
+    """``min ||x||`` subject to ``A x = b``.
+
+    Parameters
+    ----------
+    a : array, shape (m, n), m <= n
+        float64.
+    columns : array, shape (n,)
+        Norms of the columns of A, 1 for zero columns: the diagonal of D.
+    of_rows : Seminormal
+        Of T, with products in twice the working precision.
+    large : bool
+        Whether A is large (:mod:`neula.algorithms.lapack.products`).
+
+    Attributes
+    ----------
+    scales : None
+        No columns are scaled.
+    doubled : Sliced
+        T for products in twice the working precision.
+    condition, condition_bound : float
+        Condition number of ``B = A D^-1``, estimated and from above.
+    """
+
+    scales = None
+
+    def __init__(
+        self, a: np.ndarray, columns: np.ndarray, of_rows: Seminormal, *, large: bool = False
+    ) -> None:
+        assert of_rows.doubled is not None
+        self.shape, self.method, self._of_rows = a.shape, of_rows.method, of_rows
+        self.doubled: Sliced = of_rows.doubled
+        self._a, self._columns, self._largest = products(a, large=large), columns, float(columns.max())
+        self._smallest = float(of_rows.columns.min())
+        self._norm = float(of_rows.columns.max())
+        self._norm_bound = self._norm * of_rows.norm_bound
+        self._scales = np.ones(len(a)) if of_rows.scales is None else of_rows.scales
+        self.condition = self.condition_bound = np.inf
+        factor = by_gram((a / columns).T, large=large)
+        if factor is not None:
+            triangle = Triangle(factor.lower, factor.columns, large=large and len(a) >= WIDE)
+            self.condition = max(1.0, factor.norm * triangle.inverse_norm / triangle.margin)
+            self.condition_bound = factor.norm_bound * triangle.inverse_norm
+
+    @classmethod
+    def of(cls, given: np.ndarray, *, large: bool = False) -> Wide | None:
+        """Factorize; None where rows are nearly dependent, and where numbers are not moderate."""
+        a = in_double(given, large=large)
+        columns = np.sqrt(np.einsum("ij,ij->j", a, a))
+        factor = by_gram(a.T, large=large)
+        if factor is None or not columns.max() <= MODERATE:
+            return None
+        of_rows = Seminormal(a.T, factor, doubled=True, large=large)
+        if not of_rows.rate <= MAX_RATE:
+            return None
+        return cls(a, np.where(columns > 0, columns, 1.0), of_rows, large=large)
+
+    def start(self, b: np.ndarray) -> np.ndarray:
+        """``R^-1 R^-T b``."""
+        triangle = self._of_rows.triangle
+        return triangle.solve(triangle.solve_transposed(self._scales * b))
+
+    def lift(self, w: np.ndarray, w_low: np.ndarray) -> Pair:
+        """``T (w + w_low)``."""
+        high, low = self.doubled.residual(w, w_low, np.zeros(self.shape[1]))
+        return -high, -low
+
+    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+        """``R^-1 R^-T (b - A x)``."""
+        scaled, rate, triangle = self._scales * b, self._of_rows.rate, self._of_rows.triangle
+        residual, rest = difference(scaled, *self.doubled.transposed_pair(high, low))
+        residual += rest
+        projected = triangle.solve_transposed(residual)
+        # Errors of the residual reach x through R^-T, those of T w are its own.
+        noise = DOUBLED * sum(self.shape)
+        of_products = noise * self._norm_bound + self.doubled.error
+        of_residual = of_products * length(high) + noise * length(scaled)
+        floor = triangle.inverse_norm / self._smallest * of_residual + of_products * length(w)
+        wrong = rate / (1 - rate) * length(projected) + floor
+        update = triangle.solve(projected)
+        return Evaluation(residual / self._scales, update, self._largest * wrong, self._largest * floor)
+
+    def change(self, x: np.ndarray) -> np.ndarray:
+        """``A x``."""
+        return self._a.times(x)
+
+    def size(self, x: np.ndarray) -> float:
+        """``||D x||``."""
+        return length(self._columns * x)
+
+    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+        """Backward error (Rigal and Gaches, 1967), which is the optimality as well, and forward error."""
+        residual, scaled = length(self._scales * found.residual), length(self._scales * b)
+        error = residual / (self._norm * length(found.x) + scaled)
+        return error, error, found.forward_error
