@@ -98,15 +98,29 @@ def test_fewer_rows_than_columns(m: int, n: int, units: str, rng: np.random.Gene
         assert system.errors(b, found)[0] <= U
 
 
-def test_rows_of_all_sizes(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("spread", [0, 2, 10, 30])
+def test_rows_of_all_sizes(spread: int, rng: np.random.Generator) -> None:
     left, right = integers(rng, 5, 9, 5)
-    left *= np.exp2(rng.integers(-30, 30, (5, 1)))
+    left *= np.exp2(rng.integers(-spread, spread + 1, (5, 1)))
     a, b = left @ right, rng.standard_normal(5)
     system = Wide.of(a)
     assert system is not None
     x, found = refined(system, b)
     assert error_of(a, x, shortest((left, right), b)) <= system.errors(b, found)[2] <= 2 * U
     assert np.linalg.norm(found.residual) <= U * np.linalg.norm(b)
+    condition = np.linalg.cond(a / np.linalg.norm(a, axis=0))
+    if condition <= 1e12:  # beyond the singular values of the reference are rounding errors
+        assert condition / 3 <= system.condition <= 1.01 * condition
+    assert system.condition <= 1.01 * system.condition_bound
+
+
+def test_rows_that_are_too_small_do_not_count(rng: np.random.Generator) -> None:
+    """The rank is that of the weighted matrix, whose rows are not scaled."""
+    a, b = rng.standard_normal((2, 5)), rng.standard_normal(2)
+    result = neula.lstsq(a, b, weights=np.array([1.0, 1e-20]))
+    assert result.rank == 1
+    expected = a[0] * b[0] / (a[0] @ a[0])
+    assert np.linalg.norm(result.x - expected) <= 8 * U * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("large", [True, False])

@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Pair, Sliced, difference
-from neula.algorithms.lapack.products import WIDE, in_double, products
+from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import Evaluation, Refined, length
 from neula.algorithms.lapack.seminormal import Seminormal, by_gram
 from neula.algorithms.lapack.triangle import Triangle
@@ -57,10 +59,13 @@ class Wide:
         self._scales = np.ones(len(a)) if of_rows.scales is None else of_rows.scales
         self.condition = self.condition_bound = np.inf
         factor = by_gram((a / columns).T, large=large)
-        if factor is not None:
-            triangle = Triangle(factor.lower, factor.columns, large=large and len(a) >= WIDE)
-            self.condition = max(1.0, factor.norm * triangle.inverse_norm / triangle.margin)
-            self.condition_bound = factor.norm_bound * triangle.inverse_norm
+        if factor is not None:  # its rows as they are, however small: by them the rank is decided
+            large = large and len(a) >= WIDE
+            triangle = Triangle(factor.lower, np.ones(len(a)), large=large)
+            square = length(gram_matrix(factor.lower, large=large).ravel())
+            norm = square / length(factor.columns)
+            self.condition = max(1.0, norm * triangle.inverse_norm / triangle.margin)
+            self.condition_bound = math.sqrt(square) * triangle.inverse_norm
 
     @classmethod
     def of(cls, given: np.ndarray, *, large: bool = False) -> Wide | None:
