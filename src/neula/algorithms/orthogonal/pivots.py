@@ -315,6 +315,9 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
 def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Pivoted QR by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU.
 
+    Of tall ones it takes R: for columns of few rows SciPy's library begins no threads, which would take the
+    processor from those of torch for milliseconds.
+
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
@@ -328,9 +331,12 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     order : Tensor, shape (batch, n)
         int64.
     """
-    found = [scipy.linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in a]
+    tall = a.shape[1] > a.shape[2]
+    outer, given = torch.linalg.qr(a) if tall else (None, a)
+    found = [scipy.linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in given]
     q, r, order = (
         torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
     )
+    q = q if outer is None else outer @ q
     sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
     return q * sign[:, None], r * sign[..., None], order.long()
