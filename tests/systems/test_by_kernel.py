@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,6 +205,66 @@ def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capabil
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
 
+@pytest.mark.parametrize("n", [1, 2, 9, 31, 33, 40, 133])
+@pytest.mark.parametrize("single", [False, True])
+def test_hard_definite_systems_with_factors(n: int, single: bool, capability: None) -> None:
+    """Solutions are as good as is said, and there are none for matrices that are not definite."""
+    matrices = definite(n)
+    accepted = set()
+    for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
+        with np.errstate(all="ignore"):
+            found = factored.solved_by_factors(
+                *map(torch.from_numpy, (a, b)),
+                torch.float64,
+                0.1,
+                solve_bound(FP32 if single else FP64, n),
+                single=single,
+                large=False,
+                definite=True,
+            )
+        if found is not None and found.known[0] > 0:
+            accepted.add(name)
+            check(compiled.Solved(found.x[None], found.known[:, None]), a[None], b[None])
+    assert not accepted.intersection([*HOPELESS, "negative", "indefinite"])
+    assert accepted >= {"times 1", "condition 1e3"}
+
+
+@pytest.mark.parametrize("n", [250, 530])
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("threads", [1, 3, 64])
+def test_threads_share_a_definite_system(
+    n: int, single: bool, large: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lines, and what becomes of the factor: `L D^-1` and `D L^T`, whose product is A."""
+    monkeypatch.setattr(factored, "THREADED", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    rooms: list[torch.Tensor] = []
+    room = factored._room_of_factors
+
+    def seen(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, int]:
+        rooms.append((found := room(*args, **kwargs))[0])
+        return found
+
+    monkeypatch.setattr(factored, "_room_of_factors", seen)
+    dtype = torch.float32 if single else torch.float64
+    half = torch.from_numpy(normal(n, n, seed=n))
+    a = (half @ half.mT / n + torch.eye(n)).to(dtype)
+    b = torch.from_numpy(normal(n, 2, seed=1)).to(dtype)
+    bound = solve_bound(FP32 if single else FP64, n)
+    found = factored.solved_by_factors(a, b, dtype, 0.1, bound, single=single, large=large, definite=True)
+    assert found is not None
+    assert found.known[0] > 0
+    assert found.known[compiled.NAMES.index("growth")] == 1
+    sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
+    error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
+    assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
+    factors = rooms[0].mT.double()
+    lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
+    u = (FP32 if single else FP64).u
+    assert ((lower @ upper - a.double()).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
+
+
 @IN_BLOCKS
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
@@ -392,7 +453,7 @@ def test_what_it_is_not_for() -> None:
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
         large = np.eye(by_kernel.LARGEST + 1)
-        neula.solve(large, large[0], assume_a="pos")
+        neula.solve(large, large[0], assume_a="pos", certify="forward")
         neula.solve(a.astype(np.float16), b.astype(np.float16))
         neula.solve(a, normal(5, 17))
         neula.solve(a[:0, :0], b[:0])

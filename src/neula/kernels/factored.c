@@ -18,6 +18,7 @@
 #define U 0x1p-53
 #define PROBES 4   /* random vectors that the norm of the inverse is known from */
 #define GROUP 6    /* columns that lines are multiplied by together: the random vectors, another one, and a solution */
+#define TILE 32    /* lines, and numbers of each, that are transposed together */
 #define STRIPE 256 /* lines that several threads solve for together */
 
 /* Lines that are multiplied together: their sums, with GROUP columns, stay in registers. They divide WIDTH. */
@@ -612,6 +613,71 @@ void solve_factored(const struct system *system, double largest)
         if (!found.accepted)
             told[ACCEPTED] = 0;
     }
+}
+
+/* Lines of a factor L of A = L L^T, one for each of its columns, of which the part behind the diagonal counts. They become
+ * those of P L U above without P, for the diagonal D of L: L D^-1, and U = D L^T in two steps, since lines of U are put
+ * together from all of L.
+ */
+INLINE void divide_lines(const struct lines *a, int is_float, long first, long last)
+{
+    for (long j = first; j < last; j++) {
+        double pivot = number(a, j * a->apart + j), reciprocal = 1 / pivot;
+        float *of_floats = (float *)a->first + j * a->apart;
+        double *of_doubles = (double *)a->first + j * a->apart;
+        if (is_float)
+            of_floats[j] = pivot * pivot;
+        else
+            of_doubles[j] = pivot * pivot;
+        for (long i = j + 1; i < a->n; i++) {
+            if (is_float)
+                of_floats[i] *= (float)reciprocal;
+            else
+                of_doubles[i] *= reciprocal;
+        }
+    }
+}
+
+/* Lines of U from some on, a tile of the cache at a time. */
+INLINE void turn_lines(const struct lines *a, int is_float, long first, long last)
+{
+    for (long top = first; top < last; top += TILE)
+        for (long left = 0; left < last; left += TILE) {
+            long bottom = top + TILE < last ? top + TILE : last;
+            for (long j = top; j < bottom; j++)
+                for (long i = left; i < left + TILE && i < j; i++) {
+                    if (is_float) {
+                        float *x = (float *)a->first;
+                        x[j * a->apart + i] = x[i * a->apart + i] * x[i * a->apart + j];
+                    } else {
+                        double *x = (double *)a->first;
+                        x[j * a->apart + i] = x[i * a->apart + i] * x[i * a->apart + j];
+                    }
+                }
+        }
+}
+
+static void divide_part(struct part *part)
+{
+    struct lines a = lines_of(part->system, 1);
+    a.is_float ? divide_lines(&a, 1, part->first, part->last) : divide_lines(&a, 0, part->first, part->last);
+}
+
+static void turn_part(struct part *part)
+{
+    struct lines a = lines_of(part->system, 1);
+    a.is_float ? turn_lines(&a, 1, part->first, part->last) : turn_lines(&a, 0, part->first, part->last);
+}
+
+/* The same with a factor of a definite A. */
+void solve_definite(const struct system *system, double largest)
+{
+    share(&(struct part){.system = system, .work = divide_part, .last = system->n});
+    share(&(struct part){.system = system, .work = turn_part, .last = system->n});
+    for (long i = 0; i < system->n; i++)
+        system->pivots[i] = i;
+    solve_factored(system, largest);
+    raise(&system->known[GROWTH], 1); /* no element of U exceeds all of A */
 }
 
 /* The same from A to the evidence, with factors of blocks: lines of the copy are whole lines of the cache, and there are

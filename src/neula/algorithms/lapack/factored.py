@@ -15,7 +15,7 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.compiled import NAMES, Solved
-from neula.algorithms.lapack.products import factorize
+from neula.algorithms.lapack.products import factorize, factorize_definite
 from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
@@ -62,10 +62,11 @@ def solved_by_factors(
     single: bool,
     large: bool,
     in_blocks: int = 0,
+    definite: bool = False,
 ) -> Solved | None:
-    """Solve by LU with partial pivoting; with factors in single precision update once.
+    """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
-    None where there is no compiler, or a pivot vanishes.
+    None where there is no compiler, where a pivot vanishes, and where A is not definite.
 
     Parameters
     ----------
@@ -81,7 +82,9 @@ def solved_by_factors(
     large : bool
         As of :mod:`neula.algorithms.lapack.products`.
     in_blocks : int, optional
-        Order up to which the kernel makes the factors, too, instead of LAPACK.
+        Order up to which the kernel makes LU factors, too, instead of LAPACK.
+    definite : bool, optional
+        Whether A is symmetric and to be positive definite.
     """
     library = _kernel()
     if library is None:
@@ -91,7 +94,7 @@ def solved_by_factors(
     threads = min(torch.get_num_threads(), MOST_THREADS) if n * n >= THREADED else 1
     columns = BESIDE + 2 * threads + 3 * -(-(k + FEW + 1) // GROUP) * GROUP
     vectors, sides = _vectors(n), empty(k, n).copy_(b.mT)
-    blocked = n <= min(in_blocks, BLOCK * MOST_BLOCKS)
+    blocked = not definite and n <= min(in_blocks, BLOCK * MOST_BLOCKS)
     factors, apart = _room_of_factors(n, torch.float32 if single else torch.float64, blocked=blocked)
     pivots, room = torch.empty(n, dtype=torch.int32, device="cpu"), empty(columns * wide)
     x, known = empty(k, n), empty(len(NAMES) + k)
@@ -105,9 +108,13 @@ def solved_by_factors(
         done = library.solve_in_blocks(given) != 0
     else:
         largest = library.copy_and_look(given)
-        done = factorize(factors.mT, pivots, large=large)
+        done = (
+            factorize_definite(factors.mT, large=large)
+            if definite
+            else factorize(factors.mT, pivots, large=large)
+        )
         if done:
-            library.solve_factored(given, largest)
+            (library.solve_definite if definite else library.solve_factored)(given, largest)
     return Solved(x.mT, known) if done else None
 
 
@@ -130,7 +137,8 @@ def _kernel() -> ctypes.CDLL | None:
     library = load("factored")
     if library is not None:
         library.copy_and_look.argtypes, library.copy_and_look.restype = [ctypes.c_void_p], ctypes.c_double
-        library.solve_factored.argtypes = [ctypes.c_void_p, ctypes.c_double]
+        for solve in (library.solve_factored, library.solve_definite):
+            solve.argtypes = [ctypes.c_void_p, ctypes.c_double]
         library.solve_in_blocks.argtypes = [ctypes.c_void_p]
     return library
 

@@ -224,3 +224,13 @@ def factorize(a: torch.Tensor, pivots: torch.Tensor, *, large: bool) -> bool:
     _, places, failed = library(a.numpy(), overwrite_a=True)
     pivots.copy_(torch.from_numpy(places))
     return not failed
+
+
+def factorize_definite(a: torch.Tensor, *, large: bool) -> bool:
+    """Cholesky's L in the place of the lower triangle of a column-major matrix; False where there is none."""
+    if large:
+        info = torch.empty((), dtype=torch.int32, device="cpu")
+        torch.linalg.cholesky_ex(a, out=(a, info))
+        return not int(info)
+    library = lapack.dpotrf if a.dtype == torch.float64 else lapack.spotrf
+    return not library(a.numpy(), lower=1, clean=0, overwrite_a=1)[1]

@@ -56,9 +56,9 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
     n, tuning = a.shape[-1], options.engine.tuning
     rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left
     formats = [FP32] if options.target is not FP64 else []  # factors in which cost least at any order
-    if n < max(tuning.direct, tuning.direct_alone):
+    if n < (tuning.direct_definite if options.positive else max(tuning.direct, tuning.direct_alone)):
         formats.append(FP64)
-    if not (rows and n > LARGEST and _takes(a, b, options)) or options.positive:
+    if not (rows and n > LARGEST and _takes(a, b, options)):
         return None
     found, format = None, FP64
     for format in formats:
@@ -72,6 +72,7 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
                 single=format is FP32,
                 large=is_large(a.numel(), options),
                 in_blocks=tuning.lu_in_blocks,
+                definite=options.positive,
             )
         if found is None or found.known[0].item() > 0:
             break
