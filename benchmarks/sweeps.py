@@ -23,10 +23,23 @@ HARD = "bench-sweep-1e09"
 """``neula bench sweep --condition 1e9 --quick``."""
 
 
+SPECIAL = "bench-sweep-special"
+"""``neula bench sweep --special``."""
+
+
 def of_hard_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Times and errors where matrices have condition 1e9; in bold what is slower than it may be."""
+    return _times_and_errors(folder / f"{HARD}-{SWEPT['EPYC']}.json")
+
+
+def of_special_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
+    """The same of problems that are not plain."""
+    return _times_and_errors(folder / f"{SPECIAL}-{SWEPT['EPYC']}.json")
+
+
+def _times_and_errors(path: Path) -> Iterator[Sequence[str]]:
     yield "", "size", "neula, ms", "peer, ms", "forward error", "peer"
-    for row in Data.read(folder / f"{HARD}-{SWEPT['EPYC']}.json").rows:
+    for row in Data.read(path).rows:
         ms, known = milliseconds(row["ms"]), row["forward_error"]
         yield (
             f"`{row['problem']}`",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
-from benchmarks.sweeps import of_hard_sweep, of_sweep
+from benchmarks.sweeps import of_hard_sweep, of_special_sweep, of_sweep
 from neula.papers.data import Data
 
 _TABLE = re.compile(
@@ -108,6 +108,7 @@ TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
     "sizes": of_sizes,
     "sweep": of_sweep,
     "hard sweep": of_hard_sweep,
+    "special sweep": of_special_sweep,
 }
 
 

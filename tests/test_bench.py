@@ -138,6 +138,25 @@ def test_a_sweep_of_a_condition_number(short_sweep: None, tmp_path: Path) -> Non
     assert torch.allclose(torch.linalg.cond(a).log10(), torch.tensor(9.0).double(), atol=1e-3)
 
 
+def test_a_sweep_of_special_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each is the problem that its peers solve: errors are those of its matrix."""
+    monkeypatch.setattr(sweep, "FEW_ROWS", ((4, 9),))
+    monkeypatch.setattr(sweep, "SOME", ((12, 5),))
+    monkeypatch.setattr(sweep, "ORDERS", (6,))
+    data = sweep.run(CPU, quick=True, special=True)
+    assert [(row["problem"], row["shape"]) for row in data.rows] == [
+        ("lstsq, fewer rows", "4x9"),
+        *((f"lstsq, {kind}", "12x5") for kind in ("dependent", "damped", "weighted")),
+        ("solve, definite", "6x6"),
+    ]
+    for row in data.rows:
+        assert row["certified"]
+        assert max(row["error"], row["peer_error"]) <= 12 * 2.0**-53
+    assert bench.write(data, tmp_path).name.startswith("bench-sweep-special-")
+    assert bench.read(tmp_path) == [data]
+    assert "special problems" in str(bench.table(data).title)
+
+
 def test_a_peer_that_is_not_as_accurate_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     a = torch.randn(20, 4, dtype=torch.float64)
 

@@ -86,18 +86,17 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
     return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
 
 
-def run_all(
-    names: Iterable[str], report: Run, *, cpu: bool, quick: bool = False, condition: float | None = None
-) -> list[Data]:
-    """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row."""
+def run_all(names: Iterable[str], report: Run, *, cpu: bool, **of_sweep: Any) -> list[Data]:
+    """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row.
+
+    What else is given is for :func:`neula.cli.sweep.run`.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
     def measured(name: str) -> Data:
         report.progress(f"measuring {name}", 0.0)
         if name == sweep.NAME:
-            return sweep.run(
-                device, lambda row: report.say(sweep.line(row)), quick=quick, condition=condition
-            )
+            return sweep.run(device, lambda row: report.say(sweep.line(row)), **of_sweep)
         return run(name, device, lambda row: report.say(f"{name} {line(row)}"))
 
     return [measured(name) for name in names]
@@ -344,9 +343,10 @@ def line(row: Row) -> str:
 
 
 def write(data: Data, folder: Path) -> Path:
-    """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``; of some condition number that stands between."""
-    hard = f"-{data.about['condition']:g}".replace("+", "") if "condition" in data.about else ""
-    path = data_file(folder, f"bench-{data.about['problem']}{hard}", data.about)
+    """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``; what a sweep was asked for stands between."""
+    kind = f"-{data.about['condition']:g}".replace("+", "") if "condition" in data.about else ""
+    kind = "-special" if "special" in data.about else kind
+    path = data_file(folder, f"bench-{data.about['problem']}{kind}", data.about)
     data.write(path)
     return path
 

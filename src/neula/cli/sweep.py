@@ -74,15 +74,17 @@ def run(
     *,
     quick: bool = False,
     condition: float | None = None,
+    special: bool = False,
 ) -> Data:
     """Measure all sizes, or those that take a minute together; ``on_row`` gets each row as it comes.
 
-    Matrices are normal, or have geometric singular values of a condition number. Times are in milliseconds,
+    Matrices are normal, or have geometric singular values of a condition number; or problems are
+    :func:`special_tasks`. Times are in milliseconds,
     medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula takes no more than
     :data:`SLOWER` times the peer's and :data:`LATER`.
     """
     rows = Rows()
-    for task in tasks(device, condition):
+    for task in special_tasks(device) if special else tasks(device, condition):
         if quick and task.flops > QUICK_FLOPS:
             continue
         rows.append(_measure(task, *((0.05, 1) if quick else (0.5, 3))))
@@ -90,7 +92,9 @@ def run(
             on_row(rows[-1])
     error = "backward errors; of svd_lowrank that of the approximation"
     about = {"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}
-    return Data.of(about if condition is None else {**about, "condition": condition}, rows)
+    about |= {} if condition is None else {"condition": condition}
+    about |= {"special": True} if special else {}
+    return Data.of(about, rows)
 
 
 def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
@@ -200,7 +204,14 @@ def _qr_error(a: torch.Tensor, factors: Any) -> float:
 def _lstsq(matrix: Matrix, shape: tuple[int, ...]) -> Any:
     a = matrix(shape)
     b = _normal((*shape[:-1], 1), a.dtype, a.device, seed=2)
-    drivers = ("gels",) if a.is_cuda else ("gels", "gelsy", "gelsd")
+    return _least_squares(partial(neula.lstsq, a, b), a, b)
+
+
+def _least_squares(
+    ours: Callable[[], Any], a: torch.Tensor, b: torch.Tensor, *, full_rank: bool = True
+) -> Any:
+    """Neula's call, and those of the drivers that solve ``min ||A x - b||``: ``gels`` is for full rank."""
+    drivers = ("gels",) if a.is_cuda else ("gels", "gelsy", "gelsd")[not full_rank :]
     torchs = {f"torch {name}": partial(torch.linalg.lstsq, a, b, driver=name) for name in drivers}
     scipys = {
         f"scipy {name}": lambda name=name: scipy.linalg.lstsq(
@@ -214,7 +225,7 @@ def _lstsq(matrix: Matrix, shape: tuple[int, ...]) -> Any:
         every = zip(*(y.double().reshape(-1, *y.shape[-2:]) for y in (a, b, x)), strict=True)
         return max(min(optimality(*one), float(_relative_residual(*one))) for one in every)
 
-    return partial(neula.lstsq, a, b), _calls(torchs, scipys, a), error
+    return ours, _calls(torchs, scipys, a), error
 
 
 def _solve(matrix: Matrix, shape: tuple[int, ...]) -> Any:
@@ -224,12 +235,12 @@ def _solve(matrix: Matrix, shape: tuple[int, ...]) -> Any:
     # By default newer ones look for structure first.
     options = {"assume_a": "gen", "check_finite": False}
     scipys = {"scipy solve": lambda: scipy.linalg.solve(a.numpy(), b.numpy(), **options)}
+    return partial(neula.solve, a, b), _calls(torchs, scipys, a), partial(_error_of_system, a, b)
 
-    def error(found: Any) -> float:
-        x = found.x if hasattr(found, "x") else torch.as_tensor(found)
-        return float(_relative_residual(a.double(), b.double(), x.double()).max())
 
-    return partial(neula.solve, a, b), _calls(torchs, scipys, a), error
+def _error_of_system(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
+    x = found.x if hasattr(found, "x") else torch.as_tensor(found)
+    return float(_relative_residual(a.double(), b.double(), x.double()).max())
 
 
 def _relative_residual(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -263,6 +274,66 @@ def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) ->
     return partial(neula.svd_lowrank, a, rank), peers, lambda found: low_rank_error(a, *found)
 
 
+FEW_ROWS = ((3, 10), (32, 64), (40, 300), (100, 600), (500, 2000))
+SOME = ((10, 3), (64, 32), (300, 40), (600, 100), (2000, 50), (2000, 500), (10000, 100))
+DAMP = 0.1
+
+
+def special_tasks(device: torch.device) -> Iterator[Task]:
+    """Least squares with fewer rows than columns, of three quarters of full rank, damped and weighted, and
+    definite systems, in float64.
+    """
+    kinds = {"fewer rows": (FEW_ROWS, _plain), "dependent": (SOME, _dependent)}
+    kinds |= {"damped": (SOME, _damped), "weighted": (SOME, _weighted)}
+    for name, (shapes, make) in kinds.items():
+        for m, n in shapes:
+            flops = householder_flops(max(m, n), min(m, n))
+            calls = partial(make, m, n, device)
+            yield Task(f"lstsq, {name}", (m, n), torch.float64, flops, calls)
+    for n in ORDERS:
+        yield Task("solve, definite", (n, n), torch.float64, n**3 / 3, partial(_definite, n, device))
+
+
+def _system(m: int, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    return _normal((m, n), torch.float64, device), _normal((m, 1), torch.float64, device, seed=2)
+
+
+def _plain(m: int, n: int, device: torch.device) -> Any:
+    a, b = _system(m, n, device)
+    return _least_squares(partial(neula.lstsq, a, b), a, b)
+
+
+def _dependent(m: int, n: int, device: torch.device) -> Any:
+    a, b = _system(m, 3 * n // 4, device)
+    a = a @ _normal((3 * n // 4, n), a.dtype, device, seed=3)
+    return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=False)
+
+
+def _damped(m: int, n: int, device: torch.device) -> Any:
+    """Peers are given the matrix with the damping below."""
+    a, b = _system(m, n, device)
+    below = DAMP * torch.eye(n, dtype=a.dtype, device=device)
+    stacked = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, 1)])
+    return _least_squares(partial(neula.lstsq, a, b, damp=DAMP), *stacked)
+
+
+def _weighted(m: int, n: int, device: torch.device) -> Any:
+    """Peers are given rows times weights."""
+    a, b = _system(m, n, device)
+    weights = _normal((m, 1), a.dtype, device, seed=3).exp()
+    return _least_squares(partial(neula.lstsq, a, b, weights=weights[:, 0]), weights * a, weights * b)
+
+
+def _definite(n: int, device: torch.device) -> Any:
+    half, b = _system(n, n, device)
+    a = half @ half.T / n + torch.eye(n, dtype=half.dtype, device=device)
+    torchs = {"torch cholesky": lambda: torch.cholesky_solve(b, torch.linalg.cholesky(a))}
+    options = {"assume_a": "pos", "check_finite": False}
+    scipys = {"scipy solve": lambda: scipy.linalg.solve(a.numpy(), b.numpy(), **options)}
+    ours = partial(neula.solve, a, b, assume_a="pos")
+    return ours, _calls(torchs, scipys, a), partial(_error_of_system, a, b)
+
+
 # --- what is shown ---
 
 _HEADINGS = {
@@ -284,6 +355,7 @@ def table(data: Data) -> Table:
     count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
+    hard = ", special problems" if "special" in data.about else hard
     shown = Table(
         *_HEADINGS.values(),
         title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}",

@@ -77,8 +77,8 @@ class Dependent(ABC):
         self._largest = float(columns.max())
         self._spread = self._largest / float(columns.min())
         units, rest, r = columns[found.order] / self._largest, found.rest, found.rank
-        self._of_columns = _shifted_factor(rest, np.ones(r), large=large and r >= WIDE)
-        self._of_rows = _shifted_factor(rest * units[r:], units[:r] ** 2, large=large and r >= WIDE)
+        self._of_columns = _shifted_factor(rest, np.ones(r), large=large)
+        self._of_rows = _shifted_factor(rest * units[r:], units[:r] ** 2, large=large)
         self._growth = math.hypot(1.0, length(rest.ravel()))
         self._through = found.triangle.inverse_norm
         self.condition = max(1.0, found.norm * self._through / found.triangle.margin)
@@ -276,7 +276,7 @@ def _shifted_factor(f: np.ndarray, diagonal: np.ndarray, *, large: bool) -> np.n
     """Cholesky's L of ``diag + F F^T``."""
     gram = gram_matrix(f.T, large=large)
     gram[np.diag_indices(len(gram))] += diagonal
-    return cholesky_factor(gram, large=large)
+    return cholesky_factor(gram, large=large and len(gram) >= WIDE)
 
 
 def _solved(lower: np.ndarray | None, x: np.ndarray) -> np.ndarray:

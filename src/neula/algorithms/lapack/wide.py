@@ -60,8 +60,7 @@ class Wide:
         self.condition = self.condition_bound = np.inf
         factor = by_gram((a / columns).T, large=large)
         if factor is not None:  # its rows as they are, however small: by them the rank is decided
-            large = large and len(a) >= WIDE
-            triangle = Triangle(factor.lower, np.ones(len(a)), large=large)
+            triangle = Triangle(factor.lower, np.ones(len(a)), large=large and len(a) >= WIDE)
             square = length(gram_matrix(factor.lower, large=large).ravel())
             norm = square / length(factor.columns)
             self.condition = max(1.0, norm * triangle.inverse_norm / triangle.margin)

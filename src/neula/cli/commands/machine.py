@@ -91,6 +91,14 @@ def bench(
         float | None,
         typer.Option(help="Of sweep, the condition number of all matrices, which are normal by default."),
     ] = None,
+    special: Annotated[
+        bool,
+        typer.Option(
+            "--special",
+            help="Of sweep, least squares with few rows, dependent columns, damping and weights, and "
+            "definite systems.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
@@ -107,16 +115,20 @@ def bench(
             raise ValueError("--data measures nothing: leave out the problems and --out")
         if draw is not None:
             benchmarks.check_picture(draw)
-        for option, given in (("--quick", quick), ("--condition", condition is not None)):
+        asked = {"--quick": quick, "--condition": condition is not None, "--special": special}
+        for option, given in asked.items():
             if given and BenchmarkName.sweep not in (problems or ()):
                 raise ValueError(f"{option} is for sweep: name it, or leave it out")
+        if condition is not None and special:
+            raise ValueError("--special problems have their own matrices: leave out --condition")
         if condition is not None and not 1 <= condition <= WORST:
             raise ValueError(f"--condition must be from 1 to {WORST:g}, got {condition:g}")
         names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
         if data:
             results = benchmarks.read(data)
         else:
-            results = benchmarks.run_all(names, run, cpu=cpu, quick=quick, condition=condition)
+            of_sweep = {"quick": quick, "condition": condition, "special": special}
+            results = benchmarks.run_all(names, run, cpu=cpu, **of_sweep)
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
             draw.parent.mkdir(parents=True, exist_ok=True)
