@@ -80,7 +80,8 @@ class Independent(NamedTuple):
         if not counts or not (full or left < (rcond - rounding) * low):
             return None
         dropped = 0.0 if full else left + Spectrum.rounding(sum(shape)) * high
-        rest = _solved_together(first, others) if large else triangle.solve(others)
+        together = large or not others.size
+        rest = _solved_together(first, others) if together else triangle.solve(others)
         return cls(triangle, rest, order, low, high, dropped)
 
 
