@@ -164,7 +164,9 @@ def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
 def test_small_least_squares_problems(shape: tuple[int, int], count: int) -> None:
     assert tried(H200, *shape, count) == [*SEMINORMAL, SVD]
     assert tried(SLOW_FP64, *shape, count) == [*SEMINORMAL_FP32, SVD]
-    assert tried(CPU, *shape, count) == [*SEMINORMAL_CPU, SVD]
+    # Of a batch with a kernel or passes of its own what is left mostly lacks full rank.
+    left = ["pivoted householder fp64 + seminormal"] if count > 1 and shape[0] >= shape[1] else []
+    assert tried(CPU, *shape, count) == [SEMINORMAL_CPU[0], *left, SEMINORMAL_CPU[1], SVD]
 
 
 def test_a_cpu_takes_the_gram_matrix_of_a_few_columns() -> None:
@@ -292,7 +294,8 @@ def test_large_systems_on_a_cpu() -> None:
     assert solved(CPU, 100, target=FP32) == LIBRARY
     assert solved(CPU, 1700) == solved(CPU, 5999) == LIBRARY
     assert solved(CPU, 1700, target=FP32) == solved(CPU, 6000) == ["lu fp32 with pivoting", *LIBRARY]
-    assert solved(CPU, 1400, positive=True) == ["cholesky fp32", "cholesky fp64", *LIBRARY]
+    assert solved(CPU, 4499, positive=True) == solved(CPU, 100, positive=True) == ["cholesky fp64"]
+    assert solved(CPU, 4500, positive=True) == ["cholesky fp32", "cholesky fp64", *LIBRARY]
 
 
 def test_large_systems_on_an_h200() -> None:
