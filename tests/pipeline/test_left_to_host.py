@@ -110,6 +110,18 @@ def test_least_squares_that_are_left(taken: list[int]) -> None:
         neula.lstsq(a[3], b[3])
 
 
+def test_what_no_link_for_batches_solves(taken: list[int]) -> None:
+    """More of it goes than of what the next one may solve: two without full rank, beside an ill-conditioned one."""
+    a, b = noise(5, 60, 20), noise(5, 60, 1)
+    a[0], a[1, :, 4], a[3, :, 7] = of_condition(1e10, 60, 20), a[1, :, 2], 0.0
+    with limit(50_000):
+        found = neula.lstsq(a, b)
+    assert found.converged
+    assert taken == [2]
+    assert found.ranks.tolist() == [20, 19, 20, 19, 20]
+    assert "svd fp64" not in [attempt.method for attempt in found.attempts]
+
+
 @pytest.mark.parametrize("problem", ["solve", "lstsq"])
 def test_what_would_take_the_host_longer_stays(problem: str, taken: list[int]) -> None:
     """Problems count by their operations, and small ones by those of calls."""

@@ -11,15 +11,17 @@ LEAST = 4096
 """Operations that the calls for a problem come to, at least."""
 
 
-def host_for(options: Options, count: int, work: int) -> Engine | None:
+def host_for(options: Options, count: int, work: float) -> Engine | None:
     """The engine of the host, where it solves some problems sooner; None elsewhere.
 
     Parameters
     ----------
     options : Options
         Of an engine whose tuning says how much that may be.
-    count, work : int
-        How many problems, and ``m n (n + k)`` of each, as often as that is passed through.
+    count : int
+        How many problems.
+    work : float
+        ``m n (n + k)`` of each, as often as that is passed through.
     """
     most = options.engine.tuning.left_to_host if options.by_host else 0
     if count * max(work, LEAST) > most:

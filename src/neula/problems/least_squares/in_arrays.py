@@ -87,22 +87,13 @@ def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, re
     refused : bool
         Whether it is known that the rank of A is in doubt.
     """
-    m, n = a.shape
-    if m < n and a.size > SHORT:
+    if len(a) < a.shape[1] and a.size > SHORT:
         return None
-    factors: list[Factor] = []
-    ways = [_dependent(a, options, factors)]
-    if m < n:
-        ways.insert(0, _wide(a, options))
-    elif not refused:
-        ways[:0] = [_square(a, b, options)] if m == n else []
-        ways.insert(-1, _tall(a, options, factors))
-    for way in ways:
-        for label, system, largest_error in way:
-            columns = _columns(system, b, options, largest_error)
-            if columns is not None:
-                rank = system.rank if isinstance(system, Dependent) else min(m, n)
-                return Solved(label, system.condition, rank, columns)
+    for label, system, largest_error in _ways(a, b, options, refused=refused):
+        columns = _columns(system, b, options, largest_error)
+        if columns is not None:
+            rank = system.rank if isinstance(system, Dependent) else min(a.shape)
+            return Solved(label, system.condition, rank, columns)
     return _without_zeros(a, b, options)
 
 
@@ -121,11 +112,24 @@ def _without_zeros(a: np.ndarray, b: list[np.ndarray], options: Options) -> Solv
     return found
 
 
-_Way = Iterator[tuple[str, System, float]]
+_Ways = Iterator[tuple[str, System, float]]
 """Labels, systems, and what forward errors may be."""
 
 
-def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Way:
+def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> _Ways:
+    """Cheapest first, each factorized when it is its turn."""
+    m, n = a.shape
+    factors: list[Factor] = []
+    if m < n:
+        yield from _wide(a, options)
+    elif not refused:
+        if m == n:
+            yield from _square(a, b, options)
+        yield from _tall(a, options, factors)
+    yield from _dependent(a, options, factors)
+
+
+def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Ways:
     """By half the operations of a QR; what did it comes first."""
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
@@ -135,7 +139,7 @@ def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Way:
             yield f"lu {format.name} with pivoting", found[0], options.largest_error
 
 
-def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Way:
+def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled
     system = Seminormal.of(a, doubled=doubled, single=single, large=large, refused=refused)
@@ -143,13 +147,13 @@ def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Way:
         yield f"{system.method} + seminormal", system, options.largest_error
 
 
-def _wide(a: np.ndarray, options: Options) -> _Way:
+def _wide(a: np.ndarray, options: Options) -> _Ways:
     system = Wide.of(a, large=is_large(a.size, options))
     if system is not None:
         yield f"{system.method} + seminormal", system, options.largest_error
 
 
-def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Way:
+def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
     """In working precision where that leaves enough digits, unless more are asked for."""
     known = next((x for x in refused if x.method == "householder fp64"), None)
     large = is_large(a.size, options)
