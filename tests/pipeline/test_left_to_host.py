@@ -111,7 +111,7 @@ def test_least_squares_that_are_left(taken: list[int]) -> None:
 
 
 def test_what_no_link_for_batches_solves(taken: list[int]) -> None:
-    """More of it goes than of what the next one may solve: two without full rank, beside an ill-conditioned one."""
+    """More of it goes than of what the next link may solve: here two without full rank, not the third."""
     a, b = noise(5, 60, 20), noise(5, 60, 1)
     a[0], a[1, :, 4], a[3, :, 7] = of_condition(1e10, 60, 20), a[1, :, 2], 0.0
     with limit(50_000):
