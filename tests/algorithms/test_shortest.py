@@ -166,6 +166,37 @@ def test_a_gap_is_needed(rng: np.random.Generator) -> None:
         assert Wide.of(np.full((2, 4), np.nan)) is None
 
 
+def test_updates_leave_the_space_of_the_rows() -> None:
+    """R is so ill-conditioned that the first x is far too long: errors of what shortens it stay."""
+    rows = [[-4200009, -1199933, 6000018, 600003], [1400044, 400001, -2000068, -200008]]
+    a = np.array([*rows, [2799994, 799949, -3999994, -400000]], dtype=float)
+    system = Dependent.of(a, 1e-15, doubled=False)
+    if system is not None:
+        _, found = refined(system, np.array([1200006.0, -400016.0, -800000.0]))
+        assert system.errors(np.array([1200006.0, -400016.0, -800000.0]), found)[2] > 1
+
+
+def test_rounded_weights_turn_the_rows(rng: np.random.Generator) -> None:
+    """The shortest solution is one of the rows as they are, without rounding."""
+    a = np.array([[2e7, 6e7, 3.0], [5e7, 1.5e8, 3.0]])
+    for weights in rng.uniform(0.5, 1.5, (20, 2)):
+        result = neula.lstsq(a, np.array([3.0, 3.0]), weights=weights)
+        error = error_of(a, result.x, [Fraction(0), Fraction(0), Fraction(1)])
+        assert error <= result.forward_error * (1 + 1e-9) or not result.converged
+    g, s = rng.standard_normal((2, 12, 1))
+    tall = np.concatenate([1e6 * g, 3e6 * g, s], 1)
+    assert neula.lstsq(tall, s[:, 0], weights=rng.random(12) + 0.5).factorization == "svd fp64"
+
+
+def test_a_row_of_zeros_in_r(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    a = np.diag(np.arange(1.0, 121))
+    a[:, 1], a[1] = a[:, 0], 0.0
+    result = neula.lstsq(a, np.ones(120))
+    assert result.rank == 119
+    assert np.abs(a @ result.x - (np.arange(120) != 1)).max() <= 1e-12
+
+
 def test_what_is_dropped_counts(rng: np.random.Generator) -> None:
     """Singular values of 1e-6 below a threshold of 1e-4: their square times the condition number."""
     m, n, rank = 30, 8, 5

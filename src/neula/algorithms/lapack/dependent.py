@@ -197,8 +197,12 @@ class Plain(Dependent):
 
     doubled = None
 
+    _updates = 0.0
+    """The sum of their sizes, for one right-hand side."""
+
     def start(self, b: np.ndarray) -> np.ndarray:
         """A first x, a sum of rows as they were given."""
+        self._updates = 0.0
         multipliers = self._multipliers(self._projected(self._a.transposed_times(b)))
         return self._a.transposed_times(self._combined(multipliers)) / self._largest**2
 
@@ -209,8 +213,9 @@ class Plain(Dependent):
         update = self._step(projected)
         noise = 2 * FP64.u * sum(self.shape) ** 0.5
         floor = self._floor(b, high, residual, noise)
-        # Errors that leave the space of the rows, where no step sees them: of the first x, and of the update.
-        of_rows = self._of_sums(high, noise) + self._of_rest * self.size(update)
+        # Errors that leave the space of the rows, where no step sees them: of the first x, of all updates.
+        self._updates += self.size(update)
+        of_rows = self._of_sums(high, noise) + self._of_rest * self._spread**2 * self._updates
         along = self._spread * self._through
         wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
         return Evaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
@@ -258,8 +263,8 @@ class Precise(Dependent):
         of_gradient = self._through * length(residual) / float(self._columns.min())
         floor = self._floor(b, high, residual, noise) + of_slices * (length(high) + of_gradient)
         # Rounding errors of A^T w are those of x itself.
-        of_rows = self._largest * self._found.norm_bound * noise + self._spread * of_slices
-        of_rows *= self._largest * length(w)
+        of_rows = self._largest**2 * self._found.norm_bound * noise
+        of_rows = (of_rows + float((self._columns * self._shrink).max()) * of_slices) * length(w)
         along = self._spread * self._through
         wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
         return Evaluation(residual, self._raised(projected), wrong, along * floor + of_rows)

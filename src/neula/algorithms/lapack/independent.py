@@ -111,7 +111,9 @@ def _by_elimination(core: np.ndarray, rcond: float) -> Ordered:
     rank = int((upper.diagonal().abs() > rcond * n**0.5).sum())
     if not 0 < rank < len(upper):
         return core, np.arange(n), rank
-    packed, pivots = torch.linalg.lu_factor(upper[:rank].mT)
+    packed, pivots, failed = torch.linalg.lu_factor_ex(upper[:rank].mT)
+    if int(failed):  # as many rows of R do not count
+        return core, np.arange(n), 0
     order = torch.lu_unpack(packed, pivots, unpack_data=False)[0].argmax(0)
     upper = upper[:, order]
     factors, scales = torch.geqrf(upper[:, :rank].contiguous())

@@ -60,8 +60,11 @@ def _formed(shapes: System, options: Options) -> System:
 def _with_rounded_weights(given: System, found: Found, options: Options) -> Found | None:
     """Errors of the problem whose weighted elements are not rounded; None where they are too large.
 
-    Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound).
+    Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
+    independent: it turns the rows, which decide what the shortest solution of others is.
     """
+    if found.rank < len(found.x):
+        return None
     sizes = torch.linalg.vector_norm(given.a, dim=0).numpy()
     image = np.linalg.norm(sizes[:, None] * found.x, axis=0)
     condition = ESTIMATED * found.condition
@@ -137,11 +140,12 @@ def _by_lapack(shapes: System, options: Options, *, refused: bool) -> Found | No
 def _suits(shapes: System, options: Options) -> bool:
     """Whether there is one problem, neither too large nor with too many right-hand sides.
 
-    Weighted ones are solved with rounded elements, unless more digits than these leave are asked for.
+    Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the
+    shortest of several solutions.
     """
-    exact = options.weights is None or not options.forward
+    m, n = shapes.a.shape[-2:]
+    exact = options.weights is None or not (options.forward or options.is_wide(m, n))
     if options.named or not exact or not is_single(shapes, options):
         return False
-    m, n = shapes.a.shape
     m = options.rows(m, n)
     return min(m, n) > 0 and max(m, n) * min(m, n) ** 2 <= options.engine.tuning.by_lapack

@@ -116,7 +116,8 @@ def lstsq(
         What is refined until it is at the level of the accuracy: the backward error, or the forward error of
         x, with residuals in twice the working precision, which the condition number times the unit roundoff
         allows where it is well below one; with ``"forward"`` a solution that does not get there is not
-        accepted. Small problems (on a CPU of up to 4096 elements) are refined that far in any case.
+        accepted. Small problems (on a CPU of up to 4096 elements) are refined that far in any case, but for
+        what rounding weighted rows takes from single ones on a CPU, which their forward error includes.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
         and Inf in batches, too.
