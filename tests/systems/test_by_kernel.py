@@ -179,37 +179,8 @@ def test_definite_systems_are_eliminated_without_pivoting(
     assert [attempt.method for attempt in found.attempts] == ["cholesky fp64"]
 
 
-IN_BLOCKS = pytest.mark.parametrize("in_blocks", [0, 1 << 12], ids=["lapack", "blocks"])
-
-
-@IN_BLOCKS
-@pytest.mark.parametrize("n", [9, 40, 133])
-@pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capability: None) -> None:
-    matrices, accepted = hard(n), set()
-    for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
-        with np.errstate(all="ignore"):
-            found = factored.solved_by_factors(
-                *map(torch.from_numpy, (a, b)),
-                torch.float64,
-                0.1,
-                solve_bound(FP32 if single else FP64, n),
-                single=single,
-                large=False,
-                in_blocks=in_blocks,
-            )
-        if found is not None and found.known[0] > 0:
-            accepted.add(name)
-            check(compiled.Solved(found.x[None], found.known[:, None]), a[None], b[None])
-    assert not accepted.intersection([*HOPELESS, "singular"])
-    assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
-
-
-@pytest.mark.parametrize("n", [1, 2, 9, 31, 33, 40, 133])
-@pytest.mark.parametrize("single", [False, True])
-def test_hard_definite_systems_with_factors(n: int, single: bool, capability: None) -> None:
-    """Solutions are as good as is said, and there are none for matrices that are not definite."""
-    matrices = definite(n)
+def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool, **how: Any) -> set[str]:
+    """Names of those whose solutions are accepted, each of which is as good as is said."""
     accepted = set()
     for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
         with np.errstate(all="ignore"):
@@ -220,11 +191,31 @@ def test_hard_definite_systems_with_factors(n: int, single: bool, capability: No
                 solve_bound(FP32 if single else FP64, n),
                 single=single,
                 large=False,
-                definite=True,
+                **how,
             )
         if found is not None and found.known[0] > 0:
             accepted.add(name)
             check(compiled.Solved(found.x[None], found.known[:, None]), a[None], b[None])
+    return accepted
+
+
+IN_BLOCKS = pytest.mark.parametrize("in_blocks", [0, 1 << 12], ids=["lapack", "blocks"])
+
+
+@IN_BLOCKS
+@pytest.mark.parametrize("n", [9, 40, 133])
+@pytest.mark.parametrize("single", [False, True])
+def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capability: None) -> None:
+    accepted = accepted_by_factors(hard(n), n, single=single, in_blocks=in_blocks)
+    assert not accepted.intersection([*HOPELESS, "singular"])
+    assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 31, 33, 40, 133])
+@pytest.mark.parametrize("single", [False, True])
+def test_hard_definite_systems_with_factors(n: int, single: bool, capability: None) -> None:
+    """Solutions are as good as is said, and there are none for matrices that are not definite."""
+    accepted = accepted_by_factors(definite(n), n, single=single, definite=True)
     assert not accepted.intersection([*HOPELESS, "negative", "indefinite"])
     assert accepted >= {"times 1", "condition 1e3"}
 
