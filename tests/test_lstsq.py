@@ -141,8 +141,8 @@ def test_rank_deficient_gives_the_minimum_norm_solution(size, transpose, engine,
     reference = np.linalg.lstsq(A, b, rcond=None)[0]
     assert result.converged
     assert result.rank == size[1] - 2
-    if engine == "cpu":  # one problem on a CPU is taken by NumPy and LAPACK
-        assert [x.method for x in result.attempts] == ["pivoted householder fp64 + seminormal"]
+    if engine == "cpu":  # one problem on a CPU is taken by a kernel, or NumPy and LAPACK
+        assert [x.method.split()[0] for x in result.attempts] == ["pivoted"]
     else:
         large = A.size > 10_000
         assert result.factorization == ("complete orthogonal fp64" if large else "svd fp64")

@@ -12,7 +12,10 @@ import torch
 from neula import kernels
 from neula.kernels import host_source
 
-KERNELS = sorted(path.stem for path in Path(kernels.__file__).parent.glob("*.c"))
+FILES = sorted(path.stem for path in Path(kernels.__file__).parent.glob("*.c"))
+
+KERNELS = [name for name in FILES if not any(name.startswith(f"{other}_") for other in FILES)]
+"""Others are parts of these."""
 
 CAPABILITIES = ["DEFAULT", *(host_source.INSTRUCTIONS if platform.machine() == "x86_64" else ())]
 

@@ -105,6 +105,7 @@ def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: 
     here = str(Launching("cpu"))
     expected = select_engine("cpu", torch.device("cpu")) if seminormal_host.available() else here
     assert neula.lstsq(normal(400, 30), normal(400)).engine == str(expected)
+    assert neula.lstsq(normal(30, 400), normal(30)).engine == str(expected)
     for other in (
         neula.lstsq(normal(401, 30), normal(401)),
         neula.lstsq(normal(400, 30), normal(400), damp=0.5),
@@ -112,7 +113,7 @@ def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: 
         neula.lstsq(normal(400, 30), normal(400), constraints=(normal(1, 30), normal(1))),
         neula.lstsq(normal(400, 30), normal(400), covariance=normal(400).abs()),
         neula.lstsq(normal(400, 30), normal(400), covariance_factor=torch.eye(400).double()),
-        neula.lstsq(normal(30, 400), normal(30)),
+        neula.lstsq(normal(30, 401), normal(30)),
         neula.lstsq(normal(400, 30), normal(400), wait=False),
     ):
         assert other.engine == here

@@ -7,28 +7,63 @@
 #include <stdlib.h>
 
 #include "matrices.h"
-#include "seminormal.h"
+#include "seminormal_shortest.h"
 
 #define NUMBERS 11 /* of each problem */
+
+/* How a problem is solved; the last two are for the shortest solution. */
+enum { BY_GRAM, SHIFTED, FEW_ROWS, DEPENDENT };
+
+/* Room for numbers in one piece, shared out to some places, and zero; NULL where there is too little memory. */
+static double *share_out(double **const places[], const long *sizes, int count)
+{
+    long elements = 0;
+    for (int i = 0; i < count; i++)
+        elements += sizes[i];
+    double *room = aligned_alloc(64, elements * sizeof(double)), *next = room;
+    if (room == NULL)
+        return NULL;
+    memset(room, 0, elements * sizeof(double));
+    for (int i = 0; i < count; i++)
+        *places[i] = next, next += sizes[i];
+    return room;
+}
 
 static double *allocate(Problem *p, long m, long n)
 {
     p->m = m, p->n = n;
     p->rows = (m + PADDED - 1) & -PADDED, p->columns = (n + PADDED - 1) & -PADDED;
-    double **places[] = {
+    double **const places[] = {
         &p->by_rows, &p->by_columns, &p->gram, &p->inverse, &p->scaled, &p->sizes, &p->work, &p->high,
         &p->low, &p->gradient, &p->projected, &p->update, &p->b, &p->residual, &p->residual_low,
     };
-    long tall = p->rows * p->columns, square = p->columns * p->columns;
-    long bytes = (2 * tall + 3 * square + 7 * p->columns + 3 * p->rows) * sizeof(double);
-    double *room = aligned_alloc(64, bytes), *next = room;
-    if (room == NULL)
-        return NULL;
-    memset(room, 0, bytes);
-    for (int i = 0; i < 15; i++) {
-        *places[i] = next;
-        next += i < 2 ? tall : i < 5 ? square : i < 12 ? p->columns : p->rows;
-    }
+    long sizes[15], tall = p->rows * p->columns, square = p->columns * p->columns;
+    for (int i = 0; i < 15; i++)
+        sizes[i] = i < 2 ? tall : i < 5 ? square : i < 12 ? p->columns : p->rows;
+    return share_out(places, sizes, 15);
+}
+
+/* What is needed beside A, or A^T where there are few rows; less where columns cannot be dependent. */
+static double *allocate_shortest(Shortest *s, Problem *p, int few_rows, int dependent)
+{
+    Independent *of = &s->independent;
+    double *order;
+    s->m = few_rows ? p->n : p->m, s->n = few_rows ? p->m : p->n;
+    s->tall = few_rows ? p->columns : p->rows, s->wide = few_rows ? p->rows : p->columns;
+    s->by_rows = few_rows ? p->by_columns : p->by_rows, s->by_columns = few_rows ? p->by_rows : p->by_columns;
+    s->transposed = p;
+    double **const places[] = {
+        &s->b, &s->residual, &s->residual_low, &s->w, &s->w_low, &s->added,
+        &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
+        &of->scaled, &of->y, &of->projected, &of->multipliers, &order,
+        &of->first_by_columns, &of->errors, &of->first_by_rows,
+        &of->gram, &of->inverse, &of->of_columns, &of->of_rows, &of->upper, &of->rest,
+    };
+    long sizes[27], tall = s->n * s->tall, square = s->wide * s->wide;
+    for (int i = 0; i < 27; i++)
+        sizes[i] = i < 6 ? s->tall : i < 18 ? s->wide : i < 20 ? tall : i == 20 ? s->m * s->wide : square;
+    double *room = share_out(places, sizes, dependent ? 27 : 19);
+    of->order = (long *)order;
     return room;
 }
 
@@ -54,12 +89,6 @@ static double given_norm_of(const Problem *p)
     add_rows(p->residual, p->update, 1, -1.0, p->by_columns, p->rows, 0, p->n, 0, 0);
     return length(p->rows, p->residual);
 }
-
-static inline double quotient(double a, double b) { return a == 0.0 ? 0.0 : a / b; }
-
-/* These are NaN if one of the numbers is. */
-static inline double most_of(double a, double b) { return a >= b || a != a ? a : b; }
-static inline double least_of(double a, double b) { return a <= b || a != a ? a : b; }
 
 /* One right-hand side; x is left in `update`, as it is given back. */
 static APART Evidence solved(const Problem *p, const Worth *worth, const Limits *limits, int single)
@@ -88,8 +117,7 @@ static APART Evidence solved(const Problem *p, const Worth *worth, const Limits 
     found.given = given_norm_of(p);
     found.vanished = found.largest == 0.0 && found.forward == 0.0;
     found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&
-                     found.given <= b_norm * (1.0 + (p->m + p->n) * UNIT) &&
-                     worth->norm_bound * worth->inverse_norm * limits->certain < 1.0;
+                     found.given <= b_norm * (1.0 + (p->m + p->n) * UNIT);
     return found;
 }
 
@@ -104,62 +132,134 @@ static void join(Evidence *worst, const Evidence *found)
     worst->accepted &= found->accepted, worst->vanished |= found->vanished;
 }
 
-static void write_down(const Evidence *e, const Worth *worth, long n, double *numbers, long count)
+/* What is known of a matrix in the end. */
+typedef struct {
+    double condition, rank;
+    int good, way;
+} Known;
+
+static void write_down(const Evidence *e, const Known *known, double *numbers, long count)
 {
-    double known[] = {
-        e->accepted, e->refined,  e->forward, e->backward, worth->norm * worth->inverse_norm, e->largest, e->optimality, n,
-        e->vanished, e->steps, worth->shifted,
+    double written[] = {
+        e->accepted, e->refined,  e->forward,     e->backward, known->condition, e->largest, e->optimality, known->rank,
+        e->vanished, e->steps, known->way,
     };
     for (int i = 0; i < NUMBERS; i++)
-        numbers[i * count] = known[i];
+        numbers[i * count] = written[i];
+}
+
+/* A batch, and where its problems are worked on, one after the other. */
+typedef struct {
+    const long *sizes;
+    const Limits *limits;
+    const Probes *probes;
+    int single, way;
+    Problem problem;
+    Worth worth;
+    Shortest shortest;
+    double *more; /* room for what is shortest, once it was needed */
+} Work;
+
+static int has_room(Work *work)
+{
+    int few_rows = work->sizes[1] < work->sizes[2], dependent = work->probes != NULL;
+    if (work->more == NULL)
+        work->more = allocate_shortest(&work->shortest, &work->problem, few_rows, dependent);
+    return work->more != NULL;
+}
+
+static int is_dependent(Work *work, int clearly)
+{
+    work->way = DEPENDENT;
+    return work->probes != NULL && has_room(work) && find_sizes(&work->shortest, work->limits) &&
+           factorize_dependent(&work->shortest, work->limits, work->probes, clearly);
+}
+
+/* Whether there are factors that are good enough: dependent columns before what takes longer where that is clear. */
+static int factorize_one(Work *work)
+{
+    const Limits *limits = work->limits;
+    if (work->sizes[1] < work->sizes[2]) {
+        Shortest *s = &work->shortest;
+        work->way = FEW_ROWS;
+        return has_room(work) && ((find_sizes(s, limits) && factorize_few_rows(s, limits)) || is_dependent(work, 0));
+    }
+    Worth *worth = &work->worth;
+    int begun = begin_factor(&work->problem, limits, worth), clear = begun && !worth->factorized;
+    if (clear && is_dependent(work, 1))
+        return 1;
+    int good = begun && finish_factor(&work->problem, limits, worth);
+    work->way = worth->shifted ? SHIFTED : BY_GRAM;
+    return (good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0) || is_dependent(work, 0);
+}
+
+static Known known_of(const Work *work, int good)
+{
+    const Worth *worth = &work->worth;
+    if (work->way == FEW_ROWS || work->way == DEPENDENT)
+        return (Known){work->shortest.condition, work->shortest.rank, good, work->way};
+    return (Known){worth->norm * worth->inverse_norm, work->problem.n, good, work->way};
+}
+
+static inline Evidence solve_one(Work *work)
+{
+    if (work->way == FEW_ROWS || work->way == DEPENDENT)
+        return shortest(&work->shortest, work->limits, work->single);
+    return solved(&work->problem, &work->worth, work->limits, work->single);
 }
 
 /* Matrices come by value: what is known of their elements makes other loops. */
-static inline void solve_all(
-    Matrices a, Matrices right, long of_a, long of_b, Problem *p, const long *sizes, const Limits *limits, int single,
-    double *x)
+static inline void solve_all(Matrices a, Matrices right, long of_a, long of_b, Work *work, double *x)
 {
-    long count = sizes[0], m = sizes[1], n = sizes[2], k = sizes[3];
+    long count = work->sizes[0], m = work->sizes[1], n = work->sizes[2], k = work->sizes[3];
     double *numbers = x + count * n * k, *forward = numbers + NUMBERS * count, *residual = forward + count * k;
     a.single = of_a, right.single = of_b;
     for (long member = 0; member < count; member++) {
-        Worth worth = {NAN, NAN, NAN, NAN, 0};
         Evidence worst = {.accepted = 1};
-        load(p, &a, member);
-        int good = worth_of(p, limits, &worth);
-        if (!good)
+        load(&work->problem, &a, member);
+        Known known = known_of(work, factorize_one(work));
+        int is_shortest = work->way == FEW_ROWS || work->way == DEPENDENT;
+        double *b = is_shortest ? work->shortest.b : work->problem.b;
+        const double *found_x = is_shortest ? work->shortest.given : work->problem.update;
+        if (!known.good)
             worst = (Evidence){NAN, INFINITY, NAN, NAN, NAN, 0.0, NAN, 0, 0};
         for (long c = 0; c < k; c++) {
             Evidence found = worst;
-            if (good) {
+            if (known.good) {
                 for (long i = 0; i < m; i++)
-                    p->b[i] = element(&right, member, i, c);
-                found = solved(p, &worth, limits, single);
+                    b[i] = element(&right, member, i, c);
+                found = solve_one(work);
                 join(&worst, &found);
             }
             for (long j = 0; j < n; j++)
-                x[(member * n + j) * k + c] = good ? p->update[j] : NAN;
+                x[(member * n + j) * k + c] = known.good ? found_x[j] : NAN;
             forward[member * k + c] = found.forward, residual[member * k + c] = found.given;
         }
-        write_down(&worst, &worth, n, numbers + member, count);
+        write_down(&worst, &known, numbers + member, count);
     }
 }
 
-/* All of a batch; 0 where there is too little memory. Beginning at x, of shape (batch, n, k), there is room for the eleven
- * numbers of each, and for forward errors and norms of residuals, of shape (batch, k). Of problems without an answer all
- * is NaN.
+/* All of a batch; 0 where there is too little memory. Beginning at x, of shape (batch, n, k), there is room for the
+ * eleven numbers of each, and for forward errors and norms of residuals, of shape (batch, k). Of problems without an
+ * answer all is NaN. Without probes no columns are taken to be dependent.
  */
 int seminormal(
-    const Matrices *a, const Matrices *right, const long *sizes, const Limits *limits, int single, double *x)
+    const Matrices *a, const Matrices *right, const long *sizes, const Limits *limits, const Probes *probes, int single,
+    double *x)
 {
-    Problem p;
-    double *room = allocate(&p, sizes[1], sizes[2]);
+    Work work = {.sizes = sizes, .limits = limits, .probes = probes, .single = single};
+    Matrices given = *a;
+    int few_rows = sizes[1] < sizes[2];
+    if (few_rows)
+        given.row = a->column, given.column = a->row;
+    double *room = allocate(&work.problem, sizes[1 + few_rows], sizes[2 - few_rows]);
     if (room == NULL)
         return 0;
     if (a->single)
-        solve_all(*a, *right, 1, right->single, &p, sizes, limits, single, x);
+        solve_all(given, *right, 1, right->single, &work, x);
     else
-        solve_all(*a, *right, 0, right->single, &p, sizes, limits, single, x);
+        solve_all(given, *right, 0, right->single, &work, x);
+    free(work.more);
     free(room);
     return 1;
 }

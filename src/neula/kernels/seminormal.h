@@ -2,6 +2,7 @@
 #ifndef NEULA_SEMINORMAL_H
 #define NEULA_SEMINORMAL_H
 
+#include "evidence.h"
 #include "rows.h"
 
 #define CEILED (1.0 + 0x1p-10) /* for the rounding errors of bounds themselves */
@@ -14,7 +15,8 @@
 
 /* What decides when to stop and what to believe, in this order (seminormal_host.py). */
 typedef struct {
-    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, moderate, forward, backward, certain;
+    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, moderate, forward, backward, certain,
+        rcond;
 } Limits;
 
 /* A problem with what is made of it; `rows` and `columns` are those of padded matrices. */
@@ -26,8 +28,9 @@ typedef struct {
 } Problem;
 
 /* What is known of B, A with its columns divided by their norms, and of the factor: ||B||_2 from below and from above,
- * by its norms of Frobenius and Schatten; ||B^+||_2 from above; ||I - W^T W||_F for W = A R^-1, from above; and whether R
- * took more than the Gram matrix of A, whose columns were too dependent: condition numbers beyond some 1e6.
+ * by its norms of Frobenius and Schatten; ||B^+||_2 from above; ||I - W^T W||_F for W = A R^-1, from above; whether the
+ * Gram matrix of A has a factor; and whether R took more than that, since columns were too dependent: condition numbers
+ * beyond some 1e6.
  *
  * With the factor of that matrix the rate is what rounding errors make of it. Those of the Gram matrix are
  * m u |a_i|^T |a_j| at most, and those of its factorization (n + 1) u |r_i|^T |r_j|: both are below products of the norms
@@ -36,14 +39,8 @@ typedef struct {
  */
 typedef struct {
     double norm, norm_bound, inverse_norm, rate;
-    int shifted;
+    int factorized, shifted;
 } Worth;
-
-/* What is said of a solution: as `numbers` in seminormal.py, where the worst of several counts. */
-typedef struct {
-    double refined, forward, backward, largest, optimality, steps, given;
-    int accepted, vanished;
-} Evidence;
 
 static inline int moderate(double size, const Limits *limits)
 {
@@ -61,8 +58,13 @@ static inline double size_of(const Problem *p, const double *x, const double *y)
     return sqrt(sum);
 }
 
-/* R^-1 in `inverse`, and what it is worth; 0 where it is no good. */
-WITHIN int worth_of(const Problem *p, const Limits *limits, Worth *worth);
+/* R^-1 in `inverse`, and what it is worth: the rate is NaN where the Gram matrix, which stays in `scaled` then, has no
+ * factor. 0 where numbers are not moderate.
+ */
+WITHIN int begin_factor(const Problem *p, const Limits *limits, Worth *worth);
+
+/* The rest of it, by shifted Cholesky QR where the rate is too large; 0 where that is no good. */
+WITHIN int finish_factor(const Problem *p, const Limits *limits, Worth *worth);
 
 /* x as high + low by refinement, and a bound on ||D (x - x*)||: after a step what is left of the error before it, which
  * the projected residual shows, and rounding errors of the residual, whose elements are sums of so many products as A

@@ -2,21 +2,9 @@
 #include <stdlib.h>
 
 #include "seminormal.h"
+#include "triangles.h"
 
 #define PASSES 4 /* as many do for condition numbers up to some 1e13 */
-
-/* R^-1, row by row from the last one on: the computed one times R errs by n u |R^-1| |R| at most. */
-static void invert(const Problem *p)
-{
-    for (long i = p->n - 1; i >= 0; i--) {
-        double *row = p->inverse + i * p->columns, *of_r = p->gram + i * p->columns;
-        memset(row, 0, p->columns * sizeof(double));
-        row[i] = 1.0;
-        add_rows(row, of_r, 1, -1.0, p->inverse, p->columns, i + 1, p->n, i, 1);
-        for (long j = i; j < p->columns; j++)
-            row[j] /= of_r[i];
-    }
-}
 
 /* D R^-1 in `scaled`, and the norm of the sums of the magnitudes in its columns. */
 static double scale_inverse(const Problem *p)
@@ -35,7 +23,7 @@ static int factorize(const Problem *p, double shift)
 {
     if (!cholesky(p->gram, p->n, p->columns, shift))
         return 0;
-    invert(p);
+    invert(p->gram, p->n, p->columns, p->inverse);
     return 1;
 }
 
@@ -97,9 +85,10 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
     return rate;
 }
 
-int worth_of(const Problem *p, const Limits *limits, Worth *worth)
+int begin_factor(const Problem *p, const Limits *limits, Worth *worth)
 {
     long m = p->m, n = p->n, columns = p->columns;
+    *worth = (Worth){NAN, NAN, NAN, NAN, 0, 0};
     form_gram(p->by_rows, m, columns, p->gram, 0);
     for (long j = 0; j < n; j++) {
         p->sizes[j] = sqrt(p->gram[j * columns + j]);
@@ -108,22 +97,26 @@ int worth_of(const Problem *p, const Limits *limits, Worth *worth)
             return 0;
     }
     double of_gram = norm_of(p->gram, n, columns, p->work);
+    worth->norm = of_gram / sqrt(n), worth->norm_bound = sqrt(of_gram);
     memcpy(p->scaled, p->gram, columns * columns * sizeof(double));
-    int factorized = factorize(p, 0.0);
-    worth->rate = NAN;
-    if (factorized) {
+    worth->factorized = factorize(p, 0.0);
+    if (worth->factorized) {
         double of_sums = scale_inverse(p);
         worth->rate = CEILED * UNIT * of_sums * ((m + n + 2) * of_sums + 5 * n);
     }
+    return 1;
+}
+
+int finish_factor(const Problem *p, const Limits *limits, Worth *worth)
+{
     worth->shifted = !(worth->rate <= limits->max_rate);
     if (worth->shifted)
-        worth->rate = by_shifted(p, limits, factorized);
+        worth->rate = by_shifted(p, limits, worth->factorized);
     if (!(worth->rate <= limits->max_rate))
         return 0;
-    form_gram(p->scaled, n, columns, p->gram, 1);
-    for (long j = 0; j < columns; j++)
+    form_gram(p->scaled, p->n, p->columns, p->gram, 1);
+    for (long j = 0; j < p->columns; j++)
         p->work[j] = 1.0;
-    worth->norm = of_gram / sqrt(n), worth->norm_bound = sqrt(of_gram);
-    worth->inverse_norm = sqrt(norm_of(p->gram, n, columns, p->work));
+    worth->inverse_norm = sqrt(norm_of(p->gram, p->n, p->columns, p->work));
     return 1;
 }

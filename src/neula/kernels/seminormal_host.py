@@ -8,19 +8,50 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from enum import IntEnum
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import address_of, pointer_to
+from neula.kernels.host_matrices import address_of, place_of, pointer_to
 from neula.kernels.host_source import load
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.seminormal import NAMES, Limits
 
-NUMBERS = (*NAMES, "steps", "shifted")
-"""What is said of each problem, how many updates were made, and whether R was to come from shifted Cholesky
-QR (1 or 0): columns were too dependent for the factor of their Gram matrix."""
+NUMBERS = (*NAMES, "steps", "way")
+"""What is said of each problem, how many updates were made, and which :class:`Way` was the last one."""
+
+
+class Way(IntEnum):
+    """How a problem is solved: by the factor of a Gram matrix; by shifted Cholesky QR where columns are too
+    dependent for that; the shortest solution by the factor for few rows, and by pivots for dependent columns.
+    """
+
+    GRAM = 0
+    SHIFTED = 1
+    FEW_ROWS = 2
+    DEPENDENT = 3
+
+
+class Probes(NamedTuple):
+    """Along what the rate of convergence is measured where columns are dependent.
+
+    Attributes
+    ----------
+    vectors : array, shape (n, p)
+        Random, float64, without gaps, whose images are as long as the norm of Frobenius says. Where p
+        columns or fewer count, unit vectors take their place.
+    margin : float
+        By how much they may understate it.
+    rounding : float
+        What rounding errors make of it, for each column and unit of ``||R^-1||``.
+    """
+
+    vectors: np.ndarray
+    margin: float
+    rounding: float
 
 
 class Solved:
@@ -61,13 +92,16 @@ def solved(
     dtype: torch.dtype,
     limits: Limits,
     backward: float = np.inf,
+    certain: float = 0.0,
+    *,
     rcond: float = 0.0,
+    probes: Probes | None = None,
 ) -> Solved | None:
     """Solve, refine and measure some problems; None where there is too little memory, or no compiler.
 
     Parameters
     ----------
-    a : Tensor, shape (batch, m, n) or (m, n), m >= n > 0
+    a : Tensor, shape (batch, m, n) or (m, n), m > 0, n > 0
         On the host, float64 or float32, of any strides.
     b : Tensor, shape (batch, m, k) or (m, k)
         Likewise.
@@ -76,8 +110,13 @@ def solved(
     limits : Limits
     backward : float, optional
         What the backward error of what is accepted may be.
+    certain : float, optional
+        What the reciprocal condition number is to exceed, unless columns are dependent.
     rcond : float, optional
-        What the reciprocal condition number is to exceed there.
+        Singular values below this, of columns in units of their norms, times the largest do not count. Where
+        that is in doubt there is no solution.
+    probes : Probes, optional
+        Without them no columns are taken to be dependent.
 
     Examples
     --------
@@ -92,19 +131,35 @@ def solved(
     function, (m, n), k = _function(), a.shape[-2:], b.shape[-1]
     count = len(a) if a.ndim == 3 else 1
     found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
-    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, rcond)
-    if function is None or not function(*given, dtype == torch.float32, address_of(found)):
+    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, certain, rcond)
+    of_rate = None if probes is None else _Probes.of(probes)
+    if function is None or not function(*given, of_rate, dtype == torch.float32, address_of(found)):
         return None
     return Solved(found, count, n, k)
 
 
+class _Probes(ctypes.Structure):
+    _fields_ = (
+        ("vectors", ctypes.c_void_p),
+        ("count", ctypes.c_long),
+        ("margin", ctypes.c_double),
+        ("rounding", ctypes.c_double),
+    )
+
+    @classmethod
+    def of(cls, probes: Probes) -> ctypes.Array[_Probes]:
+        """A pointer to them, while they are kept alive."""
+        vectors, margin, rounding = probes
+        return (cls * 1)(cls(place_of(vectors), vectors.shape[1], margin, rounding))
+
+
 @lru_cache(maxsize=64)
-def _numbers(limits: Limits, backward: float, rcond: float) -> ctypes.Array[ctypes.c_double]:
+def _numbers(limits: Limits, backward: float, certain: float, rcond: float) -> ctypes.Array[ctypes.c_double]:
     """``Limits`` of the kernel."""
     of = limits
-    return (ctypes.c_double * 11)(
+    return (ctypes.c_double * 12)(
         *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),
-        *(MODERATE, of.sure, backward, rcond),
+        *(MODERATE, of.sure, backward, certain, rcond),
     )
 
 

@@ -20,7 +20,7 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
-from neula.problems.least_squares.by_lapack import LABEL
+from neula.problems.least_squares.by_kernel import LABEL
 from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import Problems

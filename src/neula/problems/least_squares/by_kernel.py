@@ -6,27 +6,45 @@ What is accepted here is what the judge of the chain accepts; what is not goes o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
+from neula.algorithms.krylov.batched_lstsq import FEW as FEW_PROBES
+from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.bounds import lstsq_bound
+from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
-from neula.kernels.seminormal_host import NUMBERS, Solved
+from neula.kernels.seminormal_host import NUMBERS, Probes, Solved, Way
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import Problems, Way
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.prepared import Way as Step
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
 from neula.problems.least_squares.report import Found
 
 LARGEST, WIDEST = 1 << 17, 128
-"""Elements and columns of matrices up to which its one thread takes less time than a library with several."""
+"""Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
+several."""
+
+NEAR = 1 << 14
+"""Elements up to which more vectors show how fast refinement of dependent columns converges: passes take less
+time than calls of Python."""
+
+LABEL = "cholesky fp64 + seminormal"
 
 SHIFTED = "shifted cholesky fp64 + seminormal"
 """What the kernel does with columns that are too dependent for the factor of their Gram matrix."""
+
+DEPENDENT = "pivoted cholesky fp64 + seminormal"
+"""What it does with dependent columns."""
+
+LABELS = {Way.GRAM: LABEL, Way.SHIFTED: SHIFTED, Way.FEW_ROWS: LABEL, Way.DEPENDENT: DEPENDENT}
 
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
@@ -34,13 +52,11 @@ ELEMENTS = 1 << 22
 
 def suits(m: int, n: int, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for plain problems of a shape."""
-    small = m >= n > 0 and n <= WIDEST and m * n <= LARGEST
+    small = 0 < min(m, n) <= WIDEST and m * n <= LARGEST
     return small and dtype in DTYPES and seminormal_host.available()
 
 
-def solve_by_kernel(
-    a: torch.Tensor, b: torch.Tensor, label: str, options: Options
-) -> tuple[Found | None, bool]:
+def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Found | None, bool]:
     """One problem, b having shape (m, k): the solution where it is accepted, and whether the
     rank of A is in doubt.
     """
@@ -50,37 +66,36 @@ def solve_by_kernel(
     found = _solved(a, b, options)
     if found is None:
         return None, False
-    accepted, _, _, backward, condition, _, optimality, _, zero, steps, shifted = found.numbers.tolist()
+    accepted, _, _, backward, condition, _, optimality, rank, zero, steps, way = found.numbers.tolist()
     if accepted != 1 or zero:
-        certain = condition * ROUNDED_RANK * options.certain_rcond((m, n)) < 1
+        certain = condition * ROUNDED_RANK * options.certain_rcond((m, n)) < 1 and rank == min(m, n)
         return None, not certain  # NaN without a factor
-    errors, norms = found.forward_error.tolist(), found.residual_norm.tolist()
-    label = SHIFTED if shifted else label
-    solved = Found(label, found.x[0], int(steps), backward, max(1.0, condition), optimality, errors, norms, n)
-    return solved, False
+    errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
+    label, x, steps, rank = LABELS[Way(way)], found.x[0], int(steps), int(rank)
+    return Found(label, x, steps, backward, condition, optimality, errors, norms, rank), False
 
 
 def batch_by_kernel(
-    problems: Problems, before: Answer[Members] | None, *, label: str, together: Way
+    problems: Problems, before: Answer[Members] | None, *, label: str, together: Step
 ) -> Answer[Members]:
     """All of a batch; many right-hand sides are better taken otherwise."""
     if problems.b.shape[2] > FEW:
         return together(problems, before)
     report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
-    used = label
+    used = {Way.GRAM}
     size = max(1, ELEMENTS // problems.a[0].numel())
     for a, b in problems.chunks(size):
         found = _solved(a, b, problems.options)
         if found is None:
             return together(problems, before)
-        *known, taken, shifted = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
+        *known, taken, ways = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
-        used = SHIFTED if bool((shifted * known[0] > 0).any()) else used  # by some that are solved
+        used.update(Way(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-    return Answer(Members.joined(parts), used, iterations=steps, measured=measured)
+    return Answer(Members.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
 
 
 def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
@@ -89,7 +104,7 @@ def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
         x=x,
         forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
         residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
-        rank=torch.full((len(x),), x.shape[1], dtype=torch.int64),
+        rank=of["rank"].long(),
         accepted=of["accepted"] > 0,
         **{name: of[name] for name in ("backward_error", "condition", "refined_error", "optimality")},
     )
@@ -99,5 +114,12 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
-    bound, rcond = lstsq_bound(options.target, n), ROUNDED_RANK * options.certain_rcond((m, n))
-    return seminormal_host.solved(a, b, options.dtype, limits, bound, rcond)
+    bound, certain = lstsq_bound(options.target, min(m, n)), ROUNDED_RANK * options.certain_rcond((m, n))
+    rcond, probes = options.rcond, _probes(m, n) if n <= WIDEST else None
+    return seminormal_host.solved(a, b, options.dtype, limits, bound, certain, rcond=rcond, probes=probes)
+
+
+@lru_cache(maxsize=64)
+def _probes(m: int, n: int) -> Probes:
+    count = PROBES if m * n <= NEAR else FEW_PROBES
+    return Probes(probe_array(n, count), MARGINS[count], ROUNDING * FP64.u)

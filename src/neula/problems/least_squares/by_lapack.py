@@ -22,13 +22,11 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import System
-from neula.problems.least_squares.by_kernel import solve_by_kernel
+from neula.problems.least_squares.by_kernel import LABEL, solve_by_kernel
 from neula.problems.least_squares.in_arrays import solved_in_arrays
 from neula.problems.least_squares.prepared import Problems, Way
 from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import Found, result_of
-
-LABEL = "cholesky fp64 + seminormal"
 
 
 def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
@@ -38,7 +36,7 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult
     given, plain = shapes, options
     if options.weights is not None or options.damp:
         given, plain = _formed(shapes, options), replace(options, weights=None, damp=0.0)
-    found, refused = solve_by_kernel(given.a, given.b, LABEL, plain)
+    found, refused = solve_by_kernel(given.a, given.b, plain)
     if found is None:
         found = _by_library(call, given, plain, refused=refused)
     if found is not None and options.weights is not None:

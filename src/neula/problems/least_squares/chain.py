@@ -21,7 +21,8 @@ from neula.pipeline.chain import Answer, Declined, Link, Verdict
 from neula.pipeline.in_numpy import IN_NUMPY
 from neula.problems.least_squares import by_kernel, links
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
-from neula.problems.least_squares.by_lapack import LABEL, each_by_lapack
+from neula.problems.least_squares.by_kernel import LABEL
+from neula.problems.least_squares.by_lapack import each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import Problems
@@ -112,12 +113,14 @@ def _are_blind(count: int, m: int, n: int, options: Options, patience: int) -> b
 
 def _by_host(m: int, n: int, options: Options) -> Callable[..., Answer[Members]] | None:
     """What takes batches of problems one after the other on a CPU; None where there is nothing."""
-    if m * n**2 > options.engine.tuning.by_lapack or _is_exotic(m, n, options) or options.named:
+    if max(m, n) * min(m, n) ** 2 > options.engine.tuning.by_lapack or options.named:
         return None
-    if options.dtype not in IN_NUMPY:
+    if options.damp or options.weights is not None or options.dtype not in IN_NUMPY:
         return None
     if by_kernel.suits(m, n, options.dtype):
         return by_kernel.batch_by_kernel
+    if m < n:
+        return None
     if suits(m, n):
         return batch_by_lapack
     return None if options.refines_doubled(m, n) else each_by_lapack

@@ -1,0 +1,92 @@
+/* The shortest solution of one problem, refined in twice the working precision: a part of seminormal.c. */
+#include "doubled_rows.h"
+#include "seminormal_shortest.h"
+
+int find_sizes(Shortest *s, const Limits *limits)
+{
+    double smallest = INFINITY;
+    s->largest = 0.0;
+    for (long j = 0; j < s->n; j++) {
+        const double *column = s->by_columns + j * s->tall;
+        double size = s->sizes[j] = length(s->tall, column);
+        if (!moderate(size, limits)) {
+            for (long i = 0; i < s->m; i++)
+                if (column[i] != 0.0) /* or NaN */
+                    return 0;
+            continue;
+        }
+        s->largest = size > s->largest ? size : s->largest, smallest = size < smallest ? size : smallest;
+    }
+    for (long j = 0; j < s->n; j++)
+        s->sizes[j] = s->sizes[j] > 0.0 ? s->sizes[j] : s->largest;
+    s->spread = s->largest / smallest;
+    return s->largest > 0.0;
+}
+
+static Step step_of(const Shortest *s, const Limits *limits, int doubled)
+{
+    return s->few_rows ? step_of_few_rows(s, limits) : step_of_dependent(s, limits, doubled);
+}
+
+/* x + x_low = A^T (w + w_low) */
+static void lift(const Shortest *s)
+{
+    combine_doubled(NULL, 1.0, s->by_rows, s->wide, s->w, s->w_low, s->m, s->x, s->x_low);
+}
+
+/* A bound on ||D (x - x*)||; the residual is that of x. */
+static double refine_rows(const Shortest *s, const Limits *limits, Evidence *found)
+{
+    double left = INFINITY;
+    long bytes = s->wide * sizeof(double);
+    memcpy(s->residual, s->b, s->tall * sizeof(double));
+    step_of(s, limits, 0);
+    memcpy(s->w, s->added, s->tall * sizeof(double));
+    memset(s->w_low, 0, s->tall * sizeof(double));
+    lift(s);
+    for (int step = 0, active = 1; active && step < limits->max_steps; step++) {
+        combine_doubled(s->b, -1.0, s->by_columns, s->tall, s->x, s->x_low, s->n, s->residual, s->residual_low);
+        Step known = step_of(s, limits, 1);
+        double before = left;
+        for (long i = 0; i < s->m; i++)
+            two_sum(s->w[i], s->added[i] + s->w_low[i], s->w + i, s->w_low + i);
+        memcpy(s->before, s->x, bytes), memcpy(s->before_low, s->x_low, bytes);
+        lift(s);
+        left = known.left, found->steps = step + 1;
+        active = left > limits->tolerance * scaled_size(s, s->x, NULL) && left < limits->stagnation * before &&
+                 left > limits->floor * known.floor;
+    }
+    for (long j = 0; j < s->wide; j++)
+        s->before[j] = (s->x[j] - s->before[j]) + (s->x_low[j] - s->before_low[j]);
+    image_of(s, s->before, -1.0, s->residual);
+    return left;
+}
+
+/* ||b - A x|| of x as it is given back; it takes the place of the residual. */
+static double given_norm_of(const Shortest *s)
+{
+    memcpy(s->residual, s->b, s->tall * sizeof(double));
+    image_of(s, s->given, -1.0, s->residual);
+    return length(s->tall, s->residual);
+}
+
+Evidence shortest(const Shortest *s, const Limits *limits, int single)
+{
+    Evidence found = {.accepted = 1};
+    double left = refine_rows(s, limits, &found);
+    double b_norm = length(s->tall, s->b), of_x = scaled_size(s, s->x, NULL);
+    for (long j = 0; j < s->n; j++) {
+        s->given[j] = single ? (float)s->x[j] : s->x[j];
+        found.largest = most_of(found.largest, fabs(s->given[j]));
+    }
+    double of_low = scaled_size(s, s->x_low, NULL) / of_x, of_rounding = scaled_size(s, s->x, s->given) / of_x;
+    double error = left / of_x + of_low + of_rounding;
+    double of_dropped = s->few_rows ? errors_of_few_rows(s, &found) : errors_of_dependent(s, &found);
+    found.backward = found.refined + (of_low + of_rounding);
+    error = limits->computed * error / (1.0 - error) + of_dropped; /* relative to the exact solution */
+    found.forward = error >= 0.0 && error < INFINITY && moderate(b_norm, limits) ? error : INFINITY;
+    found.given = given_norm_of(s);
+    found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&
+                     found.given <= b_norm * (1.0 + (s->m + s->n) * UNIT);
+    return found;
+}
