@@ -14,16 +14,18 @@
 /* How a problem is solved; the last two are for the shortest solution. */
 enum { BY_GRAM, SHIFTED, FEW_ROWS, DEPENDENT };
 
-/* Room for numbers in one piece, shared out to some places, and zero; NULL where there is too little memory. */
-static double *share_out(double **const places[], const long *sizes, int count)
+/* Room for numbers in one piece, shared out to some places, the first of which are zero; NULL where there is too little
+ * memory.
+ */
+static double *share_out(double **const places[], const long *sizes, int count, int zero)
 {
-    long elements = 0;
+    long elements = 0, first = 0;
     for (int i = 0; i < count; i++)
-        elements += sizes[i];
+        elements += sizes[i], first += i < zero ? sizes[i] : 0;
     double *room = aligned_alloc(64, elements * sizeof(double)), *next = room;
     if (room == NULL)
         return NULL;
-    memset(room, 0, elements * sizeof(double));
+    memset(room, 0, first * sizeof(double));
     for (int i = 0; i < count; i++)
         *places[i] = next, next += sizes[i];
     return room;
@@ -40,7 +42,7 @@ static double *allocate(Problem *p, long m, long n)
     long sizes[15], tall = p->rows * p->columns, square = p->columns * p->columns;
     for (int i = 0; i < 15; i++)
         sizes[i] = i < 2 ? tall : i < 5 ? square : i < 12 ? p->columns : p->rows;
-    return share_out(places, sizes, 15);
+    return share_out(places, sizes, 15, 15);
 }
 
 /* What is needed beside A, or A^T where there are few rows; less where columns cannot be dependent. */
@@ -56,13 +58,13 @@ static double *allocate_shortest(Shortest *s, Problem *p, int few_rows, int depe
         &s->b, &s->residual, &s->residual_low, &s->w, &s->w_low, &s->added,
         &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
         &of->scaled, &of->y, &of->projected, &of->multipliers, &order,
-        &of->first_by_columns, &of->errors, &of->first_by_rows,
         &of->gram, &of->inverse, &of->of_columns, &of->of_rows, &of->upper, &of->rest,
+        &of->first_by_columns, &of->errors, &of->first_by_rows,
     };
-    long sizes[27], tall = s->n * s->tall, square = s->wide * s->wide;
+    long sizes[27], tall = s->n * s->tall, square = dependent ? s->wide * s->wide : 0;
     for (int i = 0; i < 27; i++)
-        sizes[i] = i < 6 ? s->tall : i < 18 ? s->wide : i < 20 ? tall : i == 20 ? s->m * s->wide : square;
-    double *room = share_out(places, sizes, dependent ? 27 : 19);
+        sizes[i] = i < 6 ? s->tall : i < 18 ? s->wide : i < 24 ? square : i < 26 ? tall : s->m * s->wide;
+    double *room = share_out(places, sizes, dependent ? 27 : 25, 18);
     of->order = (long *)order;
     return room;
 }
@@ -168,29 +170,32 @@ static int has_room(Work *work)
     return work->more != NULL;
 }
 
-static int is_dependent(Work *work, int clearly)
+/* By the Gram matrix of A, where it is known. */
+static int is_dependent(Work *work, const double *gram)
 {
     work->way = DEPENDENT;
     return work->probes != NULL && has_room(work) && find_sizes(&work->shortest, work->limits) &&
-           factorize_dependent(&work->shortest, work->limits, work->probes, clearly);
+           factorize_dependent(&work->shortest, work->limits, work->probes, gram);
 }
 
-/* Whether there are factors that are good enough: dependent columns before what takes longer where that is clear. */
+/* Whether there are factors that are good enough. */
 static int factorize_one(Work *work)
 {
     const Limits *limits = work->limits;
     if (work->sizes[1] < work->sizes[2]) {
         Shortest *s = &work->shortest;
         work->way = FEW_ROWS;
-        return has_room(work) && ((find_sizes(s, limits) && factorize_few_rows(s, limits)) || is_dependent(work, 0));
+        return has_room(work) && ((find_sizes(s, limits) && factorize_few_rows(s, limits)) || is_dependent(work, NULL));
     }
+    const Problem *p = &work->problem;
     Worth *worth = &work->worth;
-    int begun = begin_factor(&work->problem, limits, worth), clear = begun && !worth->factorized;
-    if (clear && is_dependent(work, 1))
+    int begun = begin_factor(p, limits, worth), singular = begun && !worth->factorized;
+    if (singular && is_dependent(work, p->scaled))
         return 1;
-    int good = begun && finish_factor(&work->problem, limits, worth);
+    int good = begun && finish_factor(p, limits, worth);
     work->way = worth->shifted ? SHIFTED : BY_GRAM;
-    return (good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0) || is_dependent(work, 0);
+    good = good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0;
+    return good || (!singular && is_dependent(work, NULL));
 }
 
 static Known known_of(const Work *work, int good)

@@ -7,27 +7,26 @@
 #include "seminormal_shortest.h"
 #include "triangles.h"
 
-#define CLEAR 0x1p-20 /* squares of columns that are not nearly dependent on those that were chosen before */
-
 /* B^T B, all of it; columns of zeros stay. Norms of B are left in `worth`. */
-static void form_gram_of(Shortest *s)
+static void form_gram_of(Shortest *s, const double *of_a)
 {
     double *gram = s->independent.gram, *ones = s->independent.y, trace = 0.0;
     long n = s->n, wide = s->wide;
-    form_gram(s->by_rows, s->m, wide, gram, 0);
+    if (of_a == NULL)
+        form_gram(s->by_rows, s->m, wide, gram, 0), of_a = gram;
     for (long i = 0; i < n; i++) {
         for (long j = i; j < n; j++)
-            gram[i * wide + j] = gram[j * wide + i] = gram[i * wide + j] / s->sizes[i] / s->sizes[j];
+            gram[i * wide + j] = gram[j * wide + i] = of_a[i * wide + j] / s->sizes[i] / s->sizes[j];
         trace += gram[i * wide + i], ones[i] = 1.0;
     }
     double of_gram = norm_of(gram, n, wide, ones);
     s->worth.norm = of_gram / sqrt(trace), s->worth.norm_bound = CEILED * sqrt(of_gram);
 }
 
-/* Rows of R by pivots, their elements where the columns are, and the order of the columns; how many count; 0 if one
- * is below `clear`.
+/* Rows of R by pivots, their elements where the columns are, and the order of the columns; how many are larger than some
+ * limit, or 0 where others are larger than what rounding errors make of zero.
  */
-static long find_pivots(const Shortest *s, double least, double clear)
+static long find_pivots(const Shortest *s, double least, double rounding)
 {
     const Independent *of = &s->independent;
     long n = s->n, wide = s->wide, r = 0;
@@ -44,8 +43,6 @@ static long find_pivots(const Shortest *s, double least, double clear)
         double pivot = row[p];
         if (!(left[p] > least && pivot > least))
             break;
-        if (pivot < clear)
-            return 0;
         for (long j = 0; j < n; j++) {
             row[j] = left[j] < 0.0 ? 0.0 : row[j] / sqrt(pivot);
             left[j] = left[j] < 0.0 ? left[j] : fmax(0.0, left[j] - row[j] * row[j]);
@@ -53,8 +50,11 @@ static long find_pivots(const Shortest *s, double least, double clear)
         left[p] = -1.0, of->order[r] = p;
     }
     for (long j = 0, next = r; j < n; j++)
-        if (!(left[j] < 0.0))
+        if (!(left[j] < 0.0)) {
+            if (!(left[j] <= rounding))
+                return 0;
             of->order[next++] = j;
+        }
     return r;
 }
 
@@ -229,15 +229,15 @@ static double measured_rate(const Shortest *s, const Probes *probes)
     return probes->margin * sqrt(sum) + probes->rounding * r * s->worth.inverse_norm;
 }
 
-int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes, int clearly)
+int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes, const double *gram)
 {
     Independent *of = &s->independent;
     memset(of->projected, 0, s->wide * sizeof(double));
     s->worth = (Worth){NAN, NAN, NAN, NAN, 0, 0}, s->condition = NAN;
     s->few_rows = 0;
-    form_gram_of(s);
-    double least = fmax(limits->rcond * limits->rcond, shift_of(s->m, s->n));
-    s->rank = find_pivots(s, least, clearly ? CLEAR : 0.0);
+    form_gram_of(s, gram);
+    double square = limits->rcond * limits->rcond, rounding = (s->m + s->n + 2) * UNIT;
+    s->rank = find_pivots(s, fmax(square, s->n * rounding), fmax(square, 4.0 * rounding));
     of->columns = (s->rank + PADDED - 1) & -PADDED;
     gather(s);
     if (!(s->rank > 0 && invert_first(s, limits) && find_rest(s, limits) && invert_both(s)))

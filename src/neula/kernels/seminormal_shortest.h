@@ -77,11 +77,11 @@ static inline double noise_of(const Shortest *s, const Limits *limits) { return 
 /* D, where columns of zeros count as the longest one; 0 where numbers are not moderate. */
 WITHIN int find_sizes(Shortest *s, const Limits *limits);
 
-/* Factors; 0 where they are no good, the rank is in doubt, or there is none between pivots that are `clearly` large ones
- * and rounding errors.
+/* Factors; 0 where they are no good, or the rank is in doubt. Of the Gram matrix of A, if it is known, the upper triangle
+ * is read.
  */
 WITHIN int factorize_few_rows(Shortest *s, const Limits *limits);
-WITHIN int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes, int clearly);
+WITHIN int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes, const double *gram);
 
 /* What to add to w, in `added`, by the residual. */
 WITHIN Step step_of_few_rows(const Shortest *s, const Limits *limits);
