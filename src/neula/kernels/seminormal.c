@@ -58,13 +58,17 @@ static double *allocate_shortest(Shortest *s, Problem *p, int few_rows, int depe
         &s->b, &s->residual, &s->residual_low, &s->w, &s->w_low, &s->added,
         &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
         &of->scaled, &of->y, &of->projected, &of->multipliers, &order,
+        &of->errors, &of->first_by_columns, &of->first_by_rows,
         &of->gram, &of->inverse, &of->of_columns, &of->of_rows, &of->upper, &of->rest,
-        &of->first_by_columns, &of->errors, &of->first_by_rows,
     };
-    long sizes[27], tall = s->n * s->tall, square = dependent ? s->wide * s->wide : 0;
-    for (int i = 0; i < 27; i++)
-        sizes[i] = i < 6 ? s->tall : i < 18 ? s->wide : i < 24 ? square : i < 26 ? tall : s->m * s->wide;
-    double *room = share_out(places, sizes, dependent ? 27 : 25, 18);
+    long most = s->tall < s->wide ? s->tall : s->wide; /* of r columns */
+    long sizes[27] = {
+        [18] = s->n * s->tall, [19] = most * s->tall, [20] = s->m * most, [21] = s->wide * s->wide,
+        [22] = most * most, [23] = most * most, [24] = most * most, [25] = most * s->wide, [26] = most * s->wide,
+    };
+    for (int i = 0; i < 18; i++)
+        sizes[i] = i < 6 ? s->tall : s->wide;
+    double *room = share_out(places, sizes, dependent ? 27 : 19, 18);
     of->order = (long *)order;
     return room;
 }

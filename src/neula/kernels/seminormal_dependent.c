@@ -29,11 +29,11 @@ static void form_gram_of(Shortest *s, const double *of_a)
 static long find_pivots(const Shortest *s, double least, double rounding)
 {
     const Independent *of = &s->independent;
-    long n = s->n, wide = s->wide, r = 0;
+    long n = s->n, wide = s->wide, most = s->m < n ? s->m : n, r = 0;
     double *left = of->scaled; /* of the squares of the columns, negative of those that are chosen */
     for (long j = 0; j < n; j++)
         left[j] = of->gram[j * wide + j];
-    for (; r < n; r++) {
+    for (; r < most; r++) {
         long p = 0;
         for (long j = 1; j < n; j++)
             p = left[j] > left[p] ? j : p;

@@ -11,7 +11,7 @@ static int are_independent(Shortest *s)
 {
     const Problem *p = s->transposed;
     long m = s->m, tall = s->tall;
-    double of_b = 0.0, *scaled = s->independent.first_by_columns;
+    double of_b = 0.0, *scaled = s->independent.errors;
     for (long j = 0; j < s->n; j++)
         for (long i = 0; i < tall; i++)
             scaled[j * tall + i] = s->by_columns[j * tall + i] / s->sizes[j];

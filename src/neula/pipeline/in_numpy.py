@@ -20,12 +20,14 @@ FEW = 16
 """Right-hand sides of one problem that are refined one by one; more of them are taken together."""
 
 
-def is_single(shapes: System, options: Options) -> bool:
-    """Whether there is one problem in the memory of the host, which NumPy and LAPACK can be handed."""
+def is_single(shapes: System, options: Options, most: int = FEW) -> bool:
+    """Whether there is one problem in the memory of the host, which NumPy and LAPACK can be handed, with so many
+    right-hand sides at most.
+    """
     a, b = shapes.a, shapes.b
     here = options.engine.device.type == "cpu" and a.is_cpu and b.is_cpu and not options.over_rows.spread
     usual = options.dtype in IN_NUMPY and options.progress is None
-    return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= FEW and usual
+    return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= most and usual
 
 
 def arrays_of(shapes: System) -> tuple[np.ndarray, list[np.ndarray]]:

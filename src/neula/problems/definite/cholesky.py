@@ -21,6 +21,7 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
+from neula.problems.definite.by_lapack import factorize_by_lapack
 from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
@@ -192,14 +193,17 @@ def _finished(
 
 
 def _at_once(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValues], float | None] | None:
-    """What a first link that only launches finds, and the largest residual if all are accepted.
+    """What a first link finds that only launches, or LAPACK, and the largest residual if all are accepted.
 
-    Small matrices take a GPU less time than a host takes for a chain and its records. None for what it is not
-    made for.
+    Small matrices take less time than a host takes for a chain and its records. None for what it is not made
+    for.
     """
     count, n = len(lower), lower.shape[-1]
     if 0 in lower.shape or options.progress is not None:
         return None
+    by_lapack = factorize_by_lapack(lower, options)
+    if by_lapack is not None and by_lapack[1] <= CholeskyJudge.of(n, options).bound:
+        return by_lapack
     link = chain(count, n, options)[0]
     if not link.queued:
         return None

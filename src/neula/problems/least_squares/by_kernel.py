@@ -30,7 +30,11 @@ from neula.problems.least_squares.report import Found
 
 LARGEST, WIDEST = 1 << 17, 128
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
-several."""
+several; so many also has the Gram matrix of columns that may be dependent."""
+
+RIGHT = 1 << 20
+"""Elements of a matrix, times right-hand sides, up to which many of these are refined one by one: in twice the
+precision, where the library cuts them into slices. With more the library multiplies by them together."""
 
 NEAR = 1 << 14
 """Elements up to which more vectors show how fast refinement of dependent columns converges: passes take less
@@ -56,12 +60,17 @@ def suits(m: int, n: int, dtype: torch.dtype) -> bool:
     return small and dtype in DTYPES and seminormal_host.available()
 
 
+def most_right(m: int, n: int) -> int:
+    """Right-hand sides of a problem up to which they are refined one by one."""
+    return max(FEW, RIGHT // max(1, m * n))
+
+
 def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Found | None, bool]:
     """One problem, b having shape (m, k): the solution where it is accepted, and whether the
     rank of A is in doubt.
     """
     m, n = a.shape
-    if not suits(m, n, options.dtype):
+    if not (suits(m, n, options.dtype) and b.shape[1] <= most_right(m, n)):
         return None, False
     found = _solved(a, b, options)
     if found is None:
@@ -79,7 +88,7 @@ def batch_by_kernel(
     problems: Problems, before: Answer[Members] | None, *, label: str, together: Step
 ) -> Answer[Members]:
     """All of a batch; many right-hand sides are better taken otherwise."""
-    if problems.b.shape[2] > FEW:
+    if problems.b.shape[2] > most_right(*problems.a.shape[1:]):
         return together(problems, before)
     report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
     used = {Way.GRAM}
@@ -115,7 +124,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
     bound, certain = lstsq_bound(options.target, min(m, n)), ROUNDED_RANK * options.certain_rcond((m, n))
-    rcond, probes = options.rcond, _probes(m, n) if n <= WIDEST else None
+    rcond, probes = options.rcond, _probes(m, n) if n**2 <= LARGEST else None
     return seminormal_host.solved(a, b, options.dtype, limits, bound, certain, rcond=rcond, probes=probes)
 
 

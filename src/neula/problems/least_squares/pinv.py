@@ -16,6 +16,7 @@ from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.chain import chain_together
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Options
@@ -138,7 +139,10 @@ def pinv(
         if not batch and a.numel() > 0:
             check_finite(matrices[0], options.engine.column_max(matrices[0]), "A")
         problems = Problems(matrices.mT if tall else matrices, identity, options)
-        run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch)), problems)
+        # On a host kernels for batches take one matrix as well, whose right-hand sides are many.
+        count = max(2 if options.engine.tuning.lapack else 1, len(matrices))
+        links = chain_together(count, *problems.a.shape[1:], options)
+        run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch), together=links), problems)
     if bool(torch.isinf(run.found.x).any()):
         raise does_not_fit(options.dtype)
     x = (run.found.x.mT if tall else run.found.x).reshape(*batch, a.shape[-1], a.shape[-2])
