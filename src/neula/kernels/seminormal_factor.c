@@ -41,8 +41,9 @@ static int factorize_again(const Problem *p)
     return 1;
 }
 
-/* The rate, measured: rounding errors of W, whose Gram matrix is left in `gram`, are n u |A| |R^-1| at most, and those of
- * that m u times the squares of its norm.
+/* The rate, measured for the R^-1 that is there: rounding errors of W, whose Gram matrix is left in `gram`, are as many
+ * u |A| |R^-1| as sums of n multiples have, and those of that m u times the squares of its norm. R^-T times a gradient
+ * errs as W does, and R^-1 times that by half as many u as there are columns: sums are those of two lanes or more.
  */
 static double measured_rate(const Problem *p, double *w, double *of_sums)
 {
@@ -52,7 +53,7 @@ static double measured_rate(const Problem *p, double *w, double *of_sums)
         add_rows(w + i * columns, p->by_rows + i * columns, 1, 1.0, p->inverse, columns, 0, n, 0, 1);
     form_gram(w, p->m, columns, p->gram, 0);
     *of_sums = scale_inverse(p);
-    double of_product = n * UNIT * *of_sums, lost = 0.0, of_w = 0.0;
+    double of_product = roundings(n) * UNIT * *of_sums, of_solve = (n / 2 + 4) * UNIT * *of_sums, lost = 0.0, of_w = 0.0;
     for (long i = 0; i < n; i++) {
         const double *row = p->gram + i * columns;
         of_w += row[i], lost += (row[i] - 1.0) * (row[i] - 1.0);
@@ -60,7 +61,7 @@ static double measured_rate(const Problem *p, double *w, double *of_sums)
             lost += 2.0 * row[j] * row[j];
     }
     double measured = sqrt(lost) + (2.0 * sqrt(of_w) + of_product) * of_product + (p->m + 2) * UNIT * of_w;
-    return CEILED * (measured + 5 * of_product);
+    return CEILED * (measured + of_product + of_solve);
 }
 
 /* The same by shifted Cholesky QR of W, until that is nearly orthonormal, from a factor or, where there is none, from the

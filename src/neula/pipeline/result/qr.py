@@ -58,10 +58,6 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     accepted: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have all values."""
-        return {name: getattr(self, name) for name in vars(self)}
-
     def _factors(self) -> tuple[Any, ...]:
         if self.tau is not None:
             return self.H, self.tau

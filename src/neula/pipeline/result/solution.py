@@ -77,10 +77,6 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     forward_errors: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have all values."""
-        return {name: getattr(self, name) for name in vars(self)}
-
     def headline(self) -> str:
         """What is certified, in a line."""
         certified = shown.verdict(self.accuracy, converged=self.converged)

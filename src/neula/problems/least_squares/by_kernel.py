@@ -25,7 +25,7 @@ from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.prepared import Way as Step
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
+from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import Found
 
 LARGEST, WIDEST = 1 << 17, 128
@@ -77,8 +77,8 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple
         return None, False
     accepted, _, _, backward, condition, _, optimality, rank, zero, steps, way = found.numbers.tolist()
     if accepted != 1 or zero:
-        certain = condition * ROUNDED_RANK * options.certain_rcond((m, n)) < 1 and rank == min(m, n)
-        return None, not certain  # NaN without a factor
+        # Without a factor nothing is known: condition numbers are NaN.
+        return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
     label, x, steps, rank = LABELS[Way(way)], found.x[0], int(steps), int(rank)
     return Found(label, x, steps, backward, condition, optimality, errors, norms, rank), False
@@ -123,7 +123,7 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
-    bound, certain = lstsq_bound(options.target, min(m, n)), ROUNDED_RANK * options.certain_rcond((m, n))
+    bound, certain = lstsq_bound(options.target, min(m, n)), options.counting_rcond((m, n))
     rcond, probes = options.rcond, _probes(m, n) if n**2 <= LARGEST else None
     return seminormal_host.solved(a, b, options.dtype, limits, bound, certain, rcond=rcond, probes=probes)
 

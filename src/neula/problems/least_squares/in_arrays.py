@@ -173,8 +173,10 @@ def _columns(
 ) -> list[Column] | None:
     """All solutions; None where one is not accepted, or the rank is in doubt."""
     if not isinstance(system, Dependent):
-        certain = system.condition_bound * options.certain_rcond(system.shape) * ROUNDED_RANK < 1
-        if not certain:
+        least = ROUNDED_RANK * options.certain_rcond(system.shape)
+        if isinstance(system, Seminormal):
+            least = options.counting_rcond(system.shape)
+        if not system.condition_bound * least < 1:
             return None
     bound, columns = lstsq_bound(options.target, min(system.shape)), []
     known = system.first if isinstance(system, Square) else [None] * len(b)

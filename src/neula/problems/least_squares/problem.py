@@ -17,6 +17,9 @@ ROUNDED_RANK = 4.0
 """By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
 move singular values by less."""
 
+NEARLY = 1.2
+"""By how much singular values of an R may exceed those of A where ``||I - Q^T Q||`` is a quarter at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options(solutions.Options):
@@ -44,6 +47,12 @@ class Options(solutions.Options):
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
         return max(self.rcond, max(shape[-2:]) * FP64.u)
+
+    def counting_rcond(self, shape: Sequence[int]) -> float:
+        """What singular values must exceed where they are known to a part of themselves, of an R with a Q that
+        is nearly orthonormal: only what an SVD makes of them, which has the last word, is left.
+        """
+        return NEARLY * (self.rcond + max(shape[-2:]) * FP64.u)
 
     @property
     def named(self) -> bool:
