@@ -54,7 +54,7 @@ def _factorized(
         return None
     factor = found.astype(IN_NUMPY[dtype], copy=False)
     residual = _residual(given, factor, scales, large=large)
-    values = CholeskyValues(torch.from_numpy(factor)[None], torch.tensor([residual], dtype=torch.float64))
+    values = CholeskyValues(torch.from_numpy(factor)[None], torch.from_numpy(np.array([residual])))
     return Answer(values, f"cholesky fp{8 * work.itemsize}"), residual
 
 

@@ -33,8 +33,8 @@ LARGEST, WIDEST = 1 << 17, 128
 several; so many also has the Gram matrix of columns that may be dependent."""
 
 RIGHT = 1 << 20
-"""Elements of a matrix, times right-hand sides, up to which many of these are refined one by one: in twice the
-precision, where the library cuts them into slices. With more the library multiplies by them together."""
+"""Elements of a matrix, times right-hand sides, up to which these are refined one by one. More of them the
+library multiplies by together, in slices for twice the precision."""
 
 NEAR = 1 << 14
 """Elements up to which more vectors show how fast refinement of dependent columns converges: passes take less

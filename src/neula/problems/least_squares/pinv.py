@@ -141,7 +141,7 @@ def pinv(
         problems = Problems(matrices.mT if tall else matrices, identity, options)
         # On a host kernels for batches take one matrix as well, whose right-hand sides are many.
         count = max(2 if options.engine.tuning.lapack else 1, len(matrices))
-        links = chain_together(count, *problems.a.shape[1:], options)
+        links = chain_together(count, min(a.shape[-2:]), max(a.shape[-2:]), options)
         run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch), together=links), problems)
     if bool(torch.isinf(run.found.x).any()):
         raise does_not_fit(options.dtype)

@@ -49,8 +49,8 @@ class Options(solutions.Options):
         return max(self.rcond, max(shape[-2:]) * FP64.u)
 
     def counting_rcond(self, shape: Sequence[int]) -> float:
-        """What singular values must exceed where they are known to a part of themselves, of an R with a Q that
-        is nearly orthonormal: only what an SVD makes of them, which has the last word, is left.
+        """What singular values must exceed where they are known to a part of themselves: by an R whose Q is
+        nearly orthonormal. An SVD, which has the last word, would count them, too.
         """
         return NEARLY * (self.rcond + max(shape[-2:]) * FP64.u)
 
