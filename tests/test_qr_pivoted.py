@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from neula.algorithms.orthogonal.pivots import (
 )
 from neula.algorithms.orthogonal.strong_rrqr import _Interchange, _interchanged, first_weak, strong_order
 from neula.engines import CpuEngine, EmulatedEngine, Tuning
+from neula.problems.orthogonal import pivoted
 
 EPS = 2.0**-52
 rng = np.random.default_rng(0)
@@ -350,3 +352,30 @@ def test_the_rank_is_revealed_on_a_gpu(dtype: torch.dtype) -> None:
     for k in (50, 200, 400):
         rounding = 1500 * eps * s[0]
         assert torch.linalg.matrix_norm(r[k:, k:], 2) <= 10 * 1500**0.5 * (s[k] + rounding)
+
+
+def test_small_ones_of_a_cpu_need_no_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless R may hide something, or is no good."""
+    calls: list[tuple[int, ...]] = []
+    chain = pivoted.factorize_pivoted
+
+    def counted(matrices: torch.Tensor, *given: Any, **asked: Any) -> Any:
+        calls.append(tuple(matrices.shape[1:]))
+        return chain(matrices, *given, **asked)
+
+    monkeypatch.setattr("neula.problems.orthogonal.qr.factorize_pivoted", counted)
+    for a in (normal(30, 8), normal(300, 40).astype(np.float32), 1e50 * normal(9, 9), normal(4, 1)):
+        result = neula.qr(a, pivoting=True)
+        assert result.converged
+        q, r, order = result
+        eps = np.finfo(a.dtype).eps
+        assert np.linalg.norm(a[:, order] - q @ r) <= 30 * eps * np.linalg.norm(a)
+        assert np.linalg.norm(q.T @ q - np.eye(len(order))) <= 60 * eps * len(order) ** 0.5
+        assert result.P.dtype == np.int64
+        assert result.R.dtype == a.dtype
+    assert not calls
+    dependent = normal(30, 8)
+    dependent[:, 3] = dependent[:, 5]
+    for a in (kahan(90), dependent, 1e-200 * normal(9, 9), normal(4, 7)):
+        neula.qr(a, pivoting=True)
+    assert calls == [(90, 90), (30, 8), (9, 9), (4, 7)]

@@ -21,8 +21,8 @@ FEW = 16
 
 
 def is_single(shapes: System, options: Options, most: int = FEW) -> bool:
-    """Whether there is one problem in the memory of the host, which NumPy and LAPACK can be handed, and has no
-    more than so many right-hand sides.
+    """Whether there is one problem in the memory of the host, of so few right-hand sides, for NumPy and
+    LAPACK.
     """
     a, b = shapes.a, shapes.b
     here = options.engine.device.type == "cpu" and a.is_cpu and b.is_cpu and not options.over_rows.spread

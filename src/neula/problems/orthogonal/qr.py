@@ -25,6 +25,7 @@ from neula.problems.orthogonal.by_lapack import qr_by_lapack
 from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
+from neula.problems.orthogonal.pivoted_by_lapack import pivoted_by_lapack
 from neula.problems.orthogonal.problem import Options
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
@@ -219,6 +220,8 @@ def qr(
         call = call.by_host(engine)
     options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
+        if (single := pivoted_by_lapack(call, mode, options)) is not None:
+            return single
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
