@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 import torch
@@ -184,6 +186,31 @@ def test_rates_are_measured(rng: np.random.Generator) -> None:
     )
     assert blind is not None
     assert blind.numbers[0] == 0  # by rounding errors that are far too large
+
+
+@pytest.mark.parametrize("m", [30, 214])
+def test_bounds_beyond_one_are_none(m: int, rng: np.random.Generator) -> None:
+    """A b that is nearly orthogonal to the range has a solution below all rounding errors.
+
+    Where it is no longer accepted it is not accepted again further down: a bound beyond one is none, whatever
+    is added to it.
+    """
+    v, b = rng.standard_normal(m), rng.standard_normal(m)
+    v[-3:] = 1.0, 2.0**-30, 2.0**-60
+    size = float(np.linalg.norm(v) * np.linalg.norm(b))
+    known = sum(
+        (Fraction(x) * Fraction(y) for x, y in zip(v[:-3].tolist(), b.tolist(), strict=False)), Fraction(0)
+    )
+    a, accepted = np.stack([v, v], 1), []
+    for exponent in np.arange(-85.0, -105.0, -1 / 256):
+        rest = Fraction(2.0**exponent * size) - known
+        for i in (-3, -2, -1):
+            b[i] = float(rest / Fraction(v[i]))
+            rest -= Fraction(v[i]) * Fraction(b[i])
+        accepted.append(bool(by_kernel(a, b[:, None])[1]["accepted"]))
+    assert accepted == sorted(accepted, reverse=True)
+    assert accepted[0]
+    assert not accepted[-1]
 
 
 @pytest.mark.parametrize("shape", [(5, 2), (40, 6), (300, 40), (4, 9), (30, 70), (3, 200)])

@@ -163,7 +163,8 @@ typedef struct {
     Problem problem;
     Worth worth;
     Shortest shortest;
-    double *more; /* room for what is shortest, once it was needed */
+    double in_doubt; /* the condition number of what may lack full rank, or NaN */
+    double *more;    /* room for what is shortest, once it was needed */
 } Work;
 
 static int has_room(Work *work)
@@ -186,6 +187,7 @@ static int is_dependent(Work *work, const double *gram)
 static int factorize_one(Work *work)
 {
     const Limits *limits = work->limits;
+    work->in_doubt = NAN;
     if (work->sizes[1] < work->sizes[2]) {
         Shortest *s = &work->shortest;
         work->way = FEW_ROWS;
@@ -198,13 +200,17 @@ static int factorize_one(Work *work)
         return 1;
     int good = begun && finish_factor(p, limits, worth);
     work->way = worth->shifted ? SHIFTED : BY_GRAM;
-    good = good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0;
-    return good || (!singular && is_dependent(work, NULL));
+    if (good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0)
+        return 1;
+    work->in_doubt = good ? worth->norm * worth->inverse_norm : NAN;
+    return !singular && is_dependent(work, NULL);
 }
 
 static Known known_of(const Work *work, int good)
 {
     const Worth *worth = &work->worth;
+    if (!good)
+        return (Known){work->in_doubt, NAN, 0, work->way};
     if (work->way == FEW_ROWS || work->way == DEPENDENT)
         return (Known){work->shortest.condition, work->shortest.rank, good, work->way};
     return (Known){worth->norm * worth->inverse_norm, work->problem.n, good, work->way};

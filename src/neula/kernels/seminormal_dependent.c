@@ -259,7 +259,7 @@ Step step_of_dependent(const Shortest *s, const Limits *limits, int doubled)
     double floor = noise * (of_b * (scaled_size(s, s->x, NULL) + of_gradient) + length(s->tall, s->b));
     /* Rounding errors of A^T w are those of x itself. */
     double of_rows = s->largest * s->largest * of_b * noise * length(s->tall, s->w);
-    double left = along * (rate / (1.0 - rate) * projected + floor) + of_rows;
+    double left = along * ((1.0 + rate) * rate / (1.0 - rate) * projected + floor) + of_rows;
     return (Step){projected, left, along * floor + of_rows};
 }
 

@@ -44,6 +44,7 @@ static double refine_rows(const Shortest *s, const Limits *limits, Evidence *fou
     memcpy(s->w, s->added, s->tall * sizeof(double));
     memset(s->w_low, 0, s->tall * sizeof(double));
     lift(s);
+    memcpy(s->before, s->x, bytes), memcpy(s->before_low, s->x_low, bytes);
     for (int step = 0, active = 1; active && step < limits->max_steps; step++) {
         combine_doubled(s->b, -1.0, s->by_columns, s->tall, s->x, s->x_low, s->n, s->residual, s->residual_low);
         Step known = step_of(s, limits, 1);
@@ -83,8 +84,8 @@ Evidence shortest(const Shortest *s, const Limits *limits, int single)
     double error = left / of_x + of_low + of_rounding;
     double of_dropped = s->few_rows ? errors_of_few_rows(s, &found) : errors_of_dependent(s, &found);
     found.backward = found.refined + (of_low + of_rounding);
-    error = limits->computed * error / (1.0 - error) + of_dropped; /* relative to the exact solution */
-    found.forward = error >= 0.0 && error < INFINITY && moderate(b_norm, limits) ? error : INFINITY;
+    error = error < 1.0 ? limits->computed * error / (1.0 - error) + of_dropped : INFINITY; /* relative to the exact x */
+    found.forward = error < INFINITY && moderate(b_norm, limits) ? error : INFINITY;
     found.given = given_norm_of(s);
     found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&
                      found.given <= b_norm * (1.0 + (s->m + s->n) * UNIT);
