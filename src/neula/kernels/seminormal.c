@@ -56,19 +56,19 @@ static double *allocate_shortest(Shortest *s, Problem *p, int few_rows, int depe
     s->transposed = p;
     double **const places[] = {
         &s->b, &s->residual, &s->residual_low, &s->w, &s->w_low, &s->added,
-        &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
+        &of->error, &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
         &of->scaled, &of->y, &of->projected, &of->multipliers, &order,
-        &of->errors, &of->first_by_columns, &of->first_by_rows,
+        &s->scaled_columns,
         &of->gram, &of->inverse, &of->of_columns, &of->of_rows, &of->upper, &of->rest,
     };
     long most = s->tall < s->wide ? s->tall : s->wide; /* of r columns */
-    long sizes[27] = {
-        [18] = s->n * s->tall, [19] = most * s->tall, [20] = s->m * most, [21] = s->wide * s->wide,
-        [22] = most * most, [23] = most * most, [24] = most * most, [25] = most * s->wide, [26] = most * s->wide,
+    long sizes[26] = {
+        [19] = few_rows ? s->n * s->tall : 0, [20] = s->wide * s->wide, [21] = most * most, [22] = most * most,
+        [23] = most * most, [24] = most * s->wide, [25] = most * s->wide,
     };
-    for (int i = 0; i < 18; i++)
-        sizes[i] = i < 6 ? s->tall : s->wide;
-    double *room = share_out(places, sizes, dependent ? 27 : 19, 18);
+    for (int i = 0; i < 19; i++)
+        sizes[i] = i < 7 ? s->tall : s->wide;
+    double *room = share_out(places, sizes, dependent ? 26 : 20, 19);
     of->order = (long *)order;
     return room;
 }

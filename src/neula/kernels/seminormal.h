@@ -7,6 +7,8 @@
 
 #define CEILED (1.0 + 0x1p-10) /* for the rounding errors of bounds themselves */
 
+#define COARSE 0x1p-45 /* errors that residuals in working precision show of most problems */
+
 /* Of what is long, and gains nothing from being inlined, for which a compiler takes a fourth of its time. */
 #define APART __attribute__((noinline))
 

@@ -58,21 +58,6 @@ static long find_pivots(const Shortest *s, double least, double rounding)
     return r;
 }
 
-/* B1 both ways. */
-static void gather(const Shortest *s)
-{
-    const Independent *of = &s->independent;
-    memset(of->first_by_rows, 0, s->m * of->columns * sizeof(double));
-    for (long k = 0; k < s->rank; k++) {
-        long j = of->order[k];
-        double *column = of->first_by_columns + k * s->tall;
-        for (long i = 0; i < s->tall; i++)
-            column[i] = s->by_columns[j * s->tall + i] / s->sizes[j];
-        for (long i = 0; i < s->m; i++)
-            of->first_by_rows[i * of->columns + k] = column[i];
-    }
-}
-
 /* R^-1 of B1, and what it is worth by the rounding errors of a Gram matrix (seminormal.h); 0 where it is no good. */
 static int invert_first(Shortest *s, const Limits *limits)
 {
@@ -98,46 +83,64 @@ static int invert_first(Shortest *s, const Limits *limits)
     return s->worth.rate <= limits->max_rate;
 }
 
-/* A column that does not count, less what F makes of those that do. */
-static void find_error(const Shortest *s, long c)
+/* X X^T v in place. */
+static void apply(const Shortest *s, const double *x, double *v)
 {
-    const Independent *of = &s->independent;
-    long j = of->order[s->rank + c];
-    double *error = of->errors + c * s->tall;
-    for (long i = 0; i < s->tall; i++)
-        error[i] = s->by_columns[j * s->tall + i] / s->sizes[j];
-    add_rows(error, of->rest + c * of->columns, 1, -1.0, of->first_by_columns, s->tall, 0, s->rank, 0, 0);
+    times_transposed(x, s->rank, s->independent.columns, v, s->independent.multipliers);
+    times(x, s->rank, s->independent.columns, s->independent.multipliers, v);
 }
 
-/* F, and what it drops: E, and rounding errors of that; 0 where the rank is in doubt. */
+/* What F leaves of a column that does not count, in `error`; its length. */
+static double find_error(const Shortest *s, long c)
+{
+    const Independent *of = &s->independent;
+    long own = of->order[s->rank + c];
+    memset(of->scaled, 0, s->wide * sizeof(double));
+    for (long k = 0; k < s->rank; k++)
+        of->scaled[of->order[k]] = -of->rest[c * of->columns + k] / s->sizes[of->order[k]];
+    of->scaled[own] = 1.0 / s->sizes[own];
+    memset(of->error, 0, s->tall * sizeof(double));
+    image_of(s, of->scaled, 1.0, of->error);
+    return length(s->tall, of->error);
+}
+
+/* Add to a column of F what makes the error orthogonal to B1. */
+static void correct(const Shortest *s, long c)
+{
+    const Independent *of = &s->independent;
+    sum_of_rows(s, of->error, s->gradient);
+    memset(of->y, 0, s->wide * sizeof(double));
+    for (long k = 0; k < s->rank; k++)
+        of->y[k] = s->gradient[of->order[k]] / s->sizes[of->order[k]];
+    apply(s, of->inverse, of->y);
+    for (long k = 0; k < s->rank; k++)
+        of->rest[c * of->columns + k] += of->y[k];
+}
+
+/* F, and what it drops: E, which is corrected where it is more than rounding errors, and those of E; 0 where the rank is in
+ * doubt.
+ */
 static int find_rest(Shortest *s, const Limits *limits)
 {
     const Independent *of = &s->independent;
     long r = s->rank, others = s->n - r, columns = of->columns, longest = s->m > s->n ? s->m : s->n;
-    double of_e = 0.0, of_f = 0.0;
+    double doubt = longest * UNIT, most = (limits->rcond - doubt) * s->worth.norm, of_e = 0.0, of_f = 0.0;
     for (long c = 0; c < others; c++) {
         double *row = of->rest + c * columns;
         memset(row, 0, columns * sizeof(double)), memset(of->y, 0, s->wide * sizeof(double));
         for (long k = 0; k < r; k++)
             of->y[k] = of->upper[k * s->wide + of->order[r + c]];
         times(of->inverse, r, columns, of->y, row);
-        find_error(s, c);
-        memset(of->y, 0, s->wide * sizeof(double));
-        add_rows(of->y, of->errors + c * s->tall, 1, 1.0, of->first_by_rows, columns, 0, s->m, 0, 0);
-        times_transposed(of->inverse, r, columns, of->y, of->projected);
-        times(of->inverse, r, columns, of->projected, of->y);
-        for (long k = 0; k < r; k++)
-            row[k] += of->y[k];
-        find_error(s, c);
-        of_e = hypot(of_e, length(s->tall, of->errors + c * s->tall)), of_f = hypot(of_f, length(columns, row));
+        double error = find_error(s, c);
+        if (error * sqrt(others) > 0.5 * most)
+            correct(s, c), error = find_error(s, c);
+        of_e = hypot(of_e, error), of_f = hypot(of_f, length(columns, row));
     }
-    double through = s->worth.inverse_norm, rounding = (r + 4) * UNIT * (sqrt(r) * of_f + sqrt(others));
-    double doubt = longest * UNIT, high = s->worth.norm_bound + of_e;
+    double through = s->worth.inverse_norm, rounding = (roundings(s->n) + 4) * UNIT * (sqrt(r) * of_f + sqrt(others));
     s->growth = hypot(1.0, of_f), s->dropped = (of_e + rounding) * through;
-    s->condition = most_of(1.0, s->worth.norm * through), s->condition_bound = high * through;
+    s->condition = most_of(1.0, s->worth.norm * through), s->condition_bound = (s->worth.norm_bound + of_e) * through;
     int full = r == s->m || r == s->n;
-    return s->condition_bound * (limits->rcond + doubt) < 1.0 && s->dropped < 1.0 &&
-           (full || of_e < (limits->rcond - doubt) * s->worth.norm);
+    return s->condition_bound * (limits->rcond + doubt) < 1.0 && s->dropped < 1.0 && (full || of_e < most);
 }
 
 /* The inverse of a factor of S1^2 + F S2^2 F^T, with a diagonal matrix S in the order of the columns. */
@@ -169,13 +172,6 @@ static int invert_both(const Shortest *s)
     return invert_shifted(s, scales, s->independent.of_rows);
 }
 
-/* X X^T v in place. */
-static void apply(const Shortest *s, const double *x, double *v)
-{
-    times_transposed(x, s->rank, s->independent.columns, v, s->independent.multipliers);
-    times(x, s->rank, s->independent.columns, s->independent.multipliers, v);
-}
-
 /* Q^T r by A^T r: R^-T (I + F F^T)^-1 [I F] P^T D^-1 A^T r. */
 static void project(const Shortest *s)
 {
@@ -197,9 +193,11 @@ static void to_rows(const Shortest *s)
     times(of->inverse, s->rank, of->columns, of->projected, of->y);
     apply(s, of->of_rows, of->y);
     apply(s, of->inverse, of->y);
+    memset(of->scaled, 0, s->wide * sizeof(double));
+    for (long k = 0; k < s->rank; k++)
+        of->scaled[of->order[k]] = of->y[k] / s->sizes[of->order[k]] / (s->largest * s->largest);
     memset(s->added, 0, s->tall * sizeof(double));
-    add_rows(
-        s->added, of->y, 1, 1.0 / (s->largest * s->largest), of->first_by_columns, s->tall, 0, s->rank, 0, 0);
+    image_of(s, of->scaled, 1.0, s->added);
 }
 
 /* Of unit vectors where they are few, or else of random ones. */
@@ -239,21 +237,20 @@ int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes,
     double square = limits->rcond * limits->rcond, rounding = (s->m + s->n + 2) * UNIT;
     s->rank = find_pivots(s, fmax(square, s->n * rounding), fmax(square, 4.0 * rounding));
     of->columns = (s->rank + PADDED - 1) & -PADDED;
-    gather(s);
     if (!(s->rank > 0 && invert_first(s, limits) && find_rest(s, limits) && invert_both(s)))
         return 0;
     s->worth.rate = measured_rate(s, probes);
     return s->worth.rate <= limits->max_rate;
 }
 
-Step step_of_dependent(const Shortest *s, const Limits *limits, int doubled)
+Step step_of_dependent(const Shortest *s, double noise, int doubled)
 {
     if (doubled)
         combine_doubled(NULL, 1.0, s->by_rows, s->wide, s->residual, s->residual_low, s->m, s->gradient, NULL);
     else
         sum_of_rows(s, s->residual, s->gradient);
     project(s), to_rows(s);
-    double noise = noise_of(s, limits), of_b = sqrt(s->n), projected = length(s->rank, s->independent.projected);
+    double of_b = sqrt(s->n), projected = length(s->rank, s->independent.projected);
     double through = s->worth.inverse_norm, rate = s->worth.rate, along = s->spread * through;
     double of_gradient = through * length(s->tall, s->residual);
     double floor = noise * (of_b * (scaled_size(s, s->x, NULL) + of_gradient) + length(s->tall, s->b));

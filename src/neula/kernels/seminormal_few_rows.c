@@ -11,7 +11,7 @@ static int are_independent(Shortest *s)
 {
     const Problem *p = s->transposed;
     long m = s->m, tall = s->tall;
-    double of_b = 0.0, *scaled = s->independent.errors;
+    double of_b = 0.0, *scaled = s->scaled_columns;
     for (long j = 0; j < s->n; j++)
         for (long i = 0; i < tall; i++)
             scaled[j * tall + i] = s->by_columns[j * tall + i] / s->sizes[j];
@@ -46,11 +46,11 @@ static double relative_length(const Shortest *s, const double *v)
 }
 
 /* Rounding errors of the residual reach x through R^-T; those of A^T w are its own. */
-Step step_of_few_rows(const Shortest *s, const Limits *limits)
+Step step_of_few_rows(const Shortest *s, double noise)
 {
     const Problem *p = s->transposed;
     const Worth *worth = &s->worth;
-    double of_w = 0.0, noise = noise_of(s, limits), of_rows = sqrt(s->m); /* ||E^-1 A||_F */
+    double of_w = 0.0, of_rows = sqrt(s->m); /* ||E^-1 A||_F */
     for (long i = 0; i < s->m; i++)
         of_w += (p->sizes[i] * s->w[i]) * (p->sizes[i] * s->w[i]);
     times_transposed(p->inverse, s->m, s->tall, s->residual, p->projected);

@@ -3,8 +3,6 @@
 #include "seminormal.h"
 #include "triangles.h"
 
-#define COARSE 0x1p-45 /* errors that residuals in working precision show of most problems */
-
 /* R^-T times the gradient, and R^-1 times that. */
 static void project(const Problem *p) { times_transposed(p->inverse, p->n, p->columns, p->gradient, p->projected); }
 

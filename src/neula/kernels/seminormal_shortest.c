@@ -23,39 +23,59 @@ int find_sizes(Shortest *s, const Limits *limits)
     return s->largest > 0.0;
 }
 
-static Step step_of(const Shortest *s, const Limits *limits, int doubled)
+static Step step_of(const Shortest *s, double noise, int doubled)
 {
-    return s->few_rows ? step_of_few_rows(s, limits) : step_of_dependent(s, limits, doubled);
+    return s->few_rows ? step_of_few_rows(s, noise) : step_of_dependent(s, noise, doubled);
 }
 
 /* x + x_low = A^T (w + w_low) */
-static void lift(const Shortest *s)
+static void lift(const Shortest *s, int doubled)
 {
-    combine_doubled(NULL, 1.0, s->by_rows, s->wide, s->w, s->w_low, s->m, s->x, s->x_low);
+    if (doubled) {
+        combine_doubled(NULL, 1.0, s->by_rows, s->wide, s->w, s->w_low, s->m, s->x, s->x_low);
+        return;
+    }
+    sum_of_rows(s, s->w, s->x);
+    memset(s->x_low, 0, s->wide * sizeof(double));
 }
 
-/* A bound on ||D (x - x*)||; the residual is that of x. */
+static void find_residual(const Shortest *s, int doubled)
+{
+    if (doubled) {
+        combine_doubled(s->b, -1.0, s->by_columns, s->tall, s->x, s->x_low, s->n, s->residual, s->residual_low);
+        return;
+    }
+    memcpy(s->residual, s->b, s->tall * sizeof(double));
+    image_of(s, s->x, -1.0, s->residual);
+}
+
+/* A bound on ||D (x - x*)||; the residual is that of x. Where few digits are asked for the first step is made in working
+ * precision, and the last one if that is enough.
+ */
 static double refine_rows(const Shortest *s, const Limits *limits, Evidence *found)
 {
     double left = INFINITY;
     long bytes = s->wide * sizeof(double);
+    int doubled = limits->tolerance < COARSE;
     memcpy(s->residual, s->b, s->tall * sizeof(double));
-    step_of(s, limits, 0);
+    step_of(s, 0.0, 0);
     memcpy(s->w, s->added, s->tall * sizeof(double));
     memset(s->w_low, 0, s->tall * sizeof(double));
-    lift(s);
+    lift(s, doubled);
     memcpy(s->before, s->x, bytes), memcpy(s->before_low, s->x_low, bytes);
     for (int step = 0, active = 1; active && step < limits->max_steps; step++) {
-        combine_doubled(s->b, -1.0, s->by_columns, s->tall, s->x, s->x_low, s->n, s->residual, s->residual_low);
-        Step known = step_of(s, limits, 1);
-        double before = left;
+        find_residual(s, doubled);
+        Step known = step_of(s, 2.0 * (s->m + s->n) * (doubled ? limits->noise : UNIT), doubled);
+        double last = left;
         for (long i = 0; i < s->m; i++)
             two_sum(s->w[i], s->added[i] + s->w_low[i], s->w + i, s->w_low + i);
         memcpy(s->before, s->x, bytes), memcpy(s->before_low, s->x_low, bytes);
-        lift(s);
+        lift(s, doubled);
+        double enough = limits->tolerance * scaled_size(s, s->x, NULL);
         left = known.left, found->steps = step + 1;
-        active = left > limits->tolerance * scaled_size(s, s->x, NULL) && left < limits->stagnation * before &&
-                 left > limits->floor * known.floor;
+        active = left > enough && left < limits->stagnation * last && left > limits->floor * known.floor;
+        if (!doubled && left > enough && step + 1 < limits->max_steps)
+            doubled = active = 1, lift(s, doubled);
     }
     for (long j = 0; j < s->wide; j++)
         s->before[j] = (s->x[j] - s->before[j]) + (s->x_low[j] - s->before_low[j]);

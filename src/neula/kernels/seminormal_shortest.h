@@ -20,8 +20,7 @@ typedef struct {
 typedef struct {
     long columns;
     long *order;                                /* where columns are, those that count first */
-    double *upper, *errors;                     /* R of B, and what F leaves of the others */
-    double *first_by_rows, *first_by_columns;   /* B1 */
+    double *upper, *error;                      /* R of B, and what F leaves of another column */
     double *inverse, *rest;                     /* of R of B1, and F^T */
     double *gram;                               /* for what is needed for a while */
     double *of_columns, *of_rows;               /* inverses of factors of I + F F^T and of M^T M, for M = D P [I F]^T */
@@ -40,6 +39,7 @@ typedef struct {
     double dropped, growth;  /* sigma_(r+1) from above, in units of sigma_r; ||[I F]||_F from above */
     int few_rows;                          /* or dependent columns */
     Problem *transposed;                   /* A^T, of few rows */
+    double *scaled_columns;                /* those of B, of few rows */
     Independent independent;
 } Shortest;
 
@@ -72,8 +72,6 @@ static inline double scaled_size(const Shortest *s, const double *x, const doubl
     return sqrt(sum);
 }
 
-static inline double noise_of(const Shortest *s, const Limits *limits) { return 2.0 * (s->m + s->n) * limits->noise; }
-
 /* D, where columns of zeros count as the longest one; 0 where numbers are not moderate. */
 WITHIN int find_sizes(Shortest *s, const Limits *limits);
 
@@ -83,9 +81,9 @@ WITHIN int find_sizes(Shortest *s, const Limits *limits);
 WITHIN int factorize_few_rows(Shortest *s, const Limits *limits);
 WITHIN int factorize_dependent(Shortest *s, const Limits *limits, const Probes *probes, const double *gram);
 
-/* What to add to w, in `added`, by the residual. */
-WITHIN Step step_of_few_rows(const Shortest *s, const Limits *limits);
-WITHIN Step step_of_dependent(const Shortest *s, const Limits *limits, int doubled);
+/* What to add to w, in `added`, by the residual; products err by `noise` times those of magnitudes. */
+WITHIN Step step_of_few_rows(const Shortest *s, double noise);
+WITHIN Step step_of_dependent(const Shortest *s, double noise, int doubled);
 
 /* Backward error and optimality in `found`; what is returned is to be added to the forward error. */
 WITHIN double errors_of_few_rows(const Shortest *s, Evidence *found);
