@@ -25,8 +25,9 @@ static int are_independent(Shortest *s)
     form_gram(p->inverse, m, tall, p->gram, 1);
     double inverse_norm = sqrt(norm_of(p->gram, m, tall, p->work));
     s->condition = of_gram / sqrt(of_b) * inverse_norm;
-    s->condition_bound = 1.2 * sqrt(of_gram) * inverse_norm; /* as (4 / 3)^(1/2) for what follows */
-    return 4.0 * (m + s->n + 5) * UNIT * of_b * inverse_norm * inverse_norm <= 1.0;
+    double lost = (m + s->n + 5) * UNIT * of_b * inverse_norm * inverse_norm;
+    s->condition_bound = CEILED * sqrt(of_gram / (1.0 - lost)) * inverse_norm;
+    return 4.0 * lost <= 1.0;
 }
 
 int factorize_few_rows(Shortest *s, const Limits *limits)

@@ -17,6 +17,7 @@ from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, produ
 from neula.algorithms.lapack.refinement import Evaluation, Refined, length
 from neula.algorithms.lapack.seminormal import Seminormal, by_gram
 from neula.algorithms.lapack.triangle import Triangle
+from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
 
@@ -61,10 +62,12 @@ class Wide:
         factor = by_gram((a / columns).T, large=large)
         if factor is not None:  # its rows as they are, however small: by them the rank is decided
             triangle = Triangle(factor.lower, np.ones(len(a)), large=large and len(a) >= WIDE)
-            square = length(gram_matrix(factor.lower, large=large).ravel())
-            norm = square / length(factor.columns)
-            self.condition = max(1.0, norm * triangle.inverse_norm / triangle.margin)
-            self.condition_bound = math.sqrt(square) * triangle.inverse_norm
+            square, size = length(gram_matrix(factor.lower, large=large).ravel()), length(factor.columns)
+            # Singular values beyond the rounding errors of the Gram matrix and of its factor.
+            lost = (sum(self.shape) + 5) * FP64.u * (size * triangle.inverse_norm) ** 2
+            if 4 * lost <= 1:
+                self.condition = max(1.0, square / size * triangle.inverse_norm / triangle.margin)
+                self.condition_bound = math.sqrt(square / (1 - lost)) * triangle.inverse_norm
 
     @classmethod
     def of(cls, given: np.ndarray, *, large: bool = False) -> Wide | None:
