@@ -15,7 +15,6 @@
 #define TALL 4    /* rows of a tile of a Gram matrix */
 #define WIDE 2    /* its vectors */
 #define AHEAD 4   /* vectors whose sums are under way */
-#define SOME 16   /* multiples of rows that are added up before their sum is added to others */
 #define NEAR 4096 /* elements of rows that stay in the cache */
 
 static inline double length(long n, const double *x)
@@ -83,30 +82,17 @@ static inline double norm_of(const double *x, long n, long columns, const double
     return sqrt(sum);
 }
 
-/* Unit roundoffs that a sum of n multiples errs by at most, relative to the sum of magnitudes. */
-static inline double roundings(long n)
-{
-    return 2 + (n < SOME ? n : SOME) + n / SOME;
-}
-
 static inline void add_some_rows(
     double *to, const double *factors, long apart, double sign, const double *rows, long columns, long count, int wide)
 {
-    vec total[AHEAD], sums[AHEAD];
+    vec sums[AHEAD];
     for (int t = 0; t < wide; t++)
-        total[t] = vec_at(to + t * WIDTH);
-    for (long from = 0; from < count; from += SOME) {
-        long end = from + SOME < count ? from + SOME : count;
+        sums[t] = vec_at(to + t * WIDTH);
+    for (long k = 0; k < count; k++)
         for (int t = 0; t < wide; t++)
-            sums[t] = all(0.0);
-        for (long k = from; k < end; k++)
-            for (int t = 0; t < wide; t++)
-                sums[t] = plus_product(sums[t], all(sign * factors[k * apart]), vec_at(rows + k * columns + t * WIDTH));
-        for (int t = 0; t < wide; t++)
-            total[t] += sums[t];
-    }
+            sums[t] = plus_product(sums[t], all(sign * factors[k * apart]), vec_at(rows + k * columns + t * WIDTH));
     for (int t = 0; t < wide; t++)
-        vec_put(to + t * WIDTH, total[t]);
+        vec_put(to + t * WIDTH, sums[t]);
 }
 
 /* Add multiples of rows start to stop of a matrix to a row, from some column on. Where the matrix is upper triangular,

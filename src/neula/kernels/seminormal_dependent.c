@@ -136,7 +136,7 @@ static int find_rest(Shortest *s, const Limits *limits)
             correct(s, c), error = find_error(s, c);
         of_e = hypot(of_e, error), of_f = hypot(of_f, length(columns, row));
     }
-    double through = s->worth.inverse_norm, rounding = (roundings(s->n) + 4) * UNIT * (sqrt(r) * of_f + sqrt(others));
+    double through = s->worth.inverse_norm, rounding = (s->n + 4) * UNIT * (sqrt(r) * of_f + sqrt(others));
     s->growth = hypot(1.0, of_f), s->dropped = (of_e + rounding) * through;
     s->condition = most_of(1.0, s->worth.norm * through), s->condition_bound = (s->worth.norm_bound + of_e) * through;
     int full = r == s->m || r == s->n;

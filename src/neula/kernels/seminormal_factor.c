@@ -41,27 +41,35 @@ static int factorize_again(const Problem *p)
     return 1;
 }
 
-/* The rate, measured for the R^-1 that is there: rounding errors of W, whose Gram matrix is left in `gram`, are as many
- * u |A| |R^-1| as sums of n multiples have, and those of that m u times the squares of its norm. R^-T times a gradient
- * errs as W does, and R^-1 times that by half as many u as there are columns: sums are those of two lanes or more.
+/* The rate, measured for the R^-1 that is there: rounding errors of W, whose Gram matrix is left in `gram`, are n u |A| |R^-1|
+ * at most, less by parts, which takes longer. Those of the Gram matrix are m u times the squares of its norm. R^-T times a
+ * gradient errs as W by parts does, and R^-1 times that by half of n u: sums are those of two lanes or more.
  */
-static double measured_rate(const Problem *p, double *w, double *of_sums)
+static double measured_rate(const Problem *p, const Limits *limits, double *w, double *of_sums)
 {
     long n = p->n, columns = p->columns;
-    memset(w, 0, p->m * columns * sizeof(double));
-    for (long i = 0; i < p->m; i++)
-        add_rows(w + i * columns, p->by_rows + i * columns, 1, 1.0, p->inverse, columns, 0, n, 0, 1);
-    form_gram(w, p->m, columns, p->gram, 0);
+    double lost = 0.0, of_w = 0.0;
     *of_sums = scale_inverse(p);
-    double of_product = roundings(n) * UNIT * *of_sums, of_solve = (n / 2 + 4) * UNIT * *of_sums, lost = 0.0, of_w = 0.0;
+    int by_parts = 8 * n * UNIT * *of_sums > limits->max_rate;
+    double of_product = (by_parts ? of_parts(n) : n) * UNIT * *of_sums, of_steps = (of_parts(n) + n / 2 + 4) * UNIT * *of_sums;
+    for (long i = 0; i < p->m; i++) {
+        const double *row = p->by_rows + i * columns;
+        if (by_parts)
+            times_by_parts(p->inverse, n, columns, row, w + i * columns, p->work);
+        else
+            times_transposed(p->inverse, n, columns, row, w + i * columns);
+    }
+    form_gram(w, p->m, columns, p->gram, 0);
     for (long i = 0; i < n; i++) {
         const double *row = p->gram + i * columns;
         of_w += row[i], lost += (row[i] - 1.0) * (row[i] - 1.0);
         for (long j = i + 1; j < n; j++)
             lost += 2.0 * row[j] * row[j];
     }
-    double measured = sqrt(lost) + (2.0 * sqrt(of_w) + of_product) * of_product + (p->m + 2) * UNIT * of_w;
-    return CEILED * (measured + of_product + of_solve);
+    /* ||W||_2^2 is at most 1 + ||I - W^T W||_F. */
+    double measured = sqrt(lost) + (p->m + 2) * UNIT * of_w;
+    measured += (2.0 * sqrt(1.0 + measured) + of_product) * of_product;
+    return CEILED * (measured + of_steps);
 }
 
 /* The same by shifted Cholesky QR of W, until that is nearly orthonormal, from a factor or, where there is none, from the
@@ -77,7 +85,7 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
         factorized = factorize(p, shift_of(p->m, p->n));
     }
     for (int pass = 0; factorized && pass < PASSES; pass++) {
-        rate = measured_rate(p, w, &of_sums);
+        rate = measured_rate(p, limits, w, &of_sums);
         /* ||D R^-1|| is a part of n of these sums at least: of a matrix without full rank it soon says so. */
         int hopeless = of_sums * limits->certain > p->n;
         factorized = !(rate <= limits->max_rate) && pass + 1 < PASSES && !hopeless && factorize_again(p);

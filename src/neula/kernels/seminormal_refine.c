@@ -4,7 +4,10 @@
 #include "triangles.h"
 
 /* R^-T times the gradient, and R^-1 times that. */
-static void project(const Problem *p) { times_transposed(p->inverse, p->n, p->columns, p->gradient, p->projected); }
+static void project(const Problem *p)
+{
+    times_by_parts(p->inverse, p->n, p->columns, p->gradient, p->projected, p->work);
+}
 
 static void solve(const Problem *p) { times(p->inverse, p->n, p->columns, p->projected, p->update); }
 

@@ -25,6 +25,26 @@ static inline void times_transposed(const double *x, long n, long columns, const
     add_rows(to, v, 1, 1.0, x, columns, 0, n, 0, 1);
 }
 
+#define SOME 16 /* products that are added up before their sum is added to others */
+
+/* The same with smaller rounding errors, as many u as `of_parts` says; there is room for a row. */
+static inline void times_by_parts(const double *x, long n, long columns, const double *v, double *to, double *room)
+{
+    memset(to, 0, columns * sizeof(double));
+    add_rows(to, v, 1, 1.0, x, columns, 0, n < SOME ? n : SOME, 0, 1);
+    for (long from = SOME; from < n; from += SOME) {
+        memset(room, 0, columns * sizeof(double));
+        add_rows(room, v, 1, 1.0, x, columns, from, n - from < SOME ? n : from + SOME, 0, 1);
+        for (long j = 0; j < columns; j++)
+            to[j] += room[j];
+    }
+}
+
+static inline double of_parts(long n)
+{
+    return n <= SOME ? n : SOME + n / SOME + 2;
+}
+
 /* X v of a v that is padded; what follows the n elements is left as it is. */
 static inline void times(const double *x, long n, long columns, const double *v, double *to)
 {
