@@ -101,15 +101,16 @@ static APART Evidence solved(const Problem *p, const Worth *worth, const Limits 
 {
     Evidence found = {.accepted = 1};
     double of_projected, left = refine(p, worth, limits, &found, &of_projected);
-    double b_norm = length(p->rows, p->b), of_residual = length(p->rows, p->residual), of_x = size_of(p, p->high, NULL);
+    double b_norm = length(p->rows, p->b), of_residual = length(p->rows, p->residual);
+    double of_x = scaled_size(p->n, p->sizes, p->high, NULL);
     double image = worth->norm * of_x;
     for (long j = 0; j < p->n; j++) {
         p->update[j] = single ? (float)p->high[j] : p->high[j];
         p->gradient[j] /= p->sizes[j];
         found.largest = most_of(found.largest, fabs(p->update[j]));
     }
-    double of_low = quotient(size_of(p, p->low, NULL), of_x);
-    double of_rounding = quotient(size_of(p, p->high, p->update), of_x);
+    double of_low = quotient(scaled_size(p->n, p->sizes, p->low, NULL), of_x);
+    double of_rounding = quotient(scaled_size(p->n, p->sizes, p->high, p->update), of_x);
     double error = quotient(left, of_x) + of_low + of_rounding;
     found.optimality = quotient(length(p->n, p->gradient), worth->norm * of_residual);
     found.refined = least_of(found.optimality, quotient(of_residual, image + b_norm));

@@ -50,11 +50,11 @@ static inline int moderate(double size, const Limits *limits)
 }
 
 /* ||D (x - y)||; without y that of x. */
-static inline double size_of(const Problem *p, const double *x, const double *y)
+static inline double scaled_size(long n, const double *sizes, const double *x, const double *y)
 {
     double sum = 0.0;
-    for (long j = 0; j < p->n; j++) {
-        double scaled = p->sizes[j] * (y ? x[j] - y[j] : x[j]);
+    for (long j = 0; j < n; j++) {
+        double scaled = sizes[j] * (y ? x[j] - y[j] : x[j]);
         sum += scaled * scaled;
     }
     return sqrt(sum);

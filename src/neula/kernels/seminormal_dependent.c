@@ -117,8 +117,8 @@ static void correct(const Shortest *s, long c)
         of->rest[c * of->columns + k] += of->y[k];
 }
 
-/* F, and what it drops: E, which is corrected where it is more than rounding errors, and those of E; 0 where the rank is in
- * doubt.
+/* F, and what it drops: E, which is corrected where it is more than rounding errors, and rounding errors of that; 0 where
+ * the rank is in doubt.
  */
 static int find_rest(Shortest *s, const Limits *limits)
 {
@@ -253,16 +253,16 @@ Step step_of_dependent(const Shortest *s, double noise, int doubled)
     double of_b = sqrt(s->n), projected = length(s->rank, s->independent.projected);
     double through = s->worth.inverse_norm, rate = s->worth.rate, along = s->spread * through;
     double of_gradient = through * length(s->tall, s->residual);
-    double floor = noise * (of_b * (scaled_size(s, s->x, NULL) + of_gradient) + length(s->tall, s->b));
+    double floor = noise * (of_b * (scaled_size(s->n, s->sizes, s->x, NULL) + of_gradient) + length(s->tall, s->b));
     /* Rounding errors of A^T w are those of x itself. */
     double of_rows = s->largest * s->largest * of_b * noise * length(s->tall, s->w);
     double left = along * ((1.0 + rate) * rate / (1.0 - rate) * projected + floor) + of_rows;
-    return (Step){projected, left, along * floor + of_rows};
+    return (Step){left, along * floor + of_rows};
 }
 
 double errors_of_dependent(const Shortest *s, Evidence *found)
 {
-    double residual = length(s->tall, s->residual), image = s->worth.norm * scaled_size(s, s->x, NULL);
+    double residual = length(s->tall, s->residual), image = s->worth.norm * scaled_size(s->n, s->sizes, s->x, NULL);
     sum_of_rows(s, s->residual, s->gradient), project(s);
     double projected = length(s->rank, s->independent.projected) / (1.0 - s->worth.rate);
     double of_gradient = length(s->n, s->independent.scaled);

@@ -41,9 +41,10 @@ static int factorize_again(const Problem *p)
     return 1;
 }
 
-/* The rate, measured for the R^-1 that is there: rounding errors of W, whose Gram matrix is left in `gram`, are n u |A| |R^-1|
- * at most, less by parts, which takes longer. Those of the Gram matrix are m u times the squares of its norm. R^-T times a
- * gradient errs as W by parts does, and R^-1 times that by half of n u: sums are those of two lanes or more.
+/* The rate, measured for the R^-1 that is there: rounding errors of W, whose Gram matrix is left in `gram`, are
+ * n u |A| |R^-1| at most, less by parts, which takes longer. Those of the Gram matrix are m u times the squares of its
+ * norm. R^-T times a gradient errs as W by parts does, and R^-1 times that by half of n u: sums are those of two lanes
+ * or more.
  */
 static double measured_rate(const Problem *p, const Limits *limits, double *w, double *of_sums)
 {
@@ -51,7 +52,8 @@ static double measured_rate(const Problem *p, const Limits *limits, double *w, d
     double lost = 0.0, of_w = 0.0;
     *of_sums = scale_inverse(p);
     int by_parts = 8 * n * UNIT * *of_sums > limits->max_rate;
-    double of_product = (by_parts ? of_parts(n) : n) * UNIT * *of_sums, of_steps = (of_parts(n) + n / 2 + 4) * UNIT * *of_sums;
+    double of_product = (by_parts ? of_parts(n) : n) * UNIT * *of_sums;
+    double of_steps = (of_parts(n) + n / 2 + 4) * UNIT * *of_sums;
     for (long i = 0; i < p->m; i++) {
         const double *row = p->by_rows + i * columns;
         if (by_parts)

@@ -60,7 +60,7 @@ Step step_of_few_rows(const Shortest *s, double noise)
     double of_residual = worth->inverse_norm * (of_rows * of_x + relative_length(s, s->b));
     double floor = noise * ((1.0 + worth->rate) * of_residual + of_rows * sqrt(of_w));
     double left = (1.0 + worth->rate) * worth->rate / (1.0 - worth->rate) * projected + floor;
-    return (Step){projected, s->largest * left, s->largest * floor};
+    return (Step){s->largest * left, s->largest * floor};
 }
 
 /* That of J. L. Rigal and J. Gaches (1967), for rows in units of their norms. */

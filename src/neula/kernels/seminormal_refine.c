@@ -44,14 +44,15 @@ double refine(const Problem *p, const Worth *worth, const Limits *limits, Eviden
     memcpy(p->high, p->update, p->columns * sizeof(double));
     for (int step = 0; active && step < limits->max_steps; step++) {
         evaluate(p, doubled), project(p);
-        double of_x = size_of(p, p->high, NULL), of_residual = length(p->rows, p->residual), before = left;
+        double of_x = scaled_size(p->n, p->sizes, p->high, NULL);
+        double of_residual = length(p->rows, p->residual), before = left;
         double noise = 2.0 * (p->m + p->n) * (doubled ? limits->noise : UNIT); /* ||B||_F is the root of n */
         double bounds = sqrt(p->n) * (of_x + worth->inverse_norm * of_residual) + b_norm;
         double floor = worth->inverse_norm * noise * bounds;
         solve(p);
         for (long j = 0; j < p->n; j++)
             two_sum(p->high[j], p->update[j] + p->low[j], p->high + j, p->low + j);
-        of_x = size_of(p, p->high, NULL), found->steps = step + 1;
+        of_x = scaled_size(p->n, p->sizes, p->high, NULL), found->steps = step + 1;
         *of_projected = length(p->columns, p->projected);
         left = worth->inverse_norm * worth->rate / (1.0 - worth->rate) * *of_projected + floor;
         active = left > limits->tolerance * of_x && left < limits->stagnation * before && left > limits->floor * floor;

@@ -71,7 +71,7 @@ static double refine_rows(const Shortest *s, const Limits *limits, Evidence *fou
             two_sum(s->w[i], s->added[i] + s->w_low[i], s->w + i, s->w_low + i);
         memcpy(s->before, s->x, bytes), memcpy(s->before_low, s->x_low, bytes);
         lift(s, doubled);
-        double enough = limits->tolerance * scaled_size(s, s->x, NULL);
+        double enough = limits->tolerance * scaled_size(s->n, s->sizes, s->x, NULL);
         left = known.left, found->steps = step + 1;
         active = left > enough && left < limits->stagnation * last && left > limits->floor * known.floor;
         if (!doubled && left > enough && step + 1 < limits->max_steps)
@@ -95,16 +95,18 @@ Evidence shortest(const Shortest *s, const Limits *limits, int single)
 {
     Evidence found = {.accepted = 1};
     double left = refine_rows(s, limits, &found);
-    double b_norm = length(s->tall, s->b), of_x = scaled_size(s, s->x, NULL);
+    double b_norm = length(s->tall, s->b), of_x = scaled_size(s->n, s->sizes, s->x, NULL);
     for (long j = 0; j < s->n; j++) {
         s->given[j] = single ? (float)s->x[j] : s->x[j];
         found.largest = most_of(found.largest, fabs(s->given[j]));
     }
-    double of_low = scaled_size(s, s->x_low, NULL) / of_x, of_rounding = scaled_size(s, s->x, s->given) / of_x;
+    double of_low = scaled_size(s->n, s->sizes, s->x_low, NULL) / of_x;
+    double of_rounding = scaled_size(s->n, s->sizes, s->x, s->given) / of_x;
     double error = left / of_x + of_low + of_rounding;
     double of_dropped = s->few_rows ? errors_of_few_rows(s, &found) : errors_of_dependent(s, &found);
     found.backward = found.refined + (of_low + of_rounding);
-    error = error < 1.0 ? limits->computed * error / (1.0 - error) + of_dropped : INFINITY; /* relative to the exact x */
+    /* Relative to the exact solution. */
+    error = error < 1.0 ? limits->computed * error / (1.0 - error) + of_dropped : INFINITY;
     found.forward = error < INFINITY && moderate(b_norm, limits) ? error : INFINITY;
     found.given = given_norm_of(s);
     found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&

@@ -16,38 +16,36 @@ typedef struct {
     double margin, rounding;
 } Probes;
 
-/* r columns of B that count, B P = B1 [I F] but for what is dropped. Matrices of r columns have `columns` after padding. */
+/* r columns of B that count, B P = B1 [I F] but for what is dropped. Matrices of r columns are padded to `columns`. */
 typedef struct {
     long columns;
-    long *order;                                /* where columns are, those that count first */
-    double *upper, *error;                      /* R of B, and what F leaves of another column */
-    double *inverse, *rest;                     /* of R of B1, and F^T */
-    double *gram;                               /* for what is needed for a while */
-    double *of_columns, *of_rows;               /* inverses of factors of I + F F^T and of M^T M, for M = D P [I F]^T */
+    long *order;                  /* where columns are, those that count first */
+    double *upper, *error;        /* R of B, and what F leaves of another column */
+    double *inverse, *rest;       /* of R of B1, and F^T */
+    double *gram;                 /* for what is needed for a while */
+    double *of_columns, *of_rows; /* inverses of factors of I + F F^T and of M^T M, for M = D P [I F]^T */
     double *scaled, *y, *projected, *multipliers; /* vectors */
 } Independent;
 
 typedef struct {
-    long m, n, tall, wide;                 /* rows and columns of A, and as they are padded */
-    const double *by_rows, *by_columns;    /* A */
-    double *b, *residual, *residual_low, *w, *w_low, *added;                /* vectors of m elements */
-    double *sizes, *x, *x_low, *before, *before_low, *gradient, *given;     /* of n: the first is the diagonal of D */
+    long m, n, tall, wide;              /* rows and columns of A, and as they are padded */
+    const double *by_rows, *by_columns; /* A */
+    double *b, *residual, *residual_low, *w, *w_low, *added;            /* vectors of m elements */
+    double *sizes, *x, *x_low, *before, *before_low, *gradient, *given; /* of n: the first is the diagonal of D */
     Worth worth;
     long rank;
     double condition, condition_bound;
     double largest, spread;  /* of the norms of the columns: the largest, and its ratio to the smallest */
     double dropped, growth;  /* sigma_(r+1) from above, in units of sigma_r; ||[I F]||_F from above */
-    int few_rows;                          /* or dependent columns */
-    Problem *transposed;                   /* A^T, of few rows */
-    double *scaled_columns;                /* those of B, of few rows */
+    int few_rows;            /* or dependent columns */
+    Problem *transposed;     /* A^T, of few rows */
+    double *scaled_columns;  /* those of B, of few rows */
     Independent independent;
 } Shortest;
 
-/* What a residual says: the norm of R^-T A^T r, or of R^-T r, and how far x is from the solution after a step, of which
- * `floor` is due to the rounding errors of the residual.
- */
+/* How far x is from the solution after a step, of which `floor` is due to the rounding errors of the residual. */
 typedef struct {
-    double projected, left, floor;
+    double left, floor;
 } Step;
 
 static inline void image_of(const Shortest *s, const double *x, double sign, double *to)
@@ -59,17 +57,6 @@ static inline void sum_of_rows(const Shortest *s, const double *w, double *to)
 {
     memset(to, 0, s->wide * sizeof(double));
     add_rows(to, w, 1, 1.0, s->by_rows, s->wide, 0, s->m, 0, 0);
-}
-
-/* ||D (x - y)||; without y that of x. */
-static inline double scaled_size(const Shortest *s, const double *x, const double *y)
-{
-    double sum = 0.0;
-    for (long j = 0; j < s->n; j++) {
-        double scaled = s->sizes[j] * (y ? x[j] - y[j] : x[j]);
-        sum += scaled * scaled;
-    }
-    return sqrt(sum);
 }
 
 /* D, where columns of zeros count as the longest one; 0 where numbers are not moderate. */
