@@ -296,7 +296,18 @@ class Run(Generic[V]):
 
 
 class Unanswered(ArithmeticError):
-    """No link gave an answer."""
+    """No link gave an answer.
+
+    Attributes
+    ----------
+    attempts : list of Attempt
+        Those of links that said why.
+    """
+
+    def __init__(self, attempts: list[Attempt]) -> None:
+        reason = attempts[-1].reason if attempts else "nothing suits this problem"
+        super().__init__(f"no attempt gave a solution: {reason}")
+        self.attempts = attempts
 
 
 def run_chain(
@@ -356,7 +367,7 @@ def run_chain(
     run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
     if not len(run.numbers):
         guard.raise_if_short()
-        raise Unanswered(f"no attempt gave a solution: {run.attempts[-1].reason}")
+        raise Unanswered(run.attempts)
     return run
 
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from neula.pipeline.chain import Answer, Judge, Link, P, V
+from neula.pipeline.chain import Answer, Declined, Judge, Link, P, V
+
+
+def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
+    """What the first link finds; None where it has nothing for these problems."""
+    if not links:
+        return None
+    try:
+        return links[0].answer(problems, None)
+    except Declined:
+        return None
 
 
 def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
-    """What the first link finds, measured where it is; None where that link waits for the host.
+    """What the first link finds, measured where it is; None where that link waits for the host, or has nothing
+    for these problems.
 
     :func:`~neula.pipeline.chain.run_chain` goes on from it, when somebody has time to look.
     """
     if not links or not links[0].queued:
         return None
-    answer = links[0].answer(problems, None)
-    if answer.measured is None:
+    answer = answer_of_first(links, problems)
+    if answer is not None and answer.measured is None:
         answer.measured = judge.measure(problems, answer)
     return answer
 

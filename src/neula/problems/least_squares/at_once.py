@@ -17,6 +17,7 @@ from neula.certificates.forward_error import digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.pending import answer_of_first
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
@@ -41,8 +42,7 @@ def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Memb
             # Needs none of the solvers, which take half a second to load, and is what the first link does.
             return in_one_launch(problems, LABEL, options.engine.tuning.blind_steps)
         with call.computing():
-            links = chain_together(count, m, n, options)
-            return links[0].answer(problems, None) if links else None
+            return answer_of_first(chain_together(count, m, n, options), problems)
     return None
 
 

@@ -84,15 +84,24 @@ def solve_problems(
         by_host = partial(_by_host, is_batch=is_batch)
         together.insert(1, Link(BY_HOST, partial(by_host, passes=PASSES)))
         together.append(Link(BY_HOST, partial(by_host, passes=LEFT)))
-    if together:
-        judge = LeastSquaresJudge.of(m, n, options, together=True)
-        run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)
-    else:
-        run = Run.begin(count, _missing(problems, count))
+    run = _run_together(together, problems, begun)
     if len(run.open):
         _go_on(run, problems, together=bool(together), is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
+
+
+def _run_together(together: Chain, problems: Problems, begun: Answer[Members] | None) -> Run[Members]:
+    """What has been found for all of them together: nothing where no link suits them."""
+    options, count = problems.options, len(problems)
+    m, n = options.over_rows.count(problems.a.shape[1]), problems.a.shape[2]
+    judge = LeastSquaresJudge.of(m, n, options, together=True)
+    try:
+        return run_chain(together, problems, judge, begun=begun, settled=judge.settled)
+    except Unanswered as why:
+        run = Run.begin(count, _missing(problems, count))
+        run.attempts += why.attempts
+        return run
 
 
 def _by_host(
