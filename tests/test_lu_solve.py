@@ -240,6 +240,37 @@ def test_matrices_that_did_not_change_are_none(dtype: torch.dtype, factorial: fl
     kept.products()
 
 
+@pytest.mark.parametrize("n", [1, 40, 150])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_factors_of_the_library(n: int, dtype: type, rng: np.random.Generator) -> None:
+    """Of one precision, on a CPU: they are those by panels up to rounding errors, and singular like those."""
+    A = rng.standard_normal((n, n)).astype(dtype)
+    compute = "fp32" if dtype is np.float32 else "fp64"
+    F, by_panels = (lu_factor(A, "2.1", compute=compute, panel=panel) for panel in (None, 16))
+    u = np.finfo(dtype).eps / 2
+    assert F.pivots == by_panels.pivots
+    assert F.permutation == by_panels.permutation
+    for f in (F, by_panels):
+        L, U = np.float64(f.L), np.float64(f.U)
+        assert (np.abs(A[f.permutation] - L @ U) <= n * u * (np.abs(L) @ np.abs(U))).all()
+    A[:, n // 2] = 0
+    with pytest.raises(np.linalg.LinAlgError, match=f"pivot {n // 2} is exactly zero in {compute}"):
+        lu_factor(A, "2.1", compute=compute)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_solve_is_enough_where_factors_are_accurate(dtype: type, rng: np.random.Generator) -> None:
+    """And A is looked at each time."""
+    A = rng.standard_normal((60, 60)).astype(dtype)
+    F = lu_factor(A, "2.1", compute="fp32" if dtype is np.float32 else "fp64")
+    for _ in range(3):
+        b = rng.standard_normal((60, 2)).astype(dtype)
+        assert backward_error(A, lu_solve(F, b), b) <= 2 * np.finfo(dtype).eps
+    A[3, 4] += 1
+    with pytest.raises(ValueError, match="A was changed"):
+        lu_solve(F, b)
+
+
 def test_only_a_reference_is_kept() -> None:
     A = dominant(20)
     assert factor(A).kept.a.data_ptr() == A.data_ptr()

@@ -29,7 +29,8 @@ from neula.algorithms.elimination.lu_panels import (
     wide_panel,
 )
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.engines import FP32, Engine, Format
+from neula.algorithms.lapack.products import factorize
+from neula.engines import FP32, FP64, Engine, Format
 from neula.errors import unknown_name, whole_number
 from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
 from neula.kernels.tournament import WIDTH
@@ -138,7 +139,8 @@ def lu_factorize(
         A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
         the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
     panel, inner_panel : int, optional
-        Widths r and s; the engine's by default. There are at least two inner panels in a panel, which share
+        Widths r and s; the engine's by default, and LAPACK's own for 2.1 and 2.2 with pivoting in single or
+        double precision, where that is at hand and nobody counts columns. There are at least two inner panels in a panel, which share
         its buffer.
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
@@ -191,6 +193,9 @@ def lu_factorize(
             by_blocks(matrix, engine, r, s, done)
         return PackedLU(matrix[:n, :n], permutation, kept)
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
+    named = panel is not None or on_columns is not None
+    if chosen.uniform and pivoting and not named and engine.tuning.lapack and kept in (FP32, FP64):
+        return _by_lapack(matrix if in_place else matrix.copy_(a), engine, kept)
     permutation = torch.arange(n, device=matrix.device)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
@@ -211,6 +216,16 @@ def lu_factorize(
     if work.interchanges is not None:
         permutation = work.interchanges.permutation().to(matrix.device)
     return PackedLU(matrix, permutation, kept)
+
+
+def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
+    """What algorithms of one precision come to where a library has them; also of a singular matrix."""
+    pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
+    factorize(matrix, pivots, large=matrix.numel() >= engine.tuning.in_torch and torch.get_num_threads() > 1)
+    interchanges = Interchanges(pivots.long())
+    packed = PackedLU(matrix, interchanges.permutation(), kept)
+    vars(packed)["pivots"] = interchanges.pivots  # which are known already
+    return packed
 
 
 def _in_whole_blocks(engine: Engine, r: int, s: int, pivoting: bool) -> bool:

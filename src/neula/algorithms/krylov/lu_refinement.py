@@ -24,7 +24,7 @@ from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmr
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.backward_error import Scaling
+from neula.certificates.backward_error import Scaling, backward_error
 from neula.engines import FP64, Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.thin import thin_product
@@ -140,27 +140,47 @@ class KeptMatrix:
     def products(self) -> Products:
         """``scale A`` on the device of the engine, if A is what it was.
 
-        The product with v may differ from the first one by the rounding errors of both: twice
-        ``n u |A| |v|`` (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as
-        much for the sums in the bound. A smaller change passes; refinement goes for A as it is now.
+        Raises
+        ------
+        ValueError
+            If A was changed.
+        """
+        products = self._products()
+        self._check(products @ _direction(len(self.a), self.engine.device))
+        return products
+
+    def images(self, x: torch.Tensor) -> torch.Tensor:
+        """``scale A x``, if A is what it was: both in one pass.
 
         Raises
         ------
         ValueError
             If A was changed.
         """
-        n = len(self.a)
-        products = Products(self.a.to(self.engine.device), self.scale)
-        change = (products @ _direction(n, self.engine.device) - self.image).abs()[:, 0]
+        images = self._products() @ torch.cat([_direction(len(x), x.device), x], 1)
+        self._check(images[:, :1])
+        return images[:, 1:]
+
+    def _products(self) -> Products:
+        return Products(self.a.to(self.engine.device), self.scale)
+
+    def _check(self, image: torch.Tensor) -> None:
+        """Whether a product with v is that of the matrix that was factorized.
+
+        It may differ from the first one by the rounding errors of both: twice
+        ``n u |A| |v|`` (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as
+        much for the sums in the bound. A smaller change passes; refinement goes for A as it is now.
+        """
+        n, change = len(self.a), (image - self.image).abs()[:, 0]
         # Products that underflow have an absolute error.
         allowed = 4 * n * FP64.u * self.row_norms + n * torch.finfo(torch.float64).tiny
         # Written so that NaN is a change.
-        if bool((change <= allowed).all()):
-            return products
-        raise ValueError(
-            "A was changed since it was factorized, and factors of another matrix refine nothing: factorize "
-            "it again, or a copy that nobody changes (lu_factor(A.copy())), or pass refine=False"
-        )
+        if not bool((change <= allowed).all()):
+            raise ValueError(
+                "A was changed since it was factorized, and factors of another matrix refine nothing: "
+                "factorize it again, or a copy that nobody changes (lu_factor(A.copy())), or pass "
+                "refine=False"
+            )
 
     def scalings(self, a: Products) -> list[Scaling]:
         """What backward errors of ``scale A`` are measured in, as :func:`neula.solve` has it."""
@@ -238,16 +258,26 @@ def refined_solution(
     ValueError
         If A was changed since it was factorized.
     """
-    a = kept.products()
-    factors = _factors_of(a, solver, transform)
-    if not kept.found:
-        # Another thread may be at it: the first to end is heard, and they do not differ.
-        kept.found.append(_conditioning(kept, a, factors))
-    known = kept.found[0]
     # Powers of two, so that norms neither overflow nor underflow.
     scales = power_of_two_scales(b.abs().amax(0))
     b = b * scales
-    refined = refine_with(a, b, factors, scalings=known.scalings, bound=bound, engine=kept.engine)
+    factors = _factors_of(kept, solver, transform)
+    if not kept.found:
+        # Another thread may be at it: the first to end is heard, and they do not differ.
+        kept.found.append(_conditioning(kept, kept.products(), factors))
+    known = kept.found[0]
+    accurate = solver(torch.float32).factors.storage.u <= bound
+    refined = _by_substitution(kept, b, factors, known.scalings) if accurate else None
+    if refined is None or not bool((refined.backward_error <= bound).all()):
+        refined = refine_with(
+            kept.products(),
+            b,
+            factors,
+            scalings=known.scalings,
+            bound=bound,
+            engine=kept.engine,
+            start=refined,
+        )
     at_least = [scaling.condition_at_least(b, refined.x).amax() for scaling in known.scalings]
     return RefinedSolution(
         x=refined.x * kept.scale / scales,
@@ -255,6 +285,16 @@ def refined_solution(
         condition=max(known.condition, float(torch.stack(at_least).amin())),
         known=known.known,
     )
+
+
+def _by_substitution(
+    kept: KeptMatrix, b: torch.Tensor, factors: Factorization, scalings: Sequence[Scaling]
+) -> Refined:
+    """The solution by one solve, which is mostly all where factors are as accurate as it is to be."""
+    x = factors.solve(b)
+    residual = b - kept.images(x)
+    error = backward_error(scalings, b, x, residual)
+    return Refined(x, residual, error, iterations=1)
 
 
 def refine_with(
@@ -292,7 +332,7 @@ def refine_with(
 
 
 def _factors_of(
-    a: Products, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
+    kept: KeptMatrix, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
 ) -> Factorization:
     """Factors of ``scale A``; right-hand sides are brought to the range in which they solve."""
     substitution = solver(torch.float32)
@@ -302,8 +342,8 @@ def _factors_of(
     factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
     if transform is not None:
         factors = Butterflied(factors, transform)
-    ones = torch.ones(len(a.a), dtype=torch.float64, device=a.a.device)
-    return Equilibrated(factors, Equilibration(ones, ones / a.scale, trivial=True))
+    ones = torch.ones(len(kept.a), dtype=torch.float64, device=kept.engine.device)
+    return Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
 
 
 def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Conditioning:

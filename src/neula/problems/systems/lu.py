@@ -74,6 +74,8 @@ def lu_factor(
         - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
     panel, inner_panel : int, optional
         Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
+        Without a width, variants 2.1 and 2.2 in single or double precision are LAPACK's factorization on a
+        CPU, with widths of its own.
     pivot : {"partial", "none", "rbt"}
         ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
         ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
@@ -154,7 +156,7 @@ def lu_factor(
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
-    options = _Options(chosen, kept, variant, r, s, pivot, transform, keep_a)
+    options = _Options(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
     found = []
     with call.computing():
         for i, index in enumerate(indices):
@@ -329,7 +331,7 @@ class _Options:
     engine: Engine
     storage: Format
     variant: str
-    panel: int
+    panel: int | None
     inner_panel: int | None
     pivot: str
     transform: TwoSided | None

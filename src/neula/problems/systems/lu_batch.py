@@ -76,22 +76,29 @@ class RightHandSides:
         matrices = b[:, None] if is_vector else b
         if matrices.ndim < 2 or matrices.shape[-2] != n:
             raise _does_not_fit(b, batch, n)
+        k = matrices.shape[-1]
+        if not batch and matrices.ndim == 2:
+            return cls(matrices[None], torch.zeros(1, dtype=torch.int64, device="cpu"), tuple(b.shape))
         try:
             shape = tuple(torch.broadcast_shapes(batch, matrices.shape[:-2]))
         except RuntimeError:
             raise _does_not_fit(b, batch, n) from None
-        k = matrices.shape[-1]
         owners = torch.arange(int(np.prod(batch)), device="cpu").reshape(batch).expand(shape).flatten()
         columns = matrices.expand(*shape, n, k).reshape(len(owners), n, k)
         return cls(columns, owners, (*shape, n) if is_vector else (*shape, n, k))
 
     def of_matrix(self, i: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """The right-hand sides of one matrix beside each other, shape (n, columns)."""
+        if len(self.columns) == 1:
+            return self.columns[0].to(device, dtype)
         mine = self.columns[(self.owners == i).to(self.columns.device)]
         return mine.to(device, dtype).transpose(0, 1).flatten(1)
 
     def put(self, x: torch.Tensor, i: int, solution: torch.Tensor) -> None:
         """The solutions of one matrix, shape (n, columns), to their places in x, shape (count, n, k)."""
+        if len(self.columns) == 1:
+            x[0] = solution
+            return
         mine = (self.owners == i).to(x.device)
         x[mine] = solution.unflatten(1, (-1, x.shape[-1])).transpose(0, 1)
 
