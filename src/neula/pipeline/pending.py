@@ -19,8 +19,8 @@ def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | Non
 
 
 def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
-    """What the first link finds, measured where it is; None where that link waits for the host, or has nothing
-    for these problems.
+    """What the first link finds, measured where it is; None where that link waits for the host, or has
+    nothing for these problems.
 
     :func:`~neula.pipeline.chain.run_chain` goes on from it, when somebody has time to look.
     """

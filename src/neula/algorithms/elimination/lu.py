@@ -140,8 +140,8 @@ def lu_factorize(
         the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
     panel, inner_panel : int, optional
         Widths r and s; the engine's by default, and LAPACK's own for 2.1 and 2.2 with pivoting in single or
-        double precision, where that is at hand and nobody counts columns. There are at least two inner panels in a panel, which share
-        its buffer.
+        double precision, where that is at hand and nobody counts columns. There are at least two inner panels
+        in a panel, which share its buffer.
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
