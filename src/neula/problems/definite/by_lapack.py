@@ -67,12 +67,11 @@ def _scales(given: np.ndarray) -> np.ndarray:
 
 def _residual(given: np.ndarray, factor: np.ndarray, scales: np.ndarray, *, large: bool) -> float:
     """That of :func:`neula.certificates.cholesky.residuals_of_triangles`."""
-    below = np.tril(given).astype(np.float64, copy=False)
-    whole = below + below.T
-    whole[np.diag_indices(len(whole))] -= given.diagonal()
+    lower = torch.from_numpy(given).tril().numpy() if large else np.tril(given)
     vectors = gaussian_probes(len(given), torch.device("cpu")).numpy() * scales[:, None]
-    left = products(factor, large=large)
-    image = products(whole, large=large).times(vectors)
+    left, below = products(factor, large=large), products(lower, large=large)
+    image = below.times(vectors) + below.transposed_times(vectors)
+    image -= given.diagonal()[:, None] * vectors
     product = left.times(left.transposed_times(vectors))
     size = np.linalg.norm(image * scales[:, None])
     return float(np.linalg.norm((image - product) * scales[:, None]) / size)
