@@ -14,7 +14,7 @@ from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.pipeline.chain import Declined
+from neula.pipeline.refusals import Declined
 from neula.problems.systems.direct import Square, _worst, solve_directly
 from neula.problems.systems.library_factors import _LU, SingularMember
 from neula.problems.systems.problem import Members, Options, Systems

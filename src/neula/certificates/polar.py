@@ -40,6 +40,12 @@ SLIGHTLY = 0.05
 """Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from
 zero."""
 
+DENSE = 1 << 18
+"""Cubes of orders, in sum, up to which all eigenvalues take a CPU less time than some Lanczos steps."""
+
+LEAST = 16
+"""Order of matrices whose eigenvalues take hardly longer than the call."""
+
 SQUARINGS = 5
 """Of a matrix of order 9 at most, for the root of a norm of its 32nd power."""
 
@@ -129,21 +135,27 @@ def polar_measures(
     hg = over_rows.total((multiply(matrix, xg) + multiply(factor, wg)) / 2)
     residual = norm(wg - multiply(factor.mT, hg))
 
-    h = engine.across(w, x)
-    signs = lanczos(lambda v: engine.thin(h, v), random(1), min(k, STEPS_OF_H))
-    defect = engine.across(x, x, factor=-1.0, shift=1.0)
+    h, defect = engine.across(w, x), engine.across(x, x, factor=-1.0, shift=1.0)
     lost = torch.linalg.vector_norm(defect[0], dim=(1, 2), dtype=engine.storage).square()
+    if engine.tuning.lapack and not weighted and count * max(k, LEAST) ** 3 <= DENSE:
+        off = engine.joined(defect)
+        if within:  # what is zero in X is zero in B, too
+            b = exact_matmul(off, factor.to(off.dtype))
+            off = over_rows.total(exact_matmul(b, b.mT))
+        (lowest, highest), (smallest, largest) = map(_extremes, (engine.joined(h), off))
+    else:
 
-    def squared_defect(v: torch.Tensor) -> torch.Tensor:
-        """``B B^T v`` of ``B = X - X X^T X``."""
-        image = multiply(factor.mT, v)
-        image = image - multiply(factor.mT, across(factor, image))
-        back = across(factor, image)
-        return back - across(factor, multiply(factor.mT, back))
+        def squared_defect(v: torch.Tensor) -> torch.Tensor:
+            """``B B^T v`` of ``B = X - X X^T X``."""
+            image = multiply(factor.mT, v)
+            image = image - multiply(factor.mT, across(factor, image))
+            back = across(factor, image)
+            return back - across(factor, multiply(factor.mT, back))
 
-    operator = squared_defect if within else (lambda v: engine.thin(defect, v))
-    steps = lanczos(operator, random(1), min(k, STEPS))
-    (lowest, highest), (smallest, largest) = (extreme_values(*x.numbers) for x in (signs, steps))
+        signs = lanczos(lambda v: engine.thin(h, v), random(1), min(k, STEPS_OF_H))
+        operator = squared_defect if within else (lambda v: engine.thin(defect, v))
+        steps = lanczos(operator, random(1), min(k, STEPS))
+        (lowest, highest), (smallest, largest) = (extreme_values(*x.numbers) for x in (signs, steps))
     distance = orthogonality = largest.clamp_min(0.0).sqrt() / 2
     if not within:
         above = (1 - smallest).clamp_min(0.0).sqrt() - 1
@@ -160,6 +172,12 @@ def polar_measures(
     residual = residual / torch.where(size == 0, 1.0, size)
     found = PolarNumbers(residual, orthogonality, distance, lowest >= -SLIGHTLY * highest, k - lost)
     return over_rows.agree(torch.stack([x.double() for x in found]))
+
+
+def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The smallest and the largest eigenvalues of a batch of matrices, symmetric up to roundings."""
+    found = torch.linalg.eigvalsh(((a + a.mT) / 2).nan_to_num(0.0))  # residuals say where NaN is
+    return found.amin(1), found.amax(1)
 
 
 def _lacking(steps: Lanczos, squares: torch.Tensor) -> torch.Tensor:

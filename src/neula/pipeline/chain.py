@@ -17,6 +17,7 @@ import torch
 
 from neula.pipeline.batches import Problems, Values
 from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
 
 P = TypeVar("P", bound=Problems)
@@ -72,17 +73,6 @@ class Answer(Generic[V]):
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
         return replace(self, values=values, numbers=numbers, worst=None)
-
-
-class Declined(Exception):
-    """No answer, and why; a link that does not say why leaves no attempt behind.
-
-    ``label`` is how far it got, if further than the label of the link says.
-    """
-
-    def __init__(self, why: str = "", label: str = "") -> None:
-        super().__init__(why)
-        self.label = label
 
 
 @dataclass(frozen=True)
@@ -293,21 +283,6 @@ class Run(Generic[V]):
         self._note(self.open, other.numbers, other.demerit)
         self.accepted[place] = other.accepted[0]
         self.open = before
-
-
-class Unanswered(ArithmeticError):
-    """No link gave an answer.
-
-    Attributes
-    ----------
-    attempts : list of Attempt
-        Those of links that said why.
-    """
-
-    def __init__(self, attempts: list[Attempt]) -> None:
-        reason = attempts[-1].reason if attempts else "nothing suits this problem"
-        super().__init__(f"no attempt gave a solution: {reason}")
-        self.attempts = attempts
 
 
 def run_chain(

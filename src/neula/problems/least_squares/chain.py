@@ -17,8 +17,9 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.errors import counted
-from neula.pipeline.chain import Answer, Declined, Link, Verdict
+from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.in_numpy import IN_NUMPY
+from neula.pipeline.refusals import Declined
 from neula.problems.least_squares import by_kernel, links
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
 from neula.problems.least_squares.by_kernel import LABEL

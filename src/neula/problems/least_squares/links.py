@@ -16,7 +16,8 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import ESTIMATED
-from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.chain import Answer
+from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members

@@ -18,8 +18,9 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
 from neula.kernels.refining import over
-from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
+from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems

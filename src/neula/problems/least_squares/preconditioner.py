@@ -15,8 +15,8 @@ from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.engines import FORMATS, FP16
 from neula.engines.reduction import Reduction
-from neula.pipeline.chain import Declined
 from neula.pipeline.progress import stage
+from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import Problem, nonzero_norms
 
 FP16_GRAM_CONDITION = 300.0
@@ -111,7 +111,7 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
     A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
-    with :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
+    with :class:`~neula.pipeline.refusals.Declined` where R will be worse than ``limit`` allows.
     """
     options, operator, n = problem.options, problem.operator, problem.scales.numel()
     engine = options.engine.using(compute)

@@ -26,8 +26,9 @@ from neula.certificates.forward_error import (
 )
 from neula.engines.random_vectors import gaussian
 from neula.kernels.refining import over
-from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
+from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
 from neula.problems.least_squares.prepared import Problem
 from neula.problems.least_squares.problem import Members, no_longer

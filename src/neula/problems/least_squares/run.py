@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE
-from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
+from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.chain import (

@@ -27,9 +27,10 @@ from neula.io.sources import Sliced, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
+from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import Taken, take
 from neula.pipeline.progress import Progress
+from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, unsure

@@ -32,8 +32,9 @@ from neula.certificates.qr import (
 from neula.engines import FP64, Format
 from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
-from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import check_finite, surely_finite
+from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.by_products import factorized_by_products, label_of
 from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
 

@@ -26,9 +26,10 @@ from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.kernels.systems import Believed, Judged, Margins, Trust, judged, trusted
-from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.chain import Answer
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.progress import stage
+from neula.pipeline.refusals import Declined
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.by_lapack import each_by_lapack

@@ -41,8 +41,9 @@ from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.refining import over
-from neula.pipeline.chain import Answer, Declined
+from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
+from neula.pipeline.refusals import Declined
 from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe
 from neula.problems.systems.on_the_way import probe_on_the_way
 from neula.problems.systems.problem import Members, Systems

@@ -15,12 +15,13 @@ from neula.certificates.forward_error import SURE
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Run, run_chain, run_each
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
+from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import System as Shapes
 from neula.pipeline.shapes import broadcast_system
@@ -318,8 +319,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
     batch = call.first.tensor.shape[:-2]
     together = chain_together(count, n, options)
     if begun is not None:  # by another than the first link where nothing was to be looked at
-        first = next((i for i, link in enumerate(together) if link.label == begun.label), 0)
-        together = together[first:]
+        together = together[next((i for i, link in enumerate(together) if link.label == begun.label), 0) :]
     if together:
         try:
             judge = SystemsJudge.of(n, options, improves=False)
