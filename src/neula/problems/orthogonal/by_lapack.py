@@ -5,7 +5,7 @@ For small matrices tensors of batches and records of what was tried take many ti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,34 @@ from neula.problems.orthogonal.on_host import measured_on_host, probe_vectors
 from neula.problems.orthogonal.problem import Options
 
 
-def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | None:
+class Alone(NamedTuple):
+    """Factors that are all accepted, and what led to them."""
+
+    found: Factored
+    attempts: list[tuple[str, bool, QRCertificate | QRCertificates]]
+
+    def result(self, call: Call, mode: str, options: Options) -> QRResult[Any]:
+        """What the user gets."""
+        found, wrap = self.found, call.first.wrap
+        fields = {
+            "Q": None if mode == "r" else wrap(found.q),
+            "R": wrap(found.r),
+            "certificate": found.certificate,
+            "attempts": Later(
+                lambda: tuple(Attempt(way, good, of.in_words) for way, good, of in self.attempts)
+            ),
+            "engine": str(options.engine),
+            "accuracy": options.target.name,
+            "seconds": call.seconds,
+            "accepted": Later(lambda: call.first.wrap_array(np.ones(found.q.shape[:-2], bool))),
+        }
+        return QRResult.of(fields)
+
+
+def factorized_by_lapack(call: Call, options: Options) -> Alone | None:
     """The factors where all are accepted, and the matrices are some for this way."""
     a, target = call.first.tensor, options.target
-    if not _suits(call, options) or mode not in ("reduced", "r"):
+    if not _suits(call, options):
         return None
     attempts: list[tuple[str, bool, QRCertificate | QRCertificates]] = []
     found: Factored | None
@@ -41,17 +65,13 @@ def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | Non
         if not found.all_accepted:
             return None
         attempts.append((f"householder {target.name}", True, found.certificate))
-    fields = {
-        "Q": None if mode == "r" else call.first.wrap(found.q),
-        "R": call.first.wrap(found.r),
-        "certificate": found.certificate,
-        "attempts": Later(lambda: tuple(Attempt(label, good, of.in_words) for label, good, of in attempts)),
-        "engine": str(options.engine),
-        "accuracy": target.name,
-        "seconds": call.seconds,
-        "accepted": Later(lambda: call.first.wrap_array(np.ones(a.shape[:-2], bool))),
-    }
-    return QRResult.of(fields)
+    return Alone(found, attempts)
+
+
+def qr_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | None:
+    """The result of :func:`factorized_by_lapack`."""
+    alone = factorized_by_lapack(call, options) if mode in ("reduced", "r") else None
+    return None if alone is None else alone.result(call, mode, options)
 
 
 def _mended(a: torch.Tensor, found: Factored, options: Options) -> Factored:

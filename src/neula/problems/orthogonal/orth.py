@@ -11,6 +11,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.bounds import Accuracy
+from neula.certificates.qr import QRCertificate
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
@@ -25,6 +26,7 @@ from neula.pipeline.pending import finish
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
+from neula.problems.orthogonal.by_lapack import factorized_by_lapack
 from neula.problems.orthogonal.factorize import Begun, begin, factorize
 from neula.problems.orthogonal.factors import Factors, as_pending, as_result
 from neula.problems.orthogonal.problem import Options
@@ -159,6 +161,14 @@ def _begun(
 
 def _factorized(call: Call, options: Options, begun: Begun | None = None) -> tuple[Factors, QRResult]:
     """Q and R of A, certified."""
+    alone = factorized_by_lapack(call, options) if begun is None else None
+    if alone is not None:
+        found = alone.found
+        certificates = (
+            [found.certificate] if isinstance(found.certificate, QRCertificate) else found.certificate
+        )
+        q, r = (x if x.ndim > 2 else x[None] for x in (found.q, found.r))
+        return Factors(q, r, certificates, ()), alone.result(call, "reduced", options)
     factors = factorize(call.matrices(), "reduced", options, begun)
     return factors, as_result(factors, call, "reduced", options)
 
