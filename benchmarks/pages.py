@@ -10,7 +10,7 @@ from benchmarks import picture, tables
 
 ROOT = Path(__file__).parent.parent
 
-PAGES = (ROOT / "README.md", ROOT / "docs" / "limits.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "limits.md", ROOT / "docs" / "coming-from.md")
 """With tables between marks."""
 
 PICTURES = {page: ROOT / "docs" / "images" / f"speed-{page}.svg" for page in picture.INKS}

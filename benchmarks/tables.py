@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
+from benchmarks.drop_ins import of_drop_ins
 from benchmarks.sweeps import of_hard_sweep, of_special_sweep, of_sweep
 from neula.papers.data import Data
 
@@ -109,6 +110,7 @@ TABLES: Mapping[str, Callable[[], Iterator[Sequence[str]]]] = {
     "sweep": of_sweep,
     "hard sweep": of_hard_sweep,
     "special sweep": of_special_sweep,
+    "drop ins": of_drop_ins,
 }
 
 
