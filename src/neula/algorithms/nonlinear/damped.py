@@ -75,8 +75,9 @@ def triangle(stack: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     m, n = stack.shape[-2], stack.shape[-1] - 1
     if m < n:
         stack = torch.nn.functional.pad(stack, (0, 0, 0, n - m))
-    r = torch.linalg.qr(stack, mode="r")[1]
-    return r[:, :n, :n], r[:, :n, n]
+    # Not ``torch.linalg.qr``, whose ``triu`` starts all threads of a CPU for a few elements.
+    r, order = torch.geqrf(stack)[0][:, :n], torch.arange(n, device=stack.device)
+    return r[:, :, :n].masked_fill(order < order[:, None], 0.0), r[:, :, n].clone()
 
 
 def _on_the_boundary(

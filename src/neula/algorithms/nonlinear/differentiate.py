@@ -230,9 +230,7 @@ class Differences:
         list of pair of Tensor, shape (batch, n)
         """
         if self.bounds.none:
-            weights = {"2-point": (1.0,), "3-point": (0.5, -0.5), "5-point": (2 / 3, -2 / 3, -1 / 12, 1 / 12)}
-            pairs = zip((1, -1, 2, -2), weights[self.scheme], strict=False)
-            return [(far * h, weight / h) for far, weight in pairs]
+            return [(far * h, weight / h) for far, weight in QUOTIENTS[self.scheme]]
         above, below = self.bounds.upper - x, x - self.bounds.lower
         room = torch.where(above >= below, above, -below)
         if self.scheme == "2-point":
@@ -270,6 +268,13 @@ STEPS = {"2-point": 1 / 2, "3-point": 1 / 3, "5-point": 1 / 4, "cs": 1 / 2}
 """By SciPy's names, and one that SciPy has not: powers of the unit roundoff that are relative steps. That of
 fourth order is shorter than what balances its errors, so that it is better than the central one also where
 functions are far from polynomials."""
+
+QUOTIENTS = {
+    "2-point": ((1, 1.0),),
+    "3-point": ((1, 0.5), (-1, -0.5)),
+    "5-point": ((1, 2 / 3), (-1, -2 / 3), (2, -1 / 12), (-2, 1 / 12)),
+}
+"""How many steps to go from x, and with what weights the changes of f add up to a step times a derivative."""
 
 NEGLIGIBLE = 1e-5
 """Part of its usual size below which a variable is taken to pass through zero."""

@@ -111,6 +111,16 @@ class Tolerances:
     gtol: float
     max_nfev: int
 
+    def of(self, status: int) -> float:
+        """The tolerance of a test that was passed."""
+        both = max(self.ftol, self.xtol)
+        return {GTOL: self.gtol, FTOL: self.ftol, XTOL: self.xtol, BOTH: both}[status]
+
+    @property
+    def stationarity(self) -> float:
+        """What they ask of it: the cost falls by its square."""
+        return max(self.ftol**0.5, self.xtol, self.gtol)
+
 
 @dataclass
 class Iterates:

@@ -176,8 +176,10 @@ def curve_fit(
     need(method != "lm" or (_unbounded(bounds) and "loss" not in kwargs))
     given = {"bounds": bounds, "method": method, "jac": jac, "nan_policy": nan_policy, **kwargs}
     given |= {"p0": p0, "sigma": sigma, "check_finite": check_finite}
+    given |= {"absolute_sigma": absolute_sigma}
     found, missed = fitted(neula.curve_fit, f, xdata, observed, **given)
-    pcov = found.covariance(absolute=absolute_sigma)
+    # What is not certified comes as the result of the fit alone.
+    found, pcov = (found, found.covariance(absolute=absolute_sigma)) if missed else (found.result, found.pcov)
     # What did not end, and covariances that cannot be had, are SciPy's to refuse.
     need(found.success and bool(np.isfinite(pcov).all()))
     if missed:
@@ -191,7 +193,7 @@ def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str
         found = fit(*args, **kwargs, strict=True)
     except neula.AccuracyError as error:
         return error.result, str(error)
-    return getattr(found, "result", found), ""
+    return found, ""
 
 
 def ends_of(bounds: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.shown import ArrayT
@@ -202,9 +203,12 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
 
     def _inverse(self, absolute: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         """``s R^-1`` in double precision, and the way back to the caller's library."""
+        given: Any = self.R
+        if type(given) is np.ndarray and given.ndim == 2:  # microseconds count
+            return torch.from_numpy(self._inverse_of_one(given, absolute)), torch.Tensor.numpy
         from neula.pipeline.inputs import take
 
-        taken = take(self.R, "R")
+        taken = take(given, "R")
         r = taken.tensor.double()
         identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
         inverse = torch.linalg.solve_triangular(r, identity.expand_as(r), upper=True)
@@ -214,6 +218,13 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         inverse = inverse * variance.sqrt()[..., None, None]
         lost = ~torch.as_tensor(self.determined, device=r.device) | variance.isinf()
         return torch.where(lost[..., None, None], math.inf, inverse), taken.wrap
+
+    def _inverse_of_one(self, r: np.ndarray, absolute: bool) -> np.ndarray:
+        variance = 1.0 if absolute else self.residual_variance
+        if not self.determined or math.isinf(variance):
+            return np.full(r.shape, math.inf)
+        found: np.ndarray = lapack.dtrtri(r)[0] * math.sqrt(variance)
+        return found
 
     def headline(self) -> str:
         """What is certified, in a line."""

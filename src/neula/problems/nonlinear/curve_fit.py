@@ -16,10 +16,19 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian, mode_of
+from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import Model, Observations, Prediction, floats, parameters_of, spread_of
 from neula.problems.nonlinear.outcome import result_of
-from neula.problems.nonlinear.problem import Start, bounds_of, check_names, loss_of, step_of, tolerances_of
+from neula.problems.nonlinear.problem import (
+    Start,
+    are_open,
+    bounds_of,
+    check_names,
+    loss_of,
+    step_of,
+    tolerances_of,
+)
 from neula.problems.nonlinear.residuals import Residuals
 from neula.problems.signatures import CurveFitKeywords, Kind
 
@@ -154,38 +163,47 @@ def curve_fit(
     dtype = call.dtype if is_tensor else torch.float64
     y = torch.atleast_1d(call.first.tensor).to(call.engine.device, dtype)
     shape = tuple(y.shape)
-    start = Start.of(_first_guess(f, p0, bounds, shape[:-1], y), bounds, x_scale, y.device)
     model = Model(f, lambda x: call.give_back(x.clone(), x.dtype), shape[:-1], is_tensor)
     flat = y.reshape(-1, shape[-1])
     data = Observations(model, xdata, flat, shape, *spread_of(sigma, flat, shape))
-    jacobian = Jacobian(
-        data.residuals,
-        data.derivatives(jac) if callable(jac) else None,
-        mode_of(jac, is_tensor=is_tensor),
-        Differences("2-point", start.bounds, step_of(diff_step, start)),
-        jac is None,
-        start.x.abs(),
-    )
-    problem = Residuals(data.residuals, jacobian, loss_of(loss, f_scale, model.wrap, y.device), call.engine)
     most = max_nfev if maxfev is None else maxfev
-    tolerances = tolerances_of(ftol, xtol, gtol, most, start.x)
-    fit = run_fit(
-        problem,
-        start,
-        tolerances,
-        callback=callback,
-        verbose=verbose,
-        progress=progress,
-        wrap=model.wrap,
-    )
-    result = result_of(fit, problem, call, start)
+    guess = _first_guess(f, p0, bounds, shape[:-1], y)
+    tolerances = tolerances_of(ftol, xtol, gtol, most, guess.shape[-1], dtype)
+    result = None
+    others = (x_scale, diff_step, most, callback, progress, verbose or None)
+    if is_plain(call, y, bounds, loss, f_scale, jac, *others):
+        given = data.slopes_in_arrays(jac) if callable(jac) else jac
+        result = fit_in_arrays(call, data.in_arrays(), given, guess.numpy(), tolerances)
+    if result is None:
+        start = Start.of(guess, bounds, x_scale, y.device)
+        jacobian = Jacobian(
+            data.residuals,
+            data.derivatives(jac) if callable(jac) else None,
+            mode_of(jac, is_tensor=is_tensor),
+            Differences("2-point", start.bounds, step_of(diff_step, start)),
+            jac is None,
+            start.x.abs(),
+        )
+        robust = loss_of(loss, f_scale, model.wrap, y.device)
+        problem = Residuals(data.residuals, jacobian, robust, call.engine)
+        fit = run_fit(
+            problem,
+            start,
+            tolerances,
+            callback=callback,
+            verbose=verbose,
+            progress=progress,
+            wrap=model.wrap,
+        )
+        result = result_of(fit, problem, call, start)
+    found = torch.as_tensor(result.x).to(y.device).reshape(-1, guess.shape[-1])
     return CurveFitResult(
         popt=result.x,
         pcov=result.covariance(absolute=absolute_sigma),
         result=result,
         absolute_sigma=absolute_sigma,
         full_output=full_output,
-        predict=Prediction(model, jac, fit.at.x, shape),
+        predict=Prediction(model, jac, found, shape),
     )
 
 
@@ -244,6 +262,8 @@ def _first_guess(
                 f"p0 of shape {tuple(given.shape)} does not fit curves of shape {batch}"
             ) from None
     shape = torch.Size((*batch, parameters_of(f)))
+    if are_open(bounds):
+        return y.new_ones(shape)
     limits = bounds_of(bounds, shape, y.device, y.dtype)
     low, high = limits.lower.reshape(shape), limits.upper.reshape(shape)
     guess = torch.where(low.isfinite(), low + 1, torch.where(high.isfinite(), high - 1, 1.0))

@@ -126,7 +126,7 @@ def run_fit(
     if verbose:
         _print_end(at, cost)
     found = evidence_of(at, start.bounds, rate, problem.rows, problem.jacobian.noise)
-    tolerance = max(tolerances.ftol**0.5, tolerances.xtol, tolerances.gtol)
+    tolerance = tolerances.stationarity
     good = (
         (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)
     )
@@ -138,13 +138,8 @@ def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
     """Problems that have passed a test with its usual tolerance, or a smaller one."""
     usual = usual_tolerance(at.x.dtype)
     tight = torch.zeros_like(at.status, dtype=torch.bool)
-    for status, tolerance in (
-        (GTOL, tolerances.gtol),
-        (FTOL, tolerances.ftol),
-        (XTOL, tolerances.xtol),
-        (BOTH, max(tolerances.ftol, tolerances.xtol)),
-    ):
-        tight |= (at.status == status) & (tolerance <= usual)
+    for status in (GTOL, FTOL, XTOL, BOTH):
+        tight |= (at.status == status) & (tolerances.of(status) <= usual)
     return tight.nonzero()[:, 0]
 
 

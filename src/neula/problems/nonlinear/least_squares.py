@@ -17,6 +17,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, mode_of, residuals
+from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
@@ -178,15 +179,23 @@ def least_squares(
     check_names(method, verbose)
     is_tensor = isinstance(x0, torch.Tensor)
     dtype = call.dtype if is_tensor else torch.float64
-    start = Start.of(call.first.tensor.to(dtype), bounds, x_scale, call.engine.device)
+    x = torch.atleast_1d(call.first.tensor.to(dtype))
+    tolerances = tolerances_of(ftol, xtol, gtol, max_nfev, x.shape[-1], dtype)
+    fun, jac = with_arguments(fun, args, kwargs), with_arguments(jac, args, kwargs)
+    others = (x_scale, diff_step, max_nfev, callback, blocks, progress, verbose or None)
+    if is_plain(call, x, bounds, loss, f_scale, jac, *others):
+        found = fit_in_arrays(call, fun, jac, x.numpy(), tolerances)
+        if found is not None:
+            return found
+    start = Start.of(x, bounds, x_scale, call.engine.device)
     points = Points(start.batch, lambda x: call.give_back(x.clone(), x.dtype), start.x)
     blocked = blocks is not None
     if blocks is not None and (isinstance(blocks, Iterator) or not len(blocks)):
         raise ValueError(f"blocks must be a sequence that can be read again and again, got {blocks!r}")
-    function = residuals(points, with_arguments(fun, args, kwargs), blocked=blocked)
+    function = residuals(points, fun, blocked=blocked)
     jacobian = Jacobian(
         function,
-        derivatives(points, with_arguments(jac, args, kwargs), blocked=blocked) if callable(jac) else None,
+        derivatives(points, jac, blocked=blocked) if callable(jac) else None,
         mode_of(jac, is_tensor=is_tensor),
         Differences("2-point", start.bounds, step_of(diff_step, start)),
         jac is None,
@@ -198,7 +207,7 @@ def least_squares(
     fit = run_fit(
         problem,
         start,
-        tolerances_of(ftol, xtol, gtol, max_nfev, start.x),
+        tolerances,
         callback=callback,
         verbose=verbose,
         progress=progress,
@@ -207,10 +216,10 @@ def least_squares(
     return result_of(fit, problem, call, start)
 
 
-def with_arguments(
-    function: Callable[..., Any], args: Iterable[Any], kwargs: Mapping[str, Any] | None
-) -> Callable[..., Any]:
-    """A function of what comes before these arguments."""
+def with_arguments(function: Any, args: Iterable[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """A function of what comes before these arguments; what is no function, as it is."""
+    if not callable(function) or not (args or kwargs):
+        return function
     after, named = tuple(args), dict(kwargs or {})
     return lambda *before: function(*before, *after, **named)
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 
+from neula.algorithms.lapack.one_function import Unusual, Vectors
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.pipeline.inputs import take
@@ -102,6 +104,39 @@ class Observations:
             return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)
 
         return call
+
+    def in_arrays(self) -> Vectors:
+        """Residuals of one problem of NumPy, from x, shape (n,), to shape (m,)."""
+        y = self.y[0].numpy()
+        values, whitened = self._of_one(self.model.f, 1), self._whitener()
+        return lambda x: whitened(values(x) - y)
+
+    def slopes_in_arrays(self, jac: Callable[..., Any]) -> Vectors:
+        """The caller's derivatives of the same model, whitened, shape (m, n)."""
+        slopes, whitened = self._of_one(jac, 2), self._whitener()
+        return lambda x: whitened(slopes(x))
+
+    def _of_one(self, function: Callable[..., Any], ndim: int) -> Vectors:
+        """A function of xdata and parameters that must return a row of float64 for each observation."""
+        xdata, m = self.xdata, self.y.shape[1]
+
+        def call(x: np.ndarray) -> np.ndarray:
+            found = function(xdata, *x)
+            usual = type(found) is np.ndarray and found.dtype == np.float64 and found.ndim == ndim
+            if not usual or len(found) != m:
+                raise Unusual
+            return found
+
+        return call
+
+    def _whitener(self) -> Vectors:
+        if self.deviations is not None:
+            deviations = self.deviations[0].numpy()
+            return lambda columns: (columns.T / deviations).T
+        if self.factor is not None:
+            factor = self.factor[0].numpy()
+            return lambda columns: lapack.dtrtrs(factor, columns, lower=1)[0]
+        return lambda columns: columns
 
     def whitened(self, columns: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """Columns, shape (P, m, k), in units of the standard deviations of observations."""

@@ -55,7 +55,7 @@ def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSq
         digits=max(0.0, digits_of(error)) if error >= 0 else 0.0,
         nit=number(at.steps),
         refused=number(at.refused),
-        R=array(at.near.r.triu(), torch.float64),
+        R=array(at.near.r, torch.float64),
         observations=problem.rows,
         accepted=fit.accepted.cpu().numpy().reshape(batch),
         engine=str(call.engine),

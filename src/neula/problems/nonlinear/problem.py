@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,11 @@ class Start:
                 f"{low:.6g} to {high:.6g}"
             )
         return cls(flat, tuple(batch), limits, scale_of(x_scale, x.shape, device))
+
+
+def are_open(bounds: Any) -> bool:
+    """Whether bounds are a pair of infinite numbers, as they are by default."""
+    return type(bounds) is tuple and [*map(type, bounds)] == [float] * 2 and bounds == (-math.inf, math.inf)
 
 
 def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Bounds:
@@ -149,26 +155,31 @@ def check_names(method: str | None, verbose: int) -> None:
 
 
 def tolerances_of(
-    ftol: float | None, xtol: float | None, gtol: float | None, max_nfev: int | None, x: torch.Tensor
+    ftol: float | None,
+    xtol: float | None,
+    gtol: float | None,
+    max_nfev: int | None,
+    n: int,
+    dtype: torch.dtype,
 ) -> Tolerances:
-    """Those that are None are zero; in coarser formats than float64 those below their spacing are its root.
+    """Of n variables. Those that are None are zero; those below the spacing of a coarse format are its root.
 
     Raises
     ------
     ValueError
         If all are below the unit roundoff, or no call is allowed.
     """
-    eps = torch.finfo(x.dtype).eps
+    eps = torch.finfo(dtype).eps
     wanted = "a number that is not negative, or None"
     found = {
         name: 0.0 if value is None else number(name, value, wanted, lambda x: x >= 0)
         for name, value in (("ftol", ftol), ("xtol", xtol), ("gtol", gtol))
     }
-    if x.dtype != torch.float64:
-        found = {k: usual_tolerance(x.dtype) if 0 < v < eps else v for k, v in found.items()}
+    if dtype != torch.float64:
+        found = {k: usual_tolerance(dtype) if 0 < v < eps else v for k, v in found.items()}
     if all(value < eps for value in found.values()):
         raise ValueError(f"at least one of the tolerances must be higher than machine epsilon ({eps:.2e})")
-    n, wanted = x.shape[1], "None or a positive integer"
+    wanted = "None or a positive integer"
     most = 100 * n * (n + 1) if max_nfev is None else whole_number("max_nfev", max_nfev, wanted=wanted)
     return Tolerances(**found, max_nfev=most)
 

@@ -1,0 +1,176 @@
+"""A fit by MINPACK, and the steps after it: to the accuracy that rounding errors allow.
+
+MINPACK is Moré's own program of the method in :mod:`neula.algorithms.nonlinear.levenberg_marquardt`. It stops
+by the cost, as every trust region does; :mod:`neula.algorithms.nonlinear.gauss_newton` says why steps go on.
+Here they are corrected by C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations",
+Math. Comp. 19, 1965: what a Gauss-Newton step leaves is nearly the same multiple each time, which two steps
+tell, and each step that is saved is a Jacobian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.linalg import lapack
+from scipy.optimize import leastsq
+
+from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual
+from neula.algorithms.lapack.refinement import length
+from neula.algorithms.nonlinear.gauss_newton import MOST, NEAR, ROUNDINGS, STAGNANT
+from neula.algorithms.nonlinear.levenberg_marquardt import (
+    BOTH,
+    FIRST_RADIUS,
+    FTOL,
+    GTOL,
+    XTOL,
+    Tolerances,
+)
+
+TINY = EPS**0.75
+"""Part of x that a step must be longer than, if errors of the Jacobian may be all that it is."""
+
+STATUS = {1: FTOL, 2: XTOL, 3: BOTH, 4: GTOL}
+"""Of MINPACK's numbers for the tests that are passed."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """One problem near x: what :class:`~neula.algorithms.nonlinear.levenberg_marquardt.Linearization` has.
+
+    Attributes
+    ----------
+    x : array, shape (n,)
+    f : array, shape (m,)
+    slopes : array, shape (n, m)
+        Transpose of the Jacobian.
+    r : array, shape (n, n)
+        With anything below the diagonal.
+    c, gradient, norms : array, shape (n,)
+    size : float
+        ``||f||``.
+    far : float
+        ``||D x||``, D being the norms of the columns.
+    step : array, shape (n,)
+        Of Gauss and Newton.
+    length : float
+        ``||D step||``.
+    rounding : float
+        How long that may be because of rounding errors alone, from below.
+    """
+
+    x: np.ndarray
+    f: np.ndarray
+    slopes: np.ndarray
+    r: np.ndarray
+    c: np.ndarray
+    gradient: np.ndarray
+    norms: np.ndarray
+    size: float
+    far: float
+    step: np.ndarray
+    length: float
+    rounding: float
+
+    @classmethod
+    def at(cls, function: OneFunction, x: np.ndarray) -> Near:
+        """Linearize a function.
+
+        Raises
+        ------
+        Unusual
+            Where it is not finite, and for columns of the Jacobian that are zero or surely dependent.
+        """
+        f, slopes = function.residuals(x), function.slopes(x)
+        n, m = slopes.shape
+        stack = np.empty((n + 1, m))
+        stack[:n], stack[n] = slopes, f
+        factors = lapack.dgeqrf(stack.T, overwrite_a=1)[0]
+        r, c, norms = factors[:n, :n], factors[:n, n], function.norms
+        with np.errstate(all="ignore"):
+            # The condition number is at least the reciprocal of this.
+            least = float((np.abs(np.diagonal(r)) / norms).min())
+            if not least > EPS:
+                raise Unusual
+            step = lapack.dtrtrs(r, -c)[0]
+            size, far = length(f), length(norms * x)
+            rounding = ROUNDINGS * EPS * (far + size) / least
+            noise = function.noise * n**0.5 * size / (least * least)
+            rounding = max(rounding, min(noise, TINY * far))
+            return cls(x, f, slopes, r, c, slopes @ f, norms, size, far, step, length(norms * step), rounding)
+
+    @property
+    def relative(self) -> float:
+        """Length of the step as a part of x; where that is zero of where the step leads."""
+        return self.length / self.far if self.far > 0 else float(self.length > 0)
+
+    @property
+    def ends(self) -> bool:
+        """Whether no step leads further: rounding errors are as long, or it is too long to end with."""
+        return not self.length > self.rounding or (self.far > 0 and not self.relative <= NEAR)
+
+    def costs_more(self, f: np.ndarray) -> bool:
+        """Whether a sum of squares is larger, beyond the rounding errors that it may have."""
+        error = 8 * EPS * (self.far + self.size)
+        allowed = 0.5 * self.size * self.size * (1 + 8 * EPS) + self.size * error + error * error
+        now = length(f)
+        return not 0.5 * now * now <= allowed
+
+
+def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> tuple[np.ndarray, int]:
+    """The minimum near x where MINPACK stops, and the test that was passed.
+
+    Raises
+    ------
+    Unusual
+        If none was.
+    """
+    x, _, _, _, passed = leastsq(
+        function.residuals,
+        x,
+        Dfun=function.slopes,
+        full_output=True,
+        col_deriv=True,
+        ftol=tolerances.ftol,
+        xtol=tolerances.xtol,
+        gtol=tolerances.gtol,
+        maxfev=tolerances.max_nfev,
+        factor=FIRST_RADIUS,
+    )
+    if passed not in STATUS:
+        raise Unusual
+    return x, STATUS[passed]
+
+
+def polished(function: OneFunction, x: np.ndarray) -> tuple[Near, float]:
+    """Go on while steps shrink and the cost does not rise.
+
+    Returns
+    -------
+    Near
+        Where that ends.
+    rate : float
+        By what Gauss-Newton steps shrink, the most that was seen; zero where nothing was left to gain.
+
+    Raises
+    ------
+    Unusual
+    """
+    here, rate, inverse = Near.at(function, x), 0.0, np.eye(len(x))
+    scale = here.norms
+    for _ in range(MOST):
+        if here.ends:
+            return here, rate
+        step = inverse @ (scale * here.step)
+        trial = here.x + step / scale
+        if here.costs_more(function.residuals(trial)):
+            return here, rate
+        there = Near.at(function, trial)
+        change = scale * (there.step - here.step)
+        rate = max(rate, length(step + change) / length(step))
+        if not (rate <= STAGNANT and there.length <= STAGNANT * here.length):
+            return there, rate
+        answer = inverse @ change
+        inverse -= np.outer(step + answer, step @ inverse) / (step @ answer)
+        here = there
+    return here, rate

@@ -1,0 +1,145 @@
+"""One function of NumPy and its Jacobian, for methods that ask for both, more than once at the same point.
+
+The schemes are those of :mod:`neula.algorithms.nonlinear.differentiate`; here there are no bounds, and all
+quotients of a Jacobian are taken at once, since of a small problem calls are most of the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.linalg import blas
+
+from neula.algorithms.nonlinear.differentiate import NEGLIGIBLE, QUOTIENTS, STEPS
+
+Vectors = Callable[[np.ndarray], np.ndarray]
+"""From x, shape (n,), to residuals, shape (m,), or to their Jacobian, shape (m, n)."""
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+class Unusual(Exception):
+    """Residuals are not what this module is for: not finite, of another dtype, or another number of them."""
+
+
+class OneFunction:
+    """Residuals and the transpose of their Jacobian.
+
+    Parameters
+    ----------
+    call : callable
+    derivatives : callable or None
+        The Jacobian, if the caller knows it.
+    scheme : {"2-point", "3-point", "5-point"}
+        Differences, if not.
+
+    Attributes
+    ----------
+    scheme : str
+        May be changed on the way.
+    norms, peaks : array, shape (n,)
+        Of the columns of the Jacobian, at the last point and the largest ones so far.
+    nfev, njev : int
+        Calls for residuals, without those for differences, and for Jacobians.
+
+    Examples
+    --------
+    >>> function = OneFunction(lambda x: x**2, None, "5-point")
+    >>> bool(abs(function.slopes(np.array([3.0]))[0, 0] - 6) < 1e-9)
+    True
+    """
+
+    def __init__(self, call: Vectors, derivatives: Vectors | None, scheme: str) -> None:
+        self.scheme = scheme
+        self.norms = self.peaks = np.zeros(1)
+        self.nfev = self.njev = 0
+        self._call, self._derivatives = call, derivatives
+        self._typical: list[float] = []
+        self._at = self._sloped_at = b""
+        self._f = self._slopes = np.empty(0)
+
+    @property
+    def noise(self) -> float:
+        """Relative error of the columns of the Jacobian."""
+        return EPS if self._derivatives is not None else EPS ** (1 - STEPS[self.scheme])
+
+    def residuals(self, x: np.ndarray) -> np.ndarray:
+        """At x, shape (m,).
+
+        Raises
+        ------
+        Unusual
+        ValueError
+            If their number changes.
+        """
+        place = x.tobytes()
+        if place != self._at:
+            # Copies: a function may keep what it is given, and write into the same memory each time.
+            f = self._value(x.copy()).copy()
+            if not math.isfinite(blas.dnrm2(f)):
+                raise Unusual
+            self._f, self._at = f, place
+            self.nfev += 1
+        return self._f
+
+    def slopes(self, x: np.ndarray) -> np.ndarray:
+        """The Jacobian's transpose at x, shape (n, m).
+
+        Raises
+        ------
+        Unusual
+        """
+        place = x.tobytes() + self.scheme.encode()
+        if place != self._sloped_at:
+            f = self.residuals(x)
+            found = self._by_differences(x, f) if self._derivatives is None else self._given(x, f)
+            self.norms = np.sqrt(np.einsum("nm,nm->n", found, found))
+            if not math.isfinite(blas.dnrm2(self.norms)):
+                raise Unusual
+            self.peaks = np.maximum(self.peaks, self.norms)
+            self._slopes, self._sloped_at = found, place
+            self.njev += 1
+        return self._slopes
+
+    def _value(self, x: np.ndarray) -> np.ndarray:
+        """What the function returns for an x that it may keep."""
+        f = self._call(x)
+        if type(f) is not np.ndarray or f.dtype != np.float64 or f.ndim != 1:
+            raise Unusual
+        if self._at and len(f) != len(self._f):
+            raise ValueError(f"fun returned {len(self._f)} residuals before, and now {len(f)}")
+        return f
+
+    def _given(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
+        assert self._derivatives is not None
+        found = self._derivatives(x.copy())
+        if type(found) is not np.ndarray or found.dtype != np.float64 or found.shape != (len(f), len(x)):
+            raise Unusual
+        return found.T.copy()
+
+    def _by_differences(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
+        quotients, values = QUOTIENTS[self.scheme], x.tolist()
+        steps = self._steps(values)
+        changes = np.empty((len(quotients), len(values), len(f)))
+        for (far, _), some in zip(quotients, changes, strict=True):
+            for j, (value, step) in enumerate(zip(values, steps, strict=True)):
+                point = x.copy()
+                point[j] = value + far * step
+                some[j] = self._value(point)
+        weights = np.array([weight for _, weight in quotients])
+        with np.errstate(all="ignore"):  # what is not finite is looked at by whoever asked
+            changes -= f
+            found = (weights @ changes.reshape(len(weights), -1)).reshape(len(values), -1)
+            found /= np.array(steps)[:, None]
+        return found
+
+    def _steps(self, x: list[float]) -> list[float]:
+        """As of :class:`~neula.algorithms.nonlinear.differentiate.Differences`, in numbers of Python."""
+        part, steps = EPS ** STEPS[self.scheme], []
+        self._typical = [max(pair) for pair in zip(map(abs, x), self._typical or [0.0] * len(x), strict=True)]
+        for value, typical in zip(x, self._typical, strict=True):
+            size = abs(value) if abs(value) > NEGLIGIBLE * typical else typical or 1.0
+            steps.append((value + math.copysign(part * size, value)) - value)
+        return steps

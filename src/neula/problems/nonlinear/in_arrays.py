@@ -1,0 +1,143 @@
+"""One plain fit on a CPU in NumPy: by MINPACK, with the evidence of the way for all others.
+
+For small problems tensors and batches take many times as long as the arithmetic. What is accepted here is
+what is accepted there; what is not begins again there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+
+from neula.algorithms.lapack.gauss_newton import TINY, Near, minimized, polished
+from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual, Vectors
+from neula.algorithms.lapack.refinement import length
+from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
+from neula.certificates.forward_error import SURE, digits_of
+from neula.pipeline.call import Call
+from neula.pipeline.result import LeastSquaresResult
+from neula.problems.nonlinear.evidence import SLOWEST
+from neula.problems.nonlinear.fit import MESSAGES
+from neula.problems.nonlinear.problem import are_open, usual_tolerance
+
+WORK = 1e6
+"""Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
+
+USUAL = usual_tolerance(torch.float64)
+
+SCHEMES = ("2-point", "3-point", "5-point")
+"""Differences that are taken here."""
+
+
+def is_plain(
+    call: Call, x: torch.Tensor, bounds: Any, loss: Any, f_scale: Any, jac: Any, *others: Any
+) -> bool:
+    """Whether there is one problem of NumPy on a CPU, without bounds, losses, or anything unusual.
+
+    Parameters
+    ----------
+    call : Call
+    x : Tensor
+        Variables, or observations: a vector.
+    bounds, loss, f_scale, jac
+    *others
+        Arguments that are None, or zero, by default.
+    """
+    known = jac is None or callable(jac) or jac in SCHEMES
+    of_numpy = call.first.wrap is torch.Tensor.numpy and call.engine.device.type == "cpu"
+    linear = not callable(loss) and loss == "linear" and type(f_scale) is float and f_scale > 0
+    plain = not any(other is not None for other in others)
+    return are_open(bounds) and known and of_numpy and linear and plain and x.ndim <= 1
+
+
+def fit_in_arrays(
+    call: Call, fun: Vectors, jac: Callable[..., Any] | str | None, x: np.ndarray, tolerances: Tolerances
+) -> LeastSquaresResult[Any] | None:
+    """The minimum where it is certified, if residuals and derivatives are what NumPy computes with.
+
+    Parameters
+    ----------
+    call : Call
+    fun : callable
+    jac : callable or str or None
+    x : array, shape (n,)
+        Where to begin.
+    tolerances : Tolerances
+    """
+    default, given = not jac, jac if callable(jac) else None
+    function = OneFunction(fun, given, jac if isinstance(jac, str) else "2-point")
+    try:
+        m, n = len(function.residuals(x)), len(x)
+        if not (m >= n > 0 and m * n * n <= WORK):
+            return None
+        x, status = minimized(function, x, tolerances)
+        steps = function.nfev - 1
+        if tolerances.of(status) > USUAL:
+            near, rate = Near.at(function, x), 0.0
+        else:
+            function.scheme = "5-point" if default else function.scheme
+            near, rate = polished(function, x)
+            if near.length > max(TINY * near.far, near.rounding):
+                return None
+    except Unusual:
+        return None
+    r = np.triu(near.r)
+    found = _evidence(near, r, rate, function)
+    tolerance = tolerances.stationarity
+    if found is None or not (found["stationarity"] <= tolerance and found["forward_error"] <= SURE):
+        return None
+    return LeastSquaresResult(
+        x=near.x,
+        cost=0.5 * near.size * near.size,
+        fun=near.f,
+        jac=near.slopes.T,
+        grad=near.gradient,
+        optimality=float(np.abs(near.gradient).max()),
+        active_mask=np.zeros(n, dtype=np.int64),
+        nfev=function.nfev,
+        njev=function.njev,
+        status=status,
+        message=MESSAGES[status],
+        success=True,
+        converged=True,
+        tolerance=tolerance,
+        rank=n,
+        determined=True,
+        digits=max(0.0, digits_of(found["forward_error"])),
+        nit=steps,
+        refused=0,
+        R=r,
+        observations=m,
+        accepted=np.array(True),
+        engine=str(call.engine),
+        seconds=call.seconds,
+        **found,
+    )
+
+
+def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
+    """What :func:`~neula.problems.nonlinear.evidence.evidence_of` measures; None unless J is of full rank."""
+    m, n = len(near.f), len(near.x)
+    u, noise, norms = EPS, function.noise, near.norms
+    with np.errstate(all="ignore"):
+        silent = (norms <= u * m * function.peaks) & (norms * np.abs(near.x) <= u * m * near.size)
+        values = lapack.dgesdd(r / norms, compute_uv=0)[1]
+        if silent.any() or not values[-1] > (m * u + 10 * n**0.5 * noise) * values[0]:
+            return None
+        condition, size = float(values[0] / values[-1]), float(values[0]) * near.far
+        data = max(near.size, length(r @ near.x))
+    removable = length(near.c)
+    forward = float(near.size > 0)
+    if size > 0:
+        rounding = u * condition * (near.size + size) / size
+        rounding += noise * n**0.5 * condition * condition * near.size / size
+        forward = near.relative / (1 - min(rate, SLOWEST)) + rounding
+    return {
+        "stationarity": removable / data if removable > 0 else 0.0,
+        "condition": condition,
+        "forward_error": forward,
+    }
