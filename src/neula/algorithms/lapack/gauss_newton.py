@@ -57,6 +57,8 @@ class Near:
         ``||D step||``.
     rounding : float
         How long that may be because of rounding errors alone, from below.
+    noise : float
+        The same of errors of the Jacobian.
     """
 
     x: np.ndarray
@@ -71,6 +73,7 @@ class Near:
     step: np.ndarray
     length: float
     rounding: float
+    noise: float
 
     @classmethod
     def at(cls, function: OneFunction, x: np.ndarray) -> Near:
@@ -93,11 +96,10 @@ class Near:
             if not least > EPS:
                 raise Unusual
             step = lapack.dtrtrs(r, -c)[0]
-            size, far = length(f), length(norms * x)
+            size, far, long = length(f), length(norms * x), length(norms * step)
             rounding = ROUNDINGS * EPS * (far + size) / least
             noise = function.noise * n**0.5 * size / (least * least)
-            rounding = max(rounding, min(noise, TINY * far))
-            return cls(x, f, slopes, r, c, slopes @ f, norms, size, far, step, length(norms * step), rounding)
+            return cls(x, f, slopes, r, c, slopes @ f, norms, size, far, step, long, rounding, noise)
 
     @property
     def relative(self) -> float:
@@ -106,8 +108,9 @@ class Near:
 
     @property
     def ends(self) -> bool:
-        """Whether no step leads further: rounding errors are as long, or it is too long to end with."""
-        return not self.length > self.rounding or (self.far > 0 and not self.relative <= NEAR)
+        """Whether no step leads further: errors are as long, or it is too long to end with."""
+        least = max(self.rounding, min(self.noise, TINY * self.far))
+        return not self.length > least or (self.far > 0 and not self.relative <= NEAR)
 
     def costs_more(self, f: np.ndarray) -> bool:
         """Whether a sum of squares is larger, beyond the rounding errors that it may have."""
@@ -171,6 +174,8 @@ def polished(function: OneFunction, x: np.ndarray) -> tuple[Near, float]:
         if not (rate <= STAGNANT and there.length <= STAGNANT * here.length):
             return there, rate
         answer = inverse @ change
-        inverse -= np.outer(step + answer, step @ inverse) / (step @ answer)
+        fall = -float(step @ answer)
+        if fall > (1 - STAGNANT) * float(step @ step):
+            inverse += (step + answer)[:, None] * (step @ inverse / fall)
         here = there
     return here, rate

@@ -13,15 +13,23 @@ import numpy as np
 from scipy.linalg import blas
 
 from neula.algorithms.nonlinear.differentiate import NEGLIGIBLE, QUOTIENTS, STEPS
+from neula.kernels.magnitudes import MODERATE
 
 Vectors = Callable[[np.ndarray], np.ndarray]
 """From x, shape (n,), to residuals, shape (m,), or to their Jacobian, shape (m, n)."""
 
-EPS = float(np.finfo(np.float64).eps)
+DOUBLE = np.dtype(np.float64)
+EPS = float(np.finfo(DOUBLE).eps)
+
+_FAR = {
+    name: ([far for far, _ in pairs], np.array([by for _, by in pairs])) for name, pairs in QUOTIENTS.items()
+}
 
 
 class Unusual(Exception):
-    """Residuals are not what this module is for: not finite, of another dtype, or another number of them."""
+    """Not what this module is for: active bounds, residuals of another dtype, or numbers so large or so small
+    that squares of their inverses overflow.
+    """
 
 
 class OneFunction:
@@ -34,6 +42,9 @@ class OneFunction:
         The Jacobian, if the caller knows it.
     scheme : {"2-point", "3-point", "5-point"}
         Differences, if not.
+
+    lower, upper : array, shape (n,), optional
+        Within which the function may be called.
 
     Attributes
     ----------
@@ -51,11 +62,18 @@ class OneFunction:
     True
     """
 
-    def __init__(self, call: Vectors, derivatives: Vectors | None, scheme: str) -> None:
+    def __init__(
+        self,
+        call: Vectors,
+        derivatives: Vectors | None,
+        scheme: str,
+        lower: np.ndarray | None = None,
+        upper: np.ndarray | None = None,
+    ) -> None:
         self.scheme = scheme
         self.norms = self.peaks = np.zeros(1)
         self.nfev = self.njev = 0
-        self._call, self._derivatives = call, derivatives
+        self._call, self._derivatives, self._lower, self._upper = call, derivatives, lower, upper
         self._typical: list[float] = []
         self._at = self._sloped_at = b""
         self._f = self._slopes = np.empty(0)
@@ -78,7 +96,7 @@ class OneFunction:
         if place != self._at:
             # Copies: a function may keep what it is given, and write into the same memory each time.
             f = self._value(x.copy()).copy()
-            if not math.isfinite(blas.dnrm2(f)):
+            if not blas.dnrm2(f) <= MODERATE:
                 raise Unusual
             self._f, self._at = f, place
             self.nfev += 1
@@ -96,7 +114,7 @@ class OneFunction:
             f = self.residuals(x)
             found = self._by_differences(x, f) if self._derivatives is None else self._given(x, f)
             self.norms = np.sqrt(np.einsum("nm,nm->n", found, found))
-            if not math.isfinite(blas.dnrm2(self.norms)):
+            if not all(1 / MODERATE <= size <= MODERATE for size in self.norms.tolist()):
                 raise Unusual
             self.peaks = np.maximum(self.peaks, self.norms)
             self._slopes, self._sloped_at = found, place
@@ -105,41 +123,47 @@ class OneFunction:
 
     def _value(self, x: np.ndarray) -> np.ndarray:
         """What the function returns for an x that it may keep."""
-        f = self._call(x)
-        if type(f) is not np.ndarray or f.dtype != np.float64 or f.ndim != 1:
+        if self._lower is not None and not ((x >= self._lower) & (x <= self._upper)).all():
             raise Unusual
-        if self._at and len(f) != len(self._f):
+        f = self._call(x)
+        if type(f) is np.ndarray and f.dtype == DOUBLE and f.shape == self._f.shape:
+            return f
+        if type(f) is not np.ndarray or f.dtype != DOUBLE or f.ndim != 1:
+            raise Unusual
+        if self._at:
             raise ValueError(f"fun returned {len(self._f)} residuals before, and now {len(f)}")
         return f
 
     def _given(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
         assert self._derivatives is not None
         found = self._derivatives(x.copy())
-        if type(found) is not np.ndarray or found.dtype != np.float64 or found.shape != (len(f), len(x)):
+        if type(found) is not np.ndarray or found.dtype != DOUBLE or found.shape != (len(f), len(x)):
             raise Unusual
         return found.T.copy()
 
     def _by_differences(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
-        quotients, values = QUOTIENTS[self.scheme], x.tolist()
+        far, weights = _FAR[self.scheme]
+        values = x.tolist()
         steps = self._steps(values)
-        changes = np.empty((len(quotients), len(values), len(f)))
-        for (far, _), some in zip(quotients, changes, strict=True):
-            for j, (value, step) in enumerate(zip(values, steps, strict=True)):
+        changes = np.empty((len(far), len(values), len(f)))
+        for times, part in zip(far, changes, strict=True):
+            for j, step in enumerate(steps):
                 point = x.copy()
-                point[j] = value + far * step
-                some[j] = self._value(point)
-        weights = np.array([weight for _, weight in quotients])
+                point[j] = values[j] + times * step
+                part[j] = self._value(point)
         with np.errstate(all="ignore"):  # what is not finite is looked at by whoever asked
             changes -= f
-            found = (weights @ changes.reshape(len(weights), -1)).reshape(len(values), -1)
+            found = changes[0] if len(far) == 1 else np.einsum("k,knm->nm", weights, changes)
             found /= np.array(steps)[:, None]
         return found
 
     def _steps(self, x: list[float]) -> list[float]:
         """As of :class:`~neula.algorithms.nonlinear.differentiate.Differences`, in numbers of Python."""
-        part, steps = EPS ** STEPS[self.scheme], []
-        self._typical = [max(pair) for pair in zip(map(abs, x), self._typical or [0.0] * len(x), strict=True)]
-        for value, typical in zip(x, self._typical, strict=True):
-            size = abs(value) if abs(value) > NEGLIGIBLE * typical else typical or 1.0
+        part, steps, known = EPS ** STEPS[self.scheme], [], self._typical or [0.0] * len(x)
+        for j, value in enumerate(x):
+            size = abs(value)
+            known[j] = typical = max(size, known[j])
+            size = size if size > NEGLIGIBLE * typical else typical or 1.0
             steps.append((value + math.copysign(part * size, value)) - value)
+        self._typical = known
         return steps

@@ -145,9 +145,12 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         array
             Inf where J is not of full rank, or ``s`` cannot be estimated.
         """
+        given: Any = self.R
+        if _is_one_of_numpy(given):
+            alone: Any = self._inverse_of_one(given, absolute)
+            return alone @ alone.T
         inverse, give = self._inverse(absolute)
-        found: ArrayT = give(_product(inverse))
-        return found
+        return give(_product(inverse))
 
     def standard_errors(self, *, absolute: bool = False) -> ArrayT:
         """Standard deviations of x, the roots of the diagonal of :meth:`covariance`, which is not formed."""
@@ -204,7 +207,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
     def _inverse(self, absolute: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         """``s R^-1`` in double precision, and the way back to the caller's library."""
         given: Any = self.R
-        if type(given) is np.ndarray and given.ndim == 2:  # microseconds count
+        if _is_one_of_numpy(given):
             return torch.from_numpy(self._inverse_of_one(given, absolute)), torch.Tensor.numpy
         from neula.pipeline.inputs import take
 
@@ -371,6 +374,11 @@ def quantile(level: float, dof: float) -> float:
     if dof <= 0:
         return math.inf
     return float(ndtri((1 + level) / 2) if math.isinf(dof) else stdtrit(dof, (1 + level) / 2))
+
+
+def _is_one_of_numpy(x: Any) -> bool:
+    """Whether there is one matrix in an array: of a small one tensors take longer than all the rest."""
+    return type(x) is np.ndarray and x.ndim == 2
 
 
 def _product(inverse: torch.Tensor) -> torch.Tensor:

@@ -33,17 +33,15 @@ SCHEMES = ("2-point", "3-point", "5-point")
 """Differences that are taken here."""
 
 
-def is_plain(
-    call: Call, x: torch.Tensor, bounds: Any, loss: Any, f_scale: Any, jac: Any, *others: Any
-) -> bool:
-    """Whether there is one problem of NumPy on a CPU, without bounds, losses, or anything unusual.
+def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:
+    """Whether there is one problem of NumPy on a CPU, without losses or anything unusual.
 
     Parameters
     ----------
     call : Call
     x : Tensor
         Variables, or observations: a vector.
-    bounds, loss, f_scale, jac
+    loss, f_scale, jac
     *others
         Arguments that are None, or zero, by default.
     """
@@ -51,13 +49,19 @@ def is_plain(
     of_numpy = call.first.wrap is torch.Tensor.numpy and call.engine.device.type == "cpu"
     linear = not callable(loss) and loss == "linear" and type(f_scale) is float and f_scale > 0
     plain = not any(other is not None for other in others)
-    return are_open(bounds) and known and of_numpy and linear and plain and x.ndim <= 1
+    return known and of_numpy and linear and plain and x.ndim <= 1
 
 
 def fit_in_arrays(
-    call: Call, fun: Vectors, jac: Callable[..., Any] | str | None, x: np.ndarray, tolerances: Tolerances
+    call: Call,
+    fun: Vectors,
+    jac: Callable[..., Any] | str | None,
+    x: np.ndarray,
+    bounds: Any,
+    tolerances: Tolerances,
 ) -> LeastSquaresResult[Any] | None:
-    """The minimum where it is certified, if residuals and derivatives are what NumPy computes with.
+    """The minimum where it is certified, if residuals and derivatives are what NumPy computes with, and the
+    way there stays within bounds.
 
     Parameters
     ----------
@@ -66,11 +70,14 @@ def fit_in_arrays(
     jac : callable or str or None
     x : array, shape (n,)
         Where to begin.
+    bounds : pair of array_like, or scipy.optimize.Bounds
     tolerances : Tolerances
     """
     default, given = not jac, jac if callable(jac) else None
-    function = OneFunction(fun, given, jac if isinstance(jac, str) else "2-point")
+    scheme = jac if isinstance(jac, str) else "2-point"
     try:
+        ends = () if are_open(bounds) else _ends(bounds, x)
+        function = OneFunction(fun, given, scheme, *ends)
         m, n = len(function.residuals(x)), len(x)
         if not (m >= n > 0 and m * n * n <= WORK):
             return None
@@ -81,11 +88,15 @@ def fit_in_arrays(
         else:
             function.scheme = "5-point" if default else function.scheme
             near, rate = polished(function, x)
-            if near.length > max(TINY * near.far, near.rounding):
+            if near.length > max(TINY * near.far, near.rounding, near.noise):
                 return None
+        if ends and not ((near.x > ends[0]) & (near.x < ends[1])).all():
+            return None
     except Unusual:
         return None
-    r = np.triu(near.r)
+    r = near.r.copy()
+    for j in range(n):
+        r[j + 1 :, j] = 0.0
     found = _evidence(near, r, rate, function)
     tolerance = tolerances.stationarity
     if found is None or not (found["stationarity"] <= tolerance and found["forward_error"] <= SURE):
@@ -117,6 +128,15 @@ def fit_in_arrays(
         seconds=call.seconds,
         **found,
     )
+
+
+def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
+    try:
+        lower, upper = (np.broadcast_to(np.asarray(end, np.float64), x.shape) for end in pair)
+    except (TypeError, ValueError):
+        raise Unusual from None  # and to be refused
+    return lower, upper
 
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:

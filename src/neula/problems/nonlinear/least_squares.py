@@ -183,8 +183,8 @@ def least_squares(
     tolerances = tolerances_of(ftol, xtol, gtol, max_nfev, x.shape[-1], dtype)
     fun, jac = with_arguments(fun, args, kwargs), with_arguments(jac, args, kwargs)
     others = (x_scale, diff_step, max_nfev, callback, blocks, progress, verbose or None)
-    if is_plain(call, x, bounds, loss, f_scale, jac, *others):
-        found = fit_in_arrays(call, fun, jac, x.numpy(), tolerances)
+    if is_plain(call, x, loss, f_scale, jac, *others):
+        found = fit_in_arrays(call, fun, jac, x.numpy(), bounds, tolerances)
         if found is not None:
             return found
     start = Start.of(x, bounds, x_scale, call.engine.device)
