@@ -276,7 +276,7 @@ class Path:
         u = q @ left
         return cls(u, vt.mT, s, u.mT @ b, b, damps, before)
 
-    @property
+    @cached_property
     def filters(self) -> torch.Tensor:
         """``s^2 / (s^2 + damp^2)``, shape (p, r); without damping 0 where s is rounding errors."""
         size = max(len(self.u), len(self.v))
@@ -295,25 +295,28 @@ class Path:
         s = torch.where(self.s > 0, self.s, 1.0)
         return self.v @ ((self.filters / s)[:, :, None] * self.c)
 
-    def residuals(self, part: slice) -> torch.Tensor:
-        """``b - A x`` of some of the dampings, shape (p', m, k)."""
-        outside = self.b - self.u @ self.c
-        return outside + self.u @ ((1 - self.filters[part])[:, :, None] * self.c)
+    @cached_property
+    def outside(self) -> torch.Tensor:
+        """What no x takes away of b, shape (m, k)."""
+        return self.b - self.u @ self.c
 
     def residual_norms(self) -> torch.Tensor:
         """``||b - A x||`` for all dampings, shape (p, k)."""
-        outside = torch.linalg.vector_norm(self.b - self.u @ self.c, dim=0)
+        outside = torch.linalg.vector_norm(self.outside, dim=0)
         inside = torch.linalg.vector_norm((1 - self.filters)[:, :, None] * self.c, dim=1)
         return torch.hypot(outside.expand_as(inside), inside)
 
     def left_out(self) -> torch.Tensor:
         """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
-        squares = self.u.square()
-        found = self.b.new_empty(len(self.damps), *self.b.shape)
-        for place in range(len(self.damps)):
-            part = slice(place, place + 1)
-            found[place] = self.residuals(part)[0] / (1 - self.before - squares @ self.filters[part].mT)
-        return found
+        inside = (1 - self.filters).mT[:, :, None] * self.c[:, None]
+        found = _times(self.u, inside).add_(self.outside[:, None])
+        found /= (1 - self.before - self.u.square() @ self.filters.mT)[..., None]
+        return found.movedim(1, 0)
+
+
+def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A product with vectors for all dampings and right-hand sides at once, shape (n, p, k) to (m, p, k)."""
+    return (a @ x.flatten(1)).unflatten(1, x.shape[1:])
 
 
 def _rounding(scaled: Scaled, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
@@ -324,22 +327,19 @@ def _rounding(scaled: Scaled, x: torch.Tensor, given: torch.Tensor) -> torch.Ten
 
 def _backward_errors(scaled: Scaled, path: Path, x: torch.Tensor) -> torch.Tensor:
     """Of each solution, of the problem with the rows of damping below, shape (p, k)."""
-    found, (a, b) = [], (scaled.a, scaled.b)
-    norm = torch.linalg.vector_norm
-    b_norms = norm(b, dim=0)
-    for damp, columns, solution in zip(scaled.damps, scaled.columns, x, strict=True):
-        residual = b - a @ solution
-        gradient = a.mT @ residual - damp.square() * solution
-        weight = torch.hypot(path.s, damp)
-        weight = torch.where(weight > path.s.max() * 1e-15, weight, torch.inf) if len(path.s) else weight
-        projected = norm((path.v.mT @ gradient) / weight[:, None], dim=0)
-        kkt = KKTNorms(
-            residual=torch.hypot(norm(residual, dim=0), damp * norm(solution, dim=0)),
-            wrong=norm(gradient / columns, dim=0),
-            projected=projected,
-            rest=torch.zeros_like(projected),
-            image=norm(columns * solution, dim=0),
-            b=b_norms,
-        )
-        found.append(kkt.backward_error)
-    return torch.stack(found) if found else b.new_zeros(0, b.shape[1])
+    norm, a, damps, x = torch.linalg.vector_norm, scaled.a, scaled.damps[:, None], x.movedim(0, 1)
+    residual = scaled.b[:, None] - _times(a, x)
+    gradient = _times(a.mT, residual).sub_(damps.square() * x)
+    weight = torch.hypot(path.s[:, None], damps.mT)
+    if len(path.s):
+        weight = torch.where(weight > path.s.max() * 1e-15, weight, torch.inf)
+    columns = scaled.columns.movedim(0, 1)
+    projected = norm(_times(path.v.mT, gradient) / weight[..., None], dim=0)
+    return KKTNorms(
+        residual=torch.hypot(norm(residual, dim=0), damps * norm(x, dim=0)),
+        wrong=norm(gradient / columns, dim=0),
+        projected=projected,
+        rest=torch.zeros_like(projected),
+        image=norm(columns * x, dim=0),
+        b=norm(scaled.b, dim=0),
+    ).backward_error
