@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
-from neula.algorithms.lapack.one_function import Unusual, Vectors
+from neula.algorithms.lapack.one_function import DOUBLE, Unusual, Vectors
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.pipeline.inputs import take
@@ -107,36 +107,29 @@ class Observations:
 
     def in_arrays(self) -> Vectors:
         """Residuals of one problem of NumPy, from x, shape (n,), to shape (m,)."""
-        y = self.y[0].numpy()
-        values, whitened = self._of_one(self.model.f, 1), self._whitener()
-        return lambda x: whitened(values(x) - y)
+        return self._whitened_rows(self.model.f, self.y[0].numpy(), 1)
 
     def slopes_in_arrays(self, jac: Callable[..., Any]) -> Vectors:
         """The caller's derivatives of the same model, whitened, shape (m, n)."""
-        slopes, whitened = self._of_one(jac, 2), self._whitener()
-        return lambda x: whitened(slopes(x))
+        return self._whitened_rows(jac, 0.0, 2)
 
-    def _of_one(self, function: Callable[..., Any], ndim: int) -> Vectors:
-        """A function of xdata and parameters that must return a row of float64 for each observation."""
+    def _whitened_rows(self, function: Callable[..., Any], y: np.ndarray | float, ndim: int) -> Vectors:
+        """What a function of xdata and parameters returns, a row of float64 for each observation, less y."""
         xdata, m = self.xdata, self.y.shape[1]
+        deviations = None if self.deviations is None else self.deviations[0].numpy()
+        factor = None if self.factor is None else self.factor[0].numpy()
 
         def call(x: np.ndarray) -> np.ndarray:
             found = function(xdata, *x)
-            usual = type(found) is np.ndarray and found.dtype == np.float64 and found.ndim == ndim
+            usual = type(found) is np.ndarray and found.dtype == DOUBLE and found.ndim == ndim
             if not usual or len(found) != m:
                 raise Unusual
-            return found
+            rows: np.ndarray = found - y
+            if deviations is not None:
+                rows = (rows.T / deviations).T
+            return rows if factor is None else lapack.dtrtrs(factor, rows, lower=1)[0]
 
         return call
-
-    def _whitener(self) -> Vectors:
-        if self.deviations is not None:
-            deviations = self.deviations[0].numpy()
-            return lambda columns: (columns.T / deviations).T
-        if self.factor is not None:
-            factor = self.factor[0].numpy()
-            return lambda columns: lapack.dtrtrs(factor, columns, lower=1)[0]
-        return lambda columns: columns
 
     def whitened(self, columns: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """Columns, shape (P, m, k), in units of the standard deviations of observations."""
