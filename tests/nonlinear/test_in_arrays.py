@@ -10,9 +10,9 @@ import torch
 import neula
 from neula.algorithms.lapack.gauss_newton import Near, polished
 from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual
+from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.problems.nonlinear import curve_fit, least_squares
 
-RNG = np.random.default_rng(11)
 T = np.linspace(0, 4, 40)
 TRUE = np.array([2.5, 1.3, 0.5])
 ENDLESS = 10**6
@@ -30,7 +30,7 @@ def slopes(t, a, b, c):
 
 def stationary(size):
     """Data whose best fit is known: their errors are orthogonal to the Jacobian there."""
-    error = RNG.standard_normal(40)
+    error = np.random.default_rng(11).standard_normal(40)
     q = np.linalg.qr(slopes(T, *TRUE))[0]
     return decay(T, *TRUE) + size * (error - q @ (q.T @ error))
 
@@ -97,6 +97,37 @@ def test_as_in_tensors(options):
     assert both[0].R.tolist() == np.triu(both[0].R).tolist()
     for one, other in zip(ours.band(T), others.band(T), strict=True):
         assert one == pytest.approx(other, rel=1e-8)
+
+
+@pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
+@pytest.mark.parametrize("jac", [None, lambda p: slopes(T, *p)])
+def test_losses_as_in_tensors(loss, jac):
+    y = stationary(0.1) + np.where(np.arange(40) % 9 == 4, 2.0, 0.0)
+
+    def fun(p):
+        return decay(T, *p) - y
+
+    options = {"loss": loss, "f_scale": 0.2}
+    ours = neula.least_squares(fun, TRUE + 0.1, jac, **options)
+    others = neula.least_squares(fun, TRUE + 0.1, jac, max_nfev=ENDLESS, **options)
+    assert ours.converged
+    assert others.converged
+    assert relative_error(ours, others.x) <= 10**0.5 * (ours.forward_error + others.forward_error)
+    assert ours.cost == pytest.approx(others.cost, rel=1e-12)
+    for name in ("fun", "jac", "condition", "residual_variance"):
+        assert getattr(ours, name) == pytest.approx(getattr(others, name), rel=1e-7, abs=1e-9), name
+
+
+@pytest.mark.parametrize("loss", ["linear", "soft_l1", "huber", "cauchy", "arctan"])
+def test_residuals_whose_squares_are_losses(loss):
+    rule = Loss(None if loss == "linear" else LOSSES[loss], torch.tensor(0.7, dtype=torch.float64))
+    f = torch.tensor([-3.0, -0.5, 0.0, 1e-9, 0.3, 40.0], dtype=torch.float64, requires_grad=True)
+    found, slope = rule.rooted(f)
+    assert 0.5 * float(found.square().sum()) == pytest.approx(float(rule.cost(f)), rel=1e-14)
+    assert (found.sign() == f.sign()).all()
+    # The cost falls by each residual as by itself: slope and residual are the loss's derivative.
+    (gradient,) = torch.autograd.grad(rule.cost(f), f)
+    assert (found * slope).tolist() == pytest.approx(gradient.tolist(), rel=1e-14)
 
 
 @pytest.mark.parametrize(

@@ -41,14 +41,14 @@ class Near:
     Attributes
     ----------
     x : array, shape (n,)
-    f : array, shape (m,)
+    cost : float
     slopes : array, shape (n, m)
         Transpose of the Jacobian.
     r : array, shape (n, n)
         With anything below the diagonal.
     c, gradient, norms : array, shape (n,)
     size : float
-        ``||f||``.
+        ``||f||``; with a loss that of residuals weighted by its slope.
     far : float
         ``||D x||``, D being the norms of the columns.
     step : array, shape (n,)
@@ -62,7 +62,7 @@ class Near:
     """
 
     x: np.ndarray
-    f: np.ndarray
+    cost: float
     slopes: np.ndarray
     r: np.ndarray
     c: np.ndarray
@@ -84,22 +84,24 @@ class Near:
         Unusual
             Where it is not finite, and for columns of the Jacobian that are zero or surely dependent.
         """
-        f, slopes = function.residuals(x), function.slopes(x)
+        f, slopes, size = function.weighted(x)
         n, m = slopes.shape
         stack = np.empty((n + 1, m))
         stack[:n], stack[n] = slopes, f
         factors = lapack.dgeqrf(stack.T, overwrite_a=1)[0]
-        r, c, norms = factors[:n, :n], factors[:n, n], function.norms
+        r, c = factors[:n, :n], factors[:n, n]
         with np.errstate(all="ignore"):
+            norms = np.sqrt(np.einsum("nm,nm->n", slopes, slopes))
             # The condition number is at least the reciprocal of this.
             least = float((np.abs(np.diagonal(r)) / norms).min())
             if not least > EPS:
                 raise Unusual
             step = lapack.dtrtrs(r, -c)[0]
-            size, far, long = length(f), length(norms * x), length(norms * step)
+            far, long, cost = length(norms * x), length(norms * step), function.cost(x)
             rounding = ROUNDINGS * EPS * (far + size) / least
             noise = function.noise * n**0.5 * size / (least * least)
-            return cls(x, f, slopes, r, c, slopes @ f, norms, size, far, step, long, rounding, noise)
+            gradient = slopes @ f
+        return cls(x, cost, slopes, r, c, gradient, norms, size, far, step, long, rounding, noise)
 
     @property
     def relative(self) -> float:
@@ -112,12 +114,10 @@ class Near:
         least = max(self.rounding, min(self.noise, TINY * self.far))
         return not self.length > least or (self.far > 0 and not self.relative <= NEAR)
 
-    def costs_more(self, f: np.ndarray) -> bool:
-        """Whether a sum of squares is larger, beyond the rounding errors that it may have."""
+    def exceeded_by(self, cost: float) -> bool:
+        """Whether a cost is larger, beyond the rounding errors that it may have."""
         error = 8 * EPS * (self.far + self.size)
-        allowed = 0.5 * self.size * self.size * (1 + 8 * EPS) + self.size * error + error * error
-        now = length(f)
-        return not 0.5 * now * now <= allowed
+        return not cost <= self.cost * (1 + 8 * EPS) + self.size * error + error * error
 
 
 def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> tuple[np.ndarray, int]:
@@ -129,9 +129,9 @@ def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> t
         If none was.
     """
     x, _, _, _, passed = leastsq(
-        function.residuals,
+        function.squared,
         x,
-        Dfun=function.slopes,
+        Dfun=function.squared_slopes,
         full_output=True,
         col_deriv=True,
         ftol=tolerances.ftol,
@@ -166,7 +166,7 @@ def polished(function: OneFunction, x: np.ndarray) -> tuple[Near, float]:
             return here, rate
         step = inverse @ (scale * here.step)
         trial = here.x + step / scale
-        if here.costs_more(function.residuals(trial)):
+        if here.exceeded_by(function.cost(trial)):
             return here, rate
         there = Near.at(function, trial)
         change = scale * (there.step - here.step)

@@ -10,9 +10,12 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from scipy.linalg import blas
 
+from neula.algorithms.lapack.refinement import length
 from neula.algorithms.nonlinear.differentiate import NEGLIGIBLE, QUOTIENTS, STEPS
+from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
 Vectors = Callable[[np.ndarray], np.ndarray]
@@ -45,6 +48,8 @@ class OneFunction:
 
     lower, upper : array, shape (n,), optional
         Within which the function may be called.
+    loss : Loss, optional
+        Of the residuals, if not their squares.
 
     Attributes
     ----------
@@ -69,8 +74,9 @@ class OneFunction:
         scheme: str,
         lower: np.ndarray | None = None,
         upper: np.ndarray | None = None,
+        loss: Loss | None = None,
     ) -> None:
-        self.scheme = scheme
+        self.scheme, self._loss = scheme, loss
         self.norms = self.peaks = np.zeros(1)
         self.nfev = self.njev = 0
         self._call, self._derivatives, self._lower, self._upper = call, derivatives, lower, upper
@@ -120,6 +126,34 @@ class OneFunction:
             self._slopes, self._sloped_at = found, place
             self.njev += 1
         return self._slopes
+
+    def squared(self, x: np.ndarray) -> np.ndarray:
+        """At x what is minimized by least squares."""
+        f = self.residuals(x)
+        return f if self._loss is None else self._loss.rooted(torch.from_numpy(f))[0].numpy()
+
+    def squared_slopes(self, x: np.ndarray) -> np.ndarray:
+        """Its Jacobian's transpose."""
+        slopes = self.slopes(x)
+        if self._loss is None:
+            return slopes
+        return slopes * self._loss.rooted(torch.from_numpy(self._f))[1].numpy()
+
+    def cost(self, x: np.ndarray) -> float:
+        """Half the sum of losses."""
+        f = self.residuals(x)
+        if self._loss is None:
+            return 0.5 * length(f) ** 2
+        return float(self._loss.cost(torch.from_numpy(f)))
+
+    def weighted(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """Residuals and the transpose of their Jacobian as a Gauss-Newton step takes them, and their size."""
+        f, slopes = self.residuals(x), self.slopes(x)
+        if self._loss is None:
+            return f, slopes, length(f)
+        given = torch.from_numpy(f)
+        rows, weights = (weight.numpy() for weight in self._loss.weights(given))
+        return f * weights, slopes * rows, float(self._loss.size(given))
 
     def _value(self, x: np.ndarray) -> np.ndarray:
         """What the function returns for an x that it may keep."""

@@ -28,7 +28,8 @@ def linear(z: torch.Tensor) -> Rho:
 def soft_l1(z: torch.Tensor) -> Rho:
     """``rho(z) = 2 (sqrt(1 + z) - 1)``: a smooth absolute value."""
     t = 1 + z
-    return 2 * (t.sqrt() - 1), t**-0.5, -0.5 * t**-1.5
+    # Not ``2 (sqrt(1 + z) - 1)``, of which nothing is left where z is small.
+    return z / (t.sqrt() + 1) * 2, t**-0.5, -0.5 * t**-1.5
 
 
 def huber(z: torch.Tensor) -> Rho:
@@ -78,6 +79,8 @@ class Loss:
     >>> loss, f = Loss(huber, torch.tensor(2.0)), torch.tensor([[1.0, 4.0]])
     >>> loss.cost(f), loss.size(f)
     (tensor([6.5000]), tensor([3.]))
+    >>> loss.rooted(f)[0].square().sum() / 2
+    tensor(6.5000)
     """
 
     rho: Callable[[torch.Tensor], Rho] | None
@@ -98,6 +101,17 @@ class Loss:
         curvature = first + 2 * second * (f / self.scale).square()
         rows = torch.maximum(curvature, FLATTEST * first).sqrt()
         return rows, torch.where(rows > 0, first / rows, 0.0)
+
+    def rooted(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residuals whose squares are the losses of f, with the signs of f, and their derivatives by f.
+
+        For programs that minimize squares and nothing else.
+        """
+        if self.rho is None:
+            return f, torch.ones_like(f)
+        loss, slope, _ = self.rho((f / self.scale).square())
+        found = torch.copysign(self.scale * loss.sqrt(), f)
+        return found, torch.where(found != 0, slope * f / found, 1.0)
 
     def size(self, f: torch.Tensor) -> torch.Tensor:
         """Length of the residuals, each weighted by the slope of its loss, shape (batch,)."""

@@ -173,7 +173,9 @@ def curve_fit(
     others = (x_scale, diff_step, most, callback, progress, verbose or None)
     if is_plain(call, y, loss, f_scale, jac, *others):
         given = data.slopes_in_arrays(jac) if callable(jac) else jac
-        result = fit_in_arrays(call, data.in_arrays(), given, guess.numpy(), bounds, tolerances)
+        result = fit_in_arrays(
+            call, data.in_arrays(), given, guess.numpy(), bounds, (loss, f_scale), tolerances
+        )
     if result is None:
         start = Start.of(guess, bounds, x_scale, y.device)
         jacobian = Jacobian(

@@ -17,6 +17,7 @@ from neula.algorithms.lapack.gauss_newton import TINY, Near, minimized, polished
 from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual, Vectors
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
+from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
@@ -34,7 +35,7 @@ SCHEMES = ("2-point", "3-point", "5-point")
 
 
 def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:
-    """Whether there is one problem of NumPy on a CPU, without losses or anything unusual.
+    """Whether there is one problem of NumPy on a CPU, without anything unusual.
 
     Parameters
     ----------
@@ -47,9 +48,9 @@ def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *ot
     """
     known = jac is None or callable(jac) or jac in SCHEMES
     of_numpy = call.first.wrap is torch.Tensor.numpy and call.engine.device.type == "cpu"
-    linear = not callable(loss) and loss == "linear" and type(f_scale) is float and f_scale > 0
+    named = isinstance(loss, str) and loss in LOSSES and type(f_scale) is float and f_scale > 0
     plain = not any(other is not None for other in others)
-    return known and of_numpy and linear and plain and x.ndim <= 1
+    return known and of_numpy and named and plain and x.ndim <= 1
 
 
 def fit_in_arrays(
@@ -58,6 +59,7 @@ def fit_in_arrays(
     jac: Callable[..., Any] | str | None,
     x: np.ndarray,
     bounds: Any,
+    loss: tuple[str, float],
     tolerances: Tolerances,
 ) -> LeastSquaresResult[Any] | None:
     """The minimum where it is certified, if residuals and derivatives are what NumPy computes with, and the
@@ -71,13 +73,15 @@ def fit_in_arrays(
     x : array, shape (n,)
         Where to begin.
     bounds : pair of array_like, or scipy.optimize.Bounds
+    loss : pair of str and float
+        Its name, and its scale.
     tolerances : Tolerances
     """
     default, given = not jac, jac if callable(jac) else None
     scheme = jac if isinstance(jac, str) else "2-point"
     try:
-        ends = () if are_open(bounds) else _ends(bounds, x)
-        function = OneFunction(fun, given, scheme, *ends)
+        lower, upper = _ends(bounds, x)
+        function = OneFunction(fun, given, scheme, lower, upper, _loss(*loss))
         m, n = len(function.residuals(x)), len(x)
         if not (m >= n > 0 and m * n * n <= WORK):
             return None
@@ -90,7 +94,7 @@ def fit_in_arrays(
             near, rate = polished(function, x)
             if near.length > max(TINY * near.far, near.rounding, near.noise):
                 return None
-        if ends and not ((near.x > ends[0]) & (near.x < ends[1])).all():
+        if lower is not None and not ((near.x > lower) & (near.x < upper)).all():
             return None
     except Unusual:
         return None
@@ -103,8 +107,8 @@ def fit_in_arrays(
         return None
     return LeastSquaresResult(
         x=near.x,
-        cost=0.5 * near.size * near.size,
-        fun=near.f,
+        cost=near.cost,
+        fun=function.residuals(near.x),
         jac=near.slopes.T,
         grad=near.gradient,
         optimality=float(np.abs(near.gradient).max()),
@@ -130,7 +134,13 @@ def fit_in_arrays(
     )
 
 
-def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _loss(name: str, scale: float) -> Loss | None:
+    return None if name == "linear" else Loss(LOSSES[name], torch.tensor(scale, dtype=torch.float64))
+
+
+def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:
+    if are_open(bounds):
+        return None, None
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
     try:
         lower, upper = (np.broadcast_to(np.asarray(end, np.float64), x.shape) for end in pair)
@@ -141,7 +151,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
     """What :func:`~neula.problems.nonlinear.evidence.evidence_of` measures; None unless J is of full rank."""
-    m, n = len(near.f), len(near.x)
+    n, m = near.slopes.shape
     u, noise, norms = EPS, function.noise, near.norms
     with np.errstate(all="ignore"):
         silent = (norms <= u * m * function.peaks) & (norms * np.abs(near.x) <= u * m * near.size)

@@ -184,7 +184,7 @@ def least_squares(
     fun, jac = with_arguments(fun, args, kwargs), with_arguments(jac, args, kwargs)
     others = (x_scale, diff_step, max_nfev, callback, blocks, progress, verbose or None)
     if is_plain(call, x, loss, f_scale, jac, *others):
-        found = fit_in_arrays(call, fun, jac, x.numpy(), bounds, tolerances)
+        found = fit_in_arrays(call, fun, jac, x.numpy(), bounds, (loss, f_scale), tolerances)
         if found is not None:
             return found
     start = Start.of(x, bounds, x_scale, call.engine.device)
