@@ -47,7 +47,8 @@ def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *ot
         Arguments that are None, or zero, by default.
     """
     known = jac is None or callable(jac) or jac in SCHEMES
-    of_numpy = call.first.wrap is torch.Tensor.numpy and call.engine.device.type == "cpu"
+    here = call.engine.device.type == "cpu" and call.engine.tuning.lapack
+    of_numpy = call.first.wrap is torch.Tensor.numpy and here
     named = isinstance(loss, str) and loss in LOSSES and type(f_scale) is float and f_scale > 0
     plain = not any(other is not None for other in others)
     return known and of_numpy and named and plain and x.ndim <= 1
