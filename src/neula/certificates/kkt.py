@@ -9,6 +9,7 @@ relative to B and b.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -68,3 +69,20 @@ class KKTNorms:
             ]
         )
         return torch.where(found.isnan(), torch.inf, found).amin(0)
+
+
+def backward_error_of(
+    *, residual: float, wrong: float, projected: float, rest: float, image: float, b: float
+) -> float:
+    """The same of one problem by numbers.
+
+    Examples
+    --------
+    >>> backward_error_of(residual=1.0, wrong=1e-9, projected=1e-12, rest=0.0, image=1.0, b=1.0)
+    5e-13
+    """
+    if not wrong or not residual:
+        return 0.0
+    orthogonal, size = math.sqrt(max(residual**2 - projected**2, 0.0)), image + b
+    of_rest = rest / orthogonal if orthogonal else math.inf if rest else 0.0
+    return min(wrong / residual, residual / size, projected / size + of_rest)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from neula.certificates.forward_error import digits_of
+from neula.engines import Engine, Format
 from neula.pipeline.call import Call
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
@@ -18,6 +19,22 @@ IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16:
 
 FEW = 16
 """Right-hand sides of one problem that are refined one by one; more of them are taken together."""
+
+
+class Asked(Protocol):
+    """What is asked for, as options of all problems say it."""
+
+    @property
+    def engine(self) -> Engine:
+        """What multiplies."""
+
+    @property
+    def target(self) -> Format:
+        """Whose accuracy the result is to have."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of x as it is given back."""
 
 
 def is_single(shapes: System, options: Options, most: int = FEW) -> bool:
@@ -41,14 +58,14 @@ def array_of(x: torch.Tensor) -> np.ndarray:
     return found
 
 
-def is_large(elements: int, options: Options) -> bool:
+def is_large(elements: int, options: Asked) -> bool:
     """Whether torch is to multiply with a matrix of so many, and to factorize it
     (:mod:`neula.algorithms.lapack.products`): of one thread NumPy makes more.
     """
     return elements >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
 
 
-def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> Any:
+def x_of_single(call: Call, shapes: System, options: Asked, x: np.ndarray) -> Any:
     """The solution for the user; x has shape (n, k), is float64, and rounded to the dtype of the result."""
     x = x[:, 0] if shapes.is_vector else x
     return call.first.wrap_array(x.astype(IN_NUMPY[options.dtype], copy=False))
@@ -57,7 +74,7 @@ def x_of_single(call: Call, shapes: System, options: Options, x: np.ndarray) -> 
 def of_single(
     call: Call,
     shapes: System,
-    options: Options,
+    options: Asked,
     backward_error: float,
     condition: float,
     forward_errors: list[float],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
 
@@ -31,8 +32,8 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
         -1 at the lower bound, 1 at the upper one, 0 between them.
     """
 
-    residual_norms: Any = None
-    active_mask: Any = None
+    residual_norms: Any = Deferrable(None)  # noqa: RUF009
+    active_mask: Any = Deferrable(None)  # noqa: RUF009
 
     @property
     def residual_norm(self) -> Any:

@@ -14,7 +14,7 @@ from neula.certificates.forward_error import SURE
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.bounded import links
-from neula.problems.bounded.problem import Bounded, BoundedValues
+from neula.problems.bounded.problem import LABEL, Bounded, BoundedValues, in_words
 
 Chain = list[Link[Bounded, BoundedValues]]
 
@@ -27,7 +27,7 @@ def chain(m: int, n: int) -> Chain:
     """
     tried = []
     if m >= n:
-        tried.append(_link("block pivoting cholesky", links.by_block_pivoting, by_cholesky))
+        tried.append(_link(LABEL, links.by_block_pivoting, by_cholesky))
         tried.append(_link("block pivoting householder", links.by_block_pivoting, by_householder))
     else:
         tried.append(_link("active set cholesky", links.by_active_set, by_cholesky))
@@ -65,9 +65,7 @@ class BoundedJudge:
         optimal = backward <= self.bound
         accepted = optimal & (forward <= SURE)
         error = np.where(np.isnan(backward), np.inf, np.maximum(backward, self.bound))
-        reason = (
-            f"backward error {backward.max(initial=0.0):.1e} (bound {self.bound:.1e}), "
-            f"forward error {forward.max(initial=0.0):.1e}, condition number {condition.max(initial=1.0):.1e}"
-        )
+        worst = backward.max(initial=0.0), forward.max(initial=0.0), condition.max(initial=1.0)
+        reason = in_words(self.bound, *worst)
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "problems")
         return Verdict(accepted, np.array([~optimal, error, forward]), reason, optimal)

@@ -6,16 +6,14 @@ import math
 from typing import Any, Unpack, overload
 
 import numpy as np
-import torch
 
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import check_name, whole_number
-from neula.kernels.shift import shift
 from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
-from neula.problems.bounded.run import Solved, solve_bounded
+from neula.problems.bounded.run import solve_bounded
 from neula.problems.signatures import Kind, LsqLinearKeywords
 
 METHODS, SOLVERS = ("trf", "bvls"), ("exact", "lsmr")
@@ -177,9 +175,17 @@ def lsq_linear(
         raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
     report = stage(progress, "solving with bounds")
     solved = solve_bounded(
-        A, b, _pair(bounds), max_iterations=most, accuracy=accuracy, engine=engine, strict=strict
+        A,
+        b,
+        _pair(bounds),
+        max_iterations=most,
+        accuracy=accuracy,
+        engine=engine,
+        strict=strict,
+        unbounded=True,
     )
-    result = solved.attached(_result(solved))
+    known = solved.common() | solved.linear()
+    result = solved.attached(LsqLinearResult.of(known | {"message": MESSAGES[known["status"]]}))
     report(1.0)
     if verbose > 0:
         print(result.message)
@@ -194,30 +200,3 @@ def _pair(bounds: Any) -> tuple[Any, Any]:
     if not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"bounds must be a pair, the lower and the upper ones, got {bounds!r}")
     return bounds[0], bounds[1]
-
-
-def _result(solved: Solved) -> LsqLinearResult:
-    call, whole, values = solved.call, solved.whole, solved.values
-    owner = whole.reduced.owner
-    # A x - b in the numbers that are worked with, as x is given back.
-    x = whole.by_matrix(solved.run.found.x).mT
-    fun = shift(torch.baddbmm(whole.b, whole.a, x, beta=-1.0), whole.b_exponents[:, :, None])
-    # Components of the gradient of columns of norm 1 by the norms of the columns that were given.
-    gradient = values.wrong * whole.reduced.of_each(whole.reduced.norms)
-    gradient = shift(gradient, 2 * whole.b_exponents[owner] - whole.exponents[owner])
-    nit = int(values.iterations.max()) - 1 if len(values.iterations) else 0
-    optimal = bool((values.backward_error <= whole.bound).all())
-    inside = optimal and not bool(values.side.any()) and nit <= 0
-    status = 3 if inside else int(optimal)
-    cost = solved.of_columns(values.residual_norm.square() / 2)
-    unbounded = whole.unscale(whole.unbounded, owner)
-    return LsqLinearResult(
-        **solved.common(),
-        cost=call.give_back(cost, torch.float64) if cost.ndim else float(cost),
-        fun=call.give_back(solved.shapes.solutions(fun).contiguous(), call.dtype),
-        optimality=float(gradient.abs().max()) if gradient.numel() else 0.0,
-        unbounded_sol=call.give_back(solved.of_unknowns(unbounded).contiguous(), call.dtype),
-        nit=max(nit, 0),
-        status=status,
-        message=MESSAGES[status],
-    )

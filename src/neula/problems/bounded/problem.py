@@ -17,6 +17,9 @@ from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
 from neula.problems.orthogonal.triangle import Triangle, certified_triangle
 
+LABEL = "block pivoting cholesky"
+"""What is tried first where there are as many rows as columns."""
+
 FULL_RANK = 1e-13
 """Diagonal elements of R, relative to their column, from which on the problem without bounds is solved
 first."""
@@ -244,3 +247,11 @@ class BoundedValues(Values):
         # Bounds that underflow beside what else is there are kept all the same.
         lower, upper = (x.expand(len(whole.a), -1)[owner] for x in whole.bounds)
         return replace(self, x=whole.unscale(self.x, owner).clamp(lower, upper), residual_norm=norms)
+
+
+def in_words(bound: float, backward_error: float, forward_error: float, condition: float) -> str:
+    """What is known of solutions."""
+    return (
+        f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
+        f"condition number {condition:.1e}"
+    )

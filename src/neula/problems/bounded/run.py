@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, digits_of
 from neula.engines import Engine
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
-from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
+from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import System, broadcast_system
 from neula.pipeline.solutions import attached
+from neula.problems.bounded.by_lapack import Alone, R, solve_by_lapack
 from neula.problems.bounded.chain import BoundedJudge, chain
 from neula.problems.bounded.gradient import attach_bounded
 from neula.problems.bounded.problem import Bounded, BoundedValues, Options, Whole
-
-R = TypeVar("R", NNLSResult, LsqLinearResult)
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,30 @@ class Solved:
             "residual_norms": self._given(values.residual_norm),
         }
 
+    def linear(self) -> dict[str, Any]:
+        """What :func:`neula.lsq_linear` gives back beside that."""
+        call, whole, values = self.call, self.whole, self.values
+        owner = whole.reduced.owner
+        # A x - b in the numbers that are worked with, as x is given back.
+        x = whole.by_matrix(self.run.found.x).mT
+        fun = shift(torch.baddbmm(whole.b, whole.a, x, beta=-1.0), whole.b_exponents[:, :, None])
+        # Components of the gradient of columns of norm 1 by the norms of the columns that were given.
+        gradient = values.wrong * whole.reduced.of_each(whole.reduced.norms)
+        gradient = shift(gradient, 2 * whole.b_exponents[owner] - whole.exponents[owner])
+        nit = int(values.iterations.max()) - 1 if len(values.iterations) else 0
+        optimal = bool((values.backward_error <= whole.bound).all())
+        inside = optimal and not bool(values.side.any()) and nit <= 0
+        cost = self.of_columns(values.residual_norm.square() / 2)
+        unbounded = whole.unscale(whole.unbounded, owner)
+        return {
+            "cost": call.give_back(cost, torch.float64) if cost.ndim else float(cost),
+            "fun": call.give_back(self.shapes.solutions(fun).contiguous(), call.dtype),
+            "optimality": float(gradient.abs().max()) if gradient.numel() else 0.0,
+            "unbounded_sol": call.give_back(self.of_unknowns(unbounded).contiguous(), call.dtype),
+            "nit": max(nit, 0),
+            "status": 3 if inside else int(optimal),
+        }
+
     def _measured(self) -> dict[str, torch.Tensor]:
         return dict(zip(BoundedValues.names, self.values.measured().cpu(), strict=True))
 
@@ -127,8 +152,11 @@ def solve_bounded(
     accuracy: Accuracy | None,
     engine: str | Engine,
     strict: bool,
-) -> Solved:
+    unbounded: bool = False,
+) -> Solved | Alone:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
+
+    Whether the solutions without bounds are asked for, too, is for what comes before the chain.
 
     Raises
     ------
@@ -145,7 +173,11 @@ def solve_bounded(
     )
     shapes = broadcast_system(*call.tensors)
     options = Options(engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations)
-    lower, upper = checked_bounds(bounds, call.first.tensor.shape, call)
+    nearest, farthest = checked_bounds(bounds, call.first.tensor.shape[-1])
+    alone = solve_by_lapack(call, shapes, options, nearest, farthest, unbounded=unbounded)
+    if alone is not None:
+        return alone
+    lower, upper = (call.here(torch.from_numpy(x))[None] for x in (nearest, farthest))
     with call.computing():
         a, columns = call.here(shapes.matrices), call.here(shapes.columns)
         spoilt = _spoilt(a, columns, is_batch=bool(shapes.batch))
@@ -208,32 +240,34 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
     )
 
 
-def checked_bounds(
-    bounds: tuple[Any, Any], shape: torch.Size, call: Call
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lower and upper bounds of each matrix, shape (P, n) or (1, n), on the engine's device.
+def checked_bounds(bounds: tuple[Any, Any], n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper bounds of each unknown, shape (n,), float64.
 
     Raises
     ------
     ValueError
         For a wrong shape, NaN, and where a lower bound is not below the upper one.
     """
-    n = shape[-1]
-    given = [
-        take(x, name).tensor.double() for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)
-    ]
+    given = [_numbers(x, name) for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)]
     for name, x in zip(("lower", "upper"), given, strict=True):
         if x.ndim > 1 or x.shape not in ((), (1,), (n,)):
             raise ValueError(
-                f"{name} bounds must be one number or have shape ({n},), one for each unknown, "
-                f"got {tuple(x.shape)}"
+                f"{name} bounds must be one number or have shape ({n},), one for each unknown, got {x.shape}"
             )
-    lower, upper = (call.here(x).expand(n) for x in given)
+    lower, upper = (x + np.zeros(n) for x in given)
     wrong = ~(lower < upper)
-    if bool(wrong.any()):
-        place = int(wrong.nonzero()[0])
+    if wrong.any():
+        place = int(wrong.argmax())
         raise ValueError(
             f"no x[{place}] is between its bounds: the lower one, {float(lower[place])}, must be less than "
             f"the upper one, {float(upper[place])}"
         )
-    return lower[None], upper[None]
+    return lower, upper
+
+
+def _numbers(x: Any, name: str) -> np.ndarray:
+    """Bounds in the memory of the host."""
+    if type(x) is float:  # microseconds count
+        return np.array(x)
+    found: np.ndarray = take(x, name).tensor.double().cpu().numpy()
+    return found

@@ -1,0 +1,321 @@
+"""One least-squares problem with bounds by block principal pivoting on its normal equations, in arrays.
+
+The algorithm is that of :mod:`neula.algorithms.bounded.block_pivoting`. What differs is the overhead, and
+that A is not factorized: sets of free variables are tried with parts of the Gram matrix, and the last one is
+solved for by corrected seminormal equations, with residuals of A itself. It is held against the gradient of a
+residual that is orthogonal to the free columns.
+
+Variables are those of ``B = A D^-1``, D being the norms of the columns of A.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+
+from neula.algorithms.bounded.block_pivoting import PATIENCE
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE
+from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
+from neula.algorithms.lapack.refinement import length
+from neula.algorithms.lapack.triangle import Triangle
+from neula.engines import FP64
+from neula.kernels.magnitudes import MODERATE
+
+ROUGH = 2.0**-30
+"""Components of gradients, relative to what they are sums of, that normal equations say nothing of."""
+
+SETTLED = 2.0**-27
+"""An update, relative to x, after which the next one, shorter by as much, is below one unit roundoff."""
+
+STEPS = 4
+"""Updates at most: with a factor that is good enough two do."""
+
+
+class Face:
+    """Free variables, and the factor of their columns: ``L L^T = B_F^T B_F``.
+
+    Parameters
+    ----------
+    free : array of int, shape (w,)
+    rows : array, shape (w, n)
+        Of the Gram matrix.
+    lower : array, shape (w, w)
+        L, column-major.
+    lost : float
+        What rounding errors change of ``B_F^T B_F``, from above.
+    large : bool
+
+    Attributes
+    ----------
+    free, rows
+    """
+
+    def __init__(
+        self, free: np.ndarray, rows: np.ndarray, lower: np.ndarray, lost: float, *, large: bool
+    ) -> None:
+        self.free, self.rows, self._lower, self._lost, self._large = free, rows, lower, lost, large
+
+    def solve(self, y: np.ndarray) -> np.ndarray:
+        """``(B_F^T B_F)^-1 y``."""
+        found: np.ndarray = lapack.dpotrs(self._lower, y, lower=1)[0] if len(y) else y
+        return found
+
+    @cached_property
+    def norm_bound(self) -> float:
+        """``||B_F||`` from above, a Schatten 4-norm: the norm is at least ``w^(-1/4)`` times that."""
+        return math.sqrt(length(self.rows.take(self.free, 1).ravel()))
+
+    @cached_property
+    def _triangle(self) -> Triangle:
+        width = len(self._lower)
+        return Triangle(self._lower, np.ones(width), large=self._large and width >= WIDE)
+
+    @property
+    def margin(self) -> float:
+        """By how much the norm of the inverse may be too large because it is estimated."""
+        return self._triangle.margin
+
+    @cached_property
+    def rate(self) -> float:
+        """``||I - L^-1 B_F^T B_F L^-T||``, from above."""
+        return self._lost * self._triangle.inverse_norm**2 if len(self.free) else 0.0
+
+    @cached_property
+    def inverse_norm(self) -> float:
+        """``||B_F^+||`` from above; infinite where the factor does not say."""
+        return self._triangle.inverse_norm / (1 - self.rate) if self.rate <= MAX_RATE else math.inf
+
+
+class Point(NamedTuple):
+    """The minimum over the free variables, the others being at their bounds.
+
+    Attributes
+    ----------
+    z : array, shape (n,)
+        ``D x``.
+    left : array, shape (n,)
+        The gradient ``B^T (r - P r)``, P being the projector on the free columns.
+    noise : float
+        What of its components is due to rounding errors.
+    residual : array, shape (m,)
+        r; of normal equations alone nothing.
+    gradient : array, shape (n,)
+        ``B^T r``.
+    projected : float
+        ``||P r||``.
+    """
+
+    z: np.ndarray
+    left: np.ndarray
+    noise: float
+    residual: np.ndarray
+    gradient: np.ndarray
+    projected: float
+
+
+class Normal:
+    """``min ||A x - b||`` for ``lower <= x <= upper`` by normal equations.
+
+    Parameters
+    ----------
+    a : array, shape (m, n), m >= n
+    b : array, shape (m,)
+        float64.
+    lower, upper : array, shape (n,)
+    gram : array, shape (n, n)
+        ``A^T A``.
+    large : bool
+        Whether A is large (:mod:`neula.algorithms.lapack.products`).
+
+    Attributes
+    ----------
+    sizes : array, shape (n,)
+        D.
+    b_norm : float
+    low, high : array, shape (n,)
+        Bounds of ``D x``.
+    whole : Face
+        All variables.
+    """
+
+    whole: Face
+
+    def __init__(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        lower: np.ndarray,
+        upper: np.ndarray,
+        gram: np.ndarray,
+        *,
+        large: bool,
+    ) -> None:
+        self.shape, self.b, self.b_norm, self._large = a.shape, b, length(b), large
+        self._a, self.sizes = products(a, large=large), np.sqrt(gram.diagonal())
+        self._bounds = np.array((lower, np.zeros(len(lower)), upper))
+        self._corners = self._bounds * self.sizes
+        self.low, _, self.high = self._corners
+        self._places = np.arange(len(lower))
+        self._gram = gram / self.sizes / self.sizes[:, None]
+        self._right = self._a.transposed_times(b) / self.sizes
+
+    @classmethod
+    def of(
+        cls, given: np.ndarray, b: np.ndarray, lower: np.ndarray, upper: np.ndarray, *, large: bool
+    ) -> Normal | None:
+        """The same; None where numbers are not moderate, and where columns are dependent."""
+        a = in_double(given, large=large)
+        gram = gram_matrix(a, large=large)
+        squares = gram.diagonal().tolist()
+        if not (min(squares) >= MODERATE**-2 and max(squares) <= MODERATE**2):
+            return None
+        found = cls(a, b, lower, upper, gram, large=large)
+        whole = found.face(found._places)
+        if whole is None or not (1 / MODERATE <= found.b_norm <= MODERATE and found._keeps_bounds()):
+            return None
+        found.whole = whole
+        return found
+
+    def _keeps_bounds(self) -> bool:
+        """Whether all bounds but zero and infinite ones are moderate beside columns of norm 1."""
+        count = (self._bounds != 0) & (np.abs(self._bounds) < math.inf)
+        sizes = np.abs(self._corners[count])
+        return not len(sizes) or 1 / MODERATE <= sizes.min() <= sizes.max() <= MODERATE
+
+    def face(self, free: np.ndarray) -> Face | None:
+        """Some variables; None where their columns are dependent."""
+        rows, width = self._gram.take(free, 0), len(free)
+        large = self._large and width >= WIDE
+        lower = cholesky_factor(rows.take(free, 1), large=large) if width else rows
+        # Sums of m products of elements of columns of norm 1, two quotients, and the errors of L.
+        lost = (sum(self.shape) + 4) * width * FP64.u
+        return None if lower is None else Face(free, rows, lower, lost, large=large)
+
+    def x(self, z: np.ndarray, at: np.ndarray) -> np.ndarray:
+        """In the units of A, bounds being what they are there."""
+        return np.where(at == 0, z / self.sizes, self._bounds[at + 1, self._places])
+
+    def within(self, x: np.ndarray) -> np.ndarray:
+        """The nearest point within the bounds: products with norms of columns are rounded."""
+        lower, _, upper = self._bounds
+        return np.minimum(np.maximum(x, lower), upper)
+
+    def residual(self, x: np.ndarray) -> np.ndarray:
+        """``b - A x``."""
+        return self.b - self._a.times(x)
+
+    @property
+    def unbounded(self) -> np.ndarray:
+        """The solution without bounds."""
+        at = np.zeros_like(self._places)
+        return self.x(self.exactly(self.whole, at).z, at)
+
+    def roughly(self, face: Face, at: np.ndarray) -> Point:
+        """The minimum over a face by normal equations alone.
+
+        Parameters
+        ----------
+        face : Face
+        at : array of int, shape (n,)
+            -1 of variables at their lower bounds, 1 at their upper ones, 0 of free ones.
+        """
+        z = self._corners[at + 1, self._places]
+        right = self._right - self._gram.dot(z)
+        part = face.solve(right[face.free])
+        z[face.free] = part
+        left = right - part.dot(face.rows)
+        noise = ROUGH * (self.b_norm + len(z) ** 0.5 * length(z))
+        return Point(z, left, noise, self.b, left, 0.0)
+
+    def exactly(self, face: Face, at: np.ndarray) -> Point:
+        """By corrected seminormal equations, with residuals of A."""
+        z, free = self.roughly(face, at).z, face.free
+        residual, gradient, update = self._evaluated(face, z, at)
+        for _ in range(STEPS):
+            settled = length(update) <= SETTLED * length(z)
+            z[free] += update
+            residual, gradient, update = self._evaluated(face, z, at)
+            if settled:
+                break
+        projected = math.sqrt(max(0.0, update.dot(gradient[free])))
+        left, of_residual = gradient - update.dot(face.rows), length(residual)
+        u = 4 * len(z) ** 0.5 * FP64.u
+        # A residual that is rounding errors has a gradient that says nothing.
+        says = of_residual > u * (self.b_norm + float(np.abs(z).sum()))
+        return Point(z, left, 2 * u * of_residual if says else math.inf, residual, gradient, projected)
+
+    def infeasible(self, point: Point, at: np.ndarray) -> np.ndarray:
+        """Free variables beyond their bounds, and others that are held back for nothing."""
+        beyond = (point.z < self.low) | (point.z > self.high)
+        return beyond | (at * point.left < -point.noise)
+
+    def _evaluated(
+        self, face: Face, z: np.ndarray, at: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The residual of x, its gradient, and the update of free variables."""
+        residual, gradient = self._a.residual(self.b, self.x(z, at))
+        gradient /= self.sizes
+        return residual, gradient, face.solve(gradient[face.free])
+
+
+class Found(NamedTuple):
+    """Where no variable is on the wrong side.
+
+    Attributes
+    ----------
+    at : array of int, shape (n,)
+        -1 at the lower bound, 1 at the upper one, 0 where the variable is free.
+    face : Face
+    point : Point
+    sets : int
+        Sets of free variables that were tried.
+    """
+
+    at: np.ndarray
+    face: Face
+    point: Point
+    sets: int
+
+
+def block_pivoting(problem: Normal, most: int) -> Found | None:
+    """Exchange all infeasible variables at once, beginning with the solution without bounds.
+
+    None where columns of free variables are dependent, and where there is no end.
+
+    Parameters
+    ----------
+    problem : Normal
+    most : int
+        Sets of free variables that are tried.
+    """
+    z = problem.roughly(problem.whole, np.zeros(len(problem.sizes), np.intp)).z
+    at = _sides(z >= problem.high, z <= problem.low)
+    minimum, best, patience = problem.roughly, len(at) + 1, PATIENCE
+    for sets in range(1, most + 1):
+        free = (at == 0).nonzero()[0]
+        face = problem.face(free) if len(free) < len(at) else problem.whole
+        if face is None:
+            return None
+        point = minimum(face, at)
+        wrong = problem.infeasible(point, at)
+        number = int(np.count_nonzero(wrong))
+        if number == 0 and minimum == problem.roughly:
+            minimum = problem.exactly
+            point = minimum(face, at)
+            wrong = problem.infeasible(point, at)
+            number = int(np.count_nonzero(wrong))
+        if number == 0:
+            return Found(at, face, point, sets)
+        best, patience = (number, PATIENCE) if number < best else (best, patience - 1)
+        if patience < 0:  # all at once lead nowhere
+            wrong[: wrong.nonzero()[0][-1]] = False
+        at = np.where(wrong, _sides(point.z > problem.high, point.z < problem.low), at)
+    return None
+
+
+def _sides(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.subtract(above, below, dtype=np.intp)
