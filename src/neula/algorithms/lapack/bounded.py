@@ -11,18 +11,18 @@ Variables are those of ``B = A D^-1``, D being the norms of the columns of A.
 from __future__ import annotations
 
 import math
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from scipy.linalg import lapack
 
 from neula.algorithms.bounded.block_pivoting import PATIENCE
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.lapack.triangle import Triangle
 from neula.engines import FP64
+from neula.kernels.bounded_host import Limits, Minimum, Numbers
 from neula.kernels.magnitudes import MODERATE
 
 ROUGH = 2.0**-30
@@ -35,59 +35,51 @@ STEPS = 4
 """Updates at most: with a factor that is good enough two do."""
 
 
+def limits_of(sets: int) -> Limits:
+    """What decides where so many sets of free variables may be tried."""
+    return Limits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, sets)
+
+
 class Face:
     """Free variables, and the factor of their columns: ``L L^T = B_F^T B_F``.
 
     Parameters
     ----------
     free : array of int, shape (w,)
-    rows : array, shape (w, n)
-        Of the Gram matrix.
-    lower : array, shape (w, w)
-        L, column-major.
-    lost : float
-        What rounding errors change of ``B_F^T B_F``, from above.
+    gram : array, shape (w, w)
+        ``B_F^T B_F``.
     large : bool
+        Whether it is large (:mod:`neula.algorithms.lapack.products`).
 
     Attributes
     ----------
-    free, rows
+    free
+    singular : bool
+        Whether their columns are dependent: there is no factor.
     """
 
-    def __init__(
-        self, free: np.ndarray, rows: np.ndarray, lower: np.ndarray, lost: float, *, large: bool
-    ) -> None:
-        self.free, self.rows, self._lower, self._lost, self._large = free, rows, lower, lost, large
+    def __init__(self, free: np.ndarray, gram: np.ndarray, *, large: bool) -> None:
+        self.free, self._gram, self._large = free, gram, large
+        lower = cholesky_factor(gram, large=large) if len(free) else gram
+        self.singular, self._lower = lower is None, gram if lower is None else lower
 
     def solve(self, y: np.ndarray) -> np.ndarray:
         """``(B_F^T B_F)^-1 y``."""
-        found: np.ndarray = lapack.dpotrs(self._lower, y, lower=1)[0] if len(y) else y
+        found: np.ndarray = y
+        if self._large:
+            columns = torch.from_numpy(y)[:, None]
+            found = torch.cholesky_solve(columns, torch.from_numpy(self._lower))[:, 0].numpy()
+        elif len(y):
+            found = lapack.dpotrs(self._lower, y, lower=1)[0]
         return found
 
-    @cached_property
-    def norm_bound(self) -> float:
-        """``||B_F||`` from above, a Schatten 4-norm: the norm is at least ``w^(-1/4)`` times that."""
-        return math.sqrt(length(self.rows.take(self.free, 1).ravel()))
-
-    @cached_property
-    def _triangle(self) -> Triangle:
-        width = len(self._lower)
-        return Triangle(self._lower, np.ones(width), large=self._large and width >= WIDE)
-
-    @property
-    def margin(self) -> float:
-        """By how much the norm of the inverse may be too large because it is estimated."""
-        return self._triangle.margin
-
-    @cached_property
-    def rate(self) -> float:
-        """``||I - L^-1 B_F^T B_F L^-T||``, from above."""
-        return self._lost * self._triangle.inverse_norm**2 if len(self.free) else 0.0
-
-    @cached_property
-    def inverse_norm(self) -> float:
-        """``||B_F^+||`` from above; infinite where the factor does not say."""
-        return self._triangle.inverse_norm / (1 - self.rate) if self.rate <= MAX_RATE else math.inf
+    def norms(self) -> tuple[float, float, float]:
+        """``||B_F||`` and ``||L^-1||`` from above, and by how much the second may be too large."""
+        norm, width = math.sqrt(length(self._gram.ravel())), len(self.free)
+        if not width:
+            return norm, 0.0, 1.0
+        triangle = Triangle(self._lower, np.ones(width), large=self._large)
+        return norm, triangle.inverse_norm, triangle.margin
 
 
 class Point(NamedTuple):
@@ -118,14 +110,15 @@ class Point(NamedTuple):
 
 
 class Normal:
-    """``min ||A x - b||`` for ``lower <= x <= upper`` by normal equations.
+    """``min ||A x - b||`` with bounds by normal equations.
 
     Parameters
     ----------
     a : array, shape (m, n), m >= n
     b : array, shape (m,)
         float64.
-    lower, upper : array, shape (n,)
+    bounds : array, shape (2, n)
+        Lower and upper ones.
     gram : array, shape (n, n)
         ``A^T A``.
     large : bool
@@ -148,32 +141,30 @@ class Normal:
         self,
         a: np.ndarray,
         b: np.ndarray,
-        lower: np.ndarray,
-        upper: np.ndarray,
+        bounds: np.ndarray,
         gram: np.ndarray,
         *,
         large: bool,
     ) -> None:
         self.shape, self.b, self.b_norm, self._large = a.shape, b, length(b), large
         self._a, self.sizes = products(a, large=large), np.sqrt(gram.diagonal())
-        self._bounds = np.array((lower, np.zeros(len(lower)), upper))
+        lower, upper = bounds
+        self._bounds, self._places = np.array((lower, 0.0 * self.sizes, upper)), np.arange(len(gram))
         self._corners = self._bounds * self.sizes
         self.low, _, self.high = self._corners
-        self._places = np.arange(len(lower))
         self._gram = gram / self.sizes / self.sizes[:, None]
+        self._times_gram = products(self._gram, large=large and len(gram) >= WIDE).times
         self._right = self._a.transposed_times(b) / self.sizes
 
     @classmethod
-    def of(
-        cls, given: np.ndarray, b: np.ndarray, lower: np.ndarray, upper: np.ndarray, *, large: bool
-    ) -> Normal | None:
+    def of(cls, given: np.ndarray, b: np.ndarray, bounds: np.ndarray, *, large: bool) -> Normal | None:
         """The same; None where numbers are not moderate, and where columns are dependent."""
         a = in_double(given, large=large)
         gram = gram_matrix(a, large=large)
         squares = gram.diagonal().tolist()
         if not (min(squares) >= MODERATE**-2 and max(squares) <= MODERATE**2):
             return None
-        found = cls(a, b, lower, upper, gram, large=large)
+        found = cls(a, b, bounds, gram, large=large)
         whole = found.face(found._places)
         if whole is None or not (1 / MODERATE <= found.b_norm <= MODERATE and found._keeps_bounds()):
             return None
@@ -188,25 +179,13 @@ class Normal:
 
     def face(self, free: np.ndarray) -> Face | None:
         """Some variables; None where their columns are dependent."""
-        rows, width = self._gram.take(free, 0), len(free)
-        large = self._large and width >= WIDE
-        lower = cholesky_factor(rows.take(free, 1), large=large) if width else rows
-        # Sums of m products of elements of columns of norm 1, two quotients, and the errors of L.
-        lost = (sum(self.shape) + 4) * width * FP64.u
-        return None if lower is None else Face(free, rows, lower, lost, large=large)
+        rows = self._gram.take(free, 0)
+        face = Face(free, rows.take(free, 1), large=self._large and len(free) >= WIDE)
+        return None if face.singular else face
 
     def x(self, z: np.ndarray, at: np.ndarray) -> np.ndarray:
         """In the units of A, bounds being what they are there."""
         return np.where(at == 0, z / self.sizes, self._bounds[at + 1, self._places])
-
-    def within(self, x: np.ndarray) -> np.ndarray:
-        """The nearest point within the bounds: products with norms of columns are rounded."""
-        lower, _, upper = self._bounds
-        return np.minimum(np.maximum(x, lower), upper)
-
-    def residual(self, x: np.ndarray) -> np.ndarray:
-        """``b - A x``."""
-        return self.b - self._a.times(x)
 
     @property
     def unbounded(self) -> np.ndarray:
@@ -224,10 +203,9 @@ class Normal:
             -1 of variables at their lower bounds, 1 at their upper ones, 0 of free ones.
         """
         z = self._corners[at + 1, self._places]
-        right = self._right - self._gram.dot(z)
-        part = face.solve(right[face.free])
-        z[face.free] = part
-        left = right - part.dot(face.rows)
+        right = self._right - self._times_gram(z)
+        z[face.free] = face.solve(right[face.free])
+        left = self._right - self._times_gram(z)
         noise = ROUGH * (self.b_norm + len(z) ** 0.5 * length(z))
         return Point(z, left, noise, self.b, left, 0.0)
 
@@ -242,7 +220,9 @@ class Normal:
             if settled:
                 break
         projected = math.sqrt(max(0.0, update.dot(gradient[free])))
-        left, of_residual = gradient - update.dot(face.rows), length(residual)
+        whole = np.zeros(len(z))
+        whole[free] = update
+        left, of_residual = gradient - self._times_gram(whole), length(residual)
         u = 4 * len(z) ** 0.5 * FP64.u
         # A residual that is rounding errors has a gradient that says nothing.
         says = of_residual > u * (self.b_norm + float(np.abs(z).sum()))
@@ -262,26 +242,7 @@ class Normal:
         return residual, gradient, face.solve(gradient[face.free])
 
 
-class Found(NamedTuple):
-    """Where no variable is on the wrong side.
-
-    Attributes
-    ----------
-    at : array of int, shape (n,)
-        -1 at the lower bound, 1 at the upper one, 0 where the variable is free.
-    face : Face
-    point : Point
-    sets : int
-        Sets of free variables that were tried.
-    """
-
-    at: np.ndarray
-    face: Face
-    point: Point
-    sets: int
-
-
-def block_pivoting(problem: Normal, most: int) -> Found | None:
+def block_pivoting(problem: Normal, limits: Limits, *, of_all: bool = False) -> Minimum | None:
     """Exchange all infeasible variables at once, beginning with the solution without bounds.
 
     None where columns of free variables are dependent, and where there is no end.
@@ -289,13 +250,14 @@ def block_pivoting(problem: Normal, most: int) -> Found | None:
     Parameters
     ----------
     problem : Normal
-    most : int
-        Sets of free variables that are tried.
+    limits : Limits
+    of_all : bool, optional
+        Whether the solution without bounds is asked for.
     """
     z = problem.roughly(problem.whole, np.zeros(len(problem.sizes), np.intp)).z
     at = _sides(z >= problem.high, z <= problem.low)
-    minimum, best, patience = problem.roughly, len(at) + 1, PATIENCE
-    for sets in range(1, most + 1):
+    minimum, best, patience = problem.roughly, len(at) + 1, limits.patience
+    for sets in range(1, int(limits.sets) + 1):
         free = (at == 0).nonzero()[0]
         face = problem.face(free) if len(free) < len(at) else problem.whole
         if face is None:
@@ -309,8 +271,8 @@ def block_pivoting(problem: Normal, most: int) -> Found | None:
             wrong = problem.infeasible(point, at)
             number = int(np.count_nonzero(wrong))
         if number == 0:
-            return Found(at, face, point, sets)
-        best, patience = (number, PATIENCE) if number < best else (best, patience - 1)
+            return _measured(problem, face, point, at, sets, of_all=of_all)
+        best, patience = (number, limits.patience) if number < best else (best, patience - 1)
         if patience < 0:  # all at once lead nowhere
             wrong[: wrong.nonzero()[0][-1]] = False
         at = np.where(wrong, _sides(point.z > problem.high, point.z < problem.low), at)
@@ -319,3 +281,32 @@ def block_pivoting(problem: Normal, most: int) -> Found | None:
 
 def _sides(above: np.ndarray, below: np.ndarray) -> np.ndarray:
     return np.subtract(above, below, dtype=np.intp)
+
+
+def _measured(
+    problem: Normal, face: Face, point: Point, at: np.ndarray, sets: int, *, of_all: bool
+) -> Minimum:
+    push = at * point.left
+    wrong = np.where(at == 0, point.gradient, np.minimum(at * point.gradient, 0.0))
+    norm, inverse_norm, margin = face.norms()
+    norm_of_all, inverse_norm_of_all, _ = problem.whole.norms()
+    numbers = Numbers(
+        sets=sets,
+        width=len(face.free),
+        b=problem.b_norm,
+        residual=length(point.residual),
+        gradient=length(wrong),
+        optimality=float(np.abs(wrong * problem.sizes).max()),
+        projected=point.projected,
+        rest=length(np.minimum(push, 0.0)),
+        image=length(point.z),
+        sum=float(np.abs(point.z).sum()),
+        pushed=float(push[at != 0].min(initial=math.inf)),
+        norm=norm,
+        inverse_norm=inverse_norm,
+        norm_of_all=norm_of_all,
+        inverse_norm_of_all=inverse_norm_of_all,
+        margin=margin,
+    )
+    x = problem.x(point.z, at)
+    return Minimum(numbers, x, at, problem.sizes, problem.unbounded if of_all else x[:0])

@@ -1,4 +1,5 @@
-"""One problem with bounds on a CPU, by NumPy and LAPACK: the first link of its chain without the chain.
+"""One problem with bounds on a CPU, by a kernel or NumPy and LAPACK: the first link of its chain without the
+chain.
 
 For small problems tensors, batches and records of what was tried take many times as long as the arithmetic.
 What is accepted here is what the judge of the chain accepts; what is not begins with its first link.
@@ -6,29 +7,39 @@ What is accepted here is what the judge of the chain accepts; what is not begins
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE
-from neula.algorithms.lapack.bounded import Normal, block_pivoting
+from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
+from neula.algorithms.lapack.products import products
+from neula.algorithms.lapack.refinement import length
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
+from neula.kernels import bounded_host
+from neula.kernels.bounded_host import Minimum
+from neula.kernels.host_matrices import DTYPES
 from neula.pipeline.call import Call
-from neula.pipeline.in_numpy import IN_NUMPY, array_of, is_large, of_single, x_of_single
+from neula.pipeline.in_numpy import IN_NUMPY, array_of, arrays_of, is_large, of_single, x_of_single
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import attached
 from neula.problems.bounded.gradient import attach_bounded
-from neula.problems.bounded.in_arrays import Evidence, evidence_of
+from neula.problems.bounded.in_arrays import Evidence, evidence_of, rate_of
 from neula.problems.bounded.links import EXCHANGES
 from neula.problems.bounded.problem import LABEL, Options, in_words
+
+LARGEST, WIDEST = 1 << 17, 256
+"""Elements and columns up to which a kernel of one thread takes less time than calls of a library: a third to
+a half of it, where that has two threads (AMD EPYC)."""
 
 R = TypeVar("R", NNLSResult, LsqLinearResult)
 
@@ -42,56 +53,57 @@ class Alone:
     call : Call
     shapes : System
     options : Options
-    problem : Normal
+    found : Minimum
+    x : array, shape (n,)
+        As it is given back, but in double precision.
     evidence : Evidence
     """
 
     call: Call
     shapes: System
     options: Options
-    problem: Normal
+    found: Minimum
+    x: np.ndarray
     evidence: Evidence
 
     def common(self) -> dict[str, Any]:
         """What results have in common."""
-        call, shapes, options, of = self.call, self.shapes, self.options, self.evidence
-        bound, wrap = _bound(self.shapes, options), call.first.wrap_array
-
-        def attempts() -> tuple[Attempt, ...]:
-            return (Attempt(LABEL, True, in_words(bound, of.backward_error, of.forward_error, of.condition)),)
-
+        call, shapes, options, evidence = self.call, self.shapes, self.options, self.evidence
+        numbers, at = self.found.numbers, self.found.at
+        bound, wrap = _bound(shapes, options), call.first.wrap_array
         known = {
-            "x": x_of_single(call, shapes, options, of.x[:, None]),
-            "iterations": of.sets,
-            "backward_error": of.backward_error,
+            "x": x_of_single(call, shapes, options, self.x[:, None]),
+            "iterations": int(numbers.sets),
+            "backward_error": evidence.backward_error,
             "tolerance": bound,
-            "condition": of.condition,
-            "attempts": Later(attempts),
-            "active_mask": Later(lambda: wrap(of.at.astype(np.int64))),
-            "residual_norms": Later(lambda: wrap(np.array(of.residual_norm))),
+            "condition": evidence.condition,
+            "attempts": Later(lambda: (Attempt(LABEL, True, in_words(bound, *evidence)),)),
+            "active_mask": Later(lambda: wrap(at.astype(np.int64))),
+            "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
-        errors = of.backward_error, of.condition, [of.forward_error]
+        errors = evidence.backward_error, evidence.condition, [evidence.forward_error]
         return known | of_single(call, shapes, options, *errors)
 
     def linear(self) -> dict[str, Any]:
         """What :func:`neula.lsq_linear` gives back beside that."""
-        call, shapes, options, of, problem = self.call, self.shapes, self.options, self.evidence, self.problem
-        wrong = np.abs(of.wrong * problem.sizes)
-        fun, unbounded = problem.residual(of.x), problem.unbounded
+        call, shapes, options, numbers = self.call, self.shapes, self.options, self.found.numbers
+        a, b = arrays_of(shapes)
+        fun = products(a, large=is_large(a.size, options)).times(self.x) - b[0]
+        inside = numbers.sets == 1 and numbers.width == len(self.x)
         return {
-            "cost": of.residual_norm**2 / 2,
-            "fun": x_of_single(call, shapes, options, -fun[:, None]),
-            "optimality": float(wrong.max()),
-            "unbounded_sol": x_of_single(call, shapes, options, unbounded[:, None]),
-            "nit": of.sets - 1,
-            "status": 1 if of.at.any() or of.sets > 1 else 3,
+            "cost": numbers.residual**2 / 2,
+            "fun": x_of_single(call, shapes, options, fun[:, None]),
+            "optimality": numbers.optimality,
+            "unbounded_sol": x_of_single(call, shapes, options, self.found.unbounded[:, None]),
+            "nit": int(numbers.sets) - 1,
+            "status": 3 if inside else 1,
         }
 
     def attached(self, result: R) -> R:
         """The result, its x attached to the graph of A and b where somebody wants that."""
         if not self.call.differentiable:
             return result
-        free = torch.from_numpy(self.evidence.at == 0)[:, None]
+        free = torch.from_numpy(self.found.at == 0)[:, None]
         return attached(self.call, self.shapes, result, partial(attach_bounded, free))
 
     def report(self, result: Any) -> None:
@@ -99,7 +111,7 @@ class Alone:
 
 
 def solve_by_lapack(
-    call: Call, shapes: System, options: Options, lower: np.ndarray, upper: np.ndarray, *, unbounded: bool
+    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
 ) -> Alone | None:
     """The solution where it is accepted, and the problem is one for this way.
 
@@ -108,13 +120,13 @@ def solve_by_lapack(
     call : Call
     shapes : System
     options : Options
-    lower, upper : array, shape (n,)
-    unbounded : bool
+    bounds : array, shape (2, n)
+    of_all : bool
         Whether the solution without bounds is asked for, too.
     """
     if not _suits(shapes, options):
         return None
-    solve = partial(_by_lapack, call, shapes, options, lower, upper, unbounded=unbounded)
+    solve = partial(_by_lapack, call, shapes, options, bounds, of_all=of_all)
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if not is_large(shapes.a.numel(), options):
             with suppress(MemoryError):
@@ -135,19 +147,46 @@ def _suits(shapes: System, options: Options) -> bool:
 
 
 def _by_lapack(
-    call: Call, shapes: System, options: Options, lower: np.ndarray, upper: np.ndarray, *, unbounded: bool
+    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
 ) -> Alone | None:
-    b = array_of(shapes.b)[:, 0].astype(np.float64, copy=False)
-    a, large = array_of(shapes.a), is_large(shapes.a.numel(), options)
-    problem = Normal.of(a, b, lower, upper, large=large)
-    found = None if problem is None else block_pivoting(problem, options.max_iterations or EXCHANGES)
-    if problem is None or found is None or (unbounded and not problem.whole.rate <= MAX_RATE):
+    solve = _way(shapes, options, bounds)
+    found = None if solve is None else solve(of_all=of_all)
+    if solve is None or found is None:
         return None
-    bound = _bound(shapes, options)
-    evidence = evidence_of(problem, found, IN_NUMPY[options.dtype], bound)
+    x = np.minimum(np.maximum(found.x, bounds[0]), bounds[1]).astype(IN_NUMPY[options.dtype])
+    x = x.astype(np.float64, copy=False)
+    lost, shape, bound = (
+        length(found.sizes * (x - found.x)),
+        array_of(shapes.a).shape,
+        _bound(shapes, options),
+    )
+    rounding = lost / found.numbers.image if lost else 0.0
+
+    def norms_of_all() -> tuple[float, float]:
+        again = solve(of_all=True) if math.isnan(found.numbers.norm_of_all) else found
+        return (math.inf, math.inf) if again is None else again.numbers[-3:-1]
+
+    evidence = evidence_of(found.numbers, shape, rounding, bound, norms_of_all)
     if evidence is None or not (evidence.backward_error <= bound and evidence.forward_error <= SURE):
         return None
-    return Alone(call, shapes, options, problem, evidence)
+    if of_all and not rate_of(shape, shape[1], found.numbers.inverse_norm_of_all) <= MAX_RATE:
+        return None
+    return Alone(call, shapes, options, found, x, evidence)
+
+
+class _Way(Protocol):
+    def __call__(self, *, of_all: bool) -> Minimum | None: ...
+
+
+def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:
+    """What solves the problem: the kernel, or NumPy; None where numbers are not moderate."""
+    a, limits = shapes.a, limits_of(options.max_iterations or EXCHANGES)
+    small = a.shape[1] <= WIDEST and a.numel() <= LARGEST
+    if small and a.dtype in DTYPES and shapes.b.dtype in DTYPES and bounded_host.available():
+        return partial(bounded_host.minimum, a, shapes.b, bounds, limits)
+    given, (b,) = arrays_of(shapes)
+    problem = Normal.of(given, b, bounds, large=is_large(given.size, options))
+    return None if problem is None else partial(block_pivoting, problem, limits)
 
 
 def _bound(shapes: System, options: Options) -> float:

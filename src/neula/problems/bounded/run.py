@@ -173,11 +173,11 @@ def solve_bounded(
     )
     shapes = broadcast_system(*call.tensors)
     options = Options(engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations)
-    nearest, farthest = checked_bounds(bounds, call.first.tensor.shape[-1])
-    alone = solve_by_lapack(call, shapes, options, nearest, farthest, unbounded=unbounded)
+    both = checked_bounds(bounds, call.first.tensor.shape[-1])
+    alone = solve_by_lapack(call, shapes, options, both, of_all=unbounded)
     if alone is not None:
         return alone
-    lower, upper = (call.here(torch.from_numpy(x))[None] for x in (nearest, farthest))
+    lower, upper = (call.here(torch.from_numpy(x))[None] for x in both)
     with call.computing():
         a, columns = call.here(shapes.matrices), call.here(shapes.columns)
         spoilt = _spoilt(a, columns, is_batch=bool(shapes.batch))
@@ -240,8 +240,8 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
     )
 
 
-def checked_bounds(bounds: tuple[Any, Any], n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of each unknown, shape (n,), float64.
+def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
+    """Lower and upper bounds of each unknown, shape (2, n), float64.
 
     Raises
     ------
@@ -254,7 +254,9 @@ def checked_bounds(bounds: tuple[Any, Any], n: int) -> tuple[np.ndarray, np.ndar
             raise ValueError(
                 f"{name} bounds must be one number or have shape ({n},), one for each unknown, got {x.shape}"
             )
-    lower, upper = (x + np.zeros(n) for x in given)
+    both = np.empty((2, n))
+    lower, upper = both
+    lower[:], upper[:] = given
     wrong = ~(lower < upper)
     if wrong.any():
         place = int(wrong.argmax())
@@ -262,7 +264,7 @@ def checked_bounds(bounds: tuple[Any, Any], n: int) -> tuple[np.ndarray, np.ndar
             f"no x[{place}] is between its bounds: the lower one, {float(lower[place])}, must be less than "
             f"the upper one, {float(upper[place])}"
         )
-    return lower, upper
+    return both
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:

@@ -1,0 +1,168 @@
+"""One small least-squares problem with bounds on a CPU, with what its evidence is made of, by a kernel in C.
+
+The definition is :func:`neula.algorithms.lapack.bounded.by_numpy`: what takes some microseconds here takes as
+many calls of NumPy there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from neula.kernels.host_matrices import address_of, pointer_to
+from neula.kernels.host_source import load
+
+
+class Limits(NamedTuple):
+    """What decides.
+
+    Attributes
+    ----------
+    moderate : float
+        Norms, and bounds that are neither zero nor infinite, are to be between this and its reciprocal.
+    rough : float
+        Components of gradients, relative to what they are sums of, that normal equations say nothing of.
+    settled : float
+        Length of the last update, relative to x.
+    steps : float
+        Updates at most.
+    patience : float
+        Exchanges of all infeasible variables that may fail to reduce their number.
+    sets : float
+        Sets of free variables that are tried.
+    """
+
+    moderate: float
+    rough: float
+    settled: float
+    steps: float
+    patience: float
+    sets: float
+
+
+class Numbers(NamedTuple):
+    """What is known of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``.
+
+    Attributes
+    ----------
+    sets : float
+        Of free variables that were tried.
+    width : float
+        Variables that are free.
+    b, residual, image : float
+        ``||b||``, ``||r||`` and ``||D x||``.
+    sum : float
+        Sum of the magnitudes of ``D x``.
+    gradient : float
+        Norm of what of ``B^T r`` no bound forbids to follow.
+    optimality : float
+        The largest component of that, of ``A^T r``.
+    projected, rest : float
+        ``||P r||``, P being the projector on the free columns, and what ``gradient`` is for ``r - P r``.
+    pushed : float
+        By how much of its gradient all others are pushed against their bounds at least.
+    norm, inverse_norm : float
+        Of the free columns and of their pseudoinverse, from above: Schatten 4-norms, or ``margin`` times an
+        estimate.
+    norm_of_all, inverse_norm_of_all : float
+        The same of all columns; NaN where they were not asked for.
+    margin : float
+    """
+
+    sets: float
+    width: float
+    b: float
+    residual: float
+    gradient: float
+    optimality: float
+    projected: float
+    rest: float
+    image: float
+    sum: float
+    pushed: float
+    norm: float
+    inverse_norm: float
+    norm_of_all: float
+    inverse_norm_of_all: float
+    margin: float
+
+
+class Minimum(NamedTuple):
+    """A solution.
+
+    Attributes
+    ----------
+    numbers : Numbers
+    x : array, shape (n,)
+        Bounds are what they are; other variables may be rounded beyond theirs.
+    at : array, shape (n,)
+        -1.0 at the lower bound, 1.0 at the upper one, 0.0 where the variable is free.
+    sizes : array, shape (n,)
+        D.
+    unbounded : array, shape (n,)
+        The solution without bounds, where it was asked for.
+    """
+
+    numbers: Numbers
+    x: np.ndarray
+    at: np.ndarray
+    sizes: np.ndarray
+    unbounded: np.ndarray
+
+
+def available() -> bool:
+    """Whether there is a compiler."""
+    return _function() is not None
+
+
+def minimum(
+    a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: Limits, *, of_all: bool
+) -> Minimum | None:
+    """Solve and measure; None where there is no end, and for numbers that are not moderate.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n > 0
+        On the host, float64 or float32, of any strides.
+    b : Tensor, shape (m, 1)
+        Likewise.
+    bounds : array, shape (2, n)
+        float64, without gaps.
+    limits : Limits
+    of_all : bool
+        Whether norms of all columns and the solution without bounds are asked for.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from neula.kernels.bounded_host import Limits, minimum
+    >>> a, b = torch.eye(2), torch.tensor([[2.0], [-3.0]])
+    >>> bounds = np.array([[0.0, 0.0], [np.inf, np.inf]])
+    >>> found = minimum(a, b, bounds, Limits(2.0**200, 1e-9, 1e-8, 4, 3, 100), of_all=False)
+    >>> found is None or found.x.tolist()
+    [2.0, 0.0]
+    """
+    function, (m, n), first = _function(), a.shape, len(Numbers._fields)
+    found = np.empty(first + 4 * n)
+    if function is None or not function(
+        pointer_to(a),
+        pointer_to(b),
+        (ctypes.c_long * 3)(m, n, of_all),
+        address_of(bounds),
+        (ctypes.c_double * len(limits))(*limits),
+        address_of(found),
+    ):
+        return None
+    x, at, sizes, unbounded = found[first:].reshape(4, n)
+    return Minimum(Numbers(*found[:first].tolist()), x, at, sizes, unbounded)
+
+
+@lru_cache(maxsize=1)
+def _function() -> Callable[..., int] | None:
+    library = load("bounded")
+    return None if library is None else library.bounded
