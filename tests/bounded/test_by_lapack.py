@@ -91,6 +91,14 @@ def test_rounding_counts(dtype, accuracy) -> None:
     assert U < result.backward_error <= result.tolerance
 
 
+def test_what_does_not_fit_half_precision() -> None:
+    A, b = problem(20, 5, condition=1.0)
+    A, b = (A / 2**10).astype(np.float16), (2.0**12 * b).astype(np.float16)
+    assert is_alone(neula.nnls(A, b / 2**12))
+    with pytest.raises(OverflowError, match="does not fit"):
+        neula.lsq_linear(A, b, (-1.0, 1.0))
+
+
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("rhs", ["noise", "consistent", "corner", "degenerate"])
 def test_sets_of_free_variables(condition, rhs) -> None:

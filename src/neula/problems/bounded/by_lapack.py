@@ -86,15 +86,14 @@ class Alone:
 
     def linear(self) -> dict[str, Any]:
         """What :func:`neula.lsq_linear` gives back beside that."""
-        call, shapes, options, numbers = self.call, self.shapes, self.options, self.found.numbers
-        a, b = arrays_of(shapes)
-        fun = products(a, large=is_large(a.size, options)).times(self.x) - b[0]
+        call, numbers, (a, (b,)) = self.call, self.found.numbers, arrays_of(self.shapes)
+        fun = products(a, large=is_large(a.size, self.options)).times(self.x) - b
         inside = numbers.sets == 1 and numbers.width == len(self.x)
         return {
             "cost": numbers.residual**2 / 2,
-            "fun": x_of_single(call, shapes, options, fun[:, None]),
+            "fun": call.give_back(torch.from_numpy(fun), call.dtype),
             "optimality": numbers.optimality,
-            "unbounded_sol": x_of_single(call, shapes, options, self.found.unbounded[:, None]),
+            "unbounded_sol": call.give_back(torch.from_numpy(self.found.unbounded), call.dtype),
             "nit": int(numbers.sets) - 1,
             "status": 3 if inside else 1,
         }
@@ -153,22 +152,21 @@ def _by_lapack(
     found = None if solve is None else solve(of_all=of_all)
     if solve is None or found is None:
         return None
-    x = np.minimum(np.maximum(found.x, bounds[0]), bounds[1]).astype(IN_NUMPY[options.dtype])
-    x = x.astype(np.float64, copy=False)
-    lost, shape, bound = (
-        length(found.sizes * (x - found.x)),
-        array_of(shapes.a).shape,
-        _bound(shapes, options),
-    )
+    shape, bound = array_of(shapes.a).shape, _bound(shapes, options)
+    within = np.minimum(np.maximum(found.x, bounds[0]), bounds[1])
+    x = within.astype(IN_NUMPY[options.dtype]).astype(np.float64, copy=False)
+    lost = length(found.sizes * (x - found.x))
     rounding = lost / found.numbers.image if lost else 0.0
 
     def norms_of_all() -> tuple[float, float]:
-        again = solve(of_all=True) if math.isnan(found.numbers.norm_of_all) else found
-        return (math.inf, math.inf) if again is None else again.numbers[-3:-1]
+        again = solve(of_all=True) if math.isnan(found.numbers.norm_of_all) else None
+        numbers = (again or found).numbers
+        return numbers.norm_of_all, numbers.inverse_norm_of_all
 
     evidence = evidence_of(found.numbers, shape, rounding, bound, norms_of_all)
     if evidence is None or not (evidence.backward_error <= bound and evidence.forward_error <= SURE):
         return None
+    # The solution without bounds is not certified, but as good as reflections make it.
     if of_all and not rate_of(shape, shape[1], found.numbers.inverse_norm_of_all) <= MAX_RATE:
         return None
     return Alone(call, shapes, options, found, x, evidence)
