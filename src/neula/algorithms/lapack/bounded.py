@@ -94,7 +94,7 @@ class Point(NamedTuple):
     noise : float
         What of its components is due to rounding errors.
     residual : array, shape (m,)
-        r; of normal equations alone nothing.
+        r; b where only normal equations are solved, which take no residual.
     gradient : array, shape (n,)
         ``B^T r``.
     projected : float

@@ -37,9 +37,9 @@ from neula.problems.bounded.in_arrays import Evidence, evidence_of, rate_of
 from neula.problems.bounded.links import EXCHANGES
 from neula.problems.bounded.problem import LABEL, Options, in_words
 
-LARGEST, WIDEST = 1 << 17, 256
-"""Elements and columns up to which a kernel of one thread takes less time than calls of a library: a third to
-a half of it, where that has two threads (AMD EPYC)."""
+LARGEST, WIDEST = 1 << 18, 512
+"""Elements and columns up to which a kernel of one thread takes less time than calls of a library, where that
+has two (AMD EPYC): a third of it for a few columns, half for 512."""
 
 R = TypeVar("R", NNLSResult, LsqLinearResult)
 
