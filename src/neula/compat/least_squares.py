@@ -3,9 +3,32 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 import neula
 from neula.compat.drop_in import need
+from neula.pipeline.inputs import take
+
+
+def singular_values(a: np.ndarray) -> np.ndarray:
+    """Those of matrices, by torch: threads of another library would hold up those of what comes next.
+
+    Parameters
+    ----------
+    a : ndarray, shape (..., m, n)
+        float32 or float64.
+
+    Returns
+    -------
+    ndarray, shape (..., min(m, n))
+
+    Raises
+    ------
+    RuntimeError
+        If they are not found, for NaN as well.
+    """
+    found: np.ndarray = torch.linalg.svdvals(take(a, "a").tensor).numpy()
+    return found
 
 
 def full_rank_solution(

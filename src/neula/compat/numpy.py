@@ -12,7 +12,7 @@ from numpy import linalg
 
 import neula
 from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
-from neula.compat.least_squares import full_rank_pinv, full_rank_solution
+from neula.compat.least_squares import full_rank_pinv, full_rank_solution, singular_values
 from neula.problems.signatures import QRMode
 
 _QRResult = type(linalg.qr(np.eye(1)))
@@ -99,7 +99,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     eps = np.finfo(np.float64).eps
     cut = max(A.shape) * eps if rcond is None else eps if rcond < 0 else rcond
     # NumPy computes in double precision, whatever the dtype.
-    s = linalg.svd(A.astype(np.float64, copy=False), compute_uv=False)
+    s = singular_values(A.astype(np.float64, copy=False))
     x, squares = full_rank_solution(A, B, s, cut)
     residuals = squares.astype(x.dtype) if A.shape[0] > A.shape[1] else np.empty(0, x.dtype)
     return _as(b, x), _as(b, residuals), np.int32(len(s)), s.astype(x.dtype, copy=False)
@@ -227,7 +227,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     need(not hermitian and (rcond is None or rtol is np._NoValue))
     A = _real(a)
     need(A.size > 0)
-    s = linalg.svd(A, compute_uv=False)
+    s = singular_values(A)
     if rcond is None and rtol is None:
         rcond = max(A.shape[-2:]) * np.finfo(s.dtype).eps
     elif rcond is None:

@@ -9,7 +9,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.drop_in import drop_in, need
-from neula.compat.least_squares import full_rank_pinv, full_rank_solution
+from neula.compat.least_squares import full_rank_pinv, full_rank_solution, singular_values
 from neula.compat.scipy.inputs import lapack_arrays
 
 
@@ -67,7 +67,7 @@ def lstsq(
     """
     need(lapack_driver is None)
     A, B = lapack_arrays(a, b)
-    s = linalg.svdvals(A)
+    s = singular_values(A)
     x, squares = full_rank_solution(A, B, s, np.finfo(A.dtype).eps if cond is None else cond)
     residues = squares.astype(x.dtype) if A.shape[0] > A.shape[1] else np.empty(0, x.dtype)
     return x, residues[0] if B.ndim == 1 and residues.size else residues, len(s), s
@@ -219,7 +219,7 @@ def pinv(
     """
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0 and bool(np.isfinite(A).all()) and min(atol or 0.0, rtol or 0.0) >= 0)
-    s = linalg.svdvals(A)
+    s = singular_values(A)
     relative = max(A.shape) * np.finfo(A.dtype).eps if rtol is None else rtol
     inverse = full_rank_pinv(A, s, (atol or 0.0) + relative * s.max(initial=0.0))
     return (inverse, len(s)) if return_rank else inverse
