@@ -334,7 +334,9 @@ def refine_with(
 def _factors_of(
     kept: KeptMatrix, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
 ) -> Factorization:
-    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve."""
+    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, where that is not
+    the one in which they come.
+    """
     substitution = solver(torch.float32)
     if substitution.factors.lu.dtype == torch.float64:
         substitution = solver(torch.float64)
@@ -342,6 +344,8 @@ def _factors_of(
     factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
     if transform is not None:
         factors = Butterflied(factors, transform)
+    if substitution.dtype == torch.float64 and kept.scale == 1.0:
+        return factors
     ones = torch.ones(len(kept.a), dtype=torch.float64, device=kept.engine.device)
     return Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
 
