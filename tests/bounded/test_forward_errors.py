@@ -117,3 +117,19 @@ def test_nothing_known_of_the_residual_is_nothing_known_of_the_error() -> None:
     zero = torch.zeros(1, dtype=torch.float64)
     assert math.isnan(least_squares_error(2.0, zero, zero / 0))
     assert float(least_squares_error(math.inf, zero, zero)) == math.inf
+
+
+def test_more_free_columns_than_rows_are_dependent() -> None:
+    """Also where rounding errors of the Gram matrix, times the condition number of three, hide it."""
+    a = np.array(
+        [
+            [0.5336531421178784, -0.1107188659396468, 0.012310782873101065, 0.00021503203926753167],
+            [0.0, 0.005495499007902436, 0.0150965335994523, -0.0020794393611566534],
+            [0.0, 0.0, -0.00035736207463239885, -0.005008538494592308],
+        ]
+    )
+    b = np.array([-2.8, -1.8, -3.6])
+    with pytest.warns(neula.AccuracyWarning):
+        result = neula.lsq_linear(a, b, (-1e4, np.inf))
+    assert not result.active_mask.any()
+    assert result.forward_error == np.inf

@@ -164,13 +164,14 @@ class _Known:
         gradient: torch.Tensor,
     ) -> None:
         """Note what one batch says."""
-        rows = batch.rows
-        singular = factor.singular.expand(len(rows))
+        rows, n = batch.rows, problems.n
+        # Of more columns than rows a Gram matrix says so only up to its rounding errors.
+        singular = factor.singular | ((batch.index < n).sum(1) > problems.r.shape[1])
         image = factor.image(problems.at(rows), batch, batch.take(gradient[rows]))
         self.left[rows] -= problems.at(rows).back(image)
-        self.projected[rows] = _norm(image).masked_fill(singular, torch.inf)
-        self.norm[rows] = factor.norm().masked_fill(factor.singular, SHORTEST)
-        self.inverse_norm[rows] = factor.inverse_norm().masked_fill(factor.singular, torch.inf)
+        self.projected[rows] = _norm(image).masked_fill(singular.expand(len(rows)), torch.inf)
+        self.norm[rows] = factor.norm().masked_fill(singular, SHORTEST)
+        self.inverse_norm[rows] = factor.inverse_norm().masked_fill(singular, torch.inf)
 
     @property
     def condition(self) -> torch.Tensor:
