@@ -334,8 +334,8 @@ def refine_with(
 def _factors_of(
     kept: KeptMatrix, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
 ) -> Factorization:
-    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, where that is not
-    the one in which they come.
+    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if that is another
+    than theirs.
     """
     substitution = solver(torch.float32)
     if substitution.factors.lu.dtype == torch.float64:
