@@ -334,9 +334,7 @@ def refine_with(
 def _factors_of(
     kept: KeptMatrix, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
 ) -> Factorization:
-    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if that is another
-    than theirs.
-    """
+    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if need be."""
     substitution = solver(torch.float32)
     if substitution.factors.lu.dtype == torch.float64:
         substitution = solver(torch.float64)
