@@ -54,7 +54,9 @@ def relative_error(result, x):
 @pytest.mark.parametrize("size", [0.0, 1e-6, 0.1, 0.5])
 @pytest.mark.parametrize("jac", [None, "3-point", "2-point", lambda p: slopes(T, *p)])
 @pytest.mark.parametrize("bounds", [(-np.inf, np.inf), ([0, 0, -5], 9)])
-def test_the_minimum_is_where_it_is_said_to_be(alone, size, jac, bounds):
+def test_the_minimum_is_where_it_is_said_to_be(request, size, jac, bounds):
+    if jac != "2-point":  # where errors of the Jacobian say which steps are the last, rounding errors do
+        request.getfixturevalue("alone")
     y = stationary(size)
     result = neula.least_squares(lambda p: decay(T, *p) - y, [2.0, 1.0, 1.0], jac, bounds)
     assert result.converged
