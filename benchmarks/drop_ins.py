@@ -177,14 +177,11 @@ CASES: Sequence[tuple[str, str, Sequence[Any], Callable[[Any], Call]]] = [
 def of_drop_ins(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Times of both, from the smallest size to the largest; in bold what is slower than it may be."""
     rows = Data.read(folder / f"{NAME}-{MACHINES['CPU']}.json").rows
-    yield (
-        "of",
-        "function",
-        *(f"{'x'.join(map(str, a))}; {n}; {k}" for a, n, k in zip(TALL, ORDERS, POINTS, strict=True)),
-    )
+    sizes = zip(("x".join(map(str, size)) for size in TALL), ORDERS, POINTS, strict=True)
+    yield "function", *("<br>".join(map(str, size)) for size in sizes)
     for library, function, _, _ in CASES:
         cells = []
         for row in rows.where(library=library, function=function):
-            ms = milliseconds(row["ms"])
-            cells.append(f"{ms if row['within'] else f'**{ms}**'} : {milliseconds(row['peer_ms'])}")
-        yield f"`{library}`", f"`{function}`", *cells
+            ms, peer = (milliseconds(row[name]) for name in ("ms", "peer_ms"))
+            cells.append(f"{ms if row['within'] else f'**{ms}**'}&nbsp;/&nbsp;{peer}")
+        yield f"`{library.partition('.')[0]}.{function}`", *cells
