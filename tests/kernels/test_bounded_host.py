@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import platform
 
 import numpy as np
 import pytest
 import torch
 from tests.bounded.kkt import U, by_enumeration, violation
 
+from capabilities import CAPABILITIES, compiled_for
 from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
-from neula.kernels import bounded_host, host_source
+from neula.kernels import bounded_host
 from neula.kernels.bounded_host import Minimum, minimum
 
 pytestmark = pytest.mark.skipif(not bounded_host.available(), reason="no C compiler")
 
-CAPABILITIES = ["DEFAULT", *(host_source.INSTRUCTIONS if platform.machine() == "x86_64" else ())]
-HERE = torch.backends.cpu.get_cpu_capability()
 
 LIMITS = limits_of(100)
 
@@ -25,12 +23,7 @@ LIMITS = limits_of(100)
 @pytest.fixture(params=CAPABILITIES)
 def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lanes as a processor has, or fewer."""
-    order = ["DEFAULT", *host_source.INSTRUCTIONS]
-    if HERE not in order or order.index(request.param) > order.index(HERE):
-        pytest.skip(f"this processor has no {request.param}")
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-        library = host_source.load.__wrapped__("bounded")
+    library = compiled_for(request.param, "bounded", monkeypatch)
     monkeypatch.setattr(bounded_host, "_function", lambda: library.bounded)
 
 

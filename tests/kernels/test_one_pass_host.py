@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import platform
-
 import numpy as np
 import pytest
 import torch
 
+from capabilities import CAPABILITIES, compiled_for
 from neula.kernels import host_source, one_pass_host
 from neula.kernels.one_pass_host import OnePass, takes
 
@@ -15,8 +14,6 @@ pytestmark = pytest.mark.skipif(host_source.compiler() is None, reason="no C com
 
 U = 2.0**-53
 SHAPES = [(1, 1), (3, 5), (9, 8), (7, 17), (257, 100), (1030, 13), (40, 300)]
-CAPABILITIES = ["DEFAULT", *(host_source.INSTRUCTIONS if platform.machine() == "x86_64" else ())]
-HERE = torch.backends.cpu.get_cpu_capability()
 
 
 @pytest.fixture(params=[1, 3, 64], autouse=True)
@@ -29,12 +26,7 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(params=CAPABILITIES)
 def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lanes as a processor has, or fewer."""
-    order = ["DEFAULT", *host_source.INSTRUCTIONS]
-    if HERE not in order or order.index(request.param) > order.index(HERE):
-        pytest.skip(f"this processor has no {request.param}")
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-        library = host_source.load.__wrapped__("one_pass")
+    library = compiled_for(request.param, "one_pass", monkeypatch)
     monkeypatch.setattr(one_pass_host, "_library", lambda: library)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from neula.algorithms.lapack import products
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format
 from neula.pipeline.call import Call
@@ -59,10 +60,8 @@ def array_of(x: torch.Tensor) -> np.ndarray:
 
 
 def is_large(elements: int, options: Asked) -> bool:
-    """Whether torch is to multiply with a matrix of so many, and to factorize it
-    (:mod:`neula.algorithms.lapack.products`): of one thread NumPy makes more.
-    """
-    return elements >= options.engine.tuning.in_torch and torch.get_num_threads() > 1
+    """Whether torch is to work with a matrix of so many (:mod:`neula.algorithms.lapack.products`)."""
+    return products.is_large(elements, options.engine.tuning)
 
 
 def x_of_single(call: Call, shapes: System, options: Asked, x: np.ndarray) -> Any:

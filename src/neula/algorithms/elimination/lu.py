@@ -29,7 +29,7 @@ from neula.algorithms.elimination.lu_panels import (
     wide_panel,
 )
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.lapack.products import factorize
+from neula.algorithms.lapack.products import factorize, is_large
 from neula.engines import FP32, FP64, Engine, Format
 from neula.errors import unknown_name, whole_number
 from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
@@ -221,7 +221,7 @@ def lu_factorize(
 def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
     """What algorithms of one precision come to where a library has them; also of a singular matrix."""
     pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
-    factorize(matrix, pivots, large=matrix.numel() >= engine.tuning.in_torch and torch.get_num_threads() > 1)
+    factorize(matrix, pivots, large=is_large(matrix.numel(), engine.tuning))
     interchanges = Interchanges(pivots.long())
     packed = PackedLU(matrix, interchanges.permutation(), kept)
     vars(packed)["pivots"] = interchanges.pivots  # which are known already

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
+from neula.engines import Tuning
 from neula.kernels.one_pass_host import OnePass, takes
 
 WIDE = 128
@@ -33,6 +34,13 @@ double precision where it does not fit a cache, in single where a copy in double
 
 HALVED = 128
 """Columns from which on a Gram matrix is worth the calls of two halves."""
+
+
+def is_large(elements: int, tuning: Tuning) -> bool:
+    """Whether torch is to multiply with a matrix of so many, and to factorize it: of one thread NumPy makes
+    more.
+    """
+    return elements >= tuning.in_torch and torch.get_num_threads() > 1
 
 
 class Products(Protocol):

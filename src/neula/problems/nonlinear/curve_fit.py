@@ -15,7 +15,7 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.fit import run_fit
-from neula.problems.nonlinear.functions import Jacobian, mode_of
+from neula.problems.nonlinear.functions import Jacobian
 from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import Model, Observations, Prediction, floats, parameters_of, spread_of
@@ -178,14 +178,9 @@ def curve_fit(
         )
     if result is None:
         start = Start.of(guess, bounds, x_scale, y.device)
-        jacobian = Jacobian(
-            data.residuals,
-            data.derivatives(jac) if callable(jac) else None,
-            mode_of(jac, is_tensor=is_tensor),
-            Differences("2-point", start.bounds, step_of(diff_step, start)),
-            jac is None,
-            start.x.abs(),
-        )
+        given = data.derivatives(jac) if callable(jac) else None
+        steps = Differences("2-point", start.bounds, step_of(diff_step, start))
+        jacobian = Jacobian.asked_for(data.residuals, given, jac, start.x, steps, is_tensor=is_tensor)
         robust = loss_of(loss, f_scale, model.wrap, y.device)
         problem = Residuals(data.residuals, jacobian, robust, call.engine)
         fit = run_fit(

@@ -159,6 +159,20 @@ class Jacobian:
     values: torch.dtype = torch.float64
     ways: tuple[Callable[[Function, torch.Tensor, torch.Tensor], None], ...] = ()
 
+    @classmethod
+    def asked_for(
+        cls,
+        call: Call,
+        given: Call | None,
+        jac: Any,
+        x: torch.Tensor,
+        differences: Differences,
+        *,
+        is_tensor: bool,
+    ) -> Jacobian:
+        """What an argument ``jac`` says, at first points of shape (P, n)."""
+        return cls(call, given, mode_of(jac, is_tensor=is_tensor), differences, jac is None, x.abs())
+
     @property
     def noise(self) -> float:
         """Relative error of its columns."""

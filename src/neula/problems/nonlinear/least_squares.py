@@ -16,7 +16,7 @@ from neula.pipeline.inputs import refuse_gradient
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.fit import run_fit
-from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, mode_of, residuals
+from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, residuals
 from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
@@ -193,14 +193,9 @@ def least_squares(
     if blocks is not None and (isinstance(blocks, Iterator) or not len(blocks)):
         raise ValueError(f"blocks must be a sequence that can be read again and again, got {blocks!r}")
     function = residuals(points, fun, blocked=blocked)
-    jacobian = Jacobian(
-        function,
-        derivatives(points, jac, blocked=blocked) if callable(jac) else None,
-        mode_of(jac, is_tensor=is_tensor),
-        Differences("2-point", start.bounds, step_of(diff_step, start)),
-        jac is None,
-        start.x.abs(),
-    )
+    given = derivatives(points, jac, blocked=blocked) if callable(jac) else None
+    steps = Differences("2-point", start.bounds, step_of(diff_step, start))
+    jacobian = Jacobian.asked_for(function, given, jac, start.x, steps, is_tensor=is_tensor)
     problem = Residuals(
         function, jacobian, loss_of(loss, f_scale, points.wrap, call.engine.device), call.engine, blocks
     )
