@@ -12,6 +12,7 @@ from neula.engines import FORMATS
 
 from . import more, ratios
 from .calls import Answer, as_array
+from .oracle import LeastSquares
 from .recipes import Example, keywords
 from .verdict import Verdict, is_default, spacing_of, unit_roundoff
 
@@ -72,9 +73,7 @@ def _deserves_warning(example: Example) -> bool:
 
 def _condition(a: np.ndarray) -> float:
     """Condition number of A with normalized columns."""
-    tops = np.abs(a).max(0)
-    scaled = np.ldexp(a, -np.frexp(np.where(tops > 0, tops, 1.0))[1])
-    values = np.linalg.svd(scaled / np.maximum(np.linalg.norm(scaled, axis=0), 1e-300), compute_uv=False)
+    values = LeastSquares(a, np.zeros((len(a), 1)), rcond=0.0).singular_values
     return math.inf if values[-1] == 0 else float(values[0] / values[-1])
 
 

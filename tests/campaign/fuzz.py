@@ -17,17 +17,24 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from . import recipes
+from .areas import AREAS
 from .calls import call
 from .judge import judge, truths
 from .oracle import System, UndecidedError
-from .recipes import OFTEN, SOLVERS, Example, Recipe, Scope, Seeded, build, draw, keywords
+from .recipes import OFTEN, PROBLEMS, SOLVERS, Example, Scope, Seeded, Source, build, keywords
 from .verdict import Verdict
+
+Recipe = Any
+"""``recipes.Recipe``, or that of an area."""
+
+ALL = (*PROBLEMS, *AREAS)
 
 SHOWN = 3
 """Failures of a kind that are printed in full."""
@@ -90,20 +97,28 @@ class Tally:
         return "\n".join(lines)
 
 
-def run_one(recipe: Recipe, device: str) -> tuple[Example, Verdict]:
-    """Build, call, judge."""
-    example = build(recipe)
+def draw(source: Source, scope: Scope) -> Recipe:
+    """A recipe of one of the problems, those of ``OFTEN`` eight times as often as another."""
+    problem = source.choice([p for p in scope.problems for _ in range(8 if p in OFTEN else 1)])
+    return AREAS[problem].draw(source, scope) if problem in AREAS else recipes.draw(source, problem, scope)
+
+
+def run_one(recipe: Recipe, device: str) -> tuple[Verdict, str]:
+    """Build, call, judge: the verdict, and the same call in Python if something is wrong."""
     try:
-        return example, judge(example, call(example, device))
+        if recipe.problem in AREAS:
+            return AREAS[recipe.problem].judge(recipe, device)
+        example = build(recipe)
+        verdict = judge(example, call(example, device))
+        return verdict, snippet(example) if verdict.findings else ""
     except UndecidedError:  # nobody knows what is right
-        return example, Verdict()
+        return Verdict(), ""
 
 
-def report(example: Example, verdict: Verdict, command: str) -> str:
+def report(recipe: Recipe, verdict: Verdict, shown: str, command: str) -> str:
     """All that is needed to see a failure again."""
-    recipe = repr(example.recipe).replace("'", '"')
-    typed = f"{command} --recipe {shlex.quote(recipe)}"
-    return "\n".join([str(verdict), *([] if not command else [f"again: {typed}"]), snippet(example)])
+    text = repr(recipe).replace("'", '"')
+    return "\n".join([str(verdict), f"again: {command} --recipe {shlex.quote(text)}", shown])
 
 
 def snippet(example: Example) -> str:
@@ -148,8 +163,8 @@ def explore(
         if time.monotonic() > end:
             break
         recipe = draw(Seeded(seed, number), scope)
-        example, verdict = run_one(recipe, where.device)
-        text = report(example, verdict, where.command) if verdict.findings else ""
+        verdict, shown = run_one(recipe, where.device)
+        text = report(recipe, verdict, shown, where.command) if verdict.findings else ""
         tally.add(recipe, verdict, f"--seed {seed} --example {number}\n{text}")
     return tally
 
@@ -166,14 +181,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run, print what was found, and return 1 if that is too much."""
     given = _parser().parse_args(arguments)
     scope = Scope(
-        problems=tuple(given.problem or recipes.PROBLEMS),
+        problems=tuple(given.problem or ALL),
         engines=tuple(given.engine or ("cpu", "emulated")),
         libraries=tuple(given.library or ("numpy", "torch")),
         certify=(None,) if given.no_certify else (None, "forward"),
     )
     where = Where(given.device, f"python -m tests.campaign.fuzz --device {given.device}")
     if given.recipe is not None:
-        return _show(eval(given.recipe, vars(recipes)), where)
+        return _show(eval(given.recipe, _names()), where)
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     if given.example is not None:
         return _show(draw(Seeded(seed, given.example), scope), where)
@@ -197,9 +212,14 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not total.passed)
 
 
+def _names() -> dict[str, Any]:
+    """What a recipe that was printed may name."""
+    return {name: value for module in (recipes, *AREAS.values()) for name, value in vars(module).items()}
+
+
 def _show(recipe: Recipe, where: Where) -> int:
-    example, verdict = run_one(recipe, where.device)
-    print(report(example, verdict, where.command))
+    verdict, shown = run_one(recipe, where.device)
+    print(report(recipe, verdict, shown, where.command))
     return int(bool(verdict.findings))
 
 
@@ -211,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the run; a new one by default")
     parser.add_argument("--example", type=int, help="only this one of the run with --seed")
     parser.add_argument("--recipe", help="only this one, as a failure has printed it")
-    parser.add_argument("--problem", action="append", choices=recipes.PROBLEMS, help="may be repeated")
+    parser.add_argument("--problem", action="append", choices=ALL, help="may be repeated")
     parser.add_argument("--engine", action="append", help="may be repeated (default: cpu and emulated)")
     parser.add_argument("--library", action="append", choices=("numpy", "torch"), help="may be repeated")
     parser.add_argument("--device", default="cpu", help="of torch tensors, e.g. cuda")

@@ -11,8 +11,10 @@ from tests.bounded import exact as bounded
 
 from . import ratios
 from .calls import Answer, as_array
+from .exact import balls
 from .oracle import LeastSquares, System
 from .recipes import Example, bounds_of, keywords
+from .spectrum import eigen, values_of
 from .verdict import Verdict, spacing_of, unit_roundoff
 
 SURE = 0.1
@@ -65,15 +67,15 @@ def _cholesky(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> 
 
 def _polar(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Iterator[tuple[str, float]]:
     polar, symmetric, rank = parts
-    values = np.linalg.svd(polar, compute_uv=False)
+    values = values_of(polar)
     count = max(a.shape)
     yield "values of U", float(np.minimum(np.abs(values - 1), np.abs(values)).max()) / (count * u)
     yield "rank", 0.0 if int((values > 0.5).sum()) == int(rank) else math.inf
     yield "symmetry", 0.0 if np.array_equal(symmetric, symmetric.T) else math.inf
     yield "residual", ratios.residual_ratio(a, polar, symmetric, u, tiny)
     power = -int(np.frexp(np.abs(symmetric).max(initial=0.0))[1])
-    eigenvalues = np.linalg.eigvalsh(np.ldexp(symmetric, power))
-    yield "negative", max(0.0, -eigenvalues[0]) / (count * (u + np.ldexp(tiny, power)))
+    least = float(eigen(balls(np.ldexp(symmetric, power))).values[-1].mid())
+    yield "negative", max(0.0, -least) / (count * (u + np.ldexp(tiny, power)))
 
 
 def _pivoted(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Iterator[tuple[str, float]]:
@@ -85,7 +87,7 @@ def _pivoted(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> I
     yield "orthogonality", ratios.orthogonality_ratio(q, 2 * u)
     yield "residual", ratios.qrt02(a[:, columns], q, r, u, tiny)[0]
     power = -int(np.frexp(np.abs(a).max(initial=0.0))[1])
-    values = np.linalg.svd(np.ldexp(a, power), compute_uv=False)
+    values = values_of(np.ldexp(a, power))
     k = int((values > max(a.shape) * u * values[0]).sum())
     rest = np.linalg.norm(np.ldexp(r[k:, k:], power), 2) if k < min(a.shape) else 0.0
     allowed = REVEALING * a.shape[1] ** 0.5 * (values[k] if k < len(values) else 0.0)
@@ -118,7 +120,7 @@ def deserves_warning(example: Example) -> bool:
 
 
 def _in_question(a: np.ndarray, u: float) -> bool:
-    values = np.linalg.svd(np.ldexp(a, -int(np.frexp(np.abs(a).max(initial=0.0))[1])), compute_uv=False)
+    values = values_of(np.ldexp(a, -int(np.frexp(np.abs(a).max(initial=0.0))[1])))
     least = KNOWN * max(a.shape) * u * values[0]
     return bool(((values > least) & (values < least / KNOWN**2)).any())
 
@@ -148,8 +150,7 @@ def _nearly_indefinite(a: np.ndarray) -> bool:
     if not truth.definite:
         return True
     norms = np.sqrt(np.diag(a))
-    values = np.linalg.eigvalsh(a / norms / norms[:, None])
-    return bool(values[0] < 100 * len(a) * 2.0**-53)
+    return bool(values_of(a / norms / norms[:, None])[-1] < 100 * len(a) * 2.0**-53)
 
 
 # --- bounds ---

@@ -3,8 +3,7 @@
 Everything is that of the problem as it is stored: A and b (weights and damping applied without rounding) are
 integers times powers of two. Solutions come with error bounds (Arb's balls), and precision doubles until
 these are negligible. Singular values are those of ``B = A D^-1``, D the Euclidean norms of A's columns (1 for
-zero columns). LAPACK finds them where its error (Weyl: a multiple of ``u sigma_1``) cannot matter, Arb
-elsewhere.
+zero columns), in proven enclosures; ranks are counted by Sylvester's law of inertia in integers.
 
 F. Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic", IEEE Trans. Comput.
 66, 2017.
@@ -13,40 +12,29 @@ F. Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval arith
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
-from flint import acb_mat, arb, arb_mat, ctx, fmpz_mat
+from flint import arb, arb_mat, ctx, fmpz_mat
 
+from . import spectrum
 from .exact import balls, columns, dyadic, integers, norm, rounded, scaled_rows, stacked, times
 from .shortest import sensitivity
+from .spectrum import UndecidedError
 
 AMBIGUOUS = 1e-3
 """A singular value that is this close to the threshold, relative to it, may count or not: either rank is
 right."""
 
-SURE = 1e6
-"""LAPACK's singular values are believed where all exceed this multiple of ``max(m, n) u`` of the largest:
-then they are good to some five digits."""
-
-CLEAR = 1e-2
-"""... and where none is nearer to the threshold, relative to it, than this."""
-
 FIRST_BITS, LAST_BITS, ACCURATE_BITS = 320, 1 << 15, 100
 
-SPECTRUM_BITS = 384
-"""Bits for singular values and the spaces that belong to them."""
-
 RESOLVED = 2.0**-170
-"""Relative to the largest one, singular values above are correct to many digits with so many bits; of those
-below it is only known whether they are zero."""
+"""Relative to the largest one, singular values above are correct to five digits; of those below it is only
+known whether they are zero."""
 
 INVARIANT = 2.0**-260
 """How nearly a computed dominant space is invariant, relative to ``||B||^2``."""
-
-
-class UndecidedError(ArithmeticError):
-    """Even the largest precision does not tell."""
 
 
 class LeastSquares:
@@ -115,55 +103,43 @@ class LeastSquares:
         return self._scaled_at[bits]
 
     @cached_property
+    def enclosures(self) -> list[arb]:
+        """Of the singular values of B."""
+        return spectrum.singular_values(self._scaled(spectrum.BITS))
+
+    @cached_property
     def singular_values(self) -> np.ndarray:
-        """Those of B, relative to the largest one (zeros if A is zero), descending."""
-        b = rounded(self._scaled(FIRST_BITS))
-        s = np.linalg.svd(b, compute_uv=False)
-        if s[0] == 0:
-            return s
-        s = s / s[0]
-        sure = s[-1] > SURE * max(self.shape) * 2.0**-53
-        clear = (np.abs(s - self.rcond) > CLEAR * self.rcond).all()
-        if sure and clear:
-            return s
-        if len(s) == 1:
-            return s
-        s = np.sqrt(np.maximum(self._eigen[0], 0.0))
-        if s[-1] < RESOLVED:  # tiny, or zero
-            rank = self._a.rank()
-            s[:rank] = np.maximum(s[:rank], RESOLVED)
-            s[rank:] = 0.0
+        """Those of B, relative to the largest one (zeros if A is zero), descending, to five digits."""
+        rank = self._a.rank()
+        s = np.zeros(min(self.shape))
+        if rank:
+            top = self.enclosures[0].mid()
+            relative = [x / top for x in self.enclosures[:rank]]
+            if not all(spectrum.resolved(x) or x < RESOLVED for x in relative):
+                raise UndecidedError("singular values are not resolved")
+            s[:rank] = np.maximum([float(x.mid()) for x in relative], RESOLVED)
         return s
 
     @cached_property
     def norm(self) -> float:
         """The 2-norm of B."""
-        return float(np.linalg.norm(rounded(self._scaled(FIRST_BITS)), 2))
-
-    @cached_property
-    def _eigen(self) -> tuple[np.ndarray, acb_mat, np.ndarray]:
-        """Eigenvalues of the smaller of ``B^T B`` and ``B B^T``, descending and relative; eigenvectors; their
-        order.
-        """
-        with ctx.workprec(SPECTRUM_BITS):
-            b = self._scaled(SPECTRUM_BITS)
-            m, n = self.shape
-            gram = (b * b.transpose() if m < n else b.transpose() * b).mid()
-            values, vectors = acb_mat(gram).eig(right=True, algorithm="approx")
-            real = [v.real.mid() for v in values]
-            order = sorted(range(len(real)), key=lambda i: float(real[i]), reverse=True)
-            top = real[order[0]]
-            return np.array([float(real[i] / top) for i in order]), vectors, np.array(order)
+        return float(self.enclosures[0].mid()) if self._a.rank() else 0.0
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The rank of B, all that are right if a singular value is on the threshold."""
-        s = self.singular_values
-        if s[0] == 0:
+        if self._a.rank() == 0:
             return (0,)
-        low = int((s > self.rcond * (1 + AMBIGUOUS)).sum())
-        high = int((s > self.rcond * (1 - AMBIGUOUS)).sum())
+        low, high = (self.count(self.rcond * factor) for factor in (1 + AMBIGUOUS, 1 - AMBIGUOUS))
         return tuple(range(max(low, 1), max(high, 1) + 1))
+
+    def count(self, part: float) -> int:
+        """How many singular values of B exceed ``part`` of the largest one, by exact inertia.
+
+        The threshold is as accurate as the enclosure of the largest one: to five digits and more.
+        """
+        threshold = Fraction(part) * Fraction(float(self.enclosures[0].mid()))
+        return spectrum.count_above(self._a, (threshold * threshold).as_integer_ratio())
 
     def condition(self, rank: int) -> float:
         """``sigma_1 / sigma_rank``."""
@@ -234,23 +210,15 @@ class LeastSquares:
         return b.transpose() if rank == b.nrows() else self._without_zero_columns(self._dominant(b, rank))
 
     def _dominant(self, b: arb_mat, rank: int) -> arb_mat:
-        """A basis of the space of B's rows that belongs to its largest singular values.
-
-        Eigenvectors of a symmetric matrix, projected on from what LAPACK found: real, and well conditioned
-        also where eigenvalues are multiple. Checked to be invariant.
+        """A basis of the space of B's rows that belongs to its largest singular values: eigenvectors, which
+        are checked to span an invariant space.
         """
         m, n = self.shape
-        _, vectors, order = self._eigen
-        with ctx.workprec(max(SPECTRUM_BITS, ctx.prec)):
-            picked = acb_mat([[row[i] for i in order[:rank].tolist()] for row in vectors.mid().tolist()])
-            adjoint = picked.conjugate().transpose()
-            u, _, vt = np.linalg.svd(rounded(b), full_matrices=False)
-            start = acb_mat(balls(u[:, :rank] if m < n else vt[:rank].T))
-            basis = arb_mat((picked * (adjoint * picked).solve(adjoint * start)).real.mid())
+        with ctx.workprec(max(spectrum.BITS, ctx.prec)):
             wide = b.mid()
             gram = wide * wide.transpose() if m < n else wide.transpose() * wide
-            image = gram * basis
-            transposed = basis.transpose()
+            basis = spectrum.eigen(gram).dominant(rank)
+            image, transposed = gram * basis, basis.transpose()
             rest = image - basis * (transposed * basis).solve(transposed * image)
             if not norm(rest.entries()) < INVARIANT * norm(gram.entries()):
                 raise UndecidedError("the dominant space was not found")

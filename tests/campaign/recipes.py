@@ -150,9 +150,8 @@ INTEGER_KINDS = {
 }
 
 
-def draw(source: Source, scope: Scope) -> Recipe:
+def draw(source: Source, problem: str, scope: Scope) -> Recipe:
     """One recipe: mostly small, mostly float64, and with not too many difficulties at a time."""
-    problem = source.choice([p for p in scope.problems for _ in range(8 if p in OFTEN else 1)])
     m, n = _shape(source, problem)
     batched = problem in BATCHED and source.integer(0, 5) == 5
     count = source.integer(1, 5) if batched else 1
