@@ -125,6 +125,97 @@ def diagonal(rng: Rng, m: int, n: int) -> np.ndarray:
     return np.eye(m, n) * 10.0 ** rng.uniform(-8, 8, n)
 
 
+def clustered_nodes(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Vandermonde's, its nodes close together far from zero: years, or time stamps."""
+    nodes = 10.0 ** rng.integers(0, 9) + rng.integers(0, 2 * m, m)
+    return nodes[:, None] ** np.arange(n)
+
+
+def pascal(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Binomial coefficients: of determinant one, and of condition ``16^n``."""
+    a = np.ones((m, n))
+    for i in range(1, m):
+        a[i, 1:] = a[i, 0] + np.cumsum(a[i - 1, 1:])
+    return a
+
+
+def frank(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Upper Hessenberg, its eigenvalues ill-conditioned."""
+    rows, cols = np.indices((m, n))
+    return np.where(cols >= rows - 1, max(m, n) - np.maximum(rows, cols), 0).astype(float)
+
+
+def wilkinson(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Elements of LU with partial pivoting grow to ``2^(n-1)``."""
+    a = np.tril(-np.ones((m, n)), -1) + np.eye(m, n)
+    a[:, -1] = 1.0
+    return a
+
+
+def foster(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A Volterra equation by the trapezoidal rule: growth that comes up in practice (Foster 1994)."""
+    step = rng.uniform(0.5, 2)
+    a = np.tril(np.full((m, n), -step), -1) + (1 - step / 2) * np.eye(m, n)
+    a[:, 0] = -step / 2
+    a[0, 0], a[:, -1] = 1.0, -1.0
+    return a
+
+
+def lauchli(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A row of ones above a small multiple of the identity: the Gram matrix loses it."""
+    a = 2.0 ** -float(rng.integers(5, 55)) * np.eye(m, n, -1)
+    a[0] = 1.0
+    return a
+
+
+def arrowhead(rng: Rng, m: int, n: int) -> np.ndarray:
+    a = np.eye(m, n) * 2.0 ** rng.integers(-30, 1, n)
+    a[0], a[:, 0] = rng.standard_normal(n), rng.standard_normal(m)
+    return a
+
+
+def saddle_point(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A block of zeros on the diagonal, rows of constraints beside it."""
+    half = (min(m, n) + 1) // 2
+    a = rng.standard_normal((m, n))
+    a[half:, half:] = 0.0
+    return a
+
+
+def one_line(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A row or a column is ``2^40`` times as large as the others, or as small."""
+    a = rng.standard_normal((m, n))
+    factor = 2.0 ** rng.choice([-40.0, 40.0])
+    if rng.random() < 0.5:
+        a[rng.integers(m)] *= factor
+    else:
+        a[:, rng.integers(n)] *= factor
+    return a
+
+
+def one_ulp(rng: Rng, m: int, n: int) -> np.ndarray:
+    """Of lower rank but for the last bit of an element."""
+    a = dependent_integer(rng, m, n)
+    i, j = rng.integers(m), rng.integers(n)
+    a[i, j] = np.nextafter(a[i, j], np.inf)
+    return a
+
+
+def dummies(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A constant beside a column for each group: dependent where there are all groups."""
+    a = np.eye(n)[rng.integers(0, n, m)]
+    a[:, 0] = 1.0
+    return a
+
+
+def sums(rng: Rng, m: int, n: int) -> np.ndarray:
+    """A column is the rounded sum of two others."""
+    a = rng.standard_normal((m, n))
+    i, j, k = rng.integers(0, n, 3)
+    a[:, i] = a[:, j] + a[:, k]
+    return a
+
+
 def positive_definite(rng: Rng, m: int, n: int) -> np.ndarray:
     """Symmetric exactly; eigenvalues from 1 to 1e-17, or less far. Square: of order n."""
     q = orthonormal(rng, n, n)
@@ -168,6 +259,18 @@ KINDS: dict[str, Kind] = {
         one_small,
         permutation,
         diagonal,
+        clustered_nodes,
+        pascal,
+        frank,
+        wilkinson,
+        foster,
+        lauchli,
+        arrowhead,
+        saddle_point,
+        one_line,
+        one_ulp,
+        dummies,
+        sums,
     )
 }
 DEFINITE_KINDS: dict[str, Kind] = {

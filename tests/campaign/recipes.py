@@ -145,7 +145,16 @@ class Example:
 
 
 INTEGER_KINDS = {
-    "any": ("integer", "counting", "dependent_integer", "zero_lines", "permutation"),
+    "any": (
+        "integer",
+        "counting",
+        "dependent_integer",
+        "zero_lines",
+        "permutation",
+        "pascal",
+        "frank",
+        "dummies",
+    ),
     "pos": ("integer_gram",),
 }
 

@@ -134,9 +134,7 @@ def singular_values(b: arb_mat) -> list[arb]:
 
 
 def values_of(a: np.ndarray) -> np.ndarray:
-    """Singular values of a matrix of floats, from their enclosures: right to five digits, or ``2^-190`` of the
-    largest one.
-    """
+    """Singular values of a matrix of floats, from their enclosures."""
     return np.array([float(value.mid()) for value in singular_values(balls(a))])
 
 
@@ -162,7 +160,7 @@ def _by_lapack(b: arb_mat) -> list[arb] | None:
 
 
 def count_above(a: fmpz_mat, square: tuple[int, int]) -> int:
-    """How many singular values of ``A D^-1`` exceed t, exactly; D is the norms of A's columns (1 for zero ones).
+    """How many singular values of ``A D^-1`` exceed t, exactly; D is the norms of A's nonzero columns.
 
     That is the number of positive eigenvalues of ``A^T A - t^2 D^2``.
 

@@ -95,10 +95,11 @@ def test_honest_answers_are_sound(recipe: Recipe) -> None:
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_scipy_is_sound_where_its_rank_is_right(kind: str) -> None:
     recipe = Recipe("lstsq", 7, 3, 1, (Member(kind),), seed=5)
-    truth = truths(build(recipe))[0]
+    example = build(recipe)
+    its_rank = scipy.linalg.lstsq(example.a[0], example.b[0])[2]
     verdict = verdict_on(recipe, honest(recipe))
     # Truncation errors of numerically singular matrices are beyond this bound.
-    assert not verdict.has("unsound") or truth.ranks[0] < 3, str(verdict)
+    assert not verdict.has("unsound") or min(its_rank, *truths(example)[0].ranks) < 3, str(verdict)
 
 
 @pytest.mark.parametrize(
