@@ -21,4 +21,4 @@ def compiled_for(capability: str, name: str, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip(f"this processor has no {capability}")
     with monkeypatch.context() as patch:
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-        return host_source.load.__wrapped__(name)
+        return host_source._load.__wrapped__(name)

@@ -84,6 +84,12 @@ def test_what_is_not_allowed(text, message):
     assert len(str(error.value)) < 1000
 
 
+def test_powers_that_are_not_real_are_refused() -> None:
+    for text in ("a*(-8)**(1/3)", "(-1)**0.5 + a"):
+        with pytest.raises(ValueError, match="not a real number"):
+            Formula.parse(text)({"a": np.ones(3)})
+
+
 def test_powers_do_not_grow_without_end():
     with pytest.raises(OverflowError):
         Formula.parse("9**9**9**9*a")({"a": 1.0})

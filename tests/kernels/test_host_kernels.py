@@ -22,9 +22,9 @@ CAPABILITIES = ["DEFAULT", *(host_source.INSTRUCTIONS if platform.machine() == "
 
 @pytest.fixture(autouse=True)
 def _nothing_kept() -> Iterator[None]:
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
     yield
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
 
 
 @pytest.mark.skipif(host_source.compiler() is None, reason="no C compiler")

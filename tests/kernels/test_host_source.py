@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -42,9 +43,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(host_source, "__file__", str(tmp_path / "host_source.py"))
     (tmp_path / "one.c").write_text(SOURCE)
     (tmp_path / "doubled.h").write_text(Path(kernels.__file__).with_name("doubled.h").read_text())
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
     yield tmp_path
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
 
 
 @pytest.fixture(name="compilations")
@@ -70,7 +71,7 @@ def twice(x: float) -> float:
 
 
 def again() -> float:
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
     return twice(1.5)
 
 
@@ -78,16 +79,25 @@ def again() -> float:
 def test_compiled_once(folder: Path, compilations: list[list[str]]) -> None:
     assert twice(1.5) == 3
     (file,) = (folder / "cache").rglob("*.so")
-    file.write_bytes(b"half of it")
+    for length in (10, file.stat().st_size // 2, file.stat().st_size - 1):
+        file.write_bytes(file.read_bytes()[:length])
+        assert again() == 3
+    assert len(compilations) == 4
     assert again() == 3
-    assert len(compilations) == 2
-    assert again() == 3
-    assert len(compilations) == 2
+    assert len(compilations) == 4
     with (folder / "doubled.h").open("a") as header:
         header.write("/* another one */\n")
     assert again() == 3
-    assert len(compilations) == 3
+    assert len(compilations) == 5
     assert len(list((folder / "cache").rglob("*"))) == 4  # two folders, two libraries
+
+
+@needs_compiler
+def test_threads_that_ask_at_the_same_time_compile_once(folder: Path, compilations: list[list[str]]) -> None:
+    (folder / "cache").write_text("nothing is kept")
+    with ThreadPoolExecutor(16) as threads:
+        libraries = set(threads.map(lambda _: host_source.load("one"), range(16)))
+    assert len(libraries) == len(compilations) == 1
 
 
 @needs_compiler
@@ -102,7 +112,7 @@ def test_compiled_in_parts(folder: Path, compilations: list[list[str]]) -> None:
     assert twice(1.5) == 3
     assert len(compilations) == 2
     (folder / "one_more.c").write_text("no C")
-    host_source.load.cache_clear()
+    host_source._load.cache_clear()
     assert host_source.load("one") is None
 
 

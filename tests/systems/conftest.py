@@ -15,7 +15,7 @@ def forget() -> Iterator[Callable[[], None]]:
     """Makes the next call look for a compiler again."""
 
     def all_kernels() -> None:
-        for cached in (host_source.load, compiled._kernel, factored._kernel):
+        for cached in (host_source._load, compiled._kernel, factored._kernel):
             cached.cache_clear()
 
     yield all_kernels

@@ -25,12 +25,21 @@ LONGEST = 10_000
 SHOWN = 200
 """Characters of it in a message."""
 
+
+def _power(x: Any, y: Any) -> Any:
+    """Powers of numbers that are real."""
+    found = operator.pow(x, y)
+    if isinstance(found, complex):
+        raise ValueError(f"({x:g})**({y:g}) in a formula is not a real number")
+    return found
+
+
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.Pow: operator.pow,
+    ast.Pow: _power,
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }

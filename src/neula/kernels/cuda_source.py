@@ -22,7 +22,7 @@ from typing import Any
 import platformdirs
 import torch
 
-from neula.kernels.whole_file import write_whole
+from neula.kernels.whole_file import read_checked, write_checked
 
 Launch = Callable[..., None]
 """``launch(grid, block, arguments, shared_bytes=0)`` queues a kernel on the current stream of its device."""
@@ -125,7 +125,7 @@ def _module(name: str, macros: str, device: torch.device) -> Any:
 def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
     """The module of a source, from the cache folder if it is there and in order."""
     with suppress(OSError, RuntimeError):
-        return utils._cuda_load_module(_file_of(name, macros, capability).read_bytes())
+        return utils._cuda_load_module(read_checked(_file_of(name, macros, capability)))
     return utils._cuda_load_module(_begun(name, macros, capability).result())
 
 
@@ -150,7 +150,7 @@ def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -
         library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
         binary = by_nvrtc(source_of(name, macros), capability, library)
         with suppress(OSError):
-            write_whole(_file_of(name, macros, capability), binary)
+            write_checked(_file_of(name, macros, capability), binary)
         made.set_result(binary)
     except BaseException as error:
         made.set_exception(error)

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
@@ -23,7 +24,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-from neula.kernels.whole_file import write_whole
+from neula.kernels.whole_file import read_checked, write_checked
 
 FLAGS = [
     # The next level takes a compiler twice the time, for little more than this where loops are over vectors.
@@ -49,7 +50,9 @@ SECONDS = 60
 """After so many the compiler is given up."""
 
 
-@lru_cache
+_lock = threading.Lock()
+
+
 def load(name: str) -> ctypes.CDLL | None:
     """The functions of ``name.c``, beside which other threads of Python run; None where there is no compiler
     for it.
@@ -59,6 +62,12 @@ def load(name: str) -> ctypes.CDLL | None:
     name : str
         Of a file in this folder; others of it are parts whose names begin with this one and ``_``.
     """
+    with _lock:  # one thread compiles, the others wait for it
+        return _load(name)
+
+
+@lru_cache
+def _load(name: str) -> ctypes.CDLL | None:
     command = compiler()
     if command is None:
         return None
@@ -71,13 +80,14 @@ def load(name: str) -> ctypes.CDLL | None:
     digest = hashlib.sha256(repr([known, texts]).encode()).hexdigest()[:24]
     file = platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.so"
     with suppress(OSError):
+        read_checked(file)
         return _with_threads(ctypes.CDLL(str(file)))
     with suppress(OSError, subprocess.SubprocessError), tempfile.TemporaryDirectory() as room:
         made = Path(room) / file.name
         _compile([*command, *flags], parts, made)
         library = ctypes.CDLL(str(made))  # which stays when the file goes
         with suppress(OSError):
-            write_whole(file, made.read_bytes())
+            write_checked(file, made.read_bytes())
         return _with_threads(library)
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -23,3 +24,29 @@ def write_whole(file: Path, content: bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def write_checked(file: Path, content: bytes) -> None:
+    """Write a file that ends with its own checksum, which loaders of machine code ignore.
+
+    Raises
+    ------
+    OSError
+    """
+    write_whole(file, content + hashlib.sha256(content).digest())
+
+
+def read_checked(file: Path) -> bytes:
+    """The content of such a file. A machine that lost power may have kept a part of it, and executing that
+    part would end the process.
+
+    Raises
+    ------
+    OSError
+        If it is not there, or not as it was written.
+    """
+    content = file.read_bytes()
+    size = max(0, len(content) - hashlib.sha256().digest_size)
+    if hashlib.sha256(content[:size]).digest() != content[size:]:
+        raise OSError(f"{file} is damaged")
+    return content[:size]
