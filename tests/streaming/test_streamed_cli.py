@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from neula.cli import app, large
-from neula.pipeline import memory
+from neula.io import memory
 
 
 def test_a_file_that_does_not_fit(
@@ -52,3 +54,32 @@ def test_what_needs_all_of_a_reads_it(
 
 def test_memory_that_is_left() -> None:
     assert memory.available() > 1 << 20
+
+
+GROUPS = {
+    2: ("", "", ("memory.max", "memory.current", "inactive_file")),
+    1: ("memory", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("limited", ["job/step", "job", "", "of the host/job"])
+def test_memory_that_control_groups_leave(version: int, limited: str, tmp_path: Path) -> None:
+    """Of the process's own group, of one above it, or of the root of a container."""
+    controllers, mounted, (most, used, cached) = GROUPS[version]
+    path = "of the host/job" if limited == "of the host/job" else "job/step"
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(f"9:cpu:/\n3:{controllers}:/{path}\n")
+    group = tmp_path / "groups" / mounted / ("" if path == limited == "of the host/job" else limited)
+    group.mkdir(parents=True)
+    (group / most).write_text("9000")
+    (group / used).write_text("5000")
+    (group / "memory.stat").write_text(f"cache 7\n{cached} 1000\n")
+    assert memory.available(tmp_path, tmp_path / "groups") == 5000
+
+
+def test_memory_that_the_shell_limits() -> None:
+    program = "from neula.io import memory; print(memory.available())"
+    command = ["sh", "-c", 'ulimit -v 8000000 && exec "$0" -c "$1"', sys.executable, program]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert 0 < float(found.stdout) < 8000000 * 1024

@@ -94,6 +94,23 @@ MissingOption = Annotated[
         help="Lines with empty fields, NA or NaN: refuse them, or leave them out.",
     ),
 ]
+StreamOption = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        rich_help_panel=FILES,
+        help="Read A in blocks of rows, whatever its size: .npy, Parquet and HDF5 files.",
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        rich_help_panel=FILES,
+        help="Memory to use, as 8G; if A does not fit, it is read in blocks. The default is what is free.",
+    ),
+]
 JsonOption = Annotated[
     bool,
     typer.Option("--json", rich_help_panel=FILES, help="Print one JSON object on stdout, with all facts."),

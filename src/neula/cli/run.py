@@ -93,7 +93,8 @@ class Run:
         self._err = err
         self._held = held
         """What is put away when the command ends."""
-        self._standard_input: Path | None = None
+        self._pipes: dict[Path, Path] = {}
+        """Files with what came through pipes, by their names."""
         self._inputs: dict[str, dict[str, Any]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._not_kept: Answer = {}
@@ -119,7 +120,8 @@ class Run:
             )
         files = [name for name in given if str(split_key(name)[0]) != STANDARD]
         for name in files:
-            readable_kind(split_key(name)[0])
+            if not split_key(name)[0].is_fifo():  # a pipe has no kind before it is read
+                readable_kind(split_key(name)[0])
         taken = {split_key(name)[0].resolve(): name for name in files}
         for output, arrays in outputs:
             if output is None:
@@ -176,7 +178,7 @@ class Run:
         self.progress(f"reading {argument}", 0.0)
         path, key = split_key(argument)
         return read_table(
-            self._spooled_input() if str(path) == STANDARD else InputFile.of(path),
+            self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.of(path),
             key=key,
             column_as_vector=name not in MATRICES,
             decimal=decimal,
@@ -184,27 +186,27 @@ class Run:
             message=self.say,
         )
 
-    def _spooled_input(self) -> InputFile:
-        """What comes by the standard input, as a file: it may be read more than once."""
-        from neula.io.paths import InputFile
+    def _spooled(self, path: Path) -> InputFile:
+        """What comes through a pipe, or by the standard input, as a file: it may be read more than once."""
+        from neula.io.paths import STANDARD, InputFile, copy_pipe
 
-        if self._standard_input is None:
-            if sys.stdin.isatty():
+        standard = str(path) == STANDARD
+        if path not in self._pipes:
+            if standard and sys.stdin.isatty():
                 self.say("reading from the terminal: end with Ctrl-D")
             folder = self._held.enter_context(tempfile.TemporaryDirectory(prefix="neula-"))
-            self._standard_input = Path(folder) / "stdin"
-            with self._standard_input.open("wb") as copy:
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-        return InputFile.unnamed(self._standard_input, "standard input")
+            self._pipes[path] = Path(folder) / "input"
+            with self._pipes[path].open("wb") as copy:
+                shutil.copyfileobj(sys.stdin.buffer, copy) if standard else copy_pipe(path, copy)
+        return InputFile.unnamed(self._pipes[path], "standard input" if standard else str(path))
 
     # --- the work -----------------------------------------------------------------------------------------
 
-    def rows_that_do_not_fit(self, argument: str) -> Any:
-        """What reads a matrix block by block, where it does not fit into memory; None where it does."""
+    def rows_in_blocks(self, argument: str, *, stream: bool, memory: str | None) -> Any:
+        """A source of A's rows if it does not fit into memory, or ``stream`` asks for one; None otherwise."""
         from neula.cli.large import rows_of
-        from neula.io.paths import split_key
 
-        rows = rows_of(split_key(argument)[0])
+        rows = rows_of(_standard(argument), stream, memory)
         if rows is not None:
             self._inputs["A"] = {
                 "file": argument,
@@ -212,7 +214,8 @@ class Run:
                 "dtype": str(rows.dtype),
                 "names": None,
             }
-            self.say(f"{argument} does not fit into memory, and is read block by block")
+            reason = "" if stream else " does not fit into memory, and"
+            self.say(f"{argument}{reason} is read block by block")
         return rows
 
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from neula.errors import counted
+from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense
 from neula.io.table import Message, MissingValues, Table, chosen_columns, listed
@@ -42,7 +44,7 @@ def real_numbers(name: str, array: np.ndarray) -> np.ndarray:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def choose_array(file: InputFile, names: Sequence[str], key: str | None) -> str:
+def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
     """The name of the array to read; of several one must be chosen.
 
     Raises
@@ -52,14 +54,13 @@ def choose_array(file: InputFile, names: Sequence[str], key: str | None) -> str:
     """
     if key is not None:
         if key not in names:
-            raise FileError(f"{file.name}: no array is named {key!r}; it holds {listed(names)}")
+            raise FileError(f"{file}: no array is named {key!r}; it holds {listed(names)}")
         return key
     if not names:
-        raise FileError(f"{file.name}: holds no arrays")
+        raise FileError(f"{file}: holds no arrays")
     if len(names) > 1:
         raise FileError(
-            f"{file.name}: holds {len(names)} arrays ({listed(names)}); choose one, as in "
-            f"{file.name}:{names[0]}"
+            f"{file}: holds {len(names)} arrays ({listed(names)}); choose one, as in {file}:{names[0]}"
         )
     return names[0]
 
@@ -77,7 +78,7 @@ def read_npy(file: InputFile) -> np.ndarray:
 def read_npz(file: InputFile, key: str | None) -> np.ndarray:
     """Read one array of an ``.npz`` file."""
     with file.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        found: np.ndarray = archive[choose_array(file, list(archive.files), key)]
+        found: np.ndarray = archive[choose_array(file.name, list(archive.files), key)]
         return found
 
 
@@ -86,21 +87,40 @@ def read_npz(file: InputFile, key: str | None) -> np.ndarray:
 
 def read_hdf5(file: InputFile, key: str | None) -> np.ndarray:
     """Read one dataset of an HDF5 file, chosen by its path."""
+    dataset = open_dataset(file.path, key, file.name)
+    with dataset.file:
+        return _whole(dataset, file.name)
+
+
+def open_dataset(path: Path, key: str | None, name: str | None = None) -> Any:
+    """A dataset of an HDF5 file, chosen by its path inside, which reads what is asked of it."""
     import h5py
 
-    with h5py.File(file.path) as opened:
-        found: list[str] = []
-        opened.visititems(
-            lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None
-        )
-        name = choose_array(file, found, None if key is None else f"/{key.strip('/')}")
-        return _whole(opened[name])
+    opened = h5py.File(path)
+    found: list[str] = []
+    opened.visititems(lambda name, item: found.append(f"/{name}") if isinstance(item, h5py.Dataset) else None)
+    chosen = choose_array(name or str(path), found, None if key is None else f"/{key.strip('/')}")
+    return _inside(opened[chosen], name or str(path))
 
 
-def _whole(dataset: Any) -> np.ndarray:
-    if dataset.shape is None:
-        raise FileError(f"{dataset.file.filename}: {dataset.name} is empty")
+def _whole(dataset: Any, name: str) -> np.ndarray:
+    check_memory(name, dataset.shape)
     return np.asarray(dataset[()])
+
+
+def _inside(dataset: Any, name: str) -> Any:
+    """A dataset all of whose elements are in this file: another file of this machine is not for its sender.
+
+    Raises
+    ------
+    FileError
+    """
+    where = f"{name}: {dataset.name.lstrip('/')}"
+    if dataset.shape is None:
+        raise FileError(f"{where} is empty")
+    if dataset.external or dataset.is_virtual:
+        raise FileError(f"{where} lies in other files, which is not read: copy it into this one")
+    return dataset
 
 
 def write_hdf5(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
@@ -115,6 +135,10 @@ def write_hdf5(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 # --- MATLAB -----------------------------------------------------------------------------------------------
 
 
+_INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_MATLAB_NUMBERS = ("double", "single", "logical", *_INTEGERS)
+
+
 def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
     """Read one matrix of a ``.mat`` file, of any version."""
     import scipy.io
@@ -123,8 +147,9 @@ def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
     with file.path.open("rb") as stream:
         if stream.read(10) == b"MATLAB 7.3":
             return _read_mat_73(file, key)
-    names = [name for name, _, _ in scipy.io.whosmat(file.path)]
-    name = choose_array(file, names, key)
+    shapes = {name: shape for name, shape, _ in scipy.io.whosmat(file.path)}
+    name = choose_array(file.name, list(shapes), key)
+    check_memory(file.name, shapes[name])
     matrix = scipy.io.loadmat(file.path, variable_names=[name])[name]
     return as_dense(file.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
@@ -139,13 +164,19 @@ def _read_mat_73(file: InputFile, key: str | None) -> np.ndarray:
             "pip install 'neula[io]'"
         ) from None
     with h5py.File(file.path) as opened:
-        names = [name for name, item in opened.items() if not name.startswith("#")]
-        item = opened[choose_array(file, names, key)]
+        links = {name: opened.get(name, getlink=True) for name in opened if not name.startswith("#")}
+        names = [name for name, link in links.items() if isinstance(link, h5py.HardLink)]
+        item = opened[choose_array(file.name, names, key)]
+        where = f"{file.name}: {item.name[1:]}"
         if not isinstance(item, h5py.Dataset):
-            raise FileError(
-                f"{file.name}: {item.name[1:]} is a structure, or sparse: save it as a full matrix"
-            )
-        return _whole(item).T
+            raise FileError(f"{where} is a structure, or sparse: save it as a full matrix")
+        kind = np.bytes_(item.attrs.get("MATLAB_class", b"double")).decode(errors="replace")
+        if kind not in _MATLAB_NUMBERS:
+            raise FileError(f"{where} is of class {kind}, not numbers: save it as a matrix of class double")
+        whole = _whole(_inside(item, file.name), file.name)
+        if item.attrs.get("MATLAB_empty", 0):
+            return np.zeros(whole.ravel().astype(int))  # what is stored is the shape
+        return whole.T
 
 
 def write_mat(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
@@ -173,6 +204,7 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
         wanted = [name for name in names if name not in index]
     if not wanted:
         raise FileError(f"{file.name}: holds no columns")
+    check_memory(file.name, (pq.read_metadata(file.path).num_rows, len(wanted)))
     table = pq.read_table(file.path, columns=wanted)
     columns = []
     for name in wanted:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import math
 import os
 import re
-import shutil
 import tempfile
 import zlib
 from pathlib import Path
@@ -14,9 +14,18 @@ from typing import IO
 import numpy as np
 
 from neula.errors import counted
+from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.sparse import as_dense, check_memory
+from neula.io.sparse import SPARSE, as_dense
 from neula.io.table import Message, shorten
+
+HEADER = 1 << 20
+"""Bytes in which the comments end and the sizes stand."""
+
+LONGEST = 200
+"""Bytes of an entry with its row and column, comments and blanks between entries included."""
+
+_SIZES = re.compile(rb"\s*\d{1,18}(\s+\d{1,18}){1,2}\s*")
 
 _NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
 
@@ -32,11 +41,27 @@ def read_market(file: InputFile, tell: Message) -> np.ndarray:
         opened = gzip.open if file.kind == ".mtx.gz" else open
         try:
             with opened(file.path, "rb") as given, plain.open("wb") as copy:
-                shutil.copyfileobj(given, copy)
-                copy.write(b"\n")
+                _copy(file.name, given, copy)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FileError(f"{file.name}: truncated or damaged gzip file ({error})") from error
         return _read_plain(file.name, plain, tell)
+
+
+def _copy(name: str, given: IO[bytes], copy: IO[bytes]) -> None:
+    """Copy a file as far as its header allows: a few compressed megabytes may hold gigabytes of anything."""
+    head = given.read(HEADER)
+    copy.write(head)
+    copy.flush()
+    sizes = [line for line in head.splitlines() if line.strip() and not line.startswith(b"%")][:1]
+    numbers = [int(number) for number in sizes[0].split()] if sizes and _SIZES.fullmatch(sizes[0]) else []
+    entries = numbers[2] if len(numbers) == 3 else math.prod(numbers)
+    left = entries * LONGEST
+    while part := given.read(1 << 20):
+        copy.write(part)
+        left -= len(part)
+        if left < 0:
+            raise FileError(f"{name}: is longer than its header says: {entries} entries")
+    copy.write(b"\n")
 
 
 def write_market(stream: IO[bytes], array: np.ndarray) -> None:
@@ -64,7 +89,7 @@ def _read_plain(name: str, plain: Path, tell: Message) -> np.ndarray:
         raise FileError(f"{name}: not a Matrix Market file that can be read ({error})") from error
     if field == "complex":
         raise FileError(f"{name}: holds complex numbers; complex matrices are not supported yet")
-    check_memory(name, rows, columns)
+    check_memory(name, (rows, columns), SPARSE)
     _check_lines(name, plain, 1 if layout == "array" else 2 if field == "pattern" else 3)
     try:
         matrix = scipy.io.mmread(plain)

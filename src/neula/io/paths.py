@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
+import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 TEXT = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 MARKET = (".mtx", ".mtx.gz")
@@ -22,6 +24,9 @@ SEVERAL = (".npz", *HDF5, ".mat")
 
 STANDARD = "-"
 """The name of the standard input, and of the standard output."""
+
+PATIENCE = 10
+"""Seconds in which somebody must have opened a pipe for writing."""
 
 _PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
 """What some kinds need beside NumPy and SciPy."""
@@ -134,6 +139,8 @@ def readable_kind(path: Path) -> str:
         raise FileError(f"{path}: is a directory, not a file")
     if not path.exists():
         raise FileError(f"{path}: no such file")
+    if not path.is_file():
+        raise FileError(f"{path}: is a pipe or a device, not a file; copy what comes from it into a file")
     kind = kind_of(path, READABLE, "read")
     with system_errors(path, "read"), path.open("rb") as stream:
         head = stream.read(512)
@@ -185,6 +192,26 @@ def _inflated(head: bytes) -> bytes:
         return zlib.decompressobj(wbits=31).decompress(head, 512)
     except zlib.error:
         return b""
+
+
+def copy_pipe(path: Path, copy: IO[bytes]) -> None:
+    """Copy what comes through a named pipe. Who has opened it for writing may be slow.
+
+    Raises
+    ------
+    FileError
+        If nobody opens it for writing for ``PATIENCE`` seconds.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
+        end = time.monotonic() + PATIENCE
+        with suppress(BlockingIOError):  # there is a writer, and nothing to read yet
+            while not (beginning := os.read(pipe.fileno(), 1)):
+                if time.monotonic() > end:
+                    raise FileError(f"{path}: is a pipe that nobody has written to for {PATIENCE} seconds")
+                time.sleep(0.05)
+            copy.write(beginning)
+        os.set_blocking(pipe.fileno(), True)
+        shutil.copyfileobj(pipe, copy)
 
 
 @contextmanager

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
 from neula.engines import graphs
+from neula.io.memory import sizes_here
 
 _ASKED = re.compile(r"allocate ([\d.]+) (\w+)")
 _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
@@ -101,35 +100,10 @@ def _free(device: torch.device) -> str:
 
 
 def _free_here() -> str:
-    sizes = _sizes_here()
+    sizes = sizes_here()
     if sizes is None:
         return "how much was free is not known"
     return f"{_in_gib(sizes[0])} of {_in_gib(sizes[1])} free"
-
-
-def _sizes_here() -> tuple[int, int] | None:
-    """What is free of the main memory, and all of it; None where the system is not Linux."""
-    try:
-        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free, total = (1024 * int(sizes[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
-    except (OSError, KeyError, ValueError):
-        return None
-    return free, total
-
-
-def available() -> float:
-    """Bytes of main memory that this process may still take; infinite where nobody says.
-
-    What Linux has left, or the control group of a container, whichever is less.
-    """
-    found = [math.inf]
-    if (sizes := _sizes_here()) is not None:
-        found.append(sizes[0])
-    group = Path("/sys/fs/cgroup")
-    with contextlib.suppress(OSError, ValueError):  # another system, no such group, or no limit ("max")
-        used, most = (int((group / f"memory.{name}").read_text()) for name in ("current", "max"))
-        found.append(most - used)
-    return min(found)
 
 
 def _in_gib(size: int) -> str:

@@ -18,11 +18,13 @@ from neula.cli.options import (
     EngineOption,
     JsonOption,
     MatrixFile,
+    MemoryOption,
     Missing,
     MissingOption,
     RcondOption,
     RightHandSideFile,
     SolutionOption,
+    StreamOption,
     WeightsOption,
 )
 from neula.cli.report import check_report, write_report
@@ -55,13 +57,15 @@ def lstsq(
     ] = None,
     decimal: DecimalOption = Decimal.point,
     missing: MissingOption = Missing.error,
+    stream: StreamOption = False,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
 
     Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
 
-    An A in a .npy file that does not fit into memory is read block by block, two or three times.
+    An A in a .npy, Parquet or HDF5 file that does not fit into memory is read in blocks, two or three times.
     """
     with running("lstsq", as_json) as run:
         if intercept and damp:
@@ -74,7 +78,12 @@ def lstsq(
         if report is not None:
             check_report(report)
         whole = intercept or nonnegative or any((bounds, constraints, report))  # what needs all of A at once
-        rows = None if whole else run.rows_that_do_not_fit(a)
+        if whole and stream:
+            raise ValueError(
+                "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints and "
+                "--report need all of A: leave out one of the two"
+            )
+        rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
         given = run.read(files, decimal=decimal.value, missing=missing)
         given |= run.read({"C": c, "d": d}, decimal=decimal.value)

@@ -15,8 +15,10 @@ from neula.cli.options import (
     EngineOption,
     JsonOption,
     MatrixFile,
+    MemoryOption,
     Missing,
     MissingOption,
+    StreamOption,
     output_option,
 )
 from neula.cli.run import running
@@ -33,6 +35,8 @@ def svd(
     output: Annotated[str | None, output_option("U, s and Vh (.npz, .h5 or .mat)")] = None,
     decimal: DecimalOption = Decimal.point,
     missing: MissingOption = Missing.error,
+    stream: StreamOption = False,
+    memory: MemoryOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Approximate A by a product U diag(s) Vh of low rank."""
@@ -40,7 +44,9 @@ def svd(
         if (rank is None) == (tol is None):
             raise ValueError("give one of --rank and --tol: the rank, or the relative error to reach")
         run.check([a], (output, 3))
-        matrix = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"].values
+        matrix = run.rows_in_blocks(a, stream=stream, memory=memory)
+        if matrix is None:
+            matrix = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"].values
         options = {"rank": rank, "tol": tol, "accuracy": accuracy, "engine": engine}
         result = run.compute("svd_lowrank", matrix, progress=run.progress, **options)
         run.write((output, {"U": result.U, "s": result.s, "Vh": result.Vh}))
