@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import neula
-from neula.cli import BROKEN_PIPE, INTERRUPTED
+from neula.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from neula.cli.commands import experiment, machine
 from neula.cli.commands.cholesky import cholesky
 from neula.cli.commands.fit import fit
@@ -34,16 +34,22 @@ MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, machine.
 
 @contextmanager
 def _ended_from_outside() -> Iterator[None]:
-    """An interruption ends with one line; a reader that is gone has read enough."""
+    """An interruption ends with one line, and so does a full disk; a reader that is gone has read enough."""
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("neula: interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:
+    except OSError as error:
         # Python would try once more to write what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(BROKEN_PIPE) from None
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(BROKEN_PIPE) from None
+        print(f"neula: error: the standard output cannot be written: {error.strerror}", file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
 
 
 class Program(TyperGroup):

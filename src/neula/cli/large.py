@@ -52,7 +52,7 @@ def rows_of(argument: str, stream: bool = False, memory: str | None = None) -> S
     """
     limit = available() if memory is None else size_of(memory)
     path, key = split_key(argument)
-    if path.suffix.lower() not in IN_BLOCKS:
+    if path.suffix.lower() not in IN_BLOCKS or path.is_fifo():
         if stream:
             raise FileError(f"{argument}: cannot be read in blocks; {', '.join(IN_BLOCKS)} files can be")
         return None

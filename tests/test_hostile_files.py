@@ -1,0 +1,182 @@
+"""Files that are nearly right, or made to do harm: each ends soon, with a message."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from neula.cli import app
+from neula.io import paths
+from neula.io.files import FileError, read_matrix
+
+h5py = pytest.importorskip("h5py")
+
+A = np.arange(12.0).reshape(4, 3) ** 2
+
+
+def matlab(path: Path, data: np.ndarray, kind: str, **attributes: int) -> Path:
+    """A file of version 7.3, which is HDF5 behind 512 bytes."""
+    with h5py.File(path, "w", userblock_size=512) as file:
+        item = file.create_dataset("x", data=data)
+        item.attrs["MATLAB_class"] = np.bytes_(kind)
+        item.attrs.update(attributes)
+    with path.open("r+b") as stream:
+        stream.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM")
+    return path
+
+
+def test_matrices_of_matlab_are_read(tmp_path: Path) -> None:
+    np.testing.assert_array_equal(read_matrix(matlab(tmp_path / "a.mat", A.T, "double")), A)
+    empty = matlab(tmp_path / "e.mat", np.array([0, 3], np.uint64), "double", MATLAB_empty=1)
+    assert read_matrix(empty).shape == (0, 3)
+
+
+@pytest.mark.parametrize("kind", ["char", "cell", "struct", "function_handle", "string"])
+def test_what_matlab_stores_beside_numbers_is_refused(kind: str, tmp_path: Path) -> None:
+    path = matlab(tmp_path / "a.mat", np.array([[72], [105]], np.uint16), kind)
+    with pytest.raises(FileError, match=f"of class {kind}, not numbers"):
+        read_matrix(path)
+
+
+def _elsewhere(file: h5py.File, folder: Path) -> None:
+    (folder / "secret").write_bytes(A.tobytes())
+    file.create_dataset("x", shape=A.shape, dtype="f8", external=[(str(folder / "secret"), 0, A.nbytes)])
+
+
+def _virtual(file: h5py.File, folder: Path) -> None:
+    with h5py.File(folder / "secret.h5", "w") as other:
+        other["x"] = A
+    layout = h5py.VirtualLayout(shape=A.shape, dtype="f8")
+    layout[:] = h5py.VirtualSource(str(folder / "secret.h5"), "x", shape=A.shape)
+    file.create_virtual_dataset("x", layout)
+
+
+def _linked(file: h5py.File, folder: Path) -> None:
+    with h5py.File(folder / "secret.h5", "w") as other:
+        other["x"] = A
+    file["x"] = h5py.ExternalLink(str(folder / "secret.h5"), "x")
+
+
+@pytest.mark.parametrize("make", [_elsewhere, _virtual, _linked])
+@pytest.mark.parametrize("extension", [".h5", ".mat"])
+def test_other_files_of_the_machine_are_not_read(
+    make: Callable[[h5py.File, Path], None], extension: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"a{extension}"
+    with h5py.File(path, "w", userblock_size=512 if extension == ".mat" else 0) as file:
+        make(file, tmp_path)
+    if extension == ".mat":
+        with path.open("r+b") as stream:
+            stream.write(b"MATLAB 7.3 MAT-file".ljust(124) + b"\x00\x02IM")
+    with pytest.raises(FileError, match=r"other files|no array"):
+        read_matrix(path, key="x")
+    found = CliRunner().invoke(app.app, ["lstsq", f"{path}:x", f"{path}:x", "--memory", "1"])
+    assert found.exit_code == 2
+
+
+def test_sizes_that_the_file_does_not_hold(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(10**9, 10**6), dtype="f8", chunks=(1000, 1000))
+    with pytest.raises(FileError, match="GiB"):
+        read_matrix(tmp_path / "a.h5")
+    (tmp_path / "a.mtx").write_text(
+        "%%MatrixMarket matrix coordinate real general\n900000000 900000 1\n1 1 1\n"
+    )
+    with pytest.raises(FileError, match="GiB"):
+        read_matrix(tmp_path / "a.mtx")
+
+
+@pytest.mark.parametrize("head", [b"%%MatrixMarket matrix array real general\n2 2\n", b""])
+@pytest.mark.parametrize("extension", [".mtx.gz", ".csv.gz"])
+def test_compressed_zeros(head: bytes, extension: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{extension}"
+    with gzip.open(path, "wb", compresslevel=1) as stream:
+        stream.write(head)
+        for _ in range(8):
+            stream.write(bytes(1 << 20))
+    with pytest.raises(FileError, match=r"longer than its header says|as its extension says"):
+        read_matrix(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow writer is waited for, one that does not come is not."""
+    pipe, matrix = tmp_path / "pipe.npy", tmp_path / "A.npy"
+    os.mkfifo(pipe)
+    np.save(matrix, A)
+    np.save(tmp_path / "b.npy", A @ [1.0, 2.0, 3.0])
+    with pytest.raises(FileError, match="is a pipe or a device"):
+        read_matrix(pipe)
+    monkeypatch.setattr(paths, "PATIENCE", 0.2)
+    command = ["lstsq", str(pipe), str(tmp_path / "b.npy"), "-o", "-"]
+    missed = CliRunner().invoke(app.app, command)
+    assert missed.exit_code == 2
+    assert "nobody has written to" in missed.stderr
+
+    def write() -> None:
+        with pipe.open("wb") as stream:
+            time.sleep(0.5)
+            stream.write(matrix.read_bytes())
+
+    monkeypatch.setattr(paths, "PATIENCE", 60)
+    writer = threading.Thread(target=write)
+    writer.start()
+    found = CliRunner().invoke(app.app, command)
+    writer.join()
+    assert found.exit_code == 0, found.output
+    assert np.allclose(np.loadtxt(found.stdout.splitlines()), [1, 2, 3])
+
+
+def test_blocks_that_are_asked_for(tmp_path: Path) -> None:
+    np.save(tmp_path / "b.npy", A @ [1.0, 2.0, 3.0])
+    np.save(tmp_path / "A.npy", A)
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        file["x"] = A
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame(A, columns=list("uvw")).to_parquet(tmp_path / "A.parquet")
+    for name in ("A.npy", "A.h5", "A.h5:x", "A.parquet", "A.parquet:u,v,w"):
+        for options in (["--stream"], ["--memory", "100"], ["--memory", "0.05 K"]):
+            found = CliRunner().invoke(
+                app.app, ["lstsq", str(tmp_path / name), str(tmp_path / "b.npy"), *options]
+            )
+            assert "block by block" in found.stderr, found.stderr
+            assert np.allclose(np.loadtxt(found.stdout.splitlines()), [1, 2, 3])
+        whole = CliRunner().invoke(app.app, ["svd", str(tmp_path / name), "--rank", "1", "--memory", "1G"])
+        assert "block by block" not in whole.stderr
+    for options in (["--memory", "8 apples"], ["--stream", "--intercept"]):
+        refused = CliRunner().invoke(
+            app.app, ["lstsq", str(tmp_path / "A.npy"), str(tmp_path / "b.npy"), *options]
+        )
+        assert refused.exit_code == 2
+    np.savetxt(tmp_path / "A.csv", A, delimiter=",")
+    refused = CliRunner().invoke(
+        app.app, ["lstsq", str(tmp_path / "A.csv"), str(tmp_path / "b.npy"), "--stream"]
+    )
+    assert "cannot be read in blocks" in refused.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize(
+    "arguments", [("lstsq", "A.npy", "b.npy"), ("lstsq", "A.npy", "b.npy", "--json"), ("--version",)]
+)
+def test_a_full_disk_is_no_defect(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    np.save(tmp_path / "A.npy", A)
+    np.save(tmp_path / "b.npy", A @ [1.0, 2.0, 3.0])
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "neula", *arguments]
+        found = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False
+        )
+    assert found.returncode == 2
+    assert "cannot be written: No space left on device" in found.stderr
+    assert "Traceback" not in found.stderr
