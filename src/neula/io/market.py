@@ -47,7 +47,7 @@ def read_market(file: InputFile, tell: Message) -> np.ndarray:
         return _read_plain(file.name, plain, tell)
 
 
-def _copy(name: str, given: IO[bytes], copy: IO[bytes]) -> None:
+def _copy(name: str, given: IO[bytes] | gzip.GzipFile, copy: IO[bytes]) -> None:
     """Copy a file as far as its header allows: a few compressed megabytes may hold gigabytes of anything."""
     head = given.read(HEADER)
     copy.write(head)
