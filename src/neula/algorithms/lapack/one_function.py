@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import blas
 
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.differentiate import NEGLIGIBLE, QUOTIENTS, STEPS
+from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, NEGLIGIBLE, QUOTIENTS, STEPS
 from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
@@ -86,7 +86,7 @@ class OneFunction:
 
     @property
     def noise(self) -> float:
-        """Relative error of the columns of the Jacobian."""
+        """Relative error of the columns of the Jacobian, from below."""
         return EPS if self._derivatives is not None else EPS ** (1 - STEPS[self.scheme])
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
@@ -155,6 +155,22 @@ class OneFunction:
         rows, weights = (weight.numpy() for weight in self._loss.weights(given))
         return f * weights, slopes * rows, float(self._loss.size(given))
 
+    def errors(self, x: np.ndarray, norms: np.ndarray, size: float) -> tuple[np.ndarray, np.ndarray]:
+        """Errors of the columns of the weighted Jacobian, with these norms, and of their products with the
+        weighted residuals, relative to the norms: of differences by how much half the step changes them.
+        """
+        least = np.full(len(x), self.noise)
+        if self._derivatives is not None:
+            return least, least * size
+        f = self.residuals(x)
+        change = self._by_differences(x, f, HALF) - self.slopes(x)
+        if self._loss is not None:
+            rows, weights = (weight.numpy() for weight in self._loss.weights(torch.from_numpy(f)))
+            f, change = f * weights, change * rows
+        columns = np.maximum(MEASURED * np.sqrt(np.einsum("nm,nm->n", change, change)) / norms, least)
+        products = MEASURED * np.abs(change @ f) / norms + columns * (size / len(f) ** 0.5)
+        return columns, np.maximum(products, least * size)
+
     def _value(self, x: np.ndarray) -> np.ndarray:
         """What the function returns for an x that it may keep."""
         if self._lower is not None and not ((x >= self._lower) & (x <= self._upper)).all():
@@ -175,10 +191,10 @@ class OneFunction:
             raise Unusual
         return found.T.copy()
 
-    def _by_differences(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
+    def _by_differences(self, x: np.ndarray, f: np.ndarray, part: float = 1.0) -> np.ndarray:
         far, weights = _FAR[self.scheme]
         values = x.tolist()
-        steps = self._steps(values)
+        steps = self._steps(values, part)
         changes = np.empty((len(far), len(values), len(f)))
         for times, part in zip(far, changes, strict=True):
             for j, step in enumerate(steps):
@@ -191,9 +207,9 @@ class OneFunction:
             found /= np.array(steps)[:, None]
         return found
 
-    def _steps(self, x: list[float]) -> list[float]:
+    def _steps(self, x: list[float], part: float) -> list[float]:
         """As of :class:`~neula.algorithms.nonlinear.differentiate.Differences`, in numbers of Python."""
-        part, steps, known = EPS ** STEPS[self.scheme], [], self._typical or [0.0] * len(x)
+        part, steps, known = part * EPS ** STEPS[self.scheme], [], self._typical or [0.0] * len(x)
         for j, value in enumerate(x):
             size = abs(value)
             known[j] = typical = max(size, known[j])

@@ -190,12 +190,15 @@ class Differences:
         Of the size of x, broadcast with it; by default what balances rounding errors and curvature.
     eps : float
         Relative rounding errors of the function, where they are larger than those of x.
+    part : float
+        Factor of the steps.
     """
 
     scheme: str
     bounds: Bounds
     relative_step: torch.Tensor | None = None
     eps: float = 0.0
+    part: float = 1.0
 
     def __call__(
         self, function: Function, x: torch.Tensor, f: torch.Tensor, typical: torch.Tensor, out: torch.Tensor
@@ -255,11 +258,12 @@ class Differences:
 
     def steps(self, x: torch.Tensor, typical: torch.Tensor) -> torch.Tensor:
         """Their lengths, away from zero: relative to x, unless x has fallen to nearly nothing."""
-        part, size = max(torch.finfo(x.dtype).eps, self.eps) ** STEPS[self.scheme], x.abs()
+        part = self.part * max(torch.finfo(x.dtype).eps, self.eps) ** STEPS[self.scheme]
+        size = x.abs()
         size = torch.where(size > NEGLIGIBLE * typical, size, typical)
         usual = torch.copysign(part * torch.where(size > 0, size, 1.0), x)
         if self.relative_step is not None:
-            named = torch.copysign(self.relative_step * x, x)
+            named = torch.copysign(self.part * self.relative_step * x, x)
             usual = torch.where(x + named == x, usual, named)
         return (x + usual) - x  # what is a difference of floating-point numbers
 
@@ -281,8 +285,21 @@ NEGLIGIBLE = 1e-5
 
 
 def noise(scheme: str, eps: float) -> float:
-    """Relative error of columns that are found by differences of functions with rounding errors of eps."""
+    """Relative error of columns that are found by differences of functions with rounding errors of eps, where
+    steps are short compared with what the function does.
+    """
     return eps if scheme == "cs" else eps ** (1 - STEPS[scheme])
+
+
+HALF = 0.5
+"""Factor of the steps with which differences are taken again, to measure their error."""
+
+MEASURED = 2.0
+"""Times the change of a column with half the step bounds its error: truncation of 2-point differences falls to
+half, of all others to a quarter or less, and rounding errors are twice as large in the second column."""
+
+UNKNOWN = 0.5
+"""Relative error of a column beyond which nothing is known of it."""
 
 
 def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

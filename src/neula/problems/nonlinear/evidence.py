@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.nonlinear.damped import norm
+from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.gauss_newton import newton_steps
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
 
 SLOWEST = 0.99
 """Rate of Gauss-Newton steps beyond which nothing is known of where they lead."""
+
+MARGIN = 10.0
+"""Times the errors of the columns: singular values above them are not what errors make of zero."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,14 @@ class Evidence:
     forward_error: torch.Tensor
 
 
-def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noise: float) -> Evidence:
+def evidence_of(
+    at: Iterates,
+    bounds: Bounds,
+    rate: torch.Tensor,
+    rows: int,
+    errors: torch.Tensor,
+    products: torch.Tensor,
+) -> Evidence:
     """Measure it, from the factor of the Jacobian at x.
 
     Parameters
@@ -56,18 +67,22 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noi
         By what Gauss-Newton steps shrank.
     rows : int
         Residuals of a problem.
-    noise : float
-        Relative error of the columns of the Jacobian.
+    errors : Tensor, shape (batch, n)
+        Relative errors of the columns of the Jacobian.
+    products : Tensor, shape (batch, n)
+        Errors of what columns, with norm 1, and the residuals make.
     """
     near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
     held = bounds.held(x, -near.gradient)
     r, c = without(near.r, near.c, held)
-    idle = _without_influence(at, u * max(rows, 1)) & ~held
+    known = errors <= UNKNOWN
+    idle = (_without_influence(at, u * max(rows, 1)) | ~known) & ~held
+    noise = norm(errors.masked_fill(held | idle, 0.0), dim=1)
     norms = torch.where(held | (near.norms == 0), 1.0, near.norms)
     b = (r / norms[:, None, :]).masked_fill(idle[:, None, :], 0.0)
     left, values, _ = torch.linalg.svd(torch.nan_to_num(b))
     largest, smallest = values.amax(1), values.amin(1)
-    relative = max(rows, n) * u + 10 * n**0.5 * noise
+    relative = (max(rows, n) * u + MARGIN * noise)[:, None]
     counted = values > relative * largest[:, None]
     full = counted.all(1) & ~idle.any(1) & ((~held).sum(1) <= rows)
     condition = torch.where(full, largest / smallest, torch.inf)
@@ -79,25 +94,26 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, noi
     stationarity = torch.where(removable > 0, removable / data, 0.0)
     length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
     # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
+    tilt = norm(products.masked_fill(held | idle, 0.0), dim=1)
     rounding = u * condition * (near.size + size) / size
-    rounding = rounding + noise * n**0.5 * condition.square() * near.size / size
-    forward = length / (1 - rate.clamp(max=SLOWEST)) + rounding
+    rounding = rounding + tilt * condition.square() / size
+    forward = (length + rounding) / (1 - rate.clamp(max=SLOWEST))
     # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.
     forward = torch.where(far > 0, forward, ((near.size > 0) & ~held.all(1)).double())
     return Evidence(
         rank=(counted.sum(1) - held.sum(1)).clamp(min=0),
         full=full,
-        determined=full if bounds.none else _of_full_rank(near.r, relative) & (n <= rows),
+        determined=full if bounds.none else _of_full_rank(near.r, relative) & known.all(1) & (n <= rows),
         condition=condition,
         stationarity=stationarity,
         forward_error=torch.where(full, forward, torch.inf),
     )
 
 
-def _of_full_rank(r: torch.Tensor, relative: float) -> torch.Tensor:
+def _of_full_rank(r: torch.Tensor, relative: torch.Tensor) -> torch.Tensor:
     norms = norm(r, dim=1, keepdim=True)
     values = torch.linalg.svdvals(torch.nan_to_num(r / torch.where(norms > 0, norms, 1.0)))
-    return values.amin(1) > relative * values.amax(1)
+    return values.amin(1) > relative[:, 0] * values.amax(1)
 
 
 def _without_influence(at: Iterates, u: float) -> torch.Tensor:

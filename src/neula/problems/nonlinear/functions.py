@@ -175,9 +175,13 @@ class Jacobian:
 
     @property
     def noise(self) -> float:
-        """Relative error of its columns."""
-        known = self.given is not None or self.mode not in SCHEMES
-        return self.eps if known else differentiate.noise(self.mode, self.eps)
+        """Relative error of its columns, from below."""
+        return differentiate.noise(self.mode, self.eps) if self.approximate else self.eps
+
+    @property
+    def approximate(self) -> bool:
+        """Whether it is found by differences."""
+        return self.given is None and self.mode in SCHEMES
 
     @property
     def eps(self) -> float:
@@ -192,13 +196,22 @@ class Jacobian:
         return found
 
     def write(
-        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor
+        self,
+        x: torch.Tensor,
+        which: torch.Tensor,
+        item: Any,
+        f: torch.Tensor,
+        out: torch.Tensor,
+        part: float = 1.0,
     ) -> None:
-        """Write it to ``out``, shape (P, m, n), at x where the residuals are f."""
+        """Write it to ``out``, shape (P, m, n), at x where the residuals are f.
+
+        Differences take so large a part of their steps.
+        """
         if self.given is not None:
             out.copy_(self._checked(self.given(x, which, item), out))
         elif self.mode in SCHEMES:
-            self._by_differences(x, which, item, f, out)
+            self._by_differences(x, which, item, f, out, part)
         else:
             self._by_derivatives(lambda point: self.call(point, which, item), x, out)
 
@@ -211,13 +224,19 @@ class Jacobian:
         return found
 
     def _by_differences(
-        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor
+        self,
+        x: torch.Tensor,
+        which: torch.Tensor,
+        item: Any,
+        f: torch.Tensor,
+        out: torch.Tensor,
+        part: float,
     ) -> None:
         whole, step = self.differences, self.differences.relative_step
         typical = torch.maximum(picked(self.typical, which), x.abs())
         self.typical = placed(self.typical, which, typical)
         step = None if step is None else picked(step, which)
-        here = Differences(self.mode, whole.bounds.at(which), step, self.eps)
+        here = Differences(self.mode, whole.bounds.at(which), step, self.eps, part)
         here(lambda point: self.call(point, which, item), x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:

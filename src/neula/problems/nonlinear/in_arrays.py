@@ -16,12 +16,13 @@ from scipy.linalg import lapack
 from neula.algorithms.lapack.gauss_newton import TINY, Near, minimized, polished
 from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual, Vectors
 from neula.algorithms.lapack.refinement import length
+from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
-from neula.problems.nonlinear.evidence import SLOWEST
+from neula.problems.nonlinear.evidence import MARGIN, SLOWEST
 from neula.problems.nonlinear.fit import MESSAGES
 from neula.problems.nonlinear.problem import are_open, usual_tolerance
 
@@ -153,11 +154,13 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
     """What :func:`~neula.problems.nonlinear.evidence.evidence_of` measures; None unless J is of full rank."""
     n, m = near.slopes.shape
-    u, noise, norms = EPS, function.noise, near.norms
+    u, norms = EPS, near.norms
+    errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):
         silent = (norms <= u * m * function.peaks) & (norms * np.abs(near.x) <= u * m * near.size)
         values = lapack.dgesdd(r / norms, compute_uv=0)[1]
-        if silent.any() or not values[-1] > (m * u + 10 * n**0.5 * noise) * values[0]:
+        unknown = silent.any() or not (errors <= UNKNOWN).all()
+        if unknown or not values[-1] > (m * u + MARGIN * length(errors)) * values[0]:
             return None
         condition, size = float(values[0] / values[-1]), float(values[0]) * near.far
         data = max(near.size, length(r @ near.x))
@@ -165,8 +168,8 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     forward = float(near.size > 0)
     if size > 0:
         rounding = u * condition * (near.size + size) / size
-        rounding += noise * n**0.5 * condition * condition * near.size / size
-        forward = near.relative / (1 - min(rate, SLOWEST)) + rounding
+        rounding += length(products) * condition * condition / size
+        forward = (near.relative + rounding) / (1 - min(rate, SLOWEST))
     return {
         "stationarity": removable / data if removable > 0 else 0.0,
         "condition": condition,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from neula.algorithms.nonlinear.damped import norm, triangle
+from neula.algorithms.nonlinear.differentiate import HALF, MEASURED
 from neula.algorithms.nonlinear.levenberg_marquardt import Linearization
 from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
@@ -112,14 +113,38 @@ class Residuals:
         # A copy: a function may write into the same memory each time.
         return found.to(self.engine.device, torch.float64, copy=True)
 
+    def errors(self, x: torch.Tensor, near: Linearization) -> tuple[torch.Tensor, torch.Tensor]:
+        """Errors of the columns of the Jacobian, and of their products with the residuals, relative to the
+        norms of the columns, shapes (P, n); at the points where it was found last.
+
+        Of differences: truncation and rounding errors together, by how much shorter steps change them.
+        """
+        least = torch.full_like(near.norms, self.jacobian.noise)
+        if not self.jacobian.approximate:
+            return least, least * near.size[:, None]
+        everyone, square = torch.arange(len(x), device=x.device), torch.zeros_like(least)
+        slope = square.clone()
+        for item in (None,) if self.blocks is None else self.blocks:
+            f = self._residuals(x, everyone, item) if self.fun is None else self.fun
+            j = self._scaled_jacobian(x, everyone, item, f) if self.jac is None else self.jac
+            change = self._scaled_jacobian(x, everyone, item, f, HALF) - j
+            square += change.square().sum(1)
+            slope += (change * (f * self.loss.weights(f)[1])[..., None]).sum(1)
+        columns = _bounded(MEASURED * square.sqrt() / near.norms, least)
+        # Rounding errors are nearly orthogonal to the residuals, truncation errors may not be.
+        products = (
+            MEASURED * slope.abs() / near.norms + columns * (near.size / max(self.rows, 1) ** 0.5)[:, None]
+        )
+        return columns, _bounded(products, least * near.size[:, None])
+
     def _scaled_jacobian(
-        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor
+        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, part: float = 1.0
     ) -> torch.Tensor:
         """Column-major: derivatives come by columns, and so do factorizations go."""
         count, n = x.shape
         j = torch.empty(count, n, f.shape[1], dtype=torch.float64, device=self.engine.device).mT
         with torch.no_grad():
-            self.jacobian.write(x, which, item, f.to(x.device, x.dtype), j)
+            self.jacobian.write(x, which, item, f.to(x.device, x.dtype), j, part)
         if self.loss.rho is not None:
             j *= self.loss.weights(f)[0][..., None]
         return j
@@ -139,3 +164,8 @@ class Residuals:
         if self.rows and rows != self.rows:
             raise ValueError(f"fun returned {self.rows} residuals before, and now {rows}")
         self.rows = rows
+
+
+def _bounded(errors: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
+    """Errors that are measured; Inf where they cannot be."""
+    return torch.maximum(least, torch.nan_to_num(errors, torch.inf))
