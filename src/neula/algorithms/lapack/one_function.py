@@ -102,7 +102,7 @@ class OneFunction:
         if place != self._at:
             # Copies: a function may keep what it is given, and write into the same memory each time.
             f = self._value(x.copy()).copy()
-            if not blas.dnrm2(f) <= MODERATE:
+            if not (len(f) and blas.dnrm2(f) <= MODERATE):
                 raise Unusual
             self._f, self._at = f, place
             self.nfev += 1

@@ -310,4 +310,9 @@ def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _by_imaginary_steps(function: Function, x: torch.Tensor, h: torch.Tensor, out: torch.Tensor) -> None:
     point, steps = x.to(torch.promote_types(x.dtype, torch.complex64)), (1j * h).split(1, 1)
     for j, place in enumerate(_places(x)):
-        out[:, :, j] = function(point.index_add(1, place, steps[j])).imag / h[:, j, None]
+        f = function(point.index_add(1, place, steps[j]))
+        if f.numel() and not f.is_complex():
+            raise TypeError(
+                "fun(x) returned real numbers for a complex x, and jac='cs' needs imaginary parts: pass jac='3-point'"
+            )
+        out[:, :, j] = f.imag / h[:, j, None] if f.numel() else 0.0

@@ -13,7 +13,7 @@ from neula.algorithms.nonlinear import differentiate
 from neula.algorithms.nonlinear.differentiate import STEPS, Differences, Function
 from neula.algorithms.nonlinear.some import picked, placed
 from neula.errors import check_name
-from neula.pipeline.inputs import FLOATS, take
+from neula.pipeline.inputs import FLOATS, has_tangent, take
 from neula.pipeline.memory import is_shortage
 
 MODES = ("forward", "reverse")
@@ -79,6 +79,28 @@ def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
     return take(
         np.asarray(out, dtype=np.float64) if isinstance(out, (list, tuple, float, int)) else out, name
     ).tensor
+
+
+def refuse_dependence(out: Any, name: str) -> None:
+    """A gradient that nobody computes must not be lost: of an argument, or what a function of the caller uses.
+
+    Raises
+    ------
+    ValueError
+        If ``out`` requires a gradient, has a tangent, or is a batch of ``torch.vmap``.
+    """
+    if not isinstance(out, torch.Tensor):
+        return
+    if torch._C._functorch.is_batchedtensor(out):
+        raise ValueError(
+            f"{name} depends on a tensor that torch.vmap maps over, and fits have no rule for it: fit all "
+            "problems in one call, with leading dimensions of x0 or ydata"
+        )
+    if has_tangent(out) or (out.requires_grad and torch.is_grad_enabled()):
+        raise ValueError(
+            f"{name} depends on a tensor that requires a gradient or has a tangent, and fits have no "
+            "derivatives for it: use its detach() there, or call within torch.no_grad()"
+        )
 
 
 def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call:

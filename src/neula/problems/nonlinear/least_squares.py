@@ -12,11 +12,10 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import refuse_gradient
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.fit import run_fit
-from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, residuals
+from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
 from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
@@ -221,6 +220,6 @@ def with_arguments(function: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
 
 def begin(arrays: Mapping[str, Any], others: Iterable[Any], engine: str | Engine, strict: bool) -> Call:
     """Take the arrays and choose the engine; gradients would be lost in a fit, and are refused."""
-    for other in others:
-        refuse_gradient(other, "an argument of fun")
+    for name, array in (*arrays.items(), *(("an argument of fun", other) for other in others)):
+        refuse_dependence(array, name)
     return Call.begin(arrays, engine=engine, strict=strict)

@@ -14,7 +14,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss, Rho
 from neula.errors import check_name, number, whole_number
 from neula.pipeline.inputs import take
-from neula.problems.nonlinear.functions import tensor_of
+from neula.problems.nonlinear.functions import refuse_dependence, tensor_of
 
 METHODS = ("trf", "dogbox", "lm")
 
@@ -203,6 +203,8 @@ def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
     def rho(z: torch.Tensor) -> Rho:
         """The caller's, for one row of residuals at a time."""
         rows = [tensor_of(loss(wrap(row)), "loss").to(device, torch.float64) for row in z]
+        for row in rows:
+            refuse_dependence(row, "loss")
         if any(found.shape != (3, z.shape[1]) for found in rows):
             raise ValueError(
                 f"the return value of loss has wrong shape: expected {(3, z.shape[1])}, got "

@@ -14,7 +14,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import Linearization
 from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
-from neula.problems.nonlinear.functions import Call, Jacobian
+from neula.problems.nonlinear.functions import Call, Jacobian, refuse_dependence
 from neula.problems.orthogonal.triangle import certified_triangle
 
 REFLECTED = 1e7
@@ -107,8 +107,11 @@ class Residuals:
         return whole
 
     def _residuals(self, x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
-        with torch.no_grad():
-            found = self.call(x, which, item).detach()
+        # The first time as autograd sees it.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.rows):
+            found = self.call(x, which, item)
+            refuse_dependence(found, "fun")
+        found = found.detach()
         self.jacobian.values = found.dtype
         # A copy: a function may write into the same memory each time.
         return found.to(self.engine.device, torch.float64, copy=True)
