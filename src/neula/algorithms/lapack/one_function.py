@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import blas
 
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, NEGLIGIBLE, QUOTIENTS, STEPS
+from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, STEPS
 from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
@@ -170,6 +170,19 @@ class OneFunction:
         columns = np.maximum(MEASURED * np.sqrt(np.einsum("nm,nm->n", change, change)) / norms, least)
         products = MEASURED * np.abs(change @ f) / norms + columns * (size / len(f) ** 0.5)
         return columns, np.maximum(products, least * size)
+
+    def unexplained(self, x: np.ndarray) -> float:
+        """Length of what changes residuals, other than the Jacobian, where x changes by nearly nothing."""
+        f, slopes, worst = self.residuals(x), self.slopes(x), 0.0
+        signed = np.where(np.arange(len(x)) % 2, -x, x)
+        for probe in PROBES:
+            point = x + probe * EPS * signed
+            expected = (point - x) @ slopes
+            left = length(self._value(point) - f - expected)
+            worst = max(worst, left)
+            if not 2 * left > length(expected):
+                break
+        return worst
 
     def _value(self, x: np.ndarray) -> np.ndarray:
         """What the function returns for an x that it may keep."""

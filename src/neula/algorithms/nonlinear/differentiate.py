@@ -295,11 +295,15 @@ HALF = 0.5
 """Factor of the steps with which differences are taken again, to measure their error."""
 
 MEASURED = 2.0
-"""Times the change of a column with half the step bounds its error: truncation of 2-point differences falls to
-half, of all others to a quarter or less, and rounding errors are twice as large in the second column."""
+"""Times the change of a column with half the step bounds its error: truncation of 2-point differences falls
+to half, of all others to a quarter or less, and rounding errors are twice as large in the second column."""
 
 UNKNOWN = 0.5
 """Relative error of a column beyond which nothing is known of it."""
+
+PROBES = tuple(2.0 ** (4 * k) for k in range(1, 8))
+"""Relative changes of x, in units of the rounding errors, one after the other until residuals change as their
+Jacobian says: what is left are their rounding errors, which hide smaller changes."""
 
 
 def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -313,6 +317,7 @@ def _by_imaginary_steps(function: Function, x: torch.Tensor, h: torch.Tensor, ou
         f = function(point.index_add(1, place, steps[j]))
         if f.numel() and not f.is_complex():
             raise TypeError(
-                "fun(x) returned real numbers for a complex x, and jac='cs' needs imaginary parts: pass jac='3-point'"
+                "fun(x) returned real numbers for a complex x, and jac='cs' needs imaginary parts: pass "
+                "jac='3-point'"
             )
         out[:, :, j] = f.imag / h[:, j, None] if f.numel() else 0.0

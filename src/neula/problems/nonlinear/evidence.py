@@ -49,14 +49,26 @@ class Evidence:
     forward_error: torch.Tensor
 
 
-def evidence_of(
-    at: Iterates,
-    bounds: Bounds,
-    rate: torch.Tensor,
-    rows: int,
-    errors: torch.Tensor,
-    products: torch.Tensor,
-) -> Evidence:
+@dataclass(frozen=True)
+class Errors:
+    """Errors of what a fit has measured at x, of each problem of a batch.
+
+    Attributes
+    ----------
+    residuals : Tensor, shape (batch,)
+        Length of their rounding errors, as far as it is known.
+    columns : Tensor, shape (batch, n)
+        Of the Jacobian's columns, relative to their norms.
+    products : Tensor, shape (batch, n)
+        Of the scalar products of these columns, with norm 1, and the residuals.
+    """
+
+    residuals: torch.Tensor
+    columns: torch.Tensor
+    products: torch.Tensor
+
+
+def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, errors: Errors) -> Evidence:
     """Measure it, from the factor of the Jacobian at x.
 
     Parameters
@@ -67,17 +79,14 @@ def evidence_of(
         By what Gauss-Newton steps shrank.
     rows : int
         Residuals of a problem.
-    errors : Tensor, shape (batch, n)
-        Relative errors of the columns of the Jacobian.
-    products : Tensor, shape (batch, n)
-        Errors of what columns, with norm 1, and the residuals make.
+    errors : Errors
     """
     near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
     held = bounds.held(x, -near.gradient)
     r, c = without(near.r, near.c, held)
-    known = errors <= UNKNOWN
+    known = errors.columns <= UNKNOWN
     idle = (_without_influence(at, u * max(rows, 1)) | ~known) & ~held
-    noise = norm(errors.masked_fill(held | idle, 0.0), dim=1)
+    noise = norm(errors.columns.masked_fill(held | idle, 0.0), dim=1)
     norms = torch.where(held | (near.norms == 0), 1.0, near.norms)
     b = (r / norms[:, None, :]).masked_fill(idle[:, None, :], 0.0)
     left, values, _ = torch.linalg.svd(torch.nan_to_num(b))
@@ -94,8 +103,8 @@ def evidence_of(
     stationarity = torch.where(removable > 0, removable / data, 0.0)
     length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
     # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
-    tilt = norm(products.masked_fill(held | idle, 0.0), dim=1)
-    rounding = u * condition * (near.size + size) / size
+    tilt = norm(errors.products.masked_fill(held | idle, 0.0), dim=1)
+    rounding = torch.maximum(u * (near.size + size), errors.residuals) * condition / size
     rounding = rounding + tilt * condition.square() / size
     forward = (length + rounding) / (1 - rate.clamp(max=SLOWEST))
     # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.

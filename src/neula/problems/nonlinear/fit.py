@@ -125,7 +125,7 @@ def run_fit(
         rate = _refine(problem, at, start, which, rescale=rescale)
     if verbose:
         _print_end(at, cost)
-    found = evidence_of(at, start.bounds, rate, problem.rows, *problem.errors(at.x, at.near))
+    found = evidence_of(at, start.bounds, rate, problem.rows, problem.errors(at, start.bounds))
     tolerance = tolerances.stationarity
     good = (
         (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)

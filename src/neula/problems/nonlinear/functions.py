@@ -82,7 +82,7 @@ def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
 
 
 def refuse_dependence(out: Any, name: str) -> None:
-    """A gradient that nobody computes must not be lost: of an argument, or what a function of the caller uses.
+    """A gradient that nobody computes must not be lost, of an argument or of what a function uses.
 
     Raises
     ------

@@ -98,12 +98,12 @@ def fit_in_arrays(
                 return None
         if lower is not None and not ((near.x > lower) & (near.x < upper)).all():
             return None
+        r = near.r.copy()
+        for j in range(n):
+            r[j + 1 :, j] = 0.0
+        found = _evidence(near, r, rate, function)
     except Unusual:
         return None
-    r = near.r.copy()
-    for j in range(n):
-        r[j + 1 :, j] = 0.0
-    found = _evidence(near, r, rate, function)
     tolerance = tolerances.stationarity
     if found is None or not (found["stationarity"] <= tolerance and found["forward_error"] <= SURE):
         return None
@@ -153,8 +153,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
     """What :func:`~neula.problems.nonlinear.evidence.evidence_of` measures; None unless J is of full rank."""
-    n, m = near.slopes.shape
-    u, norms = EPS, near.norms
+    m, u, norms = near.slopes.shape[1], EPS, near.norms
     errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):
         silent = (norms <= u * m * function.peaks) & (norms * np.abs(near.x) <= u * m * near.size)
@@ -167,7 +166,7 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     removable = length(near.c)
     forward = float(near.size > 0)
     if size > 0:
-        rounding = u * condition * (near.size + size) / size
+        rounding = max(u * (near.size + size), function.unexplained(near.x)) * condition / size
         rounding += length(products) * condition * condition / size
         forward = (near.relative + rounding) / (1 - min(rate, SLOWEST))
     return {

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from neula.algorithms.nonlinear.damped import norm, triangle
-from neula.algorithms.nonlinear.differentiate import HALF, MEASURED
-from neula.algorithms.nonlinear.levenberg_marquardt import Linearization
+from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, PROBES
+from neula.algorithms.nonlinear.feasible import Bounds
+from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Linearization
 from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
+from neula.problems.nonlinear.evidence import Errors
 from neula.problems.nonlinear.functions import Call, Jacobian, refuse_dependence
 from neula.problems.orthogonal.triangle import certified_triangle
 
@@ -116,15 +118,15 @@ class Residuals:
         # A copy: a function may write into the same memory each time.
         return found.to(self.engine.device, torch.float64, copy=True)
 
-    def errors(self, x: torch.Tensor, near: Linearization) -> tuple[torch.Tensor, torch.Tensor]:
-        """Errors of the columns of the Jacobian, and of their products with the residuals, relative to the
-        norms of the columns, shapes (P, n); at the points where it was found last.
+    def errors(self, at: Iterates, bounds: Bounds) -> Errors:
+        """Of the residuals and the Jacobian at the points where it was found last.
 
-        Of differences: truncation and rounding errors together, by how much shorter steps change them.
+        Differences: truncation and rounding errors together, by how much shorter steps change them.
         """
+        x, near, left = at.x, at.near, self._unexplained(at, bounds)
         least = torch.full_like(near.norms, self.jacobian.noise)
         if not self.jacobian.approximate:
-            return least, least * near.size[:, None]
+            return Errors(left, least, least * near.size[:, None])
         everyone, square = torch.arange(len(x), device=x.device), torch.zeros_like(least)
         slope = square.clone()
         for item in (None,) if self.blocks is None else self.blocks:
@@ -138,7 +140,25 @@ class Residuals:
         products = (
             MEASURED * slope.abs() / near.norms + columns * (near.size / max(self.rows, 1) ** 0.5)[:, None]
         )
-        return columns, _bounded(products, least * near.size[:, None])
+        return Errors(left, columns, _bounded(products, least * near.size[:, None]))
+
+    def _unexplained(self, at: Iterates, bounds: Bounds) -> torch.Tensor:
+        """Length of what changes residuals, other than the Jacobian, where x changes by nearly nothing."""
+        worst = torch.zeros_like(at.near.size)
+        if self.fun is None or self.jac is None:
+            return worst
+        x, everyone = at.x.double(), torch.arange(len(at.x), device=at.x.device)
+        signed = x * (1 - 2 * (torch.arange(x.shape[1], device=x.device) % 2))
+        rows, weights = self.loss.weights(self.fun)
+        for probe in PROBES:
+            point = bounds.clip(x + probe * at.eps * signed).to(at.x.dtype)
+            slope = (self.jac @ (point - x)[..., None])[..., 0]
+            change = (self._residuals(point, everyone, None) - self.fun) * rows
+            left = norm((change - slope) * (weights / rows).nan_to_num(0.0), dim=1)
+            worst = torch.fmax(worst, left)
+            if not bool((2 * left > norm(slope, dim=1)).any()):
+                break
+        return worst
 
     def _scaled_jacobian(
         self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, part: float = 1.0
