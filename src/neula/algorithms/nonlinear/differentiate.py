@@ -190,7 +190,7 @@ class Differences:
         Of the size of x, broadcast with it; by default what balances rounding errors and curvature.
     eps : float
         Relative rounding errors of the function, where they are larger than those of x.
-    part : float
+    part : Tensor or float
         Factor of the steps.
     """
 
@@ -198,7 +198,7 @@ class Differences:
     bounds: Bounds
     relative_step: torch.Tensor | None = None
     eps: float = 0.0
-    part: float = 1.0
+    part: torch.Tensor | float = 1.0
 
     def __call__(
         self, function: Function, x: torch.Tensor, f: torch.Tensor, typical: torch.Tensor, out: torch.Tensor

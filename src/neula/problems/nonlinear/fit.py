@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.gauss_newton import newton_steps, polish
 from neula.algorithms.nonlinear.levenberg_marquardt import (
     BOTH,
@@ -26,7 +27,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
 from neula.algorithms.nonlinear.some import picked
 from neula.certificates.forward_error import SURE
 from neula.pipeline.progress import Progress, digits_done, stage
-from neula.problems.nonlinear.evidence import Evidence, evidence_of
+from neula.problems.nonlinear.evidence import Errors, Evidence, evidence_of
 from neula.problems.nonlinear.problem import Start, usual_tolerance
 from neula.problems.nonlinear.residuals import Residuals
 
@@ -36,6 +37,9 @@ larger ones each takes as long as all the rest of many a fit."""
 
 MORE_CALLS = 30
 """That the trust region may take for it."""
+
+ROUGH, SHORTER = 1e-4, (2.0**-3, 2.0**-6, 2.0**-9, 2.0**-12)
+"""Relative error of a column from which on shorter steps of differences are tried, and by what factors."""
 
 MESSAGES = {
     STOPPED: "Stopped because `callback` function raised `StopIteration` or returned `True`",
@@ -125,7 +129,12 @@ def run_fit(
         rate = _refine(problem, at, start, which, rescale=rescale)
     if verbose:
         _print_end(at, cost)
-    found = evidence_of(at, start.bounds, rate, problem.rows, problem.errors(at, start.bounds))
+    errors = problem.errors(at, start.bounds)
+    if problem.jacobian.mode == "5-point" and bool((errors.columns[which] > ROUGH).any()):
+        _shorten(problem, at, start.bounds, errors, which)
+        rate = _refine(problem, at, start, which, rescale=rescale)
+        errors = problem.errors(at, start.bounds)
+    found = evidence_of(at, start.bounds, rate, problem.rows, errors)
     tolerance = tolerances.stationarity
     good = (
         (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)
@@ -165,6 +174,27 @@ def _refine(
         at.status = status
         rate[which] = polish(problem, at, start.bounds, which)[which]
     return rate
+
+
+def _shorten(problem: Residuals, at: Iterates, bounds: Bounds, errors: Errors, which: torch.Tensor) -> None:
+    """Take shorter differences by those variables for which usual ones are too long: narrow peaks far from 0."""
+    best, kept = errors.columns, torch.ones_like(errors.columns)
+
+    def linearize(part: torch.Tensor) -> None:
+        problem.jacobian.part, x = part, picked(at.x, which)
+        problem.cost(x, which)
+        at.near = at.near.placed(which, problem.linearize(x, which))
+
+    for part in SHORTER:
+        rough = best > ROUGH
+        if not bool(rough[which].any()):
+            break
+        tried = torch.where(rough, part, kept)
+        linearize(tried)
+        found = problem.errors(at, bounds).columns
+        better = found < best
+        best, kept = torch.where(better, found, best), torch.where(better, tried, kept)
+    linearize(kept)
 
 
 def _check_finite(finite: torch.Tensor, what: str, start: Start) -> None:

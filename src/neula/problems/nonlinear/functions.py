@@ -168,6 +168,8 @@ class Jacobian:
         Largest sizes that variables have had.
     values : torch.dtype
         Of what the function returns: one that computes in float32 is no more accurate for an x in float64.
+    part : Tensor, shape (P, n), or None
+        Factors of the steps of differences.
     ways : tuple of callable
         To derivatives of torch; the first one works.
     """
@@ -179,6 +181,7 @@ class Jacobian:
     default: bool
     typical: torch.Tensor
     values: torch.dtype = torch.float64
+    part: torch.Tensor | None = None
     ways: tuple[Callable[[Function, torch.Tensor, torch.Tensor], None], ...] = ()
 
     @classmethod
@@ -258,7 +261,8 @@ class Jacobian:
         typical = torch.maximum(picked(self.typical, which), x.abs())
         self.typical = placed(self.typical, which, typical)
         step = None if step is None else picked(step, which)
-        here = Differences(self.mode, whole.bounds.at(which), step, self.eps, part)
+        parts = part if self.part is None else part * picked(self.part, which)
+        here = Differences(self.mode, whole.bounds.at(which), step, self.eps, parts)
         here(lambda point: self.call(point, which, item), x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
