@@ -1,7 +1,7 @@
-"""Non-linear fits: the minimum nearby to a hundred digits by Newton's method, and models that no data determine.
+"""Non-linear fits: minima to a hundred digits by Newton's method, and models that no data determine.
 
-Residuals, data and parameters are floating-point numbers, so the sum of squares is an exact function of them. Newton's
-method begins where neula ends; what it comes to is what neula's forward error is about.
+Residuals, data and parameters are floating-point numbers, so the sum of squares is an exact function of them.
+Newton's method begins where neula ends; neula's forward error is the distance to the minimum that it finds.
 """
 
 from __future__ import annotations
@@ -45,12 +45,6 @@ def _gauss(o: Any, t: Any, a: Any, c: Any, w: Any) -> tuple[Any, list[Any]]:
     return a * e, [e, a * e * u / w, a * e * u * u / w]
 
 
-def _lorentz(o: Any, t: Any, a: Any, c: Any, w: Any) -> tuple[Any, list[Any]]:
-    u = (t - c) / w
-    h = 1 / (1 + u * u)
-    return a * h, [h, 2 * a * h * h * u / w, 2 * a * h * h * u * u / w]
-
-
 def _wave(o: Any, t: Any, a: Any, w: Any, f: Any) -> tuple[Any, list[Any]]:
     s, k = o.sin(w * t + f), o.cos(w * t + f)
     return a * s, [s, a * k * t, a * k]
@@ -87,15 +81,10 @@ def _mixture(o: Any, t: Any, a: Any, b: Any, c: Any) -> tuple[Any, list[Any]]:
     return a * x + b * y + c * z, [x + a * 0, y + a * 0, z + a * 0]
 
 
-def _waves(o: Any, t: Any, a: Any, f: Any, b: Any, c: Any) -> tuple[Any, list[Any]]:
-    s, k, s0, k0 = o.sin(t + f), o.cos(t + f), o.sin(t), o.cos(t)
-    return a * s + b * s0 + c * k0, [s, a * k, s0 + a * 0, k0 + a * 0]
-
-
 @dataclass(frozen=True)
 class Model:
-    """``values``: of the model and its derivatives; ``truth``: parameters, those of ``at`` being places on the axis of
-    t; ``rank``: of the derivatives, whatever the parameters are.
+    """A model with its derivatives; usual parameters, of which one may be a place on the axis of t; and the
+    rank of the derivatives, whatever the parameters are.
     """
 
     values: Callable[..., tuple[Any, list[Any]]]
@@ -107,7 +96,6 @@ class Model:
 MODELS = {
     "decay": Model(_decay, (2.5, 1.25, 0.5), 3),
     "gauss": Model(_gauss, (3.0, 0.0, 1.0), 3, 1),
-    "lorentz": Model(_lorentz, (3.0, 0.0, 1.0), 3, 1),
     "wave": Model(_wave, (2.0, 1.5, 0.75), 3),
     "saturation": Model(_saturation, (2.0, 1.5), 2),
     "line": Model(_line, (1.0, 2.0), 2),
@@ -116,7 +104,6 @@ MODELS = {
     "factors": Model(_factors, (0.5, 0.25), 1),
     "delayed": Model(_delayed, (2.0, 0.5, 1.0), 2),
     "mixture": Model(_mixture, (2.0, 0.75, 1.0), 2),
-    "waves": Model(_waves, (2.0, 0.5, 1.0, 1.5), 2),
 }
 
 LOSSES: dict[str, Callable[[Any], Any]] = {
@@ -206,9 +193,7 @@ def draw(source: Source, scope: Scope) -> FitsRecipe:
 
 @dataclass(frozen=True)
 class Fit:
-    """The numbers of a recipe: ``t`` and data ``y``, where parameters begin, their units, the constant in the model
-    and the size of the residuals, and the scale of a loss.
-    """
+    """The numbers of a recipe."""
 
     recipe: FitsRecipe
     model: Model
@@ -377,7 +362,7 @@ def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
         verdict.add("unsound", "errors", "standard errors of what is not determined")
     if rank < n or not np.isfinite(x).all():
         return verdict, _shown(recipe)
-    with _precision():
+    with flint.ctx.workprec(BITS):
         left = minimum_near(fit, x)
         jac = fit.jacobian(x) / fit.size
     if left is None:
@@ -393,7 +378,7 @@ def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
 
 
 def _is_easy(fit: Fit, result: Any, jac: np.ndarray, norms: np.ndarray, error: float) -> bool:
-    """Whether x is right, and rounding errors and those of the Jacobian that was used leave two digits of it."""
+    """Whether x is right, and rounding errors and those of the Jacobian that was used leave two digits."""
     if not (error < 1e-2 and (norms > 0).all()) or result.status <= 0 or fit.recipe.loss != "linear":
         return False
     values = np.linalg.svd(jac / norms, compute_uv=False)
@@ -404,14 +389,6 @@ def _is_easy(fit: Fit, result: Any, jac: np.ndarray, norms: np.ndarray, error: f
     data = float(np.linalg.norm(fit.y)) / fit.size
     expected = 2.0**-50 * condition * (data + far) / far + noise * condition**2 * size / far
     return noise * condition < 1e-2 and expected < 1e-3
-
-
-class _precision:
-    def __enter__(self) -> None:
-        self.before, flint.ctx.prec = flint.ctx.prec, BITS
-
-    def __exit__(self, *_: object) -> None:
-        flint.ctx.prec = self.before
 
 
 def _shown(recipe: FitsRecipe) -> str:

@@ -209,11 +209,11 @@ class OneFunction:
         values = x.tolist()
         steps = self._steps(values, part)
         changes = np.empty((len(far), len(values), len(f)))
-        for times, part in zip(far, changes, strict=True):
+        for times, rows in zip(far, changes, strict=True):
             for j, step in enumerate(steps):
                 point = x.copy()
                 point[j] = values[j] + times * step
-                part[j] = self._value(point)
+                rows[j] = self._value(point)
         with np.errstate(all="ignore"):  # what is not finite is looked at by whoever asked
             changes -= f
             found = changes[0] if len(far) == 1 else np.einsum("k,knm->nm", weights, changes)

@@ -177,7 +177,7 @@ def _refine(
 
 
 def _shorten(problem: Residuals, at: Iterates, bounds: Bounds, errors: Errors, which: torch.Tensor) -> None:
-    """Take shorter differences by variables for which usual ones are too long: a narrow peak far from zero."""
+    """Take shorter differences by variables for which usual ones are too long: a peak far from zero."""
     best, kept = errors.columns, torch.ones_like(errors.columns)
 
     def linearize(part: torch.Tensor) -> None:
