@@ -1,0 +1,116 @@
+"""Ranks by differences, fits of nothing, and gradients that would be lost."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize
+
+import neula
+import neula.compat.scipy.optimize as drop_in
+
+
+@pytest.mark.parametrize("jac", [None, "2-point", "3-point", "cs", "given"])
+@pytest.mark.parametrize("alone", [True, False])
+def test_noise_of_differences_is_no_rank(jac, alone):
+    """Every point of (1, 1, 1) + t (1, -2, 1) fits."""
+    s = np.array([[0.025, 0.05, 0.075], [0.1, 0.125, 0.15], [0.175, 0.2, 0.225]])
+    x0, batch = (np.zeros(3), ()) if alone else (np.zeros((2, 3)), (2,))
+    given = (
+        {}
+        if jac is None
+        else {"jac": jac if jac != "given" else lambda p: np.broadcast_to(s, (*batch, 3, 3))}
+    )
+    with pytest.warns(neula.IllConditionedWarning, match="rank 2"):
+        result = neula.least_squares(lambda p: p @ s.T - [0.15, 0.375, 0.6], x0, **given)
+    assert np.all(np.asarray(result.rank) == 2)
+    assert np.isinf(result.forward_error).all()
+    assert np.isinf(result.standard_errors()).all()
+
+
+def test_covariances_of_what_is_not_determined_are_infinite():
+    t = np.linspace(0, 1, 12)
+    y = 2 * t + 0.01 * np.cos(9 * t)
+    with pytest.warns(neula.AccuracyWarning):
+        ours = neula.curve_fit(lambda t, a, b: a * b * t, t, y, p0=[1.0, 1.5], jac="3-point")
+    assert np.isinf(ours.pcov).all()
+
+
+@pytest.mark.parametrize("jac", ["2-point", "3-point", "cs", lambda x: np.zeros((0, 2))])
+@pytest.mark.parametrize("options", [{}, {"bounds": ([0, 0], [3, 3]), "loss": "huber"}])
+def test_no_residuals(jac, options):
+    def none(x):
+        return np.zeros(0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)
+        ours = drop_in.least_squares(none, [1.0, 2.0], jac, **options)
+    theirs = optimize.least_squares(none, [1.0, 2.0], jac, **options)
+    for name in ("x", "cost", "fun", "jac", "grad", "optimality", "active_mask", "status", "success"):
+        np.testing.assert_array_equal(ours[name], theirs[name])
+    with pytest.warns(neula.IllConditionedWarning, match="rank 0"):
+        result = neula.least_squares(none, [1.0, 2.0], jac, **options)
+    assert (result.converged, result.rank, result.x.tolist()) == (False, 0, [1.0, 2.0])
+
+
+def test_imaginary_steps_need_imaginary_parts():
+    with pytest.raises(TypeError, match="real numbers for a complex x"):
+        neula.least_squares(lambda x: np.abs(x) - 1, [2.0], "cs")
+
+
+# --- gradients --------------------------------------------------------------------------------------------
+
+A = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], dtype=torch.float64)
+Y, X0 = A[:, 0], torch.zeros(2, dtype=torch.float64)
+
+
+def linear(a, **options):
+    return neula.least_squares(lambda x: a @ x - Y, X0, **options).x
+
+
+def curve(s):
+    return neula.curve_fit(lambda t, p, q: s * p * t + q, A[:, 1], Y).popt
+
+
+def with_loss(s):
+    loss = {"loss": lambda z: torch.stack([s * z, s + 0 * z, 0 * z])}
+    return neula.least_squares(lambda x: A @ x - Y, X0, **loss).x
+
+
+def by_blocks(a):
+    return neula.least_squares(lambda x, rows: a[rows] @ x - Y[rows], X0, blocks=[slice(0, 2), slice(2, 3)]).x
+
+
+ONE = torch.ones((), dtype=torch.float64)
+DEPENDENT = [
+    (linear, A),
+    (lambda a: linear(a, jac="3-point"), A),
+    (by_blocks, A),
+    (curve, ONE),
+    (with_loss, ONE),
+]
+
+
+@pytest.mark.parametrize(("fit", "closed"), DEPENDENT)
+def test_gradients_through_closures_are_refused(fit, closed):
+    wanted = closed.clone().requires_grad_()
+    calls = [
+        lambda: fit(wanted),
+        lambda: torch.func.grad(lambda a: fit(a).sum())(closed),
+        lambda: torch.func.jvp(fit, (closed,), (closed,)),
+        lambda: torch.func.jacrev(fit)(closed),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="depends on a tensor that requires a gradient or has a tangent"):
+            call()
+    with torch.no_grad():
+        assert torch.equal(fit(wanted), fit(closed))
+
+
+def test_vmap_is_refused():
+    for call, argument in [(linear, A), (lambda x: neula.least_squares(lambda p: A @ p - Y, x).x, X0)]:
+        with pytest.raises(ValueError, match=r"torch\.vmap maps over"):
+            torch.func.vmap(call)(torch.stack([argument, argument]))
