@@ -58,7 +58,8 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
     tolerance : float
         What it was asked to be.
     rank : int
-        Of the Jacobian with normalized columns; those that have lost their influence count as zero.
+        Of the Jacobian with normalized columns, as far as errors of differences let it be known; columns that
+        have lost their influence count as zero.
     determined : bool
         Whether the Jacobian is of full rank also with the variables that a bound stops: whether there are
         standard errors.
@@ -66,8 +67,9 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         Condition number of the same as the rank.
     forward_error : float
         Estimate of ``||D (x - x*)|| / ||D x*||``, x* being the minimum nearby and D the norms of the columns:
-        the Gauss-Newton step at x, how fast those before it shrank, and rounding errors. Where x is zero it
-        is 1, but 0 if residuals vanish or bounds stop all variables.
+        the Gauss-Newton step at x, how fast those before it shrank, rounding errors, and measured errors of
+        the residuals and of the Jacobian. Where x is zero it is 1, but 0 if residuals vanish or bounds stop
+        all variables.
     digits : float
         The negative logarithm of that; of a batch the fewest.
     nit : int

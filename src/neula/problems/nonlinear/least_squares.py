@@ -87,7 +87,7 @@ def least_squares(
     jac : {"forward", "reverse", "2-point", "3-point", "cs"} or callable, optional
         ``jac(x, *args, **kwargs)`` of shape (*batch, m, n); or derivatives of torch in one mode, or
         differences. By default torch, in the mode with fewer directions, where ``x0`` is a tensor; else
-        2-point differences, and 3-point ones for the Gauss-Newton steps at the end.
+        2-point differences, and fourth-order ones for the Gauss-Newton steps at the end.
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
         Lower and upper bounds, broadcast with ``x0``.
     method : {"trf", "dogbox", "lm"}, optional
@@ -134,7 +134,7 @@ def least_squares(
     ------
     ValueError
         If bounds exclude ``x0`` or each other, residuals or the Jacobian are not finite at ``x0``, shapes do
-        not fit, or a name is unknown.
+        not fit, or a name is unknown; and if ``fun`` depends on a tensor that requires a gradient.
     TypeError
         For what is no array of numbers, and if torch cannot differentiate ``fun``.
     AccuracyError
