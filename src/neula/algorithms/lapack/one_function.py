@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import blas
 
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, STEPS
+from neula.algorithms.nonlinear.differentiate import SHORT, MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, STEPS
 from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
@@ -163,7 +163,7 @@ class OneFunction:
         if self._derivatives is not None:
             return least, least * size
         f = self.residuals(x)
-        change = self._by_differences(x, f, HALF) - self.slopes(x)
+        change = self._by_differences(x, f, SHORT) - self.slopes(x)
         if self._loss is not None:
             rows, weights = (weight.numpy() for weight in self._loss.weights(torch.from_numpy(f)))
             f, change = f * weights, change * rows

@@ -291,17 +291,18 @@ def noise(scheme: str, eps: float) -> float:
     return eps if scheme == "cs" else eps ** (1 - STEPS[scheme])
 
 
-HALF = 0.5
-"""Factor of the steps with which differences are taken again, to measure their error."""
+SHORT = 0.45
+"""Factor of the steps with which differences are taken again, to measure their error. Not 1/2: where changes are
+whole numbers of rounding errors, half the step has the same error."""
 
 MEASURED = 2.0
-"""Times the change of a column with half the step bounds its error: truncation of 2-point differences falls
-to half, of all others to a quarter or less, and rounding errors are twice as large in the second column."""
+"""Times the change of a column with shorter steps bounds its error: truncation of 2-point differences falls to
+0.45 of itself, of all others to 0.2 or less, and rounding errors are twice as large in the second column."""
 
 UNKNOWN = 0.5
 """Relative error of a column beyond which nothing is known of it."""
 
-PROBES = tuple(2.0 ** (4 * k) for k in range(1, 8))
+PROBES = tuple(17.0**k for k in range(1, 8))
 """Relative changes of x, in units of the rounding errors, one after the other until residuals change as their
 Jacobian says: what is left are their rounding errors, which hide smaller changes."""
 

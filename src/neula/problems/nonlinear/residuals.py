@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from neula.algorithms.nonlinear.damped import norm, triangle
-from neula.algorithms.nonlinear.differentiate import HALF, MEASURED, PROBES
+from neula.algorithms.nonlinear.differentiate import SHORT, MEASURED, PROBES
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Linearization
 from neula.algorithms.nonlinear.losses import Loss
@@ -132,7 +132,7 @@ class Residuals:
         for item in (None,) if self.blocks is None else self.blocks:
             f = self._residuals(x, everyone, item) if self.fun is None else self.fun
             j = self._scaled_jacobian(x, everyone, item, f) if self.jac is None else self.jac
-            change = self._scaled_jacobian(x, everyone, item, f, HALF) - j
+            change = self._scaled_jacobian(x, everyone, item, f, SHORT) - j
             square += change.square().sum(1)
             slope += (change * (f * self.loss.weights(f)[1])[..., None]).sum(1)
         columns = _bounded(MEASURED * square.sqrt() / near.norms, least)
