@@ -31,6 +31,15 @@ def test_noise_of_differences_is_no_rank(jac, alone):
     assert np.isinf(result.standard_errors()).all()
 
 
+@pytest.mark.parametrize("jac", ["2-point", "3-point"])
+def test_differences_whose_rounding_errors_are_alike(jac):
+    """Where x is small steps are a few rounding errors of the residuals long, and half of them half as many."""
+    s = torch.tensor([[0.025, 0.05, 0.075], [0.1, 0.125, 0.15], [0.175, 0.2, 0.225]])
+    y = torch.tensor([0.15, 0.375, 0.6])
+    with pytest.warns(neula.IllConditionedWarning, match="rank 2"):
+        neula.least_squares(lambda p: s @ p - y, torch.zeros(3), jac)
+
+
 def test_covariances_of_what_is_not_determined_are_infinite():
     t = np.linspace(0, 1, 12)
     y = 2 * t + 0.01 * np.cos(9 * t)

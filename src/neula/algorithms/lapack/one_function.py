@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import blas
 
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.differentiate import SHORT, MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, STEPS
+from neula.algorithms.nonlinear.differentiate import MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, SHORT, STEPS
 from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
@@ -157,7 +157,7 @@ class OneFunction:
 
     def errors(self, x: np.ndarray, norms: np.ndarray, size: float) -> tuple[np.ndarray, np.ndarray]:
         """Errors of the columns of the weighted Jacobian, with these norms, and of their products with the
-        weighted residuals, relative to the norms: of differences by how much half the step changes them.
+        weighted residuals, relative to the norms: of differences by how much shorter steps change them.
         """
         least = np.full(len(x), self.noise)
         if self._derivatives is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from neula.algorithms.nonlinear.damped import norm, triangle
-from neula.algorithms.nonlinear.differentiate import SHORT, MEASURED, PROBES
+from neula.algorithms.nonlinear.differentiate import MEASURED, PROBES, SHORT
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Linearization
 from neula.algorithms.nonlinear.losses import Loss
