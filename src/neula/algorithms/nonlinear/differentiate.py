@@ -292,12 +292,12 @@ def noise(scheme: str, eps: float) -> float:
 
 
 SHORT = 0.45
-"""Factor of the steps with which differences are taken again, to measure their error. Not 1/2: where changes of
-the function are whole numbers of rounding errors, half the step has the same error."""
+"""Factor of the steps with which differences are taken again, to measure their error. Not 1/2: where the function
+changes by a few rounding errors, half the step has the same error."""
 
 MEASURED = 2.0
 """Times the change of a column with shorter steps bounds its error: truncation of 2-point differences falls
-to 0.45 of itself, of all others to 0.2 or less, and rounding errors are twice as large in the second column."""
+to 0.45 of itself, of all others to 0.2 or less, and rounding errors of the second one are twice as large."""
 
 UNKNOWN = 0.5
 """Relative error of a column beyond which nothing is known of it."""
