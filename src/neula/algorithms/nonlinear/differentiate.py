@@ -292,8 +292,8 @@ def noise(scheme: str, eps: float) -> float:
 
 
 SHORT = 0.45
-"""Factor of the steps with which differences are taken again, to measure their error. Not 1/2: where the function
-changes by a few rounding errors, half the step has the same error."""
+"""Factor of the steps with which differences are taken again, to measure their error. Not 1/2: of a function
+that changes by a few rounding errors half the step has the same error."""
 
 MEASURED = 2.0
 """Times the change of a column with shorter steps bounds its error: truncation of 2-point differences falls
