@@ -18,8 +18,10 @@
 /* What decides when to stop and what to believe, in this order (seminormal_host.py). */
 typedef struct {
     double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, moderate, forward, backward, certain,
-        rcond;
+        rcond, rounding;
 } Limits;
+
+#define GAP 10.0 /* between singular values that count and others (neula/certificates/rank.py) */
 
 /* A problem with what is made of it; `rows` and `columns` are those of padded matrices. */
 typedef struct {

@@ -124,7 +124,8 @@ static int find_rest(Shortest *s, const Limits *limits)
 {
     const Independent *of = &s->independent;
     long r = s->rank, others = s->n - r, columns = of->columns, longest = s->m > s->n ? s->m : s->n;
-    double doubt = longest * UNIT, most = (limits->rcond - doubt) * s->worth.norm, of_e = 0.0, of_f = 0.0;
+    double doubt = longest * UNIT, of_e = 0.0, of_f = 0.0;
+    double most = fmin((limits->rcond - doubt) * s->worth.norm, limits->rounding);
     for (long c = 0; c < others; c++) {
         double *row = of->rest + c * columns;
         memset(row, 0, columns * sizeof(double)), memset(of->y, 0, s->wide * sizeof(double));
@@ -140,7 +141,7 @@ static int find_rest(Shortest *s, const Limits *limits)
     s->growth = hypot(1.0, of_f), s->dropped = (of_e + rounding) * through;
     s->condition = most_of(1.0, s->worth.norm * through), s->condition_bound = (s->worth.norm_bound + of_e) * through;
     int full = r == s->m || r == s->n;
-    return s->condition_bound * (limits->rcond + doubt) < 1.0 && s->dropped < 1.0 && (full || of_e < most);
+    return s->condition_bound * (limits->rcond + doubt) < 1.0 && s->dropped * GAP < 1.0 && (full || of_e < most);
 }
 
 /* The inverse of a factor of S1^2 + F S2^2 F^T, with a diagonal matrix S in the order of the columns. */

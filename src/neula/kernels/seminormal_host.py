@@ -95,6 +95,7 @@ def solved(
     certain: float = 0.0,
     *,
     rcond: float = 0.0,
+    rounding: float = np.inf,
     probes: Probes | None = None,
 ) -> Solved | None:
     """Solve, refine and measure some problems; None where there is too little memory, or no compiler.
@@ -115,6 +116,8 @@ def solved(
     rcond : float, optional
         Singular values below this, of columns in units of their norms, times the largest do not count. Where
         that is in doubt there is no solution.
+    rounding : float, optional
+        Nor where dependent columns leave more than this of others.
     probes : Probes, optional
         Without them no columns are taken to be dependent.
 
@@ -131,7 +134,7 @@ def solved(
     function, (m, n), k = _function(), a.shape[-2:], b.shape[-1]
     count = len(a) if a.ndim == 3 else 1
     found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
-    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, certain, rcond)
+    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, certain, rcond, rounding)
     of_rate = None if probes is None else _Probes.of(probes)
     if function is None or not function(*given, of_rate, dtype == torch.float32, address_of(found)):
         return None
@@ -154,12 +157,12 @@ class _Probes(ctypes.Structure):
 
 
 @lru_cache(maxsize=64)
-def _numbers(limits: Limits, backward: float, certain: float, rcond: float) -> ctypes.Array[ctypes.c_double]:
+def _numbers(limits: Limits, *others: float) -> ctypes.Array[ctypes.c_double]:
     """``Limits`` of the kernel."""
     of = limits
-    return (ctypes.c_double * 12)(
+    return (ctypes.c_double * 13)(
         *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),
-        *(MODERATE, of.sure, backward, certain, rcond),
+        *(MODERATE, of.sure, *others),
     )
 
 

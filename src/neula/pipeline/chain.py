@@ -155,6 +155,8 @@ class Run(Generic[V]):
     attempts : list of Attempt
     label : str
         How the last values that were kept were found.
+    doubt : str
+        Why these are not to be accepted whatever was measured.
     iterations : int
     history : tuple of float
     evidence : object
@@ -168,6 +170,7 @@ class Run(Generic[V]):
     open: np.ndarray
     attempts: list[Attempt] = field(default_factory=list)
     label: str = ""
+    doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
     evidence: Any = None
@@ -214,6 +217,7 @@ class Run(Generic[V]):
         self.iterations += answer.iterations
         if self._is_first(len(self.open)):
             self.label, self.history, self.values = answer.label, answer.history, answer.values
+            self.doubt = answer.doubt
             self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, accepted
             self.evidence = verdict.evidence
         else:
@@ -246,7 +250,7 @@ class Run(Generic[V]):
         better = _no_worse(verdict.demerit, self.demerit[:, self.open])
         if not better.any():
             return
-        self.label, self.history = answer.label, answer.history
+        self.label, self.history, self.doubt = answer.label, answer.history, answer.doubt
         self.evidence = verdict.evidence if better.all() and len(better) == len(self.accepted) else None
         self._put(answer.values, better)
         self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
@@ -374,7 +378,7 @@ def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
             worst = one
     if worst is not None:
         run.attempts += worst.attempts
-        run.label, run.history = worst.label, worst.history
+        run.label, run.history, run.doubt = worst.label, worst.history, worst.doubt
 
 
 def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:

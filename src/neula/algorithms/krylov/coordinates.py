@@ -9,6 +9,7 @@ import torch
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import least_squares_error
+from neula.certificates.rank import rank_doubt, rounding_of
 from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -78,17 +79,27 @@ class Coordinates:
 
     @classmethod
     def of_any_rank(
-        cls, r: torch.Tensor, rcond: float, count: int, scales: torch.Tensor | None = None
+        cls,
+        r: torch.Tensor,
+        right: tuple[torch.Tensor, torch.Tensor],
+        rcond: float,
+        count: int,
+        unit: float,
+        scales: torch.Tensor | None = None,
     ) -> Coordinates:
         """Of an R by Householder reflections: singular values of ``R D^-1`` below a part are zero.
 
         Parameters
         ----------
         r : Tensor, shape (n, n)
+        right : Tensor, shape (n, k), and Tensor, shape (l, k)
+            Of ``Q^T b`` the part that belongs to R, and what has the length of the rest.
         rcond : float
             That part.
         count : int
             Rows of A.
+        unit : float
+            Unit roundoff of the format in which A is stored.
         scales : Tensor, shape (n,), optional
             Powers of two by which the columns of A were multiplied: without them the solution is to be the
             shortest.
@@ -111,7 +122,17 @@ class Coordinates:
             shortest=shortest,
         )
         gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
-        return found if gap else found._doubted(_no_gap(s, rank))
+        if not gap or not rank:
+            return found if gap else found._doubted(_no_gap(s, rank))
+        along, norm = u[:, rank:].T @ right[0], torch.linalg.vector_norm
+        # Rounding errors turn the left singular vectors, and so mix in what counts of b.
+        mixed = shortest.spectrum.angle * norm(right[0], dim=0)
+        length = norm(torch.cat([along, right[1], mixed[None]]), dim=0)
+        noise = max(rounding_of(len(s), unit), Spectrum.rounding(count + len(s)) * float(s[0]))
+        kept, dropped = float(s[rank - 1]), s[rank:]
+        return found._doubted(
+            rank_doubt(kept, dropped, along, length, rank=rank, rows=count, rounding=noise)
+        )
 
     @classmethod
     def _of(
@@ -143,6 +164,8 @@ class Coordinates:
         """
         if not self.rank:
             return torch.zeros_like(measured)
+        if self.doubt:
+            return torch.full_like(measured, torch.inf)
         if self.shortest is None:
             return measured
         # Below full rank that range depends on rounding errors, too.

@@ -91,6 +91,7 @@ class Dependent(ABC):
         given: np.ndarray,
         rcond: float,
         *,
+        rounding: float = math.inf,
         doubled: bool,
         large: bool = False,
         factor: Factor | None = None,
@@ -100,7 +101,8 @@ class Dependent(ABC):
         Parameters
         ----------
         given : array, shape (m, n)
-        rcond : float
+        rcond, rounding : float
+            As :meth:`Independent.of` takes them.
         doubled : bool
             Whether products are to be in twice the working precision.
         large : bool
@@ -116,7 +118,7 @@ class Dependent(ABC):
         else:
             core = a / columns
             core = reflected(core, large=large) if large or len(a) > a.shape[1] else core
-        found = Independent.of(core, a.shape, rcond, large=large)
+        found = Independent.of(core, a.shape, rcond, rounding=rounding, large=large)
         if found is None:
             return None
         system = (Precise if doubled else Plain)(a, columns, found, large=large)

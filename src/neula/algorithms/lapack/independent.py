@@ -15,6 +15,7 @@ from neula.algorithms.lapack.triangle import Triangle
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
 from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.rank import GAP
 from neula.engines import FP64
 
 PIVOTED = 95
@@ -54,7 +55,15 @@ class Independent(NamedTuple):
         return len(self.rest)
 
     @classmethod
-    def of(cls, core: np.ndarray, shape: tuple[int, int], rcond: float, *, large: bool) -> Independent | None:
+    def of(
+        cls,
+        core: np.ndarray,
+        shape: tuple[int, int],
+        rcond: float,
+        *,
+        rounding: float = math.inf,
+        large: bool,
+    ) -> Independent | None:
         """By QR with pivots; None where the rank is in doubt, rounding errors included.
 
         Parameters
@@ -65,6 +74,8 @@ class Independent(NamedTuple):
             Of B.
         rcond : float
             Singular values below ``rcond`` times the largest do not count.
+        rounding : float, optional
+            What rounding makes of singular values that are zero; others leave a doubt.
         large : bool
         """
         few = len(core.T) <= PIVOTED or not large
@@ -75,9 +86,9 @@ class Independent(NamedTuple):
         left, full = length(upper[rank:].ravel()), rank == min(shape)
         triangle = Triangle(np.asfortranarray(first.T), np.ones(rank), large=large)
         low, high = _norm_bounds(upper[:rank], large=large)
-        high, rounding = high + left, larger * FP64.u
-        counts = 1 / triangle.inverse_norm > (rcond + rounding) * high
-        if not counts or not (full or left < (rcond - rounding) * low):
+        high, noise, kept = high + left, larger * FP64.u, 1 / triangle.inverse_norm
+        most = min((rcond - noise) * low, rounding, kept / GAP)
+        if not kept > (rcond + noise) * high or not (full or left < most):
             return None
         dropped = 0.0 if full else left + Spectrum.rounding(sum(shape)) * high
         together = large or not others.size

@@ -31,6 +31,7 @@ from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
+from neula.certificates.rank import GAP
 from neula.engines import FP64, Engine
 from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.refining import over
@@ -123,7 +124,7 @@ def complete_orthogonal(
     b_matrix = problem.a / problem.norms
     separated = _separated_rows(b_matrix, gram)
     found = None if separated is None else _subspaces(b_matrix, *separated)
-    if found is not None and not _doubt(found, b_matrix.shape, rcond):
+    if found is not None and not _doubt(found, b_matrix.shape, rcond, problem.rounding):
         return _solution(problem, b_matrix, found)
     # What is left of n columns, all of them together, is then below the threshold.
     tolerance = rcond / (UNWANTED * b_matrix.shape[1] ** 0.5)
@@ -145,7 +146,7 @@ def complete_orthogonal(
     found = _subspaces(b_matrix, z[:, :rank])
     if found is None:
         return BROKEN_DOWN
-    doubt = _doubt(found, b_matrix.shape, rcond)
+    doubt = _doubt(found, b_matrix.shape, rcond, problem.rounding)
     if not doubt:
         return _solution(problem, b_matrix, found)
     return (None if gradual else _without_gap(problem, b_matrix, z, rcond)) or doubt
@@ -260,8 +261,14 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(image, dim=0).amax()
 
 
-def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
-    """Empty if the threshold lies between what counts and what does not, rounding errors included."""
+def _doubt(found: Subspaces, shape: torch.Size, rcond: float, rounding: float) -> str:
+    """Empty if the threshold lies between what counts and what does not, rounding errors included, and what
+    does not is rounding errors, and far below what does.
+    """
+    if found.dropped > rounding:
+        return f"singular values of {found.dropped:.1e} may be real"
+    if found.dropped * GAP > found.smallest:
+        return f"there is no gap between the singular values number {found.rank} and {found.rank + 1}"
     eps = Spectrum.rounding(sum(shape))
     low, high = found.largest
     counts = found.smallest - eps * high > rcond * high

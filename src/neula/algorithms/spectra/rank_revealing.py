@@ -14,6 +14,7 @@ from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.rank import rank_doubt, rounding_of
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
@@ -47,6 +48,8 @@ class Deficient:
         What rounding ``a`` and ``b`` has lost.
     over_rows : Reduction
         Where other rows are: of a matrix that is not wide.
+    unit : float
+        Unit roundoff of the format in which A was given.
     """
 
     a: torch.Tensor
@@ -56,6 +59,12 @@ class Deficient:
     a_low: torch.Tensor | None = None
     b_low: torch.Tensor | None = None
     over_rows: Reduction = HERE
+    unit: float = FP64.u
+
+    @property
+    def rounding(self) -> float:
+        """What rounding A makes of singular values that are zero, from above."""
+        return rounding_of(self.a.shape[1], self.unit)
 
 
 @dataclass(frozen=True)
@@ -114,7 +123,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     else:
         u, s, vh = svd(b_matrix)
     rank, doubt = _rank(s, rcond, max(m, n))
-    u, v = u[:, :rank], vh[:rank].T
+    u, v, others = u[:, :rank], vh[:rank].T, vh[rank:].T
     spectrum = Spectrum.of(s, rank, m + n)
     along = over_rows.total(u.T @ b)
     coefficients = along / s[:rank, None]
@@ -125,9 +134,9 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     if rank == n:
         y = v @ coefficients
     else:
-        angle = spectrum.angle
+        angle, doubled = spectrum.angle, Doubled.of(problem.a[None])
         if rank > 0:
-            refined = _refined(problem, u, s[:rank])
+            refined = _refined(problem, doubled, u, s[:rank])
             turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
             better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
             if bool(over_rows.agree((better <= error).all())):
@@ -135,6 +144,10 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
         row_space = RowSpace(v, problem.sizes)
         y = row_space.shortest(coefficients)
         error = row_space.error(coefficients, y, error, angle)
+        if rank > 0 and not doubt:
+            doubt = _doubt(problem, doubled, u, others, float(s[rank - 1]), y)
+        if doubt:
+            error = torch.full_like(error, torch.inf)
     return MinimumNorm(
         y=y,
         rank=rank,
@@ -231,14 +244,41 @@ class _Refined:
     error: torch.Tensor
 
 
-def _refined(problem: Deficient, u: torch.Tensor, s: torch.Tensor) -> _Refined:
+def _doubt(
+    problem: Deficient, doubled: Doubled, u: torch.Tensor, others: torch.Tensor, kept: float, y: torch.Tensor
+) -> str:
+    """Why the rank is doubtful, by what A makes of the directions that it drops, the columns of ``others``.
+
+    Singular vectors err along those that count. In doubled products, what A makes of that is in the space of
+    ``u``; the rest has a small relative error however small it is.
+    """
+    over_rows, count = problem.over_rows, others.shape[1]
+    vectors = torch.cat([others, y], 1) / problem.norms[:, None]
+    right = torch.cat([y.new_zeros(len(u), count), problem.b], 1)
+    rest = doubled.residual(vectors[None], right[None])[0][0]
+    if problem.a_low is not None:
+        rest = rest - problem.a_low @ vectors
+    if problem.b_low is not None:
+        rest[:, count:] += problem.b_low
+    for _ in range(2):
+        rest = rest - u @ over_rows.total(u.T @ rest)
+    q, r = over_rows.merged(rest[:, :count], torch.linalg.qr)
+    left, dropped, _ = over_rows.agreed(*svd(r))
+    residual = rest[:, count:]
+    along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
+    rows = over_rows.count(len(u))
+    return rank_doubt(
+        kept, dropped, along, length, rank=u.shape[1], rows=rows, rounding=problem.rounding
+    )
+
+
+def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _Refined:
     """Row space and coefficients once more, with products in twice the working precision.
 
     Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
     basis of it there is a problem of full rank.
     """
-    doubled, norms = Doubled.of(problem.a[None]), problem.norms[:, None]
-    over_rows = problem.over_rows
+    norms, over_rows = problem.norms[:, None], problem.over_rows
     rows = over_rows.total_of_pairs(*doubled.transposed_pair(u[None], torch.zeros_like(u)[None]))[0]
     if problem.a_low is not None:
         rows = rows + over_rows.total(problem.a_low.T @ u)

@@ -16,6 +16,7 @@ from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
@@ -124,8 +125,12 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
     bound, certain = lstsq_bound(options.target, min(m, n)), options.counting_rcond((m, n))
-    rcond, probes = options.rcond, _probes(m, n) if n**2 <= LARGEST else None
-    return seminormal_host.solved(a, b, options.dtype, limits, bound, certain, rcond=rcond, probes=probes)
+    return seminormal_host.solved(
+        *(a, b, options.dtype, limits, bound, certain),
+        rcond=options.rcond,
+        rounding=rounding_of(n, options.unit),
+        probes=_probes(m, n) if n**2 <= LARGEST else None,
+    )
 
 
 @lru_cache(maxsize=64)

@@ -56,7 +56,7 @@ class Held(Alone):
         options, n = self.options, len(self.scales)
         r, z, s = self._damped()
         count = max(self.sums.rows, n)
-        of = Coordinates.of_any_rank(r, options.certain_rcond((count, n)), count)
+        of = Coordinates.of_any_rank(r, (z, s), options.certain_rcond((count, n)), count, options.unit)
         x = of.inverse @ (z if of.left is None else of.left.T @ z)
         size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
         distance, noise = self._distance(of)

@@ -19,6 +19,7 @@ from neula.algorithms.lapack.square import Square
 from neula.algorithms.lapack.wide import Wide
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
+from neula.certificates.rank import rounding_of
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
@@ -161,7 +162,10 @@ def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
     if not precise[0] and a.size <= DIGITS:
         precise.append(True)
     for doubled in precise:
-        system = Dependent.of(a, options.rcond, doubled=doubled, large=large, factor=known)
+        rounding = rounding_of(a.shape[1], options.unit)
+        system = Dependent.of(
+            a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known
+        )
         if system is None:
             return
         error = options.largest_error if doubled or len(precise) == 1 else min(HALF, options.largest_error)

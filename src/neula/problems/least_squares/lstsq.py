@@ -244,6 +244,7 @@ def lstsq(
         damp=damp,
         weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
         rcond=default_rcond(a, call.engine.over_rows) if rcond is None else rcond,
+        unit=format_of(a.dtype).u,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,

@@ -107,6 +107,7 @@ class _Given:
             None if scaled.a_low is None else scaled.a_low[0],
             None if scaled.b_low is None else scaled.b_low[0],
             over_rows,
+            options.unit,
         )
         return cls((over_rows.count(m), n), scaled, deficient)
 

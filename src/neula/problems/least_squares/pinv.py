@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.engines import Engine
+from neula.engines import Engine, format_of
 from neula.errors import part_of_one
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
@@ -131,6 +131,7 @@ def pinv(
         damp=0.0,
         weights=None,
         rcond=default_rcond(a) if rcond is None else rcond,
+        unit=format_of(a.dtype).u,
         max_iterations=60,
         forward=False,
         progress=progress,

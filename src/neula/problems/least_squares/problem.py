@@ -33,6 +33,8 @@ class Options(solutions.Options):
     damp : float
     weights : Tensor, shape (m,), or None
     rcond : float
+    unit : float
+        Unit roundoff of the format in which A is stored.
     plainly : bool
         Whether residuals in working precision do where nobody asks for more.
     """
@@ -42,6 +44,7 @@ class Options(solutions.Options):
     damp: float
     weights: torch.Tensor | None
     rcond: float
+    unit: float = FP64.u
     plainly: bool = False
 
     def certain_rcond(self, shape: Sequence[int]) -> float:

@@ -119,7 +119,9 @@ def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: b
             f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
             f"condition number {result.condition:.1e} ({run.label})"
         )
-    if accurate and not unsure(run):  # the rank is in doubt
+    if accurate and run.doubt:
+        return f"{run.doubt} ({run.label})"
+    if accurate and not unsure(run):
         return run.attempts[-1].reason
     if accurate:
         return (

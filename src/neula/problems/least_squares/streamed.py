@@ -87,6 +87,7 @@ def lstsq_streamed(
         damp=damp,
         weights=None,
         rcond=max(max(a.shape) * 2.0**-52, 2 * format_of(a.dtype).u) if rcond is None else rcond,
+        unit=format_of(a.dtype).u,
         max_iterations=MOST_PASSES,
         forward=certify == "forward",
         progress=progress,
@@ -364,11 +365,12 @@ def by_householder(problem: Streamed, before: Answer[Members] | None, *, label: 
     r, z, s = sums.parts()
     norms = torch.cat([torch.linalg.vector_norm(r, dim=0), torch.cat([z, s]).norm(dim=0)])
     problem.normalize(norms, sums.rescale)
-    r, z, _ = sums.parts()
+    r, *right = sums.parts()
     if not bool(torch.isfinite(r).all()):
         raise Declined("R is not finite")
     count, n = problem.reader.count, problem.n
     rcond = problem.options.certain_rcond((count, n))
-    coordinates = Coordinates.of_any_rank(r, rcond, count, problem.scales[:n])
+    unit, z = problem.options.unit, right[0]
+    coordinates = Coordinates.of_any_rank(r, (z, right[1]), rcond, count, unit, problem.scales[:n])
     projected = z if coordinates.left is None else coordinates.left.T @ z
     return problem.refine(coordinates, coordinates.inverse @ projected, label)
