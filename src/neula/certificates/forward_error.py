@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from neula.engines import FP64
+from neula.engines import FP64, format_of
 from neula.kernels.refining import over
 
 SURE = 0.1
@@ -73,14 +73,14 @@ def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: tor
     return over(residual, norm * size)
 
 
-def digits_of(forward_error: float) -> float:
-    """Decimal digits that are sure: the negative logarithm.
+def digits_of(forward_error: float, dtype: torch.dtype) -> float:
+    """Decimal digits that rounding errors leave correct: the negative logarithm, at most those of the dtype.
 
     Examples
     --------
-    >>> digits_of(1e-8), digits_of(10.0), digits_of(0.0)
-    (8.0, -1.0, inf)
+    >>> digits_of(1e-8, torch.float64), digits_of(10.0, torch.float64)
+    (8.0, -1.0)
+    >>> round(digits_of(0.0, torch.float64), 2), round(digits_of(1e-12, torch.float32), 2)
+    (15.95, 7.22)
     """
-    if forward_error == 0:
-        return math.inf
-    return -math.log10(forward_error)
+    return -math.log10(max(forward_error, format_of(dtype).u))

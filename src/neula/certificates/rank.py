@@ -1,13 +1,14 @@
 """Whether a numerical rank below full is beyond doubt.
 
-Singular values are those of ``B = A D^-1``, D being the norms of the columns of A. Two things make a rank
-doubtful. Where the smallest singular value that is kept and the largest one that is dropped are close, a small
-change of A changes the rank. And where a dropped direction carries the data, x lacks what b says: columns 1,
-t, t^2 for t near 1e8 are dependent to 16 digits but for the curvature.
+Singular values are those of ``B = A D^-1``, D being the norms of the columns of A. A rank is doubtful in two
+cases. Where the smallest singular value that is kept is close to the largest one that is dropped, a small
+change of A changes the rank. Where a dropped direction is real and carries the data, x misses part of b: the
+columns 1, t, t^2 near t = 1e8 are dependent to 14 digits, and the curvature of b is in the rest.
 
-A direction of rounding errors carries nothing, whatever the residual has along it. If B has exactly dependent
-columns, rounding their elements leaves ``||B v|| <= sqrt(n) u`` of a null vector v of length 1, and sums of
-several columns leave a few times as much. Directions with more than :func:`rounding_of` are real.
+A direction is real where ``||B v||``, v of norm 1, exceeds :func:`rounding_of`. If columns are exactly
+dependent, rounding their elements leaves at most ``sqrt(n) u`` of a null vector, and computing a column as a
+sum of others a few times as much. Such a direction is one of rounding errors, and with few rows it may
+explain half of the residual by chance.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from __future__ import annotations
 import torch
 
 GAP = 10.0
-"""Factor between the smallest singular value that is kept and the largest one that is dropped, below which the
-rank is doubtful."""
+"""The rank is doubtful if the smallest singular value that is kept is less than this factor above the largest
+one that is dropped."""
 
 FREEDOM = 3
-"""Degrees of freedom that the residual needs for a test of what a direction explains."""
+"""Degrees of freedom of the residual that the F test needs."""
 
 SIGNIFICANT = 1e-6
-"""Probability below which what dropped directions explain of the residual is no chance."""
+"""Level of the F test."""
 
 
 def rounding_of(n: int, u: float) -> float:
-    """What rounding its elements may leave of a null vector of ``B``, from above.
+    """``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
 
     Parameters
     ----------
@@ -48,9 +49,9 @@ def rank_doubt(
     rows: int,
     rounding: float,
 ) -> str:
-    """Why the rank of B is doubtful; empty if it is not.
+    """Say why the rank of B is doubtful; empty if it is not.
 
-    An F test compares what the real ones of the dropped directions explain of the residual with what is left.
+    An F test rejects that the real ones of the dropped directions explain nothing of the residual.
 
     Parameters
     ----------
@@ -100,6 +101,5 @@ def rank_doubt(
         return ""
     return (
         f"rank {rank} is doubtful: directions that count as zero explain {1 - least:.0%} of the squared "
-        f"residual, which noise does with probability {chance:.0e}: rescale or center the columns, or pass a "
-        "smaller rcond"
+        "residual, more than noise does: center the columns, or pass a smaller rcond"
     )

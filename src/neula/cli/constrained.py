@@ -67,14 +67,14 @@ def call_for(
     return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": interval(bounds)})
 
 
-def shown(result: LstsqResult | NNLSResult | LsqLinearResult, full_rank: int) -> show.Shown:
+def shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
     """A solution, with bounds or without."""
     import numpy as np
 
     from neula.pipeline.result import LstsqResult
 
     if isinstance(result, LstsqResult):
-        return show.lstsq(result, full_rank)
+        return show.lstsq(result)
     names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
     facts = {name: getattr(result, name) for name in names}
     at_bounds = int((result.active_mask != 0).sum())

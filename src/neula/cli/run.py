@@ -271,7 +271,9 @@ class Run:
         """Print a line on stderr."""
         self._err.print(f"neula: {text}", soft_wrap=True)
 
-    def finish(self, shown: show.Shown, *, reached: str | None = None, judged: bool = True) -> NoReturn:
+    def finish(
+        self, shown: show.Shown, *, reached: str | None = None, judged: bool = True, more: str = ""
+    ) -> NoReturn:
         """Report on stderr, print the answer on stdout, and exit.
 
         Parameters
@@ -282,6 +284,8 @@ class Run:
             The accuracy that was reached, when the result is not certified.
         judged : bool, optional
             Whether there is an accuracy that the result could have missed.
+        more : str, optional
+            What is said behind the verdict.
         """
         facts, rows = shown
         if self.as_json:
@@ -293,8 +297,8 @@ class Run:
                 self.say(show.not_kept(self._not_kept))
         else:
             rows = {**show.inputs(self._inputs), **rows, **show.times(self._seconds, self._outputs)}
-            verdict = show.verdict(certified=reached is None) if judged else show.DONE
-            show.print_summary(self._err, self.command, rows, verdict)
+            verdict, style = show.verdict(certified=reached is None) if judged else show.DONE
+            show.print_summary(self._err, self.command, rows, (verdict + more, style))
             if self._not_kept:
                 self.say(show.not_kept(self._not_kept))
             sys.stdout.buffer.write(self._answer)

@@ -47,17 +47,16 @@ EVIDENCE = ("backward_error", "tolerance", "condition", "forward_error", "digits
 # --- results ----------------------------------------------------------------------------------------------
 
 
-def lstsq(result: LstsqResult, full_rank: int) -> Shown:
-    """A solution of least squares; beside its rank the one that the problem has at most."""
+def lstsq(result: LstsqResult) -> Shown:
+    """A solution of least squares."""
     import numpy as np
 
     before = ("converged", "accuracy", "engine", "factorization", "iterations")
     after = ("optimality", "residual_norm", "rank", "history", "attempts")
-    minimum_norm = ", solution of minimum norm" if result.rank < full_rank else ""
     rows = {
         **_solution(result),
         "residual norm": numbers(np.atleast_1d(result.residual_norm)),
-        "rank": f"{result.rank} of {full_rank}{minimum_norm}",
+        "rank": f"{result.rank} of {result.full_rank}",
     }
     if result.passes:
         rows["passes over A"] = str(result.passes)
@@ -125,21 +124,17 @@ def _facts(result: Any, *names: str) -> Facts:
 
 
 def _solution(result: LstsqResult | SolveResult) -> Labelled:
-    import numpy as np
-
     from neula.certificates.forward_error import SURE
 
     error = result.forward_error
-    sure = f"{result.digits:.1f} are sure" if error <= SURE else "none is sure"
-    if error <= np.finfo(result.x.dtype).eps / 2:
-        sure = "all are sure"
+    correct = f"{result.digits:.1f} are free of rounding errors" if error <= SURE else "none is sure"
     return {
         "engine": result.engine,
         "tried": attempts(result.attempts),
         "iterations": str(result.iterations),
         "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
         "condition": f"{result.condition:.1e}",
-        "digits of x": f"{sure} (forward error {error:.1e})",
+        "digits of x": f"{correct} (forward error {error:.1e})",
     }
 
 

@@ -50,4 +50,5 @@ def finish_solution(run: Run, result: LstsqResult | SolveResult, shown: show.Sho
     """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
     facts, rows = shown
     error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
-    run.finish(({**facts, "names": a.columns}, rows), reached=None if result.converged else error)
+    more = getattr(result, "deficiency", str)()
+    run.finish(({**facts, "names": a.columns}, rows), reached=None if result.converged else error, more=more)

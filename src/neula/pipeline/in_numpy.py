@@ -87,7 +87,7 @@ def of_single(
     return {
         "converged": True,
         "forward_error": worst,
-        "digits": digits_of(worst),
+        "digits": digits_of(worst, options.dtype),
         "engine": str(options.engine),
         "accuracy": options.target.name,
         "accepted": later(True),

@@ -250,7 +250,7 @@ class Report:
             "backward_error": self.worst.get("backward_error", 0.0),
             "condition": condition if self.spoilt is None else math.nan,
             "forward_error": forward_error,
-            "digits": digits_of(forward_error),
+            "digits": digits_of(forward_error, self.options.dtype),
             "history": run.history,
             "attempts": tuple(run.attempts),
             "engine": str(self.options.engine),

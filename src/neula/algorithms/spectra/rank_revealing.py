@@ -267,9 +267,7 @@ def _doubt(
     residual = rest[:, count:]
     along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
     rows = over_rows.count(len(u))
-    return rank_doubt(
-        kept, dropped, along, length, rank=u.shape[1], rows=rows, rounding=problem.rounding
-    )
+    return rank_doubt(kept, dropped, along, length, rank=u.shape[1], rows=rows, rounding=problem.rounding)
 
 
 def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _Refined:

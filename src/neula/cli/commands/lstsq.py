@@ -101,6 +101,4 @@ def lstsq(
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
             write_report(report, table, given["b"].values, result)
-    m, n = table.values.shape[-2:]
-    full_rank = n if damp or pair else min(m, n)
-    finish_solution(run, result, constrained.shown(result, full_rank), table)
+    finish_solution(run, result, constrained.shown(result), table)

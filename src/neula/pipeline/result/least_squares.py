@@ -31,6 +31,8 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     rank : int
         Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
         one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
+    full_rank : int
+        The largest possible one; 0 where nobody has counted.
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
     constraint_error : float
@@ -47,11 +49,23 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     optimality: float
     residual_norm: Any = Deferrable()  # noqa: RUF009
     rank: int
+    full_rank: int = 0
     factorization: str = ""
     ranks: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
     constraint_error: float = 0.0
     fit: Any = Deferrable(None)  # noqa: RUF009
+
+    def headline(self) -> str:
+        """What is certified, and of which problem where the rank is not full."""
+        return super().headline() + self.deficiency()
+
+    def deficiency(self) -> str:
+        """What is said behind a verdict where the rank is not full."""
+        if not self.rank < self.full_rank:
+            return ""
+        smallest = "smallest " if shown.members(self.accepted) else ""
+        return f", {smallest}rank {self.rank} of {self.full_rank}: minimum-norm solution"
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

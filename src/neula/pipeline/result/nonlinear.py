@@ -71,7 +71,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         the residuals and of the Jacobian. Where x is zero it is 1, but 0 if residuals vanish or bounds stop
         all variables.
     digits : float
-        The negative logarithm of that; of a batch the fewest.
+        The negative logarithm of that, at most as many as the dtype of x holds; of a batch the fewest.
     nit : int
         Steps that were tried.
     refused : int

@@ -115,10 +115,8 @@ def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
 
 
 def sure(digits: float) -> str:
-    """How much of x is sure."""
-    if digits == math.inf:
-        return "x is exact"
-    return f"{digits:.1f} digits of x are sure" if digits > 0 else "no digit of x is sure"
+    """How much of x rounding errors leave: noise in the data does not count."""
+    return f"{digits:.1f} digits of x are free of rounding errors" if digits > 0 else "no digit of x is sure"
 
 
 def verdict(accuracy: str, *, converged: bool) -> str:

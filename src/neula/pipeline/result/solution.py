@@ -38,7 +38,8 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
         Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are stored and
         D the norms of the columns of A; the worst right-hand side counts.
     digits : float
-        Decimal digits of x that are sure: the negative logarithm of ``forward_error``.
+        Decimal digits of x that rounding errors leave correct: the negative logarithm of ``forward_error``,
+        at most as many as the dtype of x holds. Noise in A and b, which are taken as stored, does not count.
     history : tuple of float
         Backward errors on the way, first to last.
     attempts : tuple of Attempt

@@ -71,7 +71,7 @@ class Solved:
             "tolerance": self.whole.bound,
             "condition": max(1.0, worst["condition"]),
             "forward_error": worst["forward_error"],
-            "digits": digits_of(worst["forward_error"]),
+            "digits": digits_of(worst["forward_error"], call.dtype),
             "attempts": (*self.whole.factors.attempts, *run.attempts),
             "engine": str(call.engine),
             "accuracy": call.target.name,

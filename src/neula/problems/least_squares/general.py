@@ -155,6 +155,7 @@ def solve_general(
     if general.factor is not None:
         with call.computing():
             noise = _noise(general.factor, computed=general.computed)
+        options = replace(options, unit=options.unit + noise)
         a, b = _whitened(general.factor, a), _whitened(general.factor, b)
     if general.constraints is None:
         solved = _solve(call, a, b, options, weights)
@@ -214,7 +215,8 @@ def _constrained(
     with call.computing():
         scales, null = _null_space(a.detach(), constraints, options.engine)
     a = a * scales
-    plain = replace(options, damp=0.0, weights=None, dtype=torch.float64)
+    unit = options.unit + null.noise
+    plain = replace(options, damp=0.0, weights=None, dtype=torch.float64, unit=unit)
     solved = _solve(call, a @ null.basis, b - a @ null.shortest, plain)
     z = solved.result.x
     x = null.shortest + null.basis @ z
@@ -224,7 +226,11 @@ def _constrained(
         "null space of C by QR", True, f"{rank} of {len(null.c)} constraints on {n} unknowns independent"
     )
     result = replace(
-        result, rank=result.rank + rank, ranks=result.ranks + rank, attempts=(how, *result.attempts)
+        result,
+        rank=result.rank + rank,
+        full_rank=result.full_rank + rank,
+        ranks=result.ranks + rank,
+        attempts=(how, *result.attempts),
     )
     solved = replace(solved, result=result)
     zero = zero & ~constraints[1].any(0)
@@ -382,7 +388,7 @@ def _given_back(
         converged=bool(accepted.all()),
         backward_error=of_data,
         forward_error=worst,
-        digits=digits_of(worst),
+        digits=digits_of(worst, call.dtype),
         **{name: call.give_back(y.contiguous(), y.dtype) for name, y in found.items()},
     )
     missed = (~accepted).nonzero().tolist()

@@ -163,9 +163,7 @@ def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
         precise.append(True)
     for doubled in precise:
         rounding = rounding_of(a.shape[1], options.unit)
-        system = Dependent.of(
-            a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known
-        )
+        system = Dependent.of(a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known)
         if system is None:
             return
         error = options.largest_error if doubled or len(precise) == 1 else min(HALF, options.largest_error)

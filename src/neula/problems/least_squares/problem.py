@@ -74,6 +74,10 @@ class Options(solutions.Options):
         """Whether a solution of minimum norm is asked for: fewer rows than columns, no damping."""
         return m < n and not self.damp
 
+    def full_rank(self, m: int, n: int) -> int:
+        """The largest rank of a matrix, damping stacked below it."""
+        return min(self.rows(m, n), n)
+
     def rows(self, m: int, n: int) -> int:
         """Rows of a matrix, damping stacked below it."""
         return m + n if self.damp else m

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ class Found(NamedTuple):
 def result_of(call: Call, shapes: System, options: Options, found: Found) -> LstsqResult[Any]:
     """The same as a user has it; most read x and nothing else."""
     bound, worst, norms = (
-        lstsq_bound(options.target, min(options.rows(*shapes.a.shape), len(found.x))),
+        lstsq_bound(options.target, options.full_rank(*shapes.a.shape)),
         max(found.forward_errors),
         found.residual_norms,
     )
@@ -73,6 +73,7 @@ def result_of(call: Call, shapes: System, options: Options, found: Found) -> Lst
         "tolerance": bound,
         "residual_norm": norms if len(norms) > 1 else norms[0],
         "rank": found.rank,
+        "full_rank": options.full_rank(*shapes.a.shape),
         "factorization": found.label,
         "ranks": Later(lambda: call.first.wrap_array(np.array(found.rank))),
         "fit": Later(fit),
@@ -83,7 +84,7 @@ def result_of(call: Call, shapes: System, options: Options, found: Found) -> Lst
 
 def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
-    run, options = report.run, report.options
+    run, options = report.run, cast(Options, report.options)
     values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
@@ -96,6 +97,7 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
         tolerance=lstsq_bound(options.target, max(1, min(m, n))),
         residual_norm=Later(norms),
         rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
+        full_rank=options.full_rank(m, n),
         factorization=run.label,
         ranks=report.of_members(values.rank, 0),
         passes=passes,

@@ -124,7 +124,7 @@ def fit_in_arrays(
         tolerance=tolerance,
         rank=n,
         determined=True,
-        digits=max(0.0, digits_of(found["forward_error"])),
+        digits=max(0.0, digits_of(found["forward_error"], torch.float64)),
         nit=steps,
         refused=0,
         R=r,

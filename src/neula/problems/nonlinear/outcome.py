@@ -52,7 +52,7 @@ def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSq
         determined=number(found.determined),
         condition=number(found.condition),
         forward_error=number(found.forward_error),
-        digits=max(0.0, digits_of(error)) if error >= 0 else 0.0,
+        digits=max(0.0, digits_of(error, dtype)) if error >= 0 else 0.0,
         nit=number(at.steps),
         refused=number(at.refused),
         R=array(at.near.r, torch.float64),

@@ -72,7 +72,7 @@ def _accepted(
             "tolerance": judge.bound,
             "condition": of["condition"],
             "forward_error": error,
-            "digits": digits_of(error),
+            "digits": digits_of(error, options.dtype),
             "attempts": (Attempt(label, True, reason),),
             "engine": str(options.engine),
             "accuracy": options.target.name,

@@ -147,7 +147,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
             "tolerance": bound,
             "condition": condition,
             "forward_error": forward_error,
-            "digits": digits_of(forward_error),
+            "digits": digits_of(forward_error, options.dtype),
             "history": history,
             "attempts": Later(attempts),
             "engine": str(options.engine),
