@@ -122,7 +122,7 @@ def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: b
             f"condition number {result.condition:.1e} ({run.label})"
         )
     if accurate and run.doubt:
-        return f"{run.doubt} ({run.label})"
+        return f"no digit of x is sure: {run.doubt} ({run.label})"
     if accurate and not unsure(run):
         return run.attempts[-1].reason
     if accurate:
