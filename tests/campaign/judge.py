@@ -1,14 +1,14 @@
 """Verdicts: what an answer of neula says about itself, beside what is true.
 
 unsound
-    No warning, and a true error above ``forward_error``, a wrong rank, a singular system that was solved, or
-    a test ratio of LAPACK above 30. With a warning: a true error above a ``forward_error`` that promises a
-    digit.
+    No warning, and a true error above ``forward_error``, a wrong or a doubtful rank (``doubt.py``), a
+    singular system that was solved, or a test ratio of LAPACK above 30. With a warning: a true error above a
+    ``forward_error`` that promises a digit.
 false alarm
     A warning, or a ``forward_error`` above 1,000 times the true error (or u), where the bound with the true
-    condition and a backward error of u is below 0.01. Only the default chain is asked: who names an
-    algorithm gets that one. With ``certify="forward"`` a warning that digits are missing is none where they
-    are: where ``forward_error`` is not 1,000 times too large.
+    condition and a backward error of u is below 0.01, and the rank is beyond doubt. Only the default chain is
+    asked: who names an algorithm gets that one. With ``certify="forward"`` a warning that digits are missing
+    is none where they are: where ``forward_error`` is not 1,000 times too large.
 violation
     Another promise that was broken; see :func:`_promises`.
 """
@@ -27,6 +27,7 @@ from neula.kernels.magnitudes import SQUARABLE
 from neula.pipeline.inputs import take
 
 from .calls import Answer, as_array
+from .doubt import Dropped
 from .factors import judge_factors
 from .more import judge_bounded
 from .oracle import LeastSquares, System
@@ -77,10 +78,14 @@ def truths(example: Example) -> list[LeastSquares]:
 
 def default_rcond(example: Example) -> float:
     """``max(m, n) 2^-52``, or twice the unit roundoff of the dtype of A if that is larger."""
-    u = format_of(take(example.a, "A").tensor.dtype).u
+    return max(max(example.a.shape[1:]) * 2.0**-52, 2 * stored_unit(example))
+
+
+def stored_unit(example: Example) -> float:
+    """Unit roundoff of the dtype of A."""
     if example.recipe.problem == "held":  # rows of all dtypes are held in double precision
-        u = 2.0**-53
-    return max(max(example.a.shape[1:]) * 2.0**-52, 2 * u)
+        return 2.0**-53
+    return format_of(take(example.a, "A").tensor.dtype).u
 
 
 def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
@@ -109,6 +114,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             warned=answer.warned and (doubted or count == 1),
             exacting=dict(example.recipe.options).get("certify") == "forward",
             rank=None if ranks is None else int(ranks[i]),
+            unit=stored_unit(example),
             u=u,
             spacing=spacing_of(example.a.dtype),
             keeps_rows=example.recipe.problem != "held",
@@ -133,6 +139,8 @@ class _Judged:
         ``forward_errors``.
     rank : int or None
         What the result says; None for systems.
+    unit : float
+        Unit roundoff of the format in which A is stored.
     spacing : int
         ``log2`` of the smallest number of the result's dtype.
     exacting : bool
@@ -150,6 +158,7 @@ class _Judged:
     warned: bool
     exacting: bool
     rank: int | None
+    unit: float
     u: float
     spacing: int
     keeps_rows: bool
@@ -182,7 +191,11 @@ class _Judged:
                 yield Finding("unsound", "rank", f"rank {self.rank}, and {right} is right")
         elif not ((errors <= self.claimed * SLACK) | (self.warned & ~(self.claimed < NO_DIGIT))).all():
             yield Finding("unsound", "error", f"errors {errors}, and forward_errors {self.claimed}")
-        yield from self._alarms(errors, expected)
+        dropped = None if self.rank is None else Dropped.of(self.truth, rank, self.unit)
+        if dropped is not None and not self.warned and dropped.surely:
+            yield Finding("unsound", "doubtful rank", f"rank {rank} is doubtful: {dropped}")
+        if dropped is None or not dropped.perhaps:
+            yield from self._alarms(errors, expected)
         yield from self._promises(rank)
 
     def _alarms(self, errors: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
@@ -211,13 +224,13 @@ class _Judged:
 
 
 def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict, *, estimated: bool) -> None:
-    """``digits`` are those of ``forward_error``, and ``condition`` is right within a factor of 10.
+    """``digits`` are those of ``forward_error`` that x can hold, and ``condition`` is right within
+    a factor of 10.
 
     Factors in a low precision, of who names them, need not show the condition of A.
     """
     bound = float(result.forward_error)
-    with np.errstate(divide="ignore"):
-        digits = -float(np.log10(bound))
+    digits = -float(np.log10(np.maximum(bound, format_of(take(result.x, "x").tensor.dtype).u)))
     if not np.isclose(float(result.digits), digits, atol=1e-6, equal_nan=True):
         verdict.add("violation", "digits", f"digits {result.digits} for a forward_error of {bound}")
     rank = getattr(result, "rank", None)

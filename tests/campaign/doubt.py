@@ -1,0 +1,98 @@
+"""Whether a rank below full is doubtful, by exact singular vectors and an F test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from flint import arb_mat, ctx
+from scipy.special import betainc
+
+from . import spectrum
+from .exact import columns, norm
+from .oracle import LeastSquares
+
+GAP, FREEDOM, SIGNIFICANT = 10.0, 3, 1e-6
+
+NEAR = 1.5
+"""Factor that the gap, and what rounding makes of null vectors, may be off without a finding."""
+
+SURE = 1e3
+"""The same for the probability of the F test."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What B makes of the directions that a rank drops.
+
+    Attributes
+    ----------
+    rank, rows : int
+    gap : float
+        ``sigma_rank / sigma_(rank + 1)``.
+    sizes : ndarray, shape (q,)
+        ``||B v||``.
+    along : ndarray, shape (q, k)
+        Components of ``b - B y*`` along ``B v``.
+    residual : ndarray, shape (k,)
+        Norms of that.
+    rounding : float
+        ``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
+    """
+
+    rank: int
+    rows: int
+    gap: float
+    sizes: np.ndarray
+    along: np.ndarray
+    residual: np.ndarray
+    rounding: float
+
+    @classmethod
+    def of(cls, truth: LeastSquares, rank: int, unit: float) -> Dropped | None:
+        """That of a problem stored with a unit roundoff; None of full rank."""
+        m, n = truth.shape
+        s = truth.singular_values
+        if rank in (0, min(m, n)):
+            return None
+        bits, y = truth._solution(rank)
+        with ctx.workprec(max(bits, spectrum.BITS)):
+            b = truth._scaled(ctx.prec)
+            residual = columns(arb_mat(truth._b) - b * y)
+            wide = b.transpose() if m < n else b
+            vectors = columns(spectrum.eigen(wide.transpose() * wide).vectors)[rank : min(m, n)]
+            sizes, along = [], []
+            for v in vectors:
+                image = v if m < n else (b * arb_mat([[x] for x in v])).entries()
+                size = norm(x.mid() for x in image)
+                sizes.append(float(norm((wide * arb_mat([[x] for x in v])).entries()) / norm(v)))
+                scale = size if size > 0 else 1
+                along.append(
+                    [float(sum((p * q for p, q in zip(image, r, strict=True)), 0) / scale) for r in residual]
+                )
+            lengths = np.array([float(norm(r)) for r in residual])
+        gap = s[rank - 1] / s[rank] if s[rank] else np.inf
+        return cls(rank, m, gap, np.array(sizes), np.array(along), lengths, 2 * n * unit)
+
+    def doubtful(self, factor: float = 1.0, chance: float = 1.0) -> bool:
+        """Whether the rank is, with numbers that are off by factors."""
+        if self.gap < GAP * factor:
+            return True
+        real = self.sizes > self.rounding / factor
+        freedom = self.rows - self.rank - int(real.sum())
+        if not real.any() or freedom < FREEDOM:
+            return False
+        with np.errstate(invalid="ignore"):
+            explained = np.nan_to_num((self.along[real] ** 2).sum(0) / self.residual**2)
+        left = np.clip(1 - explained, 0.0, 1.0)
+        return bool(betainc(freedom / 2, real.sum() / 2, left.min(initial=1.0)) < SIGNIFICANT * chance)
+
+    @property
+    def surely(self) -> bool:
+        """Whether there has to be a warning."""
+        return all(self.doubtful(factor, 1 / SURE) for factor in (1 / NEAR, NEAR))
+
+    @property
+    def perhaps(self) -> bool:
+        """Whether a warning is no false alarm."""
+        return any(self.doubtful(factor, SURE) for factor in (1 / NEAR, 1.0, NEAR))
