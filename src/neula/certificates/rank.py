@@ -44,7 +44,6 @@ def rank_doubt(
     dropped: torch.Tensor,
     along: torch.Tensor,
     length: torch.Tensor,
-    *,
     rank: int,
     rows: int,
     rounding: float,
@@ -73,9 +72,9 @@ def rank_doubt(
     --------
     >>> import torch
     >>> tiny, along, length = (torch.tensor(x, dtype=torch.float64) for x in ([1e-14], [[3.0]], [3.1]))
-    >>> rank_doubt(1e-7, tiny, along, length, rank=2, rows=50, rounding=7e-16)[:67]
+    >>> rank_doubt(1e-7, tiny, along, length, 2, 50, 7e-16)[:67]
     'rank 2 is doubtful: directions that count as zero explain 94% of the'
-    >>> rank_doubt(1e-7, tiny, along / 10, length, rank=2, rows=50, rounding=7e-16)
+    >>> rank_doubt(1e-7, tiny, along / 10, length, 2, 50, 7e-16)
     ''
     """
     if not len(dropped):

@@ -129,8 +129,7 @@ class Coordinates:
         mixed = shortest.spectrum.angle * norm(right[0], dim=0)
         length = norm(torch.cat([along, right[1], mixed[None]]), dim=0)
         noise = max(rounding_of(len(s), unit), Spectrum.rounding(count + len(s)) * float(s[0]))
-        kept, dropped = float(s[rank - 1]), s[rank:]
-        return found._doubted(rank_doubt(kept, dropped, along, length, rank=rank, rows=count, rounding=noise))
+        return found._doubted(rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise))
 
     @classmethod
     def _of(

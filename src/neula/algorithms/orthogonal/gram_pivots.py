@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
-from neula.engines import FP64
+from neula.engines import FP64, Engine
 from neula.kernels.pivoted_cholesky import pivoted_cholesky, pivots_on_device
 
 GRAM_ROUNDING = 4.0
@@ -30,8 +31,28 @@ def gram_noise(rows: int, norm: float) -> float:
     return GRAM_ROUNDING * rows**0.5 * FP64.u * norm
 
 
-def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+def column_basis(a: torch.Tensor, tolerance: float, engine: Engine, width: int) -> torch.Tensor:
     """Orthonormal basis of the columns, but for what is left of each below a part of the longest.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    tolerance : float
+        That part.
+    engine : Engine
+        Multiplies, in float64.
+    width : int
+        Columns of a block of pivots.
+    """
+    basis = basis_by_gram(a, tolerance)
+    if basis is None:
+        work = engine.empty(*a.shape).copy_(a)
+        basis = work[:, : sketched_pivots(work, engine, width, tolerance)[1]]
+    return basis
+
+
+def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+    """That basis from Gram matrices.
 
     Columns are chosen as in QR with pivots, by Cholesky factors of the Gram matrix, which show singular
     values down to the root of rounding errors. What they have found is projected out, and what is left has a

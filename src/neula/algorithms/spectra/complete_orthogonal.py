@@ -19,19 +19,20 @@ subspace iteration do the rest: each multiplies the angle by ``(sigma_(r+1) / si
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.algorithms.orthogonal.gram_pivots import basis_by_gram, gram_noise
-from neula.algorithms.orthogonal.pivots import sketched_pivots
+from neula.algorithms.orthogonal.gram_pivots import column_basis, gram_noise
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
-from neula.certificates.rank import GAP
+from neula.certificates.rank import rank_doubt
 from neula.engines import FP64, Engine
 from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.refining import over
@@ -124,14 +125,11 @@ def complete_orthogonal(
     b_matrix = problem.a / problem.norms
     separated = _separated_rows(b_matrix, gram)
     found = None if separated is None else _subspaces(b_matrix, *separated)
-    if found is not None and not _doubt(found, b_matrix.shape, rcond, problem.rounding):
-        return _solution(problem, b_matrix, found)
+    basis_of = partial(column_basis, engine=engine, width=width)
+    if found is not None and not _doubt(found, b_matrix.shape, rcond):
+        return _beyond_doubt(problem, b_matrix, found, basis_of)
     # What is left of n columns, all of them together, is then below the threshold.
-    tolerance = rcond / (UNWANTED * b_matrix.shape[1] ** 0.5)
-    basis = basis_by_gram(b_matrix, tolerance)
-    if basis is None:
-        work = engine.empty(*b_matrix.shape).copy_(b_matrix)
-        basis = work[:, : sketched_pivots(work, engine, width, tolerance)[1]]
+    basis = basis_of(b_matrix, rcond / (UNWANTED * b_matrix.shape[1] ** 0.5))
     z, t = _graded_qr(b_matrix.T @ basis)
     count = basis.shape[1]
     del basis
@@ -146,9 +144,9 @@ def complete_orthogonal(
     found = _subspaces(b_matrix, z[:, :rank])
     if found is None:
         return BROKEN_DOWN
-    doubt = _doubt(found, b_matrix.shape, rcond, problem.rounding)
+    doubt = _doubt(found, b_matrix.shape, rcond)
     if not doubt:
-        return _solution(problem, b_matrix, found)
+        return _beyond_doubt(problem, b_matrix, found, basis_of)
     return (None if gradual else _without_gap(problem, b_matrix, z, rcond)) or doubt
 
 
@@ -261,14 +259,31 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(image, dim=0).amax()
 
 
-def _doubt(found: Subspaces, shape: torch.Size, rcond: float, rounding: float) -> str:
-    """Empty if the threshold lies between what counts and what does not, rounding errors included, and what
-    does not is rounding errors, and far below what does.
-    """
-    if found.dropped > rounding:
-        return f"singular values of {found.dropped:.1e} may be real"
-    if found.dropped * GAP > found.smallest:
-        return f"there is no gap between the singular values number {found.rank} and {found.rank + 1}"
+def _beyond_doubt(
+    problem: Deficient,
+    b_matrix: torch.Tensor,
+    found: Subspaces,
+    basis_of: Callable[[torch.Tensor, float], torch.Tensor],
+) -> MinimumNorm | str:
+    """The solution, or why its rank is doubtful: by a basis of what is real of B beside Z."""
+    solution, q, norm, least = (
+        _solution(problem, b_matrix, found),
+        found.q,
+        torch.linalg.vector_norm,
+        problem.rounding,
+    )
+    real = q[:, :0]
+    if found.dropped > least:
+        rest = b_matrix - (b_matrix @ found.z) @ found.z.T
+        rest = rest - q @ (q.T @ rest)
+        real = basis_of(rest, least / float(norm(rest, dim=0).amax()))
+    along, length = real.T @ solution.residual, norm(solution.residual, dim=0)
+    dropped = length.new_full((real.shape[1],), found.dropped)
+    return rank_doubt(found.smallest, dropped, along, length, found.rank, len(b_matrix), least) or solution
+
+
+def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
+    """Empty if the threshold lies between what counts and what does not, rounding errors included."""
     eps = Spectrum.rounding(sum(shape))
     low, high = found.largest
     counts = found.smallest - eps * high > rcond * high

@@ -266,8 +266,8 @@ def _doubt(
     left, dropped, _ = over_rows.agreed(*svd(r))
     residual = rest[:, count:]
     along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
-    rows = over_rows.count(len(u))
-    return rank_doubt(kept, dropped, along, length, rank=u.shape[1], rows=rows, rounding=problem.rounding)
+    rank, rows = u.shape[1], over_rows.count(len(u))
+    return rank_doubt(kept, dropped, along, length, rank, rows, problem.rounding)
 
 
 def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _Refined:
