@@ -192,7 +192,7 @@ def test_solve_to_the_forward_error(cond: float) -> None:
         assert result.converged
         assert not result.method.startswith("lu fp64")
         assert scaled_error(A, result.x, x) <= result.forward_error
-        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+        assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
     assert forward.forward_error <= 2 * U64 < backward.forward_error
 
 
@@ -207,7 +207,7 @@ def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
         # On a CPU a Gram matrix comes first, alone, where it is good enough.
         assert "cgls" in result.factorization or engine == "cpu"
         assert scaled_error(A, result.x, x) <= result.forward_error
-        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+        assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
     assert forward.forward_error <= 2 * U64 < backward.forward_error
 
 
@@ -232,11 +232,11 @@ def test_no_digit_is_sure_where_a_named_algorithm_has_a_poor_r(algorithm: str, s
 
 def test_digits_that_were_asked_for_and_are_not_reached_are_said() -> None:
     """A truncated solution is known as well as the singular vectors that are dropped, and no better."""
-    A = random_matrix("geometric", 40, 12, cond=1e8, seed=1).numpy()
+    A = random_matrix("geometric", 40, 5, cond=1e8, seed=1).numpy()
     b = np.random.default_rng(11).standard_normal((40, 2))
-    assert neula.lstsq(A, b, rcond=1e-6).converged
+    assert neula.lstsq(A, b, rcond=1e-5).converged
     with pytest.warns(neula.AccuracyWarning, match=r"forward error .*, asked for 1.8e-15") as caught:
-        result = neula.lstsq(A, b, rcond=1e-6, certify="forward")
+        result = neula.lstsq(A, b, rcond=1e-5, certify="forward")
     assert not issubclass(caught[0].category, neula.IllConditionedWarning), "some digits are sure"
     assert not result.converged
     assert 1.8e-15 < result.forward_error < 0.1
@@ -273,7 +273,7 @@ def test_shapes_of_the_evidence(function: Callable[..., Any]) -> None:
         assert result.forward_errors.dtype == result.conditions.dtype == np.float64
         assert result.forward_error == result.forward_errors.max()
         assert result.condition == result.conditions.max()
-        assert result.digits == pytest.approx(-math.log10(result.forward_error))
+        assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
     single = function(A[0, 0], rng.standard_normal((5, 4)))
     assert single.forward_errors.shape == (4,)
     assert np.shape(single.conditions) == np.shape(single.accepted) == ()
@@ -285,7 +285,7 @@ def test_shapes_of_the_evidence(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
 def test_digits_of_a_solution_that_is_exact(function: Callable[..., Any]) -> None:
     result = function(np.eye(3), np.zeros(3))
-    assert (result.forward_error, result.digits) == (0.0, math.inf)
+    assert (result.forward_error, result.digits) == (0.0, -math.log10(U64))
 
 
 @pytest.mark.parametrize("function", [neula.lstsq, neula.solve])

@@ -96,7 +96,7 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
     }
     rows |= {
         "residual": f"standard deviation {deviation:.4g}, {result.degrees_of_freedom} degrees of freedom",
-        "digits": f"{result.digits:.1f} are free of rounding errors (condition {result.condition:.1e})",
+        "digits": f"{result.digits:.1f} free of rounding errors (condition {result.condition:.1e})",
         "message": result.message,
     }
     facts = {

@@ -127,7 +127,7 @@ def _solution(result: LstsqResult | SolveResult) -> Labelled:
     from neula.certificates.forward_error import SURE
 
     error = result.forward_error
-    correct = f"{result.digits:.1f} are free of rounding errors" if error <= SURE else "none is sure"
+    correct = f"{result.digits:.1f} free of rounding errors" if error <= SURE else "none is sure"
     return {
         "engine": result.engine,
         "tried": attempts(result.attempts),

@@ -56,12 +56,12 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     constraint_error: float = 0.0
     fit: Any = Deferrable(None)  # noqa: RUF009
 
-    def headline(self) -> str:
-        """What is certified, and of which problem where the rank is not full."""
-        return super().headline() + self.deficiency()
+    def remark(self) -> str:
+        """Which problem was solved where the rank is not full, else how many digits are correct."""
+        return self.deficiency() or super().remark()
 
     def deficiency(self) -> str:
-        """What is said behind a verdict where the rank is not full."""
+        """That the rank is not full; nothing where it is."""
         if not self.rank < self.full_rank:
             return ""
         smallest = "smallest " if shown.members(self.accepted) else ""
@@ -71,6 +71,8 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
         """What matters: the answer, how it came about, and how good it is."""
         norms = self.residual_norm if isinstance(self.residual_norm, list) else [self.residual_norm]
         more = {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
+        if self.deficiency():
+            more = {"digits": shown.sure(self.digits), **more}
         if self.passes:
             more["passes over A"] = f"{self.passes}"
         return self.rows_with(self.factorization, more)

@@ -116,7 +116,7 @@ def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
 
 def sure(digits: float) -> str:
     """How much of x rounding errors leave: noise in the data does not count."""
-    return f"{digits:.1f} digits of x are free of rounding errors" if digits > 0 else "no digit of x is sure"
+    return f"{digits:.1f} digits free of rounding errors" if digits > 0 else "no digit of x is sure"
 
 
 def verdict(accuracy: str, *, converged: bool) -> str:

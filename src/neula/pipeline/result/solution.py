@@ -81,7 +81,11 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     def headline(self) -> str:
         """What is certified, in a line."""
         certified = shown.verdict(self.accuracy, converged=self.converged)
-        return f"{certified}{shown.members(self.accepted)}, {shown.sure(self.digits)}"
+        return f"{certified}{shown.members(self.accepted)}{self.remark()}"
+
+    def remark(self) -> str:
+        """What the headline says behind the verdict."""
+        return f", {shown.sure(self.digits)}"
 
     def rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is, with more of the latter."""
