@@ -154,7 +154,9 @@ def lstsq(
     AccuracyWarning
         If the accuracy was not reached; the result says how far it got.
     IllConditionedWarning
-        If A is so ill-conditioned that no digit of x is sure. It is an AccuracyWarning, too.
+        If A is so ill-conditioned that no digit of x is sure, or if its rank is below full and doubtful: the
+        singular values beside ``rcond`` are less than a factor of ten apart, or a direction that counts as
+        zero is real and carries the data (:mod:`neula.certificates.rank`). It is an AccuracyWarning, too.
 
     See Also
     --------

@@ -84,9 +84,9 @@ def pinv(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached, or the rank is in doubt.
+        If the accuracy was not reached.
     IllConditionedWarning
-        If no digit of a column (of a row, if A is tall) is sure.
+        If no digit of a column (of a row, if A is tall) is sure, or the rank is doubtful.
 
     See Also
     --------
