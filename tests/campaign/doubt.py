@@ -28,14 +28,13 @@ class Dropped:
     Attributes
     ----------
     rank, rows : int
+        Rows that vanish do not count.
     gap : float
         ``sigma_rank / sigma_(rank + 1)``.
     sizes : ndarray, shape (q,)
         ``||B v||``.
     along : ndarray, shape (q, k)
-        Components of ``b - B y*`` along ``B v``.
-    residual : ndarray, shape (k,)
-        Norms of that.
+        Components of ``b - B y*`` along ``B v``, relative to its norm.
     rounding : float
         ``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
     """
@@ -45,7 +44,6 @@ class Dropped:
     gap: float
     sizes: np.ndarray
     along: np.ndarray
-    residual: np.ndarray
     rounding: float
 
     @classmethod
@@ -64,15 +62,13 @@ class Dropped:
             sizes, along = [], []
             for v in vectors:
                 image = v if m < n else (b * arb_mat([[x] for x in v])).entries()
-                size = norm(x.mid() for x in image)
                 sizes.append(float(norm((wide * arb_mat([[x] for x in v])).entries()) / norm(v)))
-                scale = size if size > 0 else 1
-                along.append(
-                    [float(sum((p * q for p, q in zip(image, r, strict=True)), 0) / scale) for r in residual]
-                )
-            lengths = np.array([float(norm(r)) for r in residual])
+                along.append([_cosine(image, r) for r in residual])
         gap = s[rank - 1] / s[rank] if s[rank] else np.inf
-        return cls(rank, m, gap, np.array(sizes), np.array(along), lengths, 2 * n * unit)
+        used = sum(
+            any(int(x) for x in (*p, *q)) for p, q in zip(truth._a.tolist(), truth._b.tolist(), strict=True)
+        )
+        return cls(rank, used, gap, np.array(sizes), np.array(along), 2 * n * unit)
 
     def doubtful(self, factor: float = 1.0, chance: float = 1.0) -> bool:
         """Whether the rank is, with numbers that are off by factors."""
@@ -82,9 +78,7 @@ class Dropped:
         freedom = self.rows - self.rank - int(real.sum())
         if not real.any() or freedom < FREEDOM:
             return False
-        with np.errstate(invalid="ignore"):
-            explained = np.nan_to_num((self.along[real] ** 2).sum(0) / self.residual**2)
-        left = np.clip(1 - explained, 0.0, 1.0)
+        left = np.clip(1 - (self.along[real] ** 2).sum(0), 0.0, 1.0)
         return bool(betainc(freedom / 2, real.sum() / 2, left.min(initial=1.0)) < SIGNIFICANT * chance)
 
     @property
@@ -96,3 +90,10 @@ class Dropped:
     def perhaps(self) -> bool:
         """Whether a warning is no false alarm."""
         return any(self.doubtful(factor, SURE) for factor in (1 / NEAR, 1.0, NEAR))
+
+
+def _cosine(x: list, y: list) -> float:
+    """Of the angle between two vectors; 0 where one vanishes."""
+    size = norm(x) * norm(y)
+    product = sum((p * q for p, q in zip(x, y, strict=True)), 0)
+    return float(product / size) if size > 0 else 0.0

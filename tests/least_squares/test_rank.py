@@ -46,6 +46,9 @@ def batch(a: np.ndarray, b: np.ndarray, **options: Any) -> Any:
 WAYS: dict[str, Callable[..., Any]] = {
     "alone": neula.lstsq,
     "weights": lambda a, b, **options: neula.lstsq(a, b, weights=np.linspace(0.5, 2, len(a)), **options),
+    "masked": lambda a, b, **options: neula.lstsq(
+        np.vstack([a, a[:9]]), np.append(b, b[:9] + 1), weights=np.repeat([1.0, 0.0], [len(a), 9]), **options
+    ),
     "two sides": lambda a, b, **options: neula.lstsq(
         a, np.column_stack([np.cos(np.arange(len(a)) ** 2), b]), **options
     ),
@@ -100,6 +103,17 @@ def test_noise_along_a_dropped_direction_is_no_doubt(way: str) -> None:
     a, b = trend(50, 1e8)[0], np.random.default_rng(3).standard_normal(50)
     result, said = doubted(WAYS[way], a, b)
     assert (result.rank, said) == (2, [])
+
+
+def test_masked_rows_are_no_degrees_of_freedom() -> None:
+    """Of five rows two are left for a test, which needs three."""
+    a, b = trend(40, 1e4)
+    for used in (5, 6):
+        result, said = doubted(
+            neula.lstsq, a, b, weights=np.repeat([1.0, 0.0], [used, 40 - used]), rcond=1e-9
+        )
+        assert result.rank == 2
+        assert bool(said) == (used == 6)
 
 
 def spectrum(values: list[float], m: int = 30) -> tuple[np.ndarray, np.ndarray]:

@@ -64,7 +64,7 @@ def rank_doubt(
         Norms of the residuals.
     rank : int
     rows : int
-        Of A.
+        Of A and b, without those that vanish.
     rounding : float
         Of :func:`rounding_of`.
 
@@ -72,10 +72,8 @@ def rank_doubt(
     --------
     >>> import torch
     >>> tiny, along, length = (torch.tensor(x, dtype=torch.float64) for x in ([1e-14], [[3.0]], [3.1]))
-    >>> rank_doubt(1e-7, tiny, along, length, 2, 50, 7e-16)[:67]
-    'rank 2 is doubtful: directions that count as zero explain 94% of the'
-    >>> rank_doubt(1e-7, tiny, along / 10, length, 2, 50, 7e-16)
-    ''
+    >>> [bool(rank_doubt(1e-7, tiny, part * along, length, 2, 50, 7e-16)) for part in (1, 0.1)]
+    [True, False]
     """
     if not len(dropped):
         return ""
@@ -91,8 +89,7 @@ def rank_doubt(
         return ""
     from scipy.special import betainc
 
-    total = length.square()
-    left = (1 - along[real].square().sum(0) / total).where(total > 0, 1.0).clamp(0.0, 1.0)
+    left = (1 - (along[real] / length).square().sum(0)).where(length > 0, 1.0).clamp(0.0, 1.0)
     least = float(left.amin()) if len(left) else 1.0
     # Of noise, the part that the directions leave has a beta distribution.
     chance = float(betainc(freedom / 2, count / 2, least))

@@ -279,7 +279,7 @@ def _beyond_doubt(
         real = basis_of(rest, least / float(norm(rest, dim=0).amax()))
     along, length = real.T @ solution.residual, norm(solution.residual, dim=0)
     dropped = length.new_full((real.shape[1],), found.dropped)
-    return rank_doubt(found.smallest, dropped, along, length, found.rank, len(b_matrix), least) or solution
+    return rank_doubt(found.smallest, dropped, along, length, found.rank, problem.rows, least) or solution
 
 
 def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:

@@ -66,6 +66,12 @@ class Deficient:
         """What rounding A makes of singular values that are zero, from above."""
         return rounding_of(self.a.shape[1], self.unit)
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are without those that weights have made zero."""
+        used = self.a.any(1) | self.b.any(1)
+        return int(self.over_rows.total(used.sum().double()))
+
 
 @dataclass(frozen=True)
 class MinimumNorm:
@@ -266,8 +272,7 @@ def _doubt(
     left, dropped, _ = over_rows.agreed(*svd(r))
     residual = rest[:, count:]
     along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
-    rank, rows = u.shape[1], over_rows.count(len(u))
-    return rank_doubt(kept, dropped, along, length, rank, rows, problem.rounding)
+    return rank_doubt(kept, dropped, along, length, u.shape[1], problem.rows, problem.rounding)
 
 
 def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _Refined:
