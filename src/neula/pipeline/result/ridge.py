@@ -33,10 +33,18 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
         Whose mean that is.
     backward_errors : array of float64, shape (p,) or (p, k)
         Relative change of A and b (with the rows of damping below) for which each x is exact.
+    forward_errors : array of float64, shape (p,) or (p, k)
+        Bounds on ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns of A with the damping below,
+        as :func:`neula.lstsq` has them. Above 0.1 no digit is sure.
+    residual_norm_errors, gcv_errors, leave_one_out_errors : array of float64, shape (p,) or (p, k)
+        Bounds on the relative errors of these numbers, for A, b and damps as they are stored.
+    accepted : array of bool, shape (p,) or (p, k)
+        Whether the backward error is small enough, and a digit of each of these is sure, or the number is
+        zero as far as rounding errors of b let it be known.
     tolerance : float
-        What these were asked to be.
+        What backward errors were asked to be.
     converged : bool
-        Whether all of them are.
+        Whether all solutions are accepted.
     attempts : tuple of Attempt
         How A was factorized.
     engine, accuracy : str
@@ -52,6 +60,11 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
     leave_one_out: Any
     squared_errors: Any
     backward_errors: Any
+    forward_errors: Any
+    residual_norm_errors: Any
+    gcv_errors: Any
+    leave_one_out_errors: Any
+    accepted: Any
     tolerance: float
     converged: bool
     attempts: tuple[Attempt, ...] = ()

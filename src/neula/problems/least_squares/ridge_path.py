@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Unpack, overload
 
 import torch
 
-from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.certificates.kkt import KKTNorms
+from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import Engine
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.kernels.svd import svd
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import broadcast_system
-from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.least_squares.lstsq import default_rcond
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.ridge_refined import Estimates
+from neula.problems.least_squares.ridge_solutions import Path, Scaled, norm
 from neula.problems.signatures import Kind, RidgeKeywords
+
+ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
+"""Of which each a digit is to be sure."""
 
 
 @overload
@@ -132,45 +133,72 @@ def ridge_path(
     before = _checked_leverage(call.here(take(leverage, "leverage").tensor).double(), len(a))
     for name, x in (("A", a), ("b", b.squeeze(-1) if shapes.is_vector else b)):
         check_finite(x, x, name)
-    report = stage(progress, "factorizing")
+    report, bound = stage(progress, "factorizing"), lstsq_bound(call.target, max(1, min(a.shape)))
+    options = Options(
+        engine=call.engine,
+        target=call.target,
+        dtype=torch.float64,
+        algorithm=None,
+        compute=None,
+        damp=0.0,
+        weights=None,
+        rcond=default_rcond(a),
+        max_iterations=60,
+        forward=False,
+        progress=None,
+    )
     with call.computing():
-        scaled = Scaled.of(a, b, given)
-        qr = certified_qr(scaled.a[None], call.engine)
-        path = Path.of(qr.q[0], qr.r[0], scaled.b, scaled.damps, before)
+        scaled = Scaled.of(a, b, given, before)
+        path = Path.of(scaled, call.engine)
         report(1.0)
-        solutions = path.solutions()
+        found = Estimates.of(path, bound)
+        found.refine(options)
+        solutions = found.x.value
         x = scaled.in_units(solutions).to(call.dtype).double()
-        errors = _backward_errors(scaled, path, solutions) + _rounding(scaled, solutions, x)
-        residuals, left_out = (shift(y, scaled.of_b) for y in (path.residual_norms(), path.left_out()))
-    bound, squared = lstsq_bound(call.target, max(1, min(a.shape))), left_out.square()
+        rounding = scaled.rounding(solutions, x)
+        errors, forward = path.backward_errors(solutions) + rounding, rounded_error(found.x.error, rounding)
+        tested = found.residual, found.gcv, found.leave_one_out
+        known = [found.known(each) for each in tested]
+        sure = [forward <= SURE, *known]
+        accepted = torch.stack([errors <= bound, *sure]).all(0)
+        left_out = shift(torch.where(known[-1][:, None], found.left_out.value, torch.nan), scaled.of_b)
+        residuals, gcv = (shift(each.value, scaled.of_b) for each in (found.residual, found.gcv))
 
     def of_columns(y: torch.Tensor) -> Any:
         """Of each damping and right-hand side, shape (p, k)."""
-        return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), torch.float64)
+        return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
-    free = len(a) - path.effective - before.sum()
+    squared = left_out.square()
+    of_residual, of_gcv, of_left_out = (each.relative for each in tested)
     result = RidgePath(
         damps=call.give_back(given, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
-        residual_norms=of_columns(residuals),
-        solution_norms=of_columns(
-            shift(torch.linalg.vector_norm(solutions, dim=1), scaled.of_b - scaled.of_a)
-        ),
+        residual_norms=of_columns(path.size * residuals),
+        solution_norms=of_columns(shift(norm(solutions, dim=1), scaled.of_b - scaled.of_a)),
         effective_degrees_of_freedom=call.give_back(path.effective, torch.float64),
-        gcv=of_columns(len(a) * residuals.square() / free[:, None].square()),
+        gcv=of_columns(torch.where(known[1], gcv.square(), torch.nan)),
         leave_one_out=of_columns(squared.mean(1)),
         squared_errors=call.give_back(squared[..., 0] if shapes.is_vector else squared, torch.float64),
         backward_errors=of_columns(errors),
+        forward_errors=of_columns(forward),
+        residual_norm_errors=of_columns(of_residual),
+        gcv_errors=of_columns(of_gcv * (2 + of_gcv)),
+        leave_one_out_errors=of_columns(of_left_out * (2 + of_left_out)),
+        accepted=of_columns(accepted),
         tolerance=bound,
-        converged=bool((errors <= bound).all()),
-        attempts=qr.attempts,
+        converged=bool(accepted.all()),
+        attempts=path.attempts,
         engine=str(call.engine),
         accuracy=call.target.name,
         seconds=call.seconds,
     )
     if not result.converged:
-        why = f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
-        call.report_missed(f"a ridge path is not certified to {result.accuracy} accuracy", why, result, [()])
+        unsure = [name for name, each in zip(ANSWERS, sure, strict=True) if not bool(each.all())]
+        why = f"no digit of {', '.join(unsure)} is sure" if unsure else ""
+        why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
+        worst = f"{int((~accepted).any(1).sum())} of {len(given)} dampings: {why}"
+        what = f"a ridge path is not certified to {result.accuracy} accuracy"
+        call.report_missed(what, worst, result, [()], unsure=bool(unsure))
     return result
 
 
@@ -192,154 +220,3 @@ def _checked_leverage(leverage: torch.Tensor, m: int) -> torch.Tensor:
     if not bool(((leverage >= 0) & (leverage <= 1)).all()):
         raise ValueError("leverage must be between 0 and 1")
     return leverage.expand(m)[:, None]
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """A, b and dampings in numbers near 1, so that no square is lost.
-
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-    b : Tensor, shape (m, k)
-    damps : Tensor, shape (p,)
-    of_a : Tensor
-        Binary exponent that was taken out of A and of the dampings.
-    of_b : Tensor, shape (k,)
-        Of the right-hand sides.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    damps: torch.Tensor
-    of_a: torch.Tensor
-    of_b: torch.Tensor
-
-    @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor) -> Scaled:
-        of_a = binary_exponents(torch.cat([damps.new_zeros(1), damps, a.abs().flatten()]).amax())
-        of_b = binary_exponents(torch.cat([b.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
-        return cls(shift(a, -of_a), shift(b, -of_b), shift(damps, -of_a), of_a, of_b)
-
-    def in_units(self, x: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-        return shift(x, self.of_b - self.of_a)
-
-    def near_one(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`in_units`."""
-        return shift(x, self.of_a - self.of_b)
-
-    @cached_property
-    def columns(self) -> torch.Tensor:
-        """Norms of the columns of A with each damping below, shape (p, n, 1); 1 for zero."""
-        columns = torch.hypot(torch.linalg.vector_norm(self.a, dim=0), self.damps[:, None])[..., None]
-        return torch.where(columns > 0, columns, 1.0)
-
-
-@dataclass(frozen=True)
-class Path:
-    """Solutions for many dampings, in terms of singular vectors.
-
-    Attributes
-    ----------
-    u : Tensor, shape (m, r)
-        Left singular vectors of A.
-    v : Tensor, shape (n, r)
-    s : Tensor, shape (r,)
-    c : Tensor, shape (r, k)
-        ``U^T b``.
-    b : Tensor, shape (m, k)
-    damps : Tensor, shape (p,)
-    before : Tensor, shape (m, 1)
-        Leverages of what A and b are orthogonal to.
-    """
-
-    u: torch.Tensor
-    v: torch.Tensor
-    s: torch.Tensor
-    c: torch.Tensor
-    b: torch.Tensor
-    damps: torch.Tensor
-    before: torch.Tensor
-
-    @classmethod
-    def of(
-        cls,
-        q: torch.Tensor,
-        r: torch.Tensor,
-        b: torch.Tensor,
-        damps: torch.Tensor,
-        before: torch.Tensor,
-    ) -> Path:
-        """The path of ``A = Q R``, by the SVD of R."""
-        left, s, vt = svd(r)
-        u = q @ left
-        return cls(u, vt.mT, s, u.mT @ b, b, damps, before)
-
-    @cached_property
-    def filters(self) -> torch.Tensor:
-        """``s^2 / (s^2 + damp^2)``, shape (p, r); without damping 0 where s is rounding errors."""
-        size = max(len(self.u), len(self.v))
-        s = torch.where(self.s > size * 2.0**-52 * self.s.max(), self.s, 0.0) if len(self.s) else self.s
-        squares = torch.where(self.damps[:, None] > 0, self.s, s).square()
-        total = squares + self.damps.square()[:, None]
-        return torch.where(total > 0, squares / total, 0.0)
-
-    @property
-    def effective(self) -> torch.Tensor:
-        """Effective degrees of freedom, shape (p,)."""
-        return self.filters.sum(1)
-
-    def solutions(self) -> torch.Tensor:
-        """Solutions for all dampings, shape (p, n, k)."""
-        s = torch.where(self.s > 0, self.s, 1.0)
-        return self.v @ ((self.filters / s)[:, :, None] * self.c)
-
-    @cached_property
-    def outside(self) -> torch.Tensor:
-        """What no x takes away of b, shape (m, k)."""
-        return self.b - self.u @ self.c
-
-    def residual_norms(self) -> torch.Tensor:
-        """``||b - A x||`` for all dampings, shape (p, k)."""
-        outside = torch.linalg.vector_norm(self.outside, dim=0)
-        inside = torch.linalg.vector_norm((1 - self.filters)[:, :, None] * self.c, dim=1)
-        return torch.hypot(outside.expand_as(inside), inside)
-
-    def left_out(self) -> torch.Tensor:
-        """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
-        inside = (1 - self.filters).mT[:, :, None] * self.c[:, None]
-        found = _times(self.u, inside).add_(self.outside[:, None])
-        found /= (1 - self.before - self.u.square() @ self.filters.mT)[..., None]
-        return found.movedim(1, 0)
-
-
-def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A product with vectors for all dampings and right-hand sides at once, shape (n, p, k) to (m, p, k)."""
-    return (a @ x.flatten(1)).unflatten(1, x.shape[1:])
-
-
-def _rounding(scaled: Scaled, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-    """What is lost of x as it is returned, relative to it, shape (p, k)."""
-    lost, norm = x - scaled.near_one(given), torch.linalg.vector_norm
-    return over(norm(scaled.columns * lost, dim=1), norm(scaled.columns * x, dim=1))
-
-
-def _backward_errors(scaled: Scaled, path: Path, x: torch.Tensor) -> torch.Tensor:
-    """Of each solution, of the problem with the rows of damping below, shape (p, k)."""
-    norm, a, damps, x = torch.linalg.vector_norm, scaled.a, scaled.damps[:, None], x.movedim(0, 1)
-    residual = scaled.b[:, None] - _times(a, x)
-    gradient = _times(a.mT, residual).sub_(damps.square() * x)
-    weight = torch.hypot(path.s[:, None], damps.mT)
-    if len(path.s):
-        weight = torch.where(weight > path.s.max() * 1e-15, weight, torch.inf)
-    columns = scaled.columns.movedim(0, 1)
-    projected = norm(_times(path.v.mT, gradient) / weight[..., None], dim=0)
-    return KKTNorms(
-        residual=torch.hypot(norm(residual, dim=0), damps * norm(x, dim=0)),
-        wrong=norm(gradient / columns, dim=0),
-        projected=projected,
-        rest=torch.zeros_like(projected),
-        image=norm(columns * x, dim=0),
-        b=norm(scaled.b, dim=0),
-    ).backward_error

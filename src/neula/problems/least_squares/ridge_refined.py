@@ -1,0 +1,186 @@
+"""Ridge solutions and errors of prediction that an SVD leaves without digits, by the refinement of lstsq."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import Overdetermined
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
+from neula.algorithms.orthogonal.r_only import householder_r
+from neula.certificates.forward_error import SURE
+from neula.kernels.shift import shift
+from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm
+from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.least_squares.scaled import ScaledProblems
+
+HALF = 2.0**-26
+"""Forward error of small problems from which on they are refined: half of the digits are lost."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Solutions and errors of prediction, with bounds on their errors.
+
+    Attributes
+    ----------
+    path : Path
+    x : Bounded
+        Solutions of the scaled problem, shape (p, n, k), and their forward errors, shape (p, k).
+    residual : Bounded
+        Norms of residuals divided by the size of W, shape (p, k).
+    left_out : Bounded
+        Errors of prediction of rows that are left out, shape (p, m, k).
+    least : Tensor, shape (k,)
+        Errors of prediction that are as good as zero: those to which solutions are computed.
+    """
+
+    path: Path
+    x: Bounded
+    residual: Bounded
+    left_out: Bounded
+    least: torch.Tensor
+
+    @classmethod
+    def of(cls, path: Path, bound: float) -> Estimates:
+        """By the SVD alone; backward errors up to the bound are as good as none."""
+        x, residual = path.solutions(), path.residual_norms()
+        return cls(
+            path,
+            Bounded(x, path.error_of_x(x, residual)),
+            Bounded(residual, path.error_of_residual(x, residual)),
+            path.left_out(x, residual),
+            bound * path.b_norm,
+        )
+
+    @property
+    def leave_one_out(self) -> Bounded:
+        """Root mean squares of errors of prediction, shape (p, k)."""
+        root = max(1, len(self.path.scaled.a)) ** 0.5
+        return Bounded(*(norm(y, dim=1) / root for y in self.left_out))
+
+    @property
+    def gcv(self) -> Bounded:
+        """The same by generalized cross-validation: square roots, shape (p, k)."""
+        m, trace = len(self.path.scaled.a), self.path.trace
+        value = m**0.5 * self.residual.value / trace.value
+        error = m**0.5 * self.residual.error / trace.value + value * trace.relative
+        return Bounded(value, error)
+
+    def known(self, found: Bounded, most: float = SURE) -> torch.Tensor:
+        """Whether numbers have so few errors, or are zero as far as b can say."""
+        return (found.relative <= most) | (found.error <= self.least)
+
+    def refine(self, options: Options) -> None:
+        """Replace what has too few digits."""
+        scaled, (m, n) = self.path.scaled, self.path.scaled.a.shape
+        if not m or not n or not self.x.value.numel():
+            return
+        most = HALF if replace(options, damp=1.0).refines_doubled(m, n) else SURE
+        few = ~((self.x.error <= most) & self.known(self.residual, most))
+        doubtful = self._doubtful
+        places = (few | doubtful.any(1)).any(1).nonzero()[:, 0]
+        rows = doubtful.any(2).any(0).nonzero()[:, 0]
+        size = (m + n) * max(n, scaled.b.shape[1] + len(rows))
+        for part in places.split(max(1, options.engine.tuning.chunk_elements // size)) if len(places) else ():
+            self._refine(part, rows)
+        for place in (self.x.error > SURE).any(1).nonzero()[:, 0].tolist():
+            self._solve(place, options)
+        for place, row in self._doubtful.any(2).nonzero().tolist():
+            self._leave_out(place, row, options)
+
+    @property
+    def _doubtful(self) -> torch.Tensor:
+        """Which rows leave no digit of the errors of prediction, shape (p, m, k)."""
+        return ~self.known(self.left_out) & ~self.known(self.leave_one_out)[:, None]
+
+    def _refine(self, places: torch.Tensor, rows: torch.Tensor) -> None:
+        """Some dampings, with residuals of some unit vectors, in twice the working precision."""
+        scaled = self.path.scaled
+        k, n = scaled.b.shape[1], scaled.a.shape[1]
+        units = torch.eye(len(scaled.a), dtype=torch.float64, device=rows.device)[:, rows]
+        stacks = stacked(scaled, places)
+        below = stacks.new_zeros(stacks.shape[1] - len(scaled.a), k + len(rows))
+        b = torch.cat([torch.cat([scaled.b, units], 1), below]).expand(len(stacks), -1, -1)
+        x, residual, error = _refined(stacks, b)
+        self.x.put_at(places, x.value[:, :n, :k], x.error[:, :k])
+        size = self.path.size[places]
+        lengths = over_size(norm(residual[:, : len(scaled.a), :k], dim=1), size)
+        self.residual.put_at(places, lengths, over_size(error[:, :k], size))
+        if not len(rows) or scaled.is_projected:
+            return
+        of_units = residual[:, rows, k + torch.arange(len(rows), device=rows.device)][..., None]
+        of_unit = error[:, k:, None]
+        value = residual[:, rows, :k] / of_units
+        wrong = (error[:, None, :k] + value.abs() * of_unit) / (of_units - of_unit)
+        wrong = torch.where((of_units > of_unit) & wrong.isfinite(), wrong, torch.inf)
+        self.left_out.put_at((places[:, None], rows), value, wrong)
+
+    def _solve(self, place: int, options: Options) -> None:
+        """All that :func:`lstsq` does for one damping."""
+        scaled = self.path.scaled
+        found, accepted = _solved(scaled.a, scaled.b, replace(options, damp=float(scaled.damps[place])))
+        error = torch.where(accepted, found.forward_error[0], torch.inf)
+        better = torch.tensor([place], device=error.device)
+        self.x.put_at(better, found.x, error[None])
+
+    def _leave_out(self, place: int, row: int, options: Options) -> None:
+        """Fit all rows but one."""
+        scaled = self.path.scaled
+        if scaled.is_projected:
+            return
+        rest = torch.arange(len(scaled.a), device=scaled.a.device) != row
+        where = torch.tensor([place], device=scaled.a.device)
+        a = stacked(scaled, where)[0]
+        below = a.new_zeros(len(a) - len(rest), scaled.b.shape[1])
+        rest = torch.cat([rest, torch.ones(len(below), dtype=torch.bool, device=rest.device)])
+        b = torch.cat([scaled.b, below])
+        found, accepted = _solved(a[rest], b[rest], options)
+        columns = norm(a[rest], dim=0)[:, None]
+        size = found.forward_error[0] * norm(columns * found.x[0], dim=0)
+        error = norm(a[row] / torch.where(columns[:, 0] > 0, columns[:, 0], torch.inf)) * size
+        error = error + 2.0**-50 * (scaled.b[row].abs() + a[row].abs() @ found.x[0].abs())
+        error = torch.where(accepted, error, torch.inf)
+        places = where, torch.tensor([row], device=a.device)
+        self.left_out.put_at(places, (scaled.b[row] - a[row] @ found.x[0])[None], error[None])
+
+
+def stacked(scaled: Scaled, places: torch.Tensor) -> torch.Tensor:
+    """A with some dampings below, and what A is orthogonal to beside it, shape (places, m + n, n or n + 1)."""
+    (m, n), damps, beside = scaled.a.shape, scaled.damps[places, None], scaled.mean
+    a = scaled.a.expand(len(damps), m, n)
+    found = torch.cat([a, torch.diag_embed(damps.expand(-1, n))], 1)
+    if beside is None:
+        return found
+    beside = torch.cat([beside, beside.new_zeros(n, 1)]).expand(len(damps), m + n, 1)
+    return torch.cat([found, beside], 2)
+
+
+def over_size(x: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Divided by the size of W; infinite where that vanishes."""
+    return torch.where(size > 0, x / size, torch.inf)
+
+
+def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, torch.Tensor, torch.Tensor]:
+    """Solutions of full-rank problems with forward errors, residuals, and bounds on the errors of these."""
+    problems = ScaledProblems.of(a, b, None, 0.0)
+    system = Overdetermined(problems.a, householder_r(problems.a))
+    refinement = Refinement(system, problems.b, 0.0)
+    while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):
+        refinement.step()
+    found = refinement.solution()
+    assert system.doubled is not None
+    residual = system.doubled.residual(refinement.high, problems.b, refinement.low)[0]
+    error = torch.where(system.rate[:, None] <= MAX_RATE, system.norm_bound * refinement.left, torch.inf)
+    exponents = problems.b_columns
+    x = Bounded(problems.unscale(found.x), found.forward_error.nan_to_num(torch.inf))
+    return x, shift(residual, exponents), shift(error, exponents[:, 0]).nan_to_num(torch.inf)
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
+    problems = Problems(a[None], b[None], options)
+    run = with_exact_zeros(solve_problems(problems, is_batch=False), problems)
+    return run.found, torch.from_numpy(run.accepted).to(a.device)

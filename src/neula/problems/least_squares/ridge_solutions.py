@@ -1,0 +1,340 @@
+"""Ridge solutions for many dampings and their errors of prediction, with bounds on the errors of both.
+
+With ``A = U S V^T`` and ``W = I - A (A^T A + damp^2)^-1 A^T`` the residual is ``W b``, and a row that is left
+out is predicted with the error ``(W b)_i / W_ii``. The eigenvalues of W are computed as
+``damp^2 / (s^2 + damp^2)``: one minus the filter ``s^2 / (s^2 + damp^2)`` cancels. Where all rows of b are in
+the range of A, W vanishes with the damping, and its size is a factor that quotients do not need.
+
+Bounds are those of perturbation theory, to first order, for the backward error E of the SVD that is measured:
+the residual moves by ``W E x + A (A^T A + damp^2)^-1 E^T r``, and ``W_ii`` likewise with the unit vector as b.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from neula.algorithms.scaling import binary_exponents
+from neula.certificates.kkt import KKTNorms
+from neula.engines import FP64, Engine
+from neula.kernels.refining import over
+from neula.kernels.shift import shift
+from neula.kernels.svd import svd
+from neula.pipeline.result import Attempt
+from neula.problems.orthogonal.certified import certified_qr
+
+norm = torch.linalg.vector_norm
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A, b and dampings in numbers near 1, so that no square is lost.
+
+    Attributes
+    ----------
+    a : Tensor, shape (m, n)
+    b : Tensor, shape (m, k)
+    damps : Tensor, shape (p,)
+    of_a : Tensor
+        Binary exponent that was taken out of A and of the dampings.
+    of_b : Tensor, shape (k,)
+        Of the right-hand sides.
+    before : Tensor, shape (m, 1)
+        Leverages of what A and b are orthogonal to.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    damps: torch.Tensor
+    of_a: torch.Tensor
+    of_b: torch.Tensor
+    before: torch.Tensor
+
+    @classmethod
+    def of(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, before: torch.Tensor) -> Self:
+        of_a = binary_exponents(torch.cat([damps.new_zeros(1), damps, a.abs().flatten()]).amax())
+        of_b = binary_exponents(torch.cat([b.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
+        return cls(shift(a, -of_a), shift(b, -of_b), shift(damps, -of_a), of_a, of_b, before)
+
+    def in_units(self, x: torch.Tensor) -> torch.Tensor:
+        """Solutions in the units that were given."""
+        return shift(x, self.of_b - self.of_a)
+
+    def near_one(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`in_units`."""
+        return shift(x, self.of_a - self.of_b)
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """Norms of the columns of A with each damping below, shape (p, n, 1); 1 for zero."""
+        columns = torch.hypot(norm(self.a, dim=0), self.damps[:, None])[..., None]
+        return torch.where(columns > 0, columns, 1.0)
+
+    @cached_property
+    def mean(self) -> torch.Tensor | None:
+        """The one vector that A and b are orthogonal to, shape (m, 1), the largest element 1; None where that
+        is not known from its leverages: of means it has no negative element.
+        """
+        z, (m, n) = self.before.sqrt(), self.a.shape
+        if not m or abs(float(self.before.sum()) - 1) > m * FP64.u:
+            return None
+        given = torch.cat([self.a, self.b], 1)
+        sizes = norm(given, dim=0)
+        return z / z.max() if bool(((z.mT @ given).abs() <= 8 * m * FP64.u * sizes).all()) else None
+
+    @property
+    def is_projected(self) -> bool:
+        """Whether leverages are there of directions that are not known."""
+        return self.mean is None and bool(self.before.any())
+
+    def rounding(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+        """What is lost of x as it is returned, relative to it, shape (p, k)."""
+        lost = x - self.near_one(given)
+        return over(norm(self.columns * lost, dim=1), norm(self.columns * x, dim=1))
+
+
+class Bounded(NamedTuple):
+    """Numbers, and bounds on their errors."""
+
+    value: torch.Tensor
+    error: torch.Tensor
+
+    @property
+    def relative(self) -> torch.Tensor:
+        """Bound on the error relative to the exact number; infinite where that may be zero."""
+        return relative(self.error, self.value.abs())
+
+    def put_at(self, places: Any, value: torch.Tensor, error: torch.Tensor) -> None:
+        """Take others at some places where they are better."""
+        better = error < self.error[places]
+        self.error[places] = torch.where(better, error, self.error[places])
+        better = better if better.ndim == value.ndim else better[:, None]
+        self.value[places] = torch.where(better, value, self.value[places])
+
+
+def relative(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+    """Errors relative to exact numbers, by those that were computed; infinite where nothing is known."""
+    found = over(error, size)
+    return torch.where(found < 1, found / (1 - found), torch.inf)
+
+
+@dataclass(frozen=True)
+class Path:
+    """Solutions for many dampings, in terms of singular vectors.
+
+    Attributes
+    ----------
+    scaled : Scaled
+    u : Tensor, shape (m, r)
+        Left singular vectors of A.
+    v : Tensor, shape (n, r)
+    s : Tensor, shape (r,)
+    noise : float
+        ``||A - U S V^T||``, with what U and V lack in orthogonality.
+    outside : int
+        Dimension of what is orthogonal to U, and to what A and b are orthogonal to.
+    attempts : tuple of Attempt
+        How A was factorized.
+    """
+
+    scaled: Scaled
+    u: torch.Tensor
+    v: torch.Tensor
+    s: torch.Tensor
+    noise: float
+    outside: int
+    attempts: tuple[Attempt, ...]
+
+    @classmethod
+    def of(cls, scaled: Scaled, engine: Engine) -> Self:
+        """By a QR of A and the SVD of R; one direction that A is orthogonal to is reflected out of the way,
+        since rounding makes a singular vector of it.
+        """
+        a, z, (m, n) = scaled.a, scaled.mean, scaled.a.shape
+        if z is not None:
+            z = z / norm(z)
+            z = torch.cat([z[:1] + 1, z[1:]]) / (1 + z[0]).sqrt()  # I - z z^T takes it to -e_1
+            a = (a - z @ (z.mT @ a))[1:]
+        qr = certified_qr(a[None], engine)
+        left, s, vt = svd(qr.r[0])
+        u = qr.q[0] @ left
+        errors = [norm(a - (u * s) @ vt)]
+        for x in (u, vt.mT):
+            lacks = norm(x.mT @ x - torch.eye(len(s), dtype=x.dtype, device=x.device))
+            errors.append(lacks * s.amax() if len(s) else lacks)
+        noise = float(torch.stack(errors).sum()) + 4 * FP64.u * float(norm(a))
+        if z is not None:
+            u = torch.cat([u.new_zeros(1, len(s)), u])
+            u = u - z @ (z.mT @ u)
+        outside = 0 if n >= len(a) else len(a) - n
+        return cls(scaled, u, vt.mT, s, noise, outside, qr.attempts)
+
+    # --- eigenvalues, shape (p, r) ---
+
+    @cached_property
+    def kept(self) -> torch.Tensor:
+        """Singular values that count: without damping not those that are rounding errors."""
+        if not len(self.s):
+            return self.scaled.damps[:, None] > self.s
+        size = max(len(self.u), len(self.v))
+        return (self.s > size * 2.0**-52 * self.s.max()) | (self.scaled.damps[:, None] > 0)
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """``sqrt(s^2 + damp^2)``, 1 where that is zero."""
+        found = torch.hypot(torch.where(self.kept, self.s, 0.0), self.scaled.damps[:, None])
+        return torch.where(found > 0, found, 1.0)
+
+    @cached_property
+    def cosines(self) -> torch.Tensor:
+        """Square roots of the filters ``s^2 / (s^2 + damp^2)``."""
+        return torch.where(self.kept, self.s, 0.0) / self.lengths
+
+    @cached_property
+    def gains(self) -> torch.Tensor:
+        """``s / (s^2 + damp^2)``."""
+        return self.cosines / self.lengths
+
+    @cached_property
+    def least(self) -> torch.Tensor:
+        """The smallest ``sqrt(s^2 + damp^2)`` that counts, shape (p, 1)."""
+        if not len(self.s):
+            return torch.ones_like(self.scaled.damps)[:, None]
+        return torch.where(self.kept, self.lengths, torch.inf).amin(1, keepdim=True).nan_to_num(posinf=1.0)
+
+    @cached_property
+    def vanishes(self) -> torch.Tensor:
+        """Whether W vanishes with the damping, shape (p, 1): all of b is in the range of A."""
+        square = bool(len(self.s)) and not self.outside and not self.scaled.is_projected
+        return self.kept.all(1, keepdim=True) & square
+
+    @cached_property
+    def size(self) -> torch.Tensor:
+        """The largest eigenvalue of W, shape (p, 1), which all that follows is divided by."""
+        return torch.where(self.vanishes, (self.scaled.damps[:, None] / self.least).square(), 1.0)
+
+    @cached_property
+    def weights(self) -> torch.Tensor:
+        """Eigenvalues ``damp^2 / (s^2 + damp^2)`` of W divided by its size; 1 where s does not count."""
+        top = torch.where(self.vanishes, self.least, self.scaled.damps[:, None])
+        return torch.where(self.kept, (top / self.lengths).square(), 1.0)
+
+    @property
+    def effective(self) -> torch.Tensor:
+        """Effective degrees of freedom, shape (p,)."""
+        return self.cosines.square().sum(1)
+
+    @cached_property
+    def backward(self) -> torch.Tensor:
+        """Norm of the perturbation of A for which all is exact, shape (p, 1)."""
+        dropped = torch.where(self.kept, 0.0, self.s).sum(1, keepdim=True)
+        return self.noise + dropped
+
+    @cached_property
+    def unit(self) -> float:
+        """The same relative to A: rounding errors of products with U and V."""
+        largest = float(self.s.max()) if len(self.s) else 0.0
+        return self.noise / largest if largest > 0 else 4 * FP64.u
+
+    # --- what is made of b ---
+
+    @cached_property
+    def c(self) -> torch.Tensor:
+        """``U^T b``, shape (r, k)."""
+        return self.u.mT @ self.scaled.b
+
+    @cached_property
+    def rest(self) -> torch.Tensor:
+        """What no x takes away of b, shape (m, k)."""
+        if not self.outside:
+            return torch.zeros_like(self.scaled.b)
+        left = self.scaled.b - self.u @ self.c
+        return left - self.u @ (self.u.mT @ left)
+
+    @cached_property
+    def rest_of_units(self) -> torch.Tensor:
+        """The same part of ``W_ii``, shape (m, 1)."""
+        before = self.scaled.before
+        if self.outside:
+            return (1 - before - self.u.square().sum(1, keepdim=True)).clamp_min(0)
+        return -before if self.scaled.is_projected else torch.zeros_like(before)
+
+    @cached_property
+    def b_norm(self) -> torch.Tensor:
+        return norm(self.scaled.b, dim=0)
+
+    def solutions(self) -> torch.Tensor:
+        """Solutions for all dampings, shape (p, n, k)."""
+        return self.v @ (self.gains[:, :, None] * self.c)
+
+    def residual_norms(self) -> torch.Tensor:
+        """``||b - A x||`` for all dampings, divided by the size of W, shape (p, k)."""
+        return torch.hypot(norm(self.weights[:, :, None] * self.c, dim=1), norm(self.rest, dim=0))
+
+    @cached_property
+    def trace(self) -> Bounded:
+        """That of W divided by its size, shape (p, 1)."""
+        before = float(self.scaled.before.sum()) if self.scaled.is_projected else 0.0
+        found = self.weights.sum(1, keepdim=True) + self.outside - before
+        wrong = self.weights * torch.where(self.kept, self.gains, 0.0)
+        return Bounded(found, 2 * self.backward * wrong.sum(1, keepdim=True) + self.unit * found.abs())
+
+    def error_of_x(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Bound on ``||D (x - x*)|| / ||D x*||``, shape (p, k)."""
+        moved = residual / self.least / self.least + self.steepest * norm(x, dim=1)
+        wrong = self.backward * moved + self.unit * (norm(x, dim=1) + self.steepest * self.b_norm)
+        return relative(self.scaled.columns.amax(1) * wrong, norm(self.scaled.columns * x, dim=1))
+
+    def error_of_residual(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """Bound on the error of its norm, divided by the size of W, shape (p, k)."""
+        return self.backward * (norm(x, dim=1) + self.steepest * residual) + self.unit * self.b_norm
+
+    @cached_property
+    def steepest(self) -> torch.Tensor:
+        """The largest gain, shape (p, 1)."""
+        return self.gains.amax(1, keepdim=True) if len(self.s) else torch.zeros_like(self.least)
+
+    def left_out(self, x: torch.Tensor, residual: torch.Tensor) -> Bounded:
+        """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
+        squares = self.u.square()
+        found = _times(self.u, self.weights.mT[:, :, None] * self.c[:, None]) + self.rest[:, None]
+        of_units = (squares @ self.weights.mT + self.rest_of_units)[..., None]
+        row = (squares @ self.weights.square().mT + self.rest_of_units.clamp_min(0)).sqrt()[..., None]
+        column = (squares @ self.gains.square().mT).sqrt()[..., None]
+        # Of rows: W E x + A (A^T A + damp^2)^-1 E^T r, and the same of unit vectors.
+        at_least = self.unit * (bool(self.outside) or self.scaled.is_projected)
+        wrong = self.backward * (row * norm(x, dim=1) + column * residual) + self.unit * self.b_norm * row
+        wrong += at_least * self.b_norm
+        of_unit = 2 * self.backward * row * column + self.unit * of_units.abs() + at_least
+        value = found / of_units
+        error = (wrong + value.abs() * of_unit) / (of_units - of_unit)
+        known = (of_units > of_unit) & error.isfinite()
+        return Bounded(value.movedim(1, 0), torch.where(known, error, torch.inf).movedim(1, 0))
+
+    def backward_errors(self, x: torch.Tensor) -> torch.Tensor:
+        """Of each solution, of the problem with the rows of damping below, shape (p, k)."""
+        scaled, a = self.scaled, self.scaled.a
+        damps, x = scaled.damps[:, None], x.movedim(0, 1)
+        residual = scaled.b[:, None] - _times(a, x)
+        gradient = _times(a.mT, residual).sub_(damps.square() * x)
+        weight = torch.hypot(self.s[:, None], damps.mT)
+        if len(self.s):
+            weight = torch.where(weight > self.s.max() * 1e-15, weight, torch.inf)
+        columns = scaled.columns.movedim(0, 1)
+        projected = norm(_times(self.v.mT, gradient) / weight[..., None], dim=0)
+        return KKTNorms(
+            residual=torch.hypot(norm(residual, dim=0), damps * norm(x, dim=0)),
+            wrong=norm(gradient / columns, dim=0),
+            projected=projected,
+            rest=torch.zeros_like(projected),
+            image=norm(columns * x, dim=0),
+            b=norm(scaled.b, dim=0),
+        ).backward_error
+
+
+def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A product with vectors for all dampings and right-hand sides at once, shape (n, p, k) to (m, p, k)."""
+    return (a @ x.flatten(1)).unflatten(1, x.shape[1:])
