@@ -8,7 +8,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
-from neula.engines import Engine
+from neula.engines import FP64, Engine
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
@@ -169,7 +169,7 @@ def ridge_path(
         return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
     squared = left_out.square()
-    of_residual, of_gcv, of_left_out = (each.relative for each in tested)
+    of_residual, of_gcv, of_left_out = (each.relative + sum(a.shape) * FP64.u for each in tested)
     result = RidgePath(
         damps=call.give_back(given, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),

@@ -10,6 +10,7 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.certificates.forward_error import SURE
+from neula.engines import FP64
 from neula.kernels.shift import shift
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
@@ -95,7 +96,8 @@ class Estimates:
     @property
     def _doubtful(self) -> torch.Tensor:
         """Which rows leave no digit of the errors of prediction, shape (p, m, k)."""
-        return ~self.known(self.left_out) & ~self.known(self.leave_one_out)[:, None]
+        missed = ~self.known(self.leave_one_out)[:, None]
+        return missed & ~self.known(self.left_out) if bool(missed.any()) else missed.expand_as(self.left_out.value)
 
     def _refine(self, places: torch.Tensor, rows: torch.Tensor) -> None:
         """Some dampings, with residuals of some unit vectors, in twice the working precision."""
@@ -124,8 +126,13 @@ class Estimates:
         scaled = self.path.scaled
         found, accepted = _solved(scaled.a, scaled.b, replace(options, damp=float(scaled.damps[place])))
         error = torch.where(accepted, found.forward_error[0], torch.inf)
-        better = torch.tensor([place], device=error.device)
-        self.x.put_at(better, found.x, error[None])
+        where = torch.tensor([place], device=error.device)
+        self.x.put_at(where, found.x, error[None])
+        length = norm(scaled.columns[place] * found.x[0], dim=0)
+        length, rounding = scaled.a.shape[1] ** 0.5 * length, sum(scaled.a.shape) * FP64.u
+        error = error * length + rounding * (length + self.path.b_norm)
+        residual, size = norm(scaled.b - scaled.a @ found.x[0], dim=0), self.path.size[place]
+        self.residual.put_at(where, over_size(residual, size)[None], over_size(error, size)[None])
 
     def _leave_out(self, place: int, row: int, options: Options) -> None:
         """Fit all rows but one."""
@@ -142,7 +149,7 @@ class Estimates:
         columns = norm(a[rest], dim=0)[:, None]
         size = found.forward_error[0] * norm(columns * found.x[0], dim=0)
         error = norm(a[row] / torch.where(columns[:, 0] > 0, columns[:, 0], torch.inf)) * size
-        error = error + 2.0**-50 * (scaled.b[row].abs() + a[row].abs() @ found.x[0].abs())
+        error = error + len(a) * FP64.u * (scaled.b[row].abs() + a[row].abs() @ found.x[0].abs())
         error = torch.where(accepted, error, torch.inf)
         places = where, torch.tensor([row], device=a.device)
         self.left_out.put_at(places, (scaled.b[row] - a[row] @ found.x[0])[None], error[None])
