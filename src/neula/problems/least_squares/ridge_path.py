@@ -148,19 +148,21 @@ def ridge_path(
         progress=None,
     )
     with call.computing():
-        scaled = Scaled.of(a, b, given, before)
+        nonzero = a.any(0)
+        scaled = Scaled.of(a[:, nonzero], b, given, before)
         path = Path.of(scaled, call.engine)
         report(1.0)
-        found = Estimates.of(path, bound)
+        found = Estimates.of(path, bound, options)
         found.refine(options)
         solutions = found.x.value
-        x = scaled.in_units(solutions).to(call.dtype).double()
-        rounding = scaled.rounding(solutions, x)
-        errors, forward = path.backward_errors(solutions) + rounding, rounded_error(found.x.error, rounding)
+        returned = scaled.in_units(solutions).to(call.dtype).double()
+        x = returned.new_zeros(len(given), a.shape[1], b.shape[1])
+        x[:, nonzero] = returned
+        rounding = scaled.rounding(solutions, returned)
+        errors, forward = path.backward_errors(*found.x) + rounding, rounded_error(found.x.error, rounding)
         tested = found.residual, found.gcv, found.leave_one_out
         known = [found.known(each) for each in tested]
-        sure = [forward <= SURE, *known]
-        accepted = torch.stack([errors <= bound, *sure]).all(0)
+        accepted = torch.stack([errors <= bound, forward <= SURE, *known]).all(0)
         left_out = shift(torch.where(known[-1][:, None], found.left_out.value, torch.nan), scaled.of_b)
         residuals, gcv = (shift(each.value, scaled.of_b) for each in (found.residual, found.gcv))
 
@@ -169,7 +171,10 @@ def ridge_path(
         return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
     squared = left_out.square()
-    of_residual, of_gcv, of_left_out = (each.relative + sum(a.shape) * FP64.u for each in tested)
+    rounding = sum(a.shape) * FP64.u
+    of_residual, of_gcv, of_left_out = (
+        torch.where(sure, each.relative, torch.inf) + rounding for each, sure in zip(tested, known, strict=True)
+    )
     result = RidgePath(
         damps=call.give_back(given, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
@@ -193,7 +198,7 @@ def ridge_path(
         seconds=call.seconds,
     )
     if not result.converged:
-        unsure = [name for name, each in zip(ANSWERS, sure, strict=True) if not bool(each.all())]
+        unsure = [name for name, each in zip(ANSWERS, (forward <= SURE, *known), strict=True) if not bool(each.all())]
         why = f"no digit of {', '.join(unsure)} is sure" if unsure else ""
         why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
         worst = f"{int((~accepted).any(1).sum())} of {len(given)} dampings: {why}"

@@ -35,27 +35,33 @@ class Estimates:
         Norms of residuals divided by the size of W, shape (p, k).
     left_out : Bounded
         Errors of prediction of rows that are left out, shape (p, m, k).
-    least : Tensor, shape (k,)
-        Errors of prediction that are as good as zero: those to which solutions are computed.
+    trace : Bounded
+        Sums of ``W_ii`` divided by the size of W, shape (p, 1).
+    bound : float
+        What backward errors may be; numbers that are smaller, relative to b, are as good as zero.
     """
 
     path: Path
     x: Bounded
     residual: Bounded
     left_out: Bounded
-    least: torch.Tensor
+    trace: Bounded
+    bound: float
 
     @classmethod
-    def of(cls, path: Path, bound: float) -> Estimates:
-        """By the SVD alone; backward errors up to the bound are as good as none."""
+    def of(cls, path: Path, bound: float, options: Options) -> Estimates:
+        """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds."""
+        scaled, zero = path.scaled, path.scaled.damps == 0
+        if bool(zero.any()) and not bool(path.kept.all()):
+            found, accepted = _solved(scaled.a, scaled.b, options)
+            same = found.rank == path.kept[zero][0].sum()
+            path = replace(path, certain=bool(accepted & same))
         x, residual = path.solutions(), path.residual_norms()
-        return cls(
-            path,
-            Bounded(x, path.error_of_x(x, residual)),
-            Bounded(residual, path.error_of_residual(x, residual)),
-            path.left_out(x, residual),
-            bound * path.b_norm,
-        )
+        errors = path.error_of_x(x, residual), path.error_of_residual(x, residual)
+        predicted = path.left_out(x, residual)
+        found = (x, errors[0]), (residual, errors[1]), predicted
+        nothing = path.b_norm == 0
+        return cls(path, *(Bounded.of(y, e.masked_fill(nothing, 0)) for y, e in found), path.trace, bound)
 
     @property
     def leave_one_out(self) -> Bounded:
@@ -66,14 +72,14 @@ class Estimates:
     @property
     def gcv(self) -> Bounded:
         """The same by generalized cross-validation: square roots, shape (p, k)."""
-        m, trace = len(self.path.scaled.a), self.path.trace
+        m, trace = len(self.path.scaled.a), self.trace
         value = m**0.5 * self.residual.value / trace.value
-        error = m**0.5 * self.residual.error / trace.value + value * trace.relative
-        return Bounded(value, error)
+        error = m**0.5 * self.residual.error / trace.value
+        return Bounded.of(value, error + torch.where(value == 0, 0.0, value * trace.relative))
 
     def known(self, found: Bounded, most: float = SURE) -> torch.Tensor:
         """Whether numbers have so few errors, or are zero as far as b can say."""
-        return (found.relative <= most) | (found.error <= self.least)
+        return (found.relative <= most) | (found.error <= self.bound * self.path.b_norm)
 
     def refine(self, options: Options) -> None:
         """Replace what has too few digits."""
@@ -82,15 +88,20 @@ class Estimates:
             return
         most = HALF if replace(options, damp=1.0).refines_doubled(m, n) else SURE
         few = ~((self.x.error <= most) & self.known(self.residual, most))
+        few |= self.path.backward_errors(*self.x) > self.bound
         doubtful = self._doubtful
-        places = (few | doubtful.any(1)).any(1).nonzero()[:, 0]
-        rows = doubtful.any(2).any(0).nonzero()[:, 0]
+        of_trace = ~self.known(self.gcv) & self.known(self.residual)
+        places = (few | doubtful.any(1) | of_trace).any(1).nonzero()[:, 0]
+        rows = (doubtful.any(2).any(0) | of_trace.any()).nonzero()[:, 0]
         size = (m + n) * max(n, scaled.b.shape[1] + len(rows))
         for part in places.split(max(1, options.engine.tuning.chunk_elements // size)) if len(places) else ():
             self._refine(part, rows)
-        for place in (self.x.error > SURE).any(1).nonzero()[:, 0].tolist():
+        few = (self.x.error > SURE) | (self.path.backward_errors(*self.x) > self.bound)
+        for place in few.any(1).nonzero()[:, 0].tolist():
             self._solve(place, options)
-        for place, row in self._doubtful.any(2).nonzero().tolist():
+        doubtful = self._doubtful.any(2)
+        doubtful &= doubtful.sum(1, keepdim=True) <= n  # leverages add up to the rank: no more are 1
+        for place, row in doubtful.nonzero().tolist():
             self._leave_out(place, row, options)
 
     @property
@@ -111,20 +122,25 @@ class Estimates:
         self.x.put_at(places, x.value[:, :n, :k], x.error[:, :k])
         size = self.path.size[places]
         lengths = over_size(norm(residual[:, : len(scaled.a), :k], dim=1), size)
-        self.residual.put_at(places, lengths, over_size(error[:, :k], size))
+        self.residual.put_at(places, *Bounded.of(lengths, over_size(error[:, :k], size)))
         if not len(rows) or scaled.is_projected:
             return
         of_units = residual[:, rows, k + torch.arange(len(rows), device=rows.device)][..., None]
         of_unit = error[:, k:, None]
+        if len(rows) == len(scaled.a):
+            self.trace.put_at(places, *(over_size(y.sum(1), size) for y in (of_units, of_unit)))
         value = residual[:, rows, :k] / of_units
         wrong = (error[:, None, :k] + value.abs() * of_unit) / (of_units - of_unit)
-        wrong = torch.where((of_units > of_unit) & wrong.isfinite(), wrong, torch.inf)
-        self.left_out.put_at((places[:, None], rows), value, wrong)
+        wrong = torch.where(of_units > of_unit, wrong, torch.inf)
+        self.left_out.put_at((places[:, None], rows), *Bounded.of(value, wrong))
 
     def _solve(self, place: int, options: Options) -> None:
-        """All that :func:`lstsq` does for one damping."""
+        """All that :func:`lstsq` does for one damping, which a solution of lower rank knows nothing of."""
         scaled = self.path.scaled
-        found, accepted = _solved(scaled.a, scaled.b, replace(options, damp=float(scaled.damps[place])))
+        damp = float(scaled.damps[place])
+        found, accepted = _solved(scaled.a, scaled.b, replace(options, damp=damp))
+        if damp:
+            accepted = accepted & (found.rank == scaled.a.shape[1])
         error = torch.where(accepted, found.forward_error[0], torch.inf)
         where = torch.tensor([place], device=error.device)
         self.x.put_at(where, found.x, error[None])
@@ -146,6 +162,8 @@ class Estimates:
         rest = torch.cat([rest, torch.ones(len(below), dtype=torch.bool, device=rest.device)])
         b = torch.cat([scaled.b, below])
         found, accepted = _solved(a[rest], b[rest], options)
+        if scaled.damps[place]:
+            accepted = accepted & (found.rank == a.shape[1])
         columns = norm(a[rest], dim=0)[:, None]
         size = found.forward_error[0] * norm(columns * found.x[0], dim=0)
         error = norm(a[row] / torch.where(columns[:, 0] > 0, columns[:, 0], torch.inf)) * size
@@ -183,8 +201,8 @@ def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, torch.Tensor, t
     residual = system.doubled.residual(refinement.high, problems.b, refinement.low)[0]
     error = torch.where(system.rate[:, None] <= MAX_RATE, system.norm_bound * refinement.left, torch.inf)
     exponents = problems.b_columns
-    x = Bounded(problems.unscale(found.x), found.forward_error.nan_to_num(torch.inf))
-    return x, shift(residual, exponents), shift(error, exponents[:, 0]).nan_to_num(torch.inf)
+    x = Bounded.of(problems.unscale(found.x), found.forward_error)
+    return x, shift(residual, exponents), shift(error, exponents[:, 0])
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from neula.algorithms.scaling import binary_exponents
+from neula.certificates.forward_error import SURE
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
 from neula.kernels.refining import over
@@ -27,6 +28,9 @@ from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.certified import certified_qr
 
 norm = torch.linalg.vector_norm
+
+HIGHER_ORDER = 1.5
+"""What quotients ``1 / (s - e)`` and their squares exceed their parts of first order by, for ``e <= s / 10``."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,19 @@ class Bounded(NamedTuple):
     value: torch.Tensor
     error: torch.Tensor
 
+    @classmethod
+    def of(cls, value: torch.Tensor, error: torch.Tensor) -> Self:
+        """Errors are infinite where they are not known."""
+        return cls(value, error.nan_to_num(torch.inf, posinf=torch.inf))
+
     @property
     def relative(self) -> torch.Tensor:
         """Bound on the error relative to the exact number; infinite where that may be zero."""
         return relative(self.error, self.value.abs())
 
     def put_at(self, places: Any, value: torch.Tensor, error: torch.Tensor) -> None:
-        """Take others at some places where they are better."""
-        better = error < self.error[places]
+        """Take others at some places where they are not worse."""
+        better = error <= self.error[places]
         self.error[places] = torch.where(better, error, self.error[places])
         better = better if better.ndim == value.ndim else better[:, None]
         self.value[places] = torch.where(better, value, self.value[places])
@@ -138,6 +147,8 @@ class Path:
         Dimension of what is orthogonal to U, and to what A and b are orthogonal to.
     attempts : tuple of Attempt
         How A was factorized.
+    certain : bool
+        Whether the rank without damping is.
     """
 
     scaled: Scaled
@@ -147,6 +158,7 @@ class Path:
     noise: float
     outside: int
     attempts: tuple[Attempt, ...]
+    certain: bool = False
 
     @classmethod
     def of(cls, scaled: Scaled, engine: Engine) -> Self:
@@ -229,9 +241,13 @@ class Path:
 
     @cached_property
     def backward(self) -> torch.Tensor:
-        """Norm of the perturbation of A for which all is exact, shape (p, 1)."""
+        """Norm of the perturbation of A for which all is exact, shape (p, 1), with terms of higher order;
+        infinite where singular values that count may be rounding errors.
+        """
         dropped = torch.where(self.kept, 0.0, self.s).sum(1, keepdim=True)
-        return self.noise + dropped
+        found = self.noise + dropped
+        known = (found <= SURE * self.least) & (self.kept.all(1, keepdim=True) | self.certain)
+        return torch.where(known, HIGHER_ORDER * found, torch.inf)
 
     @cached_property
     def unit(self) -> float:
@@ -280,10 +296,12 @@ class Path:
         before = float(self.scaled.before.sum()) if self.scaled.is_projected else 0.0
         found = self.weights.sum(1, keepdim=True) + self.outside - before
         wrong = self.weights * torch.where(self.kept, self.gains, 0.0)
-        return Bounded(found, 2 * self.backward * wrong.sum(1, keepdim=True) + self.unit * found.abs())
+        return Bounded.of(found, 2 * self.backward * wrong.sum(1, keepdim=True) + self.unit * found.abs())
 
     def error_of_x(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||``, shape (p, k)."""
+        if not x.numel():
+            return norm(x, dim=1)
         moved = residual / self.least / self.least + self.steepest * norm(x, dim=1)
         wrong = self.backward * moved + self.unit * (norm(x, dim=1) + self.steepest * self.b_norm)
         return relative(self.scaled.columns.amax(1) * wrong, norm(self.scaled.columns * x, dim=1))
@@ -309,13 +327,16 @@ class Path:
         wrong = self.backward * (row * norm(x, dim=1) + column * residual) + self.unit * self.b_norm * row
         wrong += at_least * self.b_norm
         of_unit = 2 * self.backward * row * column + self.unit * of_units.abs() + at_least
-        value = found / of_units
+        value = over(found, of_units)
         error = (wrong + value.abs() * of_unit) / (of_units - of_unit)
-        known = (of_units > of_unit) & error.isfinite()
-        return Bounded(value.movedim(1, 0), torch.where(known, error, torch.inf).movedim(1, 0))
+        error = torch.where(of_units > of_unit, error, torch.inf)
+        return Bounded.of(value.movedim(1, 0), error.movedim(1, 0))
 
-    def backward_errors(self, x: torch.Tensor) -> torch.Tensor:
-        """Of each solution, of the problem with the rows of damping below, shape (p, k)."""
+    def backward_errors(self, x: torch.Tensor, forward_errors: torch.Tensor) -> torch.Tensor:
+        """Of each solution, of the problem with the rows of damping below, shape (p, k).
+
+        As measured, or what a change of b by ``A (x - x*)`` comes to.
+        """
         scaled, a = self.scaled, self.scaled.a
         damps, x = scaled.damps[:, None], x.movedim(0, 1)
         residual = scaled.b[:, None] - _times(a, x)
@@ -325,14 +346,17 @@ class Path:
             weight = torch.where(weight > self.s.max() * 1e-15, weight, torch.inf)
         columns = scaled.columns.movedim(0, 1)
         projected = norm(_times(self.v.mT, gradient) / weight[..., None], dim=0)
-        return KKTNorms(
+        image, b = norm(columns * x, dim=0), norm(scaled.b, dim=0)
+        of_error = len(columns) ** 0.5 * over(forward_errors * image, image + b)
+        measured = KKTNorms(
             residual=torch.hypot(norm(residual, dim=0), damps * norm(x, dim=0)),
             wrong=norm(gradient / columns, dim=0),
             projected=projected,
             rest=torch.zeros_like(projected),
-            image=norm(columns * x, dim=0),
-            b=norm(scaled.b, dim=0),
-        ).backward_error
+            image=image,
+            b=b,
+        )
+        return torch.fmin(measured.backward_error, of_error)
 
 
 def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
