@@ -13,6 +13,7 @@ from flint import arb, ctx, fmpq, fmpq_mat
 
 import neula
 from neula.engines import EmulatedEngine
+from neula.sklearn import RidgeCV
 
 from ..exact import dyadic, integers
 from ..recipes import Scope, Source
@@ -234,12 +235,33 @@ def judge(recipe: RidgeRecipe, device: str) -> tuple[Verdict, str]:
     if warned == path.converged or path.converged != bool(path.accepted.all()):
         verdict.add("violation", "warning", f"converged {path.converged}, warned {warned}")
     with ctx.workprec(400):
-        for i, damp in enumerate(damps.tolist()):
-            truth = Truth.of(a, b, damp, mean)
+        truths = [Truth.of(a, b, damp, mean) for damp in damps.tolist()]
+        _judge_model(verdict, recipe, (a, b, damps), [truth.numbers["leave_one_out"] for truth in truths])
+        for i, (damp, truth) in enumerate(zip(damps.tolist(), truths, strict=True)):
             _judge_one(verdict, partial(_numbers, path, i), truth, bool(path.accepted[i]), damp)
             if not path.accepted[i] and _is_solvable(a, b, damp, mean, truth):
                 verdict.add("false alarm", "accepted", f"damping {damp}: {_numbers(path, i, 'errors')}")
     return verdict, shown if verdict.findings else ""
+
+
+def _judge_model(
+    verdict: Verdict,
+    recipe: RidgeRecipe,
+    given: tuple[np.ndarray, np.ndarray, np.ndarray],
+    errors: list[fmpq],
+) -> None:
+    """The model that RidgeCV chooses is the one that predicts best."""
+    a, b, damps = given
+    if recipe.of_a or recipe.of_b or not damps.all() or len(a) < 2:
+        return
+    mean = recipe.kind == "centred"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = RidgeCV(damps**2, fit_intercept=mean).fit(a, b)
+    found, best = errors[(damps**2).tolist().index(model.alpha_)], min(errors)
+    accurate = not any(issubclass(w.category, neula.AccuracyWarning) for w in caught)
+    if accurate and found > best * fmpq(1 + 10**9, 10**9) and found > fmpq(1, 10**28):
+        verdict.add("unsound", "model", f"{model.alpha_} chosen of {damps**2}: {errors}")
 
 
 def _numbers(path: neula.RidgePath, i: int, name: str) -> tuple[float, float] | list[float]:

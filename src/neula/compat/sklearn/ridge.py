@@ -248,7 +248,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         path = neula.ridge_path(
             *data.weighted, np.sqrt(alphas), leverage=self._leverage(data), **self._how(data)
         )
-        errors, solutions = path.leave_one_out, path.x
+        errors, solutions = path.leave_one_out.nan_to_num(torch.inf), path.x
         if errors.ndim > 1 and not self.alpha_per_target:
             errors = errors.mean(1)
         best = errors.argmin(0)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Generic
 
+import numpy as np
+
 from neula.pipeline.result import shown
 from neula.pipeline.result.attempts import Attempt
 from neula.pipeline.result.shown import ArrayT
@@ -81,7 +83,7 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
         """
         if by not in ("gcv", "leave_one_out"):
             raise ValueError(f"unknown error {by!r}: choose 'gcv' or 'leave_one_out'")
-        found = getattr(self, by).argmin(0)
+        found = np.nan_to_num(np.array(getattr(self, by).tolist()), nan=math.inf).argmin(0)
         return found if found.ndim else int(found)
 
     def headline(self) -> str:
@@ -90,12 +92,16 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
-        worst = float(self.backward_errors.max()) if shown.count(self.backward_errors) else 0.0
+        def largest(x: Any) -> float:
+            return float(x.max()) if shown.count(x) else 0.0
+
         return {
             "x": shown.array(self.x),
             "damps": shown.numbers(self.damps),
             "effective dof": shown.numbers(self.effective_degrees_of_freedom),
             "method": shown.attempted(self.attempts),
-            "backward error": f"{worst:.1e}, at most {self.tolerance:.1e} asked for",
+            "backward error": f"{largest(self.backward_errors):.1e}, at most {self.tolerance:.1e} asked for",
+            "forward error": f"{largest(self.forward_errors):.1e} of x, "
+            f"{largest(self.leave_one_out_errors):.1e} of leave_one_out, {largest(self.gcv_errors):.1e} of gcv",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

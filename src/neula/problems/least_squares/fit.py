@@ -150,10 +150,27 @@ class LinearFit:
         return q[:, : self._data].square().sum((1, 2))
 
     @cached_property
+    def _beside(self) -> torch.Tensor | None:
+        """Orthonormal vectors that span what is orthogonal to Q, shape (P, M, M - n), where their part in the
+        rows that are data is as small as the damping: differences from one would lose it.
+        """
+        q = self._factors.q
+        if q.shape[1] == self._data or q.shape[2] < self._data:
+            return None
+        return torch.linalg.qr(q, mode="complete")[0][..., q.shape[2] :]
+
+    @cached_property
+    def _free(self) -> torch.Tensor:
+        """Rows less leverages, shape (P,)."""
+        if self._beside is None:
+            return self._data - self._effective
+        return self._beside[:, : self._data].square().sum((1, 2))
+
+    @cached_property
     def _variance(self) -> torch.Tensor:
         """Residual variances of the scaled problem, shape (P, K)."""
         self._check_unchanged()
-        free = (self._data - self._effective)[:, None]
+        free = self._free[:, None]
         if not bool((free > 0).all()):
             raise ValueError(
                 f"{self._data} rows and {self._effective.max():.0f} parameters leave no degrees of freedom "
@@ -165,6 +182,8 @@ class LinearFit:
     def _residuals(self) -> torch.Tensor:
         """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
         b, q = self._stacked.b, self._factors.q
+        if self._beside is not None:
+            return self._beside @ (self._beside.mT @ b)
         left = b - q @ (q.mT @ b)
         return left - q @ (q.mT @ left)
 
@@ -225,7 +244,7 @@ class LinearFit:
         if absolute:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))
         else:
-            free = (self._data - self._effective).cpu().numpy()
+            free = self._free.cpu().numpy()
             quantiles = torch.from_numpy(stdtrit(free, tail)).to(errors)
         half = self._of_matrices(quantiles)[(..., *[None] * (1 if self.shapes.is_vector else 2))] * errors
         centre = torch.as_tensor(x, dtype=torch.float64, device=half.device).detach()
@@ -256,7 +275,7 @@ class LinearFit:
 
     def degrees_of_freedom(self) -> Any:
         """Rows less that sum for each matrix; of a single one a number."""
-        return self._number(self._of_matrices(self._data - self._effective))
+        return self._number(self._of_matrices(self._free))
 
     def _number(self, x: torch.Tensor) -> Any:
         return self._given(x) if x.ndim else float(x)
