@@ -146,7 +146,10 @@ def ridge(a: fmpq_mat, b: fmpq_mat, square: fmpq, mean: bool) -> fmpq_mat:
     if a.nrows() == 0:
         return fmpq_mat(a.ncols() + mean, b.ncols())
     if square == 0:
-        means = [fmpq_mat([[sum(c, fmpq(0)) / len(c) for c in zip(*y.tolist(), strict=True)]]) * mean for y in (a, b)]
+        means = [
+            fmpq_mat([[sum(c, fmpq(0)) / len(c) for c in zip(*y.tolist(), strict=True)]]) * mean
+            for y in (a, b)
+        ]
         of_a, of_b = (fmpq_mat([y.tolist()[0]] * a.nrows()) for y in means)
         x = shortest(a - of_a, b - of_b)
         return fmpq_mat([*x.tolist(), *(means[1] - means[0] * x).tolist()][: a.ncols() + mean])
@@ -284,8 +287,7 @@ def _judge_one(verdict: Verdict, numbers, truth: Truth, accepted: bool, damp: fl
         if exact is None or not math.isfinite(claimed):
             continue
         error = relative_error(value, exact, root=name == "residual_norms")
-        underflows = exact != 0 and arb(exact) < arb((1, -2000 if name == "residual_norms" else -1000))
-        if not error <= claimed * (1 + 1e-6) and not underflows:
+        if not error <= claimed * (1 + 1e-6):
             verdict.add(kind, name, f"damping {damp}: error {claimed:.1e} claimed, true {error:.1e}")
 
 

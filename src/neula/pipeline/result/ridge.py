@@ -92,6 +92,7 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
+
         def largest(x: Any) -> float:
             return float(x.max()) if shown.count(x) else 0.0
 
@@ -101,7 +102,8 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
             "effective dof": shown.numbers(self.effective_degrees_of_freedom),
             "method": shown.attempted(self.attempts),
             "backward error": f"{largest(self.backward_errors):.1e}, at most {self.tolerance:.1e} asked for",
-            "forward error": f"{largest(self.forward_errors):.1e} of x, "
-            f"{largest(self.leave_one_out_errors):.1e} of leave_one_out, {largest(self.gcv_errors):.1e} of gcv",
+            "forward error": f"{largest(self.forward_errors):.1e}",
+            "of gcv": f"{largest(self.gcv_errors):.1e}",
+            "of leave_one_out": f"{largest(self.leave_one_out_errors):.1e}",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

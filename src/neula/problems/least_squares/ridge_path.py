@@ -15,11 +15,11 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
-from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.shapes import System, broadcast_system
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.ridge_refined import Estimates
-from neula.problems.least_squares.ridge_solutions import Path, Scaled, norm
+from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm
 from neula.problems.signatures import Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
@@ -134,7 +134,21 @@ def ridge_path(
     for name, x in (("A", a), ("b", b.squeeze(-1) if shapes.is_vector else b)):
         check_finite(x, x, name)
     report, bound = stage(progress, "factorizing"), lstsq_bound(call.target, max(1, min(a.shape)))
-    options = Options(
+    with call.computing():
+        nonzero = a.any(0)
+        path = Path.of(Scaled.of(a[:, nonzero], b, given, before), call.engine)
+        report(1.0)
+        found = Estimates.of(path, bound, _options(call, a))
+    result, why = _result(call, shapes, given, found, nonzero)
+    if why:
+        what = f"a ridge path is not certified to {result.accuracy} accuracy"
+        call.report_missed(what, why, result, [()], unsure="no digit" in why)
+    return result
+
+
+def _options(call: Call, a: torch.Tensor) -> Options:
+    """Those of problems that are refined."""
+    return Options(
         engine=call.engine,
         target=call.target,
         dtype=torch.float64,
@@ -147,48 +161,47 @@ def ridge_path(
         forward=False,
         progress=None,
     )
-    with call.computing():
-        nonzero = a.any(0)
-        scaled = Scaled.of(a[:, nonzero], b, given, before)
-        path = Path.of(scaled, call.engine)
-        report(1.0)
-        found = Estimates.of(path, bound, options)
-        found.refine(options)
-        solutions = found.x.value
-        returned = scaled.in_units(solutions).to(call.dtype).double()
-        x = returned.new_zeros(len(given), a.shape[1], b.shape[1])
-        x[:, nonzero] = returned
-        rounding = scaled.rounding(solutions, returned)
-        errors, forward = path.backward_errors(*found.x) + rounding, rounded_error(found.x.error, rounding)
-        tested = found.residual, found.gcv, found.leave_one_out
-        known = [found.known(each) for each in tested]
-        accepted = torch.stack([errors <= bound, forward <= SURE, *known]).all(0)
-        left_out = shift(torch.where(known[-1][:, None], found.left_out.value, torch.nan), scaled.of_b)
-        residuals, gcv = (shift(each.value, scaled.of_b) for each in (found.residual, found.gcv))
+
+
+def _result(
+    call: Call, shapes: System, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
+) -> tuple[RidgePath, str]:
+    """What a user is told, zeros for columns of zeros, and why it is not accepted."""
+    path, scaled, bound, solutions = found.path, found.path.scaled, found.bound, found.x.value
+    given = scaled.in_units(solutions).to(call.dtype).double()
+    x = given.new_zeros(len(damps), len(nonzero), solutions.shape[2])
+    x[:, nonzero] = given
+    rounding = scaled.rounding(solutions, given)
+    errors, forward = path.backward_errors(*found.x) + rounding, rounded_error(found.x.error, rounding)
+    tested = found.residual, found.gcv, found.leave_one_out
+    sure = torch.stack([forward <= SURE, *map(found.known, tested)])
+    accepted = sure.all(0) & (errors <= bound)
+    left_out = shift(torch.where(sure[3][:, None], found.left_out.value, torch.nan), scaled.of_b).square()
+    gcv = torch.where(sure[2], shift(found.gcv.value, scaled.of_b).square(), torch.nan)
+    numbers = path.size * shift(found.residual.value, scaled.of_b), gcv, left_out.mean(1)
+    claims = [
+        _claimed(number, each, power, sum(scaled.a.shape) * FP64.u)
+        for number, each, power in zip(numbers, tested, (1, 2, 2), strict=True)
+    ]
 
     def of_columns(y: torch.Tensor) -> Any:
-        """Of each damping and right-hand side, shape (p, k)."""
-        return call.give_back((y[:, 0] if shapes.is_vector else y).contiguous(), y.dtype)
+        """Of each damping and right-hand side, shape (p, k), or of rows or columns of A as well."""
+        return call.give_back((y[..., 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
-    squared = left_out.square()
-    rounding = sum(a.shape) * FP64.u
-    of_residual, of_gcv, of_left_out = (
-        torch.where(sure, each.relative, torch.inf) + rounding for each, sure in zip(tested, known, strict=True)
-    )
-    result = RidgePath(
-        damps=call.give_back(given, torch.float64),
+    result: RidgePath[Any] = RidgePath(
+        damps=call.give_back(damps, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
-        residual_norms=of_columns(path.size * residuals),
+        residual_norms=of_columns(numbers[0]),
         solution_norms=of_columns(shift(norm(solutions, dim=1), scaled.of_b - scaled.of_a)),
         effective_degrees_of_freedom=call.give_back(path.effective, torch.float64),
-        gcv=of_columns(torch.where(known[1], gcv.square(), torch.nan)),
-        leave_one_out=of_columns(squared.mean(1)),
-        squared_errors=call.give_back(squared[..., 0] if shapes.is_vector else squared, torch.float64),
+        gcv=of_columns(gcv),
+        leave_one_out=of_columns(numbers[2]),
+        squared_errors=of_columns(left_out),
         backward_errors=of_columns(errors),
         forward_errors=of_columns(forward),
-        residual_norm_errors=of_columns(of_residual),
-        gcv_errors=of_columns(of_gcv * (2 + of_gcv)),
-        leave_one_out_errors=of_columns(of_left_out * (2 + of_left_out)),
+        residual_norm_errors=of_columns(claims[0]),
+        gcv_errors=of_columns(claims[1]),
+        leave_one_out_errors=of_columns(claims[2]),
         accepted=of_columns(accepted),
         tolerance=bound,
         converged=bool(accepted.all()),
@@ -197,14 +210,20 @@ def ridge_path(
         accuracy=call.target.name,
         seconds=call.seconds,
     )
-    if not result.converged:
-        unsure = [name for name, each in zip(ANSWERS, (forward <= SURE, *known), strict=True) if not bool(each.all())]
-        why = f"no digit of {', '.join(unsure)} is sure" if unsure else ""
-        why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
-        worst = f"{int((~accepted).any(1).sum())} of {len(given)} dampings: {why}"
-        what = f"a ridge path is not certified to {result.accuracy} accuracy"
-        call.report_missed(what, worst, result, [()], unsure=bool(unsure))
-    return result
+    if result.converged:
+        return result, ""
+    unsure = [name for name, each in zip(ANSWERS, sure.all(2).all(1).tolist(), strict=True) if not each]
+    why = f"no digit of {', '.join(unsure)} is sure" if unsure else ""
+    why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
+    return result, f"{int((~accepted).any(1).sum())} of {len(damps)} dampings: {why}"
+
+
+def _claimed(number: torch.Tensor, found: Bounded, power: int, rounding: float) -> torch.Tensor:
+    """Bound on the relative error of a power; infinite where that is not a normal number."""
+    relative = found.relative
+    relative = relative if power == 1 else relative * (2 + relative)
+    normal = (number.abs() >= torch.finfo(number.dtype).tiny) & number.isfinite()
+    return torch.where(normal | (found.value == 0), relative + rounding, torch.inf)
 
 
 def _checked(damps: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,18 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement, System
+from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
+from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64
+from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm
+from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm, relative
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.least_squares.scaled import ScaledProblems
 
@@ -50,7 +54,9 @@ class Estimates:
 
     @classmethod
     def of(cls, path: Path, bound: float, options: Options) -> Estimates:
-        """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds."""
+        """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds; refined where that
+        leaves too few digits.
+        """
         scaled, zero = path.scaled, path.scaled.damps == 0
         if bool(zero.any()) and not bool(path.kept.all()):
             found, accepted = _solved(scaled.a, scaled.b, options)
@@ -61,7 +67,10 @@ class Estimates:
         predicted = path.left_out(x, residual)
         found = (x, errors[0]), (residual, errors[1]), predicted
         nothing = path.b_norm == 0
-        return cls(path, *(Bounded.of(y, e.masked_fill(nothing, 0)) for y, e in found), path.trace, bound)
+        bounded = [Bounded.of(y, error.masked_fill(nothing, 0)) for y, error in found]
+        estimates = cls(path, *bounded, path.trace, bound)
+        estimates._refine_all(options)
+        return estimates
 
     @property
     def leave_one_out(self) -> Bounded:
@@ -81,7 +90,7 @@ class Estimates:
         """Whether numbers have so few errors, or are zero as far as b can say."""
         return (found.relative <= most) | (found.error <= self.bound * self.path.b_norm)
 
-    def refine(self, options: Options) -> None:
+    def _refine_all(self, options: Options) -> None:
         """Replace what has too few digits."""
         scaled, (m, n) = self.path.scaled, self.path.scaled.a.shape
         if not m or not n or not self.x.value.numel():
@@ -90,11 +99,14 @@ class Estimates:
         few = ~((self.x.error <= most) & self.known(self.residual, most))
         few |= self.path.backward_errors(*self.x) > self.bound
         doubtful = self._doubtful
-        of_trace = ~self.known(self.gcv) & self.known(self.residual)
+        of_trace = ~(self.trace.relative <= SURE)
         places = (few | doubtful.any(1) | of_trace).any(1).nonzero()[:, 0]
         rows = (doubtful.any(2).any(0) | of_trace.any()).nonzero()[:, 0]
-        size = (m + n) * max(n, scaled.b.shape[1] + len(rows))
-        for part in places.split(max(1, options.engine.tuning.chunk_elements // size)) if len(places) else ():
+        chunk, rhs = options.engine.tuning.chunk_elements, scaled.b.shape[1]
+        if (m + n) * len(rows) > chunk and len(rows) > n:  # more than those with a leverage of 1
+            rows = rows[:0]
+        size = (m + n) * max(n, rhs + len(rows))
+        for part in places.split(max(1, chunk // size)) if len(places) else ():
             self._refine(part, rows)
         few = (self.x.error > SURE) | (self.path.backward_errors(*self.x) > self.bound)
         for place in few.any(1).nonzero()[:, 0].tolist():
@@ -108,29 +120,37 @@ class Estimates:
     def _doubtful(self) -> torch.Tensor:
         """Which rows leave no digit of the errors of prediction, shape (p, m, k)."""
         missed = ~self.known(self.leave_one_out)[:, None]
-        return missed & ~self.known(self.left_out) if bool(missed.any()) else missed.expand_as(self.left_out.value)
+        return (
+            missed & ~self.known(self.left_out)
+            if bool(missed.any())
+            else missed.expand_as(self.left_out.value)
+        )
 
     def _refine(self, places: torch.Tensor, rows: torch.Tensor) -> None:
         """Some dampings, with residuals of some unit vectors, in twice the working precision."""
         scaled = self.path.scaled
         k, n = scaled.b.shape[1], scaled.a.shape[1]
         units = torch.eye(len(scaled.a), dtype=torch.float64, device=rows.device)[:, rows]
-        stacks = stacked(scaled, places)
-        below = stacks.new_zeros(stacks.shape[1] - len(scaled.a), k + len(rows))
-        b = torch.cat([torch.cat([scaled.b, units], 1), below]).expand(len(stacks), -1, -1)
-        x, residual, error = _refined(stacks, b)
+        b, damps = torch.cat([scaled.b, units], 1), scaled.damps[places, None]
+        if len(scaled.a) < n and scaled.mean is None:
+            x, residual = _refined_wide(scaled.a.expand(len(damps), -1, -1), damps, b)
+            factor = torch.where(self.path.vanishes[places], self.path.least[places], damps).square()
+        else:
+            stacks = stacked(scaled, places)
+            below = b.new_zeros(stacks.shape[1] - len(b), b.shape[1])
+            x, residual = _refined(stacks, torch.cat([b, below]).expand(len(stacks), -1, -1))
+            residual, factor = Bounded(*(y[:, : len(b)] for y in residual)), 1 / self.path.size[places]
         self.x.put_at(places, x.value[:, :n, :k], x.error[:, :k])
-        size = self.path.size[places]
-        lengths = over_size(norm(residual[:, : len(scaled.a), :k], dim=1), size)
-        self.residual.put_at(places, *Bounded.of(lengths, over_size(error[:, :k], size)))
+        self.residual.put_at(places, *Bounded.of(*(factor * norm(y[..., :k], dim=1) for y in residual)))
         if not len(rows) or scaled.is_projected:
             return
-        of_units = residual[:, rows, k + torch.arange(len(rows), device=rows.device)][..., None]
-        of_unit = error[:, k:, None]
+        own = k + torch.arange(len(rows), device=rows.device)
+        of_units, of_unit = (y[:, rows, own][..., None] for y in residual)
         if len(rows) == len(scaled.a):
-            self.trace.put_at(places, *(over_size(y.sum(1), size) for y in (of_units, of_unit)))
-        value = residual[:, rows, :k] / of_units
-        wrong = (error[:, None, :k] + value.abs() * of_unit) / (of_units - of_unit)
+            self.trace.put_at(places, *Bounded.of(*(factor * y.sum(1) for y in (of_units, of_unit))))
+        found, error = (y[:, rows, :k] for y in residual)
+        value = over(found, of_units)
+        wrong = (error + value.abs() * of_unit) / (of_units - of_unit)
         wrong = torch.where(of_units > of_unit, wrong, torch.inf)
         self.left_out.put_at((places[:, None], rows), *Bounded.of(value, wrong))
 
@@ -146,9 +166,9 @@ class Estimates:
         self.x.put_at(where, found.x, error[None])
         length = norm(scaled.columns[place] * found.x[0], dim=0)
         length, rounding = scaled.a.shape[1] ** 0.5 * length, sum(scaled.a.shape) * FP64.u
-        error = error * length + rounding * (length + self.path.b_norm)
+        error = error / (1 - error) * length + rounding * (length + self.path.b_norm)
         residual, size = norm(scaled.b - scaled.a @ found.x[0], dim=0), self.path.size[place]
-        self.residual.put_at(where, over_size(residual, size)[None], over_size(error, size)[None])
+        self.residual.put_at(where, *Bounded.of((residual / size)[None], (error / size)[None]))
 
     def _leave_out(self, place: int, row: int, options: Options) -> None:
         """Fit all rows but one."""
@@ -165,16 +185,17 @@ class Estimates:
         if scaled.damps[place]:
             accepted = accepted & (found.rank == a.shape[1])
         columns = norm(a[rest], dim=0)[:, None]
-        size = found.forward_error[0] * norm(columns * found.x[0], dim=0)
+        size = found.forward_error[0] / (1 - found.forward_error[0]) * norm(columns * found.x[0], dim=0)
         error = norm(a[row] / torch.where(columns[:, 0] > 0, columns[:, 0], torch.inf)) * size
         error = error + len(a) * FP64.u * (scaled.b[row].abs() + a[row].abs() @ found.x[0].abs())
         error = torch.where(accepted, error, torch.inf)
         places = where, torch.tensor([row], device=a.device)
-        self.left_out.put_at(places, (scaled.b[row] - a[row] @ found.x[0])[None], error[None])
+        value = scaled.b[row] - a[row] @ found.x[0]
+        self.left_out.put_at(places, *Bounded.of(value[None], error[None]))
 
 
 def stacked(scaled: Scaled, places: torch.Tensor) -> torch.Tensor:
-    """A with some dampings below, and what A is orthogonal to beside it, shape (places, m + n, n or n + 1)."""
+    """A with some dampings below, and the one vector that A is orthogonal to beside it."""
     (m, n), damps, beside = scaled.a.shape, scaled.damps[places, None], scaled.mean
     a = scaled.a.expand(len(damps), m, n)
     found = torch.cat([a, torch.diag_embed(damps.expand(-1, n))], 1)
@@ -184,25 +205,50 @@ def stacked(scaled: Scaled, places: torch.Tensor) -> torch.Tensor:
     return torch.cat([found, beside], 2)
 
 
-def over_size(x: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Divided by the size of W; infinite where that vanishes."""
-    return torch.where(size > 0, x / size, torch.inf)
-
-
-def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, torch.Tensor, torch.Tensor]:
-    """Solutions of full-rank problems with forward errors, residuals, and bounds on the errors of these."""
+def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, Bounded]:
+    """Solutions of problems of full rank with their forward errors, and residuals."""
     problems = ScaledProblems.of(a, b, None, 0.0)
     system = Overdetermined(problems.a, householder_r(problems.a))
-    refinement = Refinement(system, problems.b, 0.0)
-    while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):
-        refinement.step()
+    refinement = _steps(system, problems.b)
     found = refinement.solution()
     assert system.doubled is not None
     residual = system.doubled.residual(refinement.high, problems.b, refinement.low)[0]
     error = torch.where(system.rate[:, None] <= MAX_RATE, system.norm_bound * refinement.left, torch.inf)
-    exponents = problems.b_columns
+    error = error[:, None] + 4 * FP64.u * residual.abs()
     x = Bounded.of(problems.unscale(found.x), found.forward_error)
-    return x, shift(residual, exponents), shift(error, exponents[:, 0])
+    return x, Bounded.of(*(shift(y, problems.b_columns) for y in (residual, error)))
+
+
+def _refined_wide(a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, Bounded]:
+    """The same by the shortest solution of ``A x + damp z = b``, whose multipliers are the residuals divided
+    by the square of the damping: these do not vanish with it.
+    """
+    m, n = a.shape[1:]
+    stacks = torch.cat([a, torch.diag_embed(damps.expand(-1, m))], 2)
+    of_rows = binary_exponents(stacks.abs().amax(2, keepdim=True))
+    b = shift(b, -of_rows)
+    of_b = binary_exponents(b.abs().amax(1, keepdim=True))
+    t, b = shift(stacks, -of_rows).mT, shift(b, -of_b)
+    columns = torch.cat([torch.hypot(norm(a, dim=1), damps), damps.expand(-1, m)], 1)[..., None]
+    columns = torch.where(columns > 0, columns, 1.0)
+    system = Underdetermined(t, householder_r(t), columns)
+    refinement = _steps(system, b)
+    high, low = (columns[:, :n] * y[:, :n] for y in (refinement.high, refinement.low))
+    known = torch.where(system.rate[:, None] <= MAX_RATE, refinement.left, torch.inf)
+    x = Bounded.of(shift(refinement.high[:, :n], of_b), relative(known + norm(low, dim=1), norm(high, dim=1)))
+    inverse_norm = schatten_bounds(system.inverse, upper=True)[1]
+    error = (inverse_norm * known / columns.amax(1))[:, None]
+    residual = refinement.high[:, n + m :]
+    error = error + 4 * FP64.u * residual.abs()
+    return x, Bounded.of(*(shift(y, of_b - of_rows) for y in (residual, error)))
+
+
+def _steps(system: System, b: torch.Tensor) -> Refinement:
+    """All that make anything smaller."""
+    refinement = Refinement(system, b, 0.0)
+    while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):
+        refinement.step()
+    return refinement
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:

@@ -5,8 +5,8 @@ out is predicted with the error ``(W b)_i / W_ii``. The eigenvalues of W are com
 ``damp^2 / (s^2 + damp^2)``: one minus the filter ``s^2 / (s^2 + damp^2)`` cancels. Where all rows of b are in
 the range of A, W vanishes with the damping, and its size is a factor that quotients do not need.
 
-Bounds are those of perturbation theory, to first order, for the backward error E of the SVD that is measured:
-the residual moves by ``W E x + A (A^T A + damp^2)^-1 E^T r``, and ``W_ii`` likewise with the unit vector as b.
+Bounds are those of perturbation theory for the backward error E of the SVD, which is measured: the residual
+moves by ``W E x + A (A^T A + damp^2)^-1 E^T r``, and ``W_ii`` likewise, with a unit vector as b.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from neula.problems.orthogonal.certified import certified_qr
 norm = torch.linalg.vector_norm
 
 HIGHER_ORDER = 1.5
-"""What quotients ``1 / (s - e)`` and their squares exceed their parts of first order by, for ``e <= s / 10``."""
+"""Changes of ``1 / s^2`` by those of s up to a tenth, relative to what they are to first order."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Scaled:
         """The one vector that A and b are orthogonal to, shape (m, 1), the largest element 1; None where that
         is not known from its leverages: of means it has no negative element.
         """
-        z, (m, n) = self.before.sqrt(), self.a.shape
+        z, m = self.before.sqrt(), len(self.a)
         if not m or abs(float(self.before.sum()) - 1) > m * FP64.u:
             return None
         given = torch.cat([self.a, self.b], 1)
@@ -165,7 +165,7 @@ class Path:
         """By a QR of A and the SVD of R; one direction that A is orthogonal to is reflected out of the way,
         since rounding makes a singular vector of it.
         """
-        a, z, (m, n) = scaled.a, scaled.mean, scaled.a.shape
+        a, z, n = scaled.a, scaled.mean, scaled.a.shape[1]
         if z is not None:
             z = z / norm(z)
             z = torch.cat([z[:1] + 1, z[1:]]) / (1 + z[0]).sqrt()  # I - z z^T takes it to -e_1
@@ -347,7 +347,7 @@ class Path:
         columns = scaled.columns.movedim(0, 1)
         projected = norm(_times(self.v.mT, gradient) / weight[..., None], dim=0)
         image, b = norm(columns * x, dim=0), norm(scaled.b, dim=0)
-        of_error = len(columns) ** 0.5 * over(forward_errors * image, image + b)
+        of_error = len(columns) ** 0.5 * over(forward_errors / (1 - forward_errors) * image, image + b)
         measured = KKTNorms(
             residual=torch.hypot(norm(residual, dim=0), damps * norm(x, dim=0)),
             wrong=norm(gradient / columns, dim=0),
