@@ -25,6 +25,9 @@ from neula.problems.least_squares.scaled import ScaledProblems
 HALF = 2.0**-26
 """Forward error of small problems from which on they are refined: half of the digits are lost."""
 
+QUARTER = 2.0**-13
+"""That of errors of prediction, which take as many right-hand sides as rows."""
+
 
 @dataclass(frozen=True)
 class Estimates:
@@ -95,11 +98,12 @@ class Estimates:
         scaled, (m, n) = self.path.scaled, self.path.scaled.a.shape
         if not m or not n or not self.x.value.numel():
             return
-        most = HALF if replace(options, damp=1.0).refines_doubled(m, n) else SURE
+        small, wide = replace(options, damp=1.0).refines_doubled(m, n), m < n and scaled.mean is None
+        most = HALF if small else SURE
         few = ~((self.x.error <= most) & self.known(self.residual, most))
         few |= self.path.backward_errors(*self.x) > self.bound
-        doubtful = self._doubtful
-        of_trace = ~(self.trace.relative <= SURE)
+        doubtful = self._doubtful(QUARTER)
+        of_trace = ~(self.trace.relative <= QUARTER)
         places = (few | doubtful.any(1) | of_trace).any(1).nonzero()[:, 0]
         rows = (doubtful.any(2).any(0) | of_trace.any()).nonzero()[:, 0]
         chunk, rhs = options.engine.tuning.chunk_elements, scaled.b.shape[1]
@@ -107,32 +111,32 @@ class Estimates:
             rows = rows[:0]
         size = (m + n) * max(n, rhs + len(rows))
         for part in places.split(max(1, chunk // size)) if len(places) else ():
-            self._refine(part, rows)
+            if small or not wide:
+                self._refine(part, rows, by_multipliers=False)
+            if wide:
+                self._refine(part, rows, by_multipliers=True)
         few = (self.x.error > SURE) | (self.path.backward_errors(*self.x) > self.bound)
         for place in few.any(1).nonzero()[:, 0].tolist():
             self._solve(place, options)
-        doubtful = self._doubtful.any(2)
+        doubtful = self._doubtful(SURE).any(2)
         doubtful &= doubtful.sum(1, keepdim=True) <= n  # leverages add up to the rank: no more are 1
         for place, row in doubtful.nonzero().tolist():
             self._leave_out(place, row, options)
 
-    @property
-    def _doubtful(self) -> torch.Tensor:
-        """Which rows leave no digit of the errors of prediction, shape (p, m, k)."""
-        missed = ~self.known(self.leave_one_out)[:, None]
-        return (
-            missed & ~self.known(self.left_out)
-            if bool(missed.any())
-            else missed.expand_as(self.left_out.value)
-        )
+    def _doubtful(self, most: float) -> torch.Tensor:
+        """Which rows leave too few digits of the errors of prediction, shape (p, m, k)."""
+        missed = ~self.known(self.leave_one_out, most)[:, None]
+        if not bool(missed.any()):
+            return missed.expand_as(self.left_out.value)
+        return missed & ~self.known(self.left_out, most)
 
-    def _refine(self, places: torch.Tensor, rows: torch.Tensor) -> None:
+    def _refine(self, places: torch.Tensor, rows: torch.Tensor, *, by_multipliers: bool) -> None:
         """Some dampings, with residuals of some unit vectors, in twice the working precision."""
         scaled = self.path.scaled
         k, n = scaled.b.shape[1], scaled.a.shape[1]
         units = torch.eye(len(scaled.a), dtype=torch.float64, device=rows.device)[:, rows]
         b, damps = torch.cat([scaled.b, units], 1), scaled.damps[places, None]
-        if len(scaled.a) < n and scaled.mean is None:
+        if by_multipliers:
             x, residual = _refined_wide(scaled.a.expand(len(damps), -1, -1), damps, b)
             factor = torch.where(self.path.vanishes[places], self.path.least[places], damps).square()
         else:

@@ -1,0 +1,134 @@
+"""Errors of prediction along ridge paths, beside refits in rational arithmetic."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from sklearn import linear_model
+from tests.campaign.areas.ridge import Truth, rational, relative_error
+
+import neula
+from neula.sklearn import RidgeCV
+
+rng = np.random.default_rng(3)
+WIDE = rng.standard_normal((5, 8))
+DUMMIES = np.array([[1.0, 0, 1]] * 3 + [[0.0, 1, 1]] * 3)
+ALONE = np.array([[1.0, 0, 1], [1.0, 0, 2], [1.0, 0, 4], [1.0, 1, 3]])
+"""The last row alone has the second column: its leverage is 1 without damping."""
+
+FULL = {
+    "square": (np.array([[2.0, 1], [1, 3]]), [1.0, 2]),
+    "wide": (WIDE, [1.0, -2, 3, 1, 2]),
+    "large": (1e6 * WIDE, [1.0, -2, 3, 1, 2]),
+    "units": (WIDE * [2.0**40, 1, 1, 1, 1, 1, 1, 1], [1.0, -2, 3, 1, 2]),
+    "inside": (WIDE.T, WIDE.T @ [1.0, 2, 3, 4, 5] + np.eye(8)[0] * 1e-9),
+    "far": (np.ldexp(WIDE, 40), np.ldexp([1.0, -2, 3, 1, 2], -400)),
+}
+DEPENDENT = {
+    "dummies": (DUMMIES, [1.0, 2, 2, 5, 6, 8]),
+    "copies of rows": (np.vstack([WIDE, WIDE[:2]]), [1.0, -2, 3, 1, 2, 4, 1]),
+    "zero column": (ALONE * [1.0, 0, 1], [1.0, 3, 2, 7]),
+    "alone": (ALONE, [1.0, 3, 2, 7]),
+    "one row": (np.array([[3.0, 4]]), [2.0]),
+    "zero": (np.zeros((3, 2)), [1.0, 2, 3]),
+}
+CASES = [
+    *((*given, damps) for given in FULL.values() for damps in ([0.0, 1e-12, 1e-9], [1e-4, 1.0, 1e6])),
+    *((*given, damps) for given in DEPENDENT.values() for damps in ([0.0, 1e-8, 1e-6], [1e-4, 1.0, 1e6])),
+]
+
+
+@pytest.mark.parametrize(("A", "b", "damps"), CASES)
+@pytest.mark.filterwarnings("error")
+def test_every_number_is_that_of_a_refit(A, b, damps) -> None:
+    b = np.asarray(b)
+    path = neula.ridge_path(A, b, damps)
+    assert path.converged
+    assert path.accepted.all()
+    for i, damp in enumerate(damps):
+        truth = Truth.of(A, b, damp, False)
+        claims = path.residual_norm_errors, path.gcv_errors, path.leave_one_out_errors
+        assert truth.error_of_x(rational(path.x[i])) <= path.forward_errors[i] <= 1e-5
+        for (name, exact), claim in zip(truth.numbers.items(), claims, strict=True):
+            if exact is not None and exact != 0:  # gcv is 0 / 0 without damping: then its limit is given
+                error = relative_error(getattr(path, name)[i], exact, root=name == "residual_norms")
+                assert error <= claim[i] <= 1e-3
+
+
+def test_limits_without_damping() -> None:
+    A, b = FULL["square"][0], np.array([1.0, 2])
+    path = neula.ridge_path(A, b, [0.0, 1e-150])
+    assert path.gcv == pytest.approx([2 / 9, 2 / 9], rel=1e-12)
+    assert path.leave_one_out == pytest.approx([0.5, 0.5], rel=1e-12)
+    assert path.residual_norms[0] == 0
+
+
+def test_right_hand_sides_have_errors_of_their_own() -> None:
+    A, b = FULL["wide"][0], np.column_stack([FULL["wide"][1], np.zeros(5), 1e100 * np.arange(5.0)])
+    path = neula.ridge_path(torch.from_numpy(A), torch.from_numpy(b), [1e-7, 1.0])
+    assert path.accepted.shape == (2, 3)
+    assert path.accepted.dtype == torch.bool
+    for i in range(3):
+        alone = neula.ridge_path(A, b[:, i], [1e-7, 1.0])
+        assert path.leave_one_out[:, i].numpy() == pytest.approx(alone.leave_one_out, rel=1e-12)
+    assert path.leave_one_out[:, 1].tolist() == path.forward_errors[:, 1].tolist() == [0, 0]
+    assert path.best("leave_one_out").shape == (3,)
+
+
+def test_no_digit_no_silence() -> None:
+    """The damping is below what rounding leaves of singular values, and decides all."""
+    A = np.array([[1.0, 1], [1, 1 + 2.0**-52], [1, 1]])
+    with pytest.warns(neula.IllConditionedWarning, match=r"1 of 2 dampings: no digit of x, .*gcv.* is sure"):
+        path = neula.ridge_path(A, [1.0, 2, 4], [1e-16, 1.0])
+    assert path.accepted.tolist() == [False, True]
+    assert np.isnan(path.gcv[0])
+    assert path.gcv_errors[0] == path.forward_errors[0] == np.inf
+    assert path.best() == 1
+    with pytest.raises(neula.AccuracyError):
+        neula.ridge_path(A, [1.0, 2, 4], [1e-16], strict=True)
+
+
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 2, 0.25, 4, 1, 9, 0.5, 1])])
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_the_model_is_chosen_that_predicts_best(weights, intercept) -> None:
+    """Refits in 60 digits, where scikit-learn's quotients of small numbers are none."""
+    source = np.random.default_rng(17)
+    X, alphas = 1e6 * source.standard_normal((8, 20)), [1e-6, 1e-3, 1e11, 1e13]
+    y = X @ source.standard_normal(20) / 1e6
+    model = RidgeCV(alphas, fit_intercept=intercept).fit(X, y, sample_weight=weights)
+    scores = [
+        _left_out(X, y, alpha, np.ones(8) if weights is None else weights, intercept) for alpha in alphas
+    ]
+    assert model.alpha_ == alphas[int(np.argmin(scores))]
+    assert model.result_.leave_one_out.numpy() == pytest.approx(scores, rel=1e-8)
+    assert -model.best_score_ == pytest.approx(min(scores), rel=1e-8)
+    assert isinstance(model, linear_model.RidgeCV)
+
+
+def _left_out(X, y, alpha: float, w, intercept: bool) -> float:
+    """Mean of weighted squares of errors with which refits predict what was left out."""
+    total = mpmath.mpf(0)
+    with mpmath.workdps(60):
+        for i in range(len(y)):
+            rest = np.arange(len(y)) != i
+            A = np.column_stack([X, np.ones(len(y))]) if intercept else X
+            W = mpmath.diag(w[rest].tolist())
+            B = mpmath.matrix(A[rest].tolist())
+            D = mpmath.diag([alpha] * X.shape[1] + [0] * intercept)
+            x = mpmath.lu_solve(B.T * W * B + D, B.T * W * mpmath.matrix(y[rest].tolist()))
+            error = y[i] - (mpmath.matrix([A[i].tolist()]) * x)[0]
+            total += w[i] * error**2
+        return float(total / len(y))
+
+
+def test_degrees_of_freedom_of_damped_fits() -> None:
+    """Rows less leverages, of as many rows as leverages that are nearly 1."""
+    A, b = FULL["wide"][0], np.array(FULL["wide"][1])
+    for given, values in ((A, b), (A[:, :5], b)):
+        for damp in (1e-9, 1e-3, 1.0):
+            truth, fit = Truth.of(given, values, damp, False), neula.lstsq(given, values, damp=damp)
+            assert fit.degrees_of_freedom == pytest.approx(float(truth.trace), rel=1e-9)
+            assert fit.residual_variance == pytest.approx(float(truth.residual / truth.trace), rel=1e-9)
