@@ -45,6 +45,7 @@ def ridge_path(
     """Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` for hundreds of dampings, and cross-validate them.
 
     A is factorized once, and R once more by the SVD; each damping is a few products with vectors after that.
+    Solutions and errors of prediction that this leaves with few digits are refined.
 
     Parameters
     ----------
@@ -73,7 +74,8 @@ def ridge_path(
     RidgePath
         ``x`` for each damping, with ``effective_degrees_of_freedom``, ``gcv`` (generalized cross-validation),
         ``leave_one_out``, ``residual_norms`` and ``solution_norms``; ``best()`` says which damping predicts
-        best.
+        best. ``forward_errors``, ``residual_norm_errors``, ``gcv_errors`` and ``leave_one_out_errors`` bound
+        the errors of these numbers.
 
     Raises
     ------
@@ -88,7 +90,10 @@ def ridge_path(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached for one of the dampings.
+        If the accuracy was not reached for one of the dampings; ``accepted`` says for which.
+    IllConditionedWarning
+        If no digit of a solution, or of its ``residual_norms``, ``gcv`` or ``leave_one_out``, is sure; these
+        two are NaN then. It is an AccuracyWarning, too.
 
     See Also
     --------
@@ -98,7 +103,10 @@ def ridge_path(
     -----
     With ``A = Q R`` and ``R = U S V^T`` the solution is ``V (S^2 + damp^2)^-1 S U^T Q^T b``. A row that is
     left out changes its own residual from r to ``r / (1 - h)``, h being its leverage [1]_, so nothing is
-    fitted again.
+    fitted again. Both are computed from ``damp^2 / (S^2 + damp^2)``, not as differences: in a fit that goes
+    through all of b they vanish with the damping, and the quotient does not. Without damping ``gcv`` and
+    ``leave_one_out`` are the limits, the second one that of minimum-norm fits; a row with a leverage of 1 is
+    left out indeed.
 
     References
     ----------
