@@ -90,17 +90,17 @@ def test_no_digit_no_silence() -> None:
         neula.ridge_path(A, [1.0, 2, 4], [1e-16], strict=True)
 
 
-@pytest.mark.parametrize("weights", [None, np.array([1.0, 2, 0.25, 4, 1, 9, 0.5, 1])])
+@pytest.mark.parametrize("weights", [None, np.array([1.0, 2, 0.25, 4, 1, 9])])
 @pytest.mark.parametrize("intercept", [False, True])
 @pytest.mark.filterwarnings("error")
 def test_the_model_is_chosen_that_predicts_best(weights, intercept) -> None:
     """Refits in 60 digits, where scikit-learn's quotients of small numbers are none."""
     source = np.random.default_rng(17)
-    X, alphas = 1e6 * source.standard_normal((8, 20)), [1e-6, 1e-3, 1e11, 1e13]
-    y = X @ source.standard_normal(20) / 1e6
+    X, alphas = 1e6 * source.standard_normal((6, 9)), [1e-6, 1e-3, 1e11, 1e13]
+    y = X @ source.standard_normal(9) / 1e6
     model = RidgeCV(alphas, fit_intercept=intercept).fit(X, y, sample_weight=weights)
     scores = [
-        _left_out(X, y, alpha, np.ones(8) if weights is None else weights, intercept) for alpha in alphas
+        _left_out(X, y, alpha, np.ones(6) if weights is None else weights, intercept) for alpha in alphas
     ]
     assert model.alpha_ == alphas[int(np.argmin(scores))]
     assert model.result_.leave_one_out.numpy() == pytest.approx(scores, rel=1e-8)
@@ -126,9 +126,14 @@ def _left_out(X, y, alpha: float, w, intercept: bool) -> float:
 
 def test_degrees_of_freedom_of_damped_fits() -> None:
     """Rows less leverages, of as many rows as leverages that are nearly 1."""
-    A, b = FULL["wide"][0], np.array(FULL["wide"][1])
-    for given, values in ((A, b), (A[:, :5], b)):
+    A, b = FULL["wide"][0][:3], mpmath.matrix([1.0, -2, 3])
+    for given in (A, A[:, :3]):
         for damp in (1e-9, 1e-3, 1.0):
-            truth, fit = Truth.of(given, values, damp, False), neula.lstsq(given, values, damp=damp)
-            assert fit.degrees_of_freedom == pytest.approx(float(truth.trace), rel=1e-9)
-            assert fit.residual_variance == pytest.approx(float(truth.residual / truth.trace), rel=1e-9)
+            fit = neula.lstsq(given, np.array([1.0, -2, 3]), damp=damp)
+            with mpmath.workdps(60):
+                exact, square = mpmath.matrix(given.tolist()), mpmath.mpf(damp) ** 2
+                W = square * (exact * exact.T + square * mpmath.eye(3)) ** -1
+                free = sum(W[i, i] for i in range(3))
+                variance = mpmath.norm(W * b) ** 2 / free
+            assert fit.degrees_of_freedom == pytest.approx(float(free), rel=1e-9)
+            assert fit.residual_variance == pytest.approx(float(variance), rel=1e-9)

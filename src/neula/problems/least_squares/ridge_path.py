@@ -180,7 +180,7 @@ def _result(
     x = given.new_zeros(len(damps), len(nonzero), solutions.shape[2])
     x[:, nonzero] = given
     rounding = scaled.rounding(solutions, given)
-    errors, forward = path.backward_errors(*found.x) + rounding, rounded_error(found.x.error, rounding)
+    errors, forward = found.backward + rounding, rounded_error(found.x.error, rounding)
     tested = found.residual, found.gcv, found.leave_one_out
     sure = torch.stack([forward <= SURE, *map(found.known, tested)])
     accepted = sure.all(0) & (errors <= bound)

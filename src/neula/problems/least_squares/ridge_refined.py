@@ -44,6 +44,8 @@ class Estimates:
         Errors of prediction of rows that are left out, shape (p, m, k).
     trace : Bounded
         Sums of ``W_ii`` divided by the size of W, shape (p, 1).
+    backward : Tensor, shape (p, k)
+        Backward errors of solutions.
     bound : float
         What backward errors may be; numbers that are smaller, relative to b, are as good as zero.
     """
@@ -53,6 +55,7 @@ class Estimates:
     residual: Bounded
     left_out: Bounded
     trace: Bounded
+    backward: torch.Tensor
     bound: float
 
     @classmethod
@@ -71,7 +74,7 @@ class Estimates:
         found = (x, errors[0]), (residual, errors[1]), predicted
         nothing = path.b_norm == 0
         bounded = [Bounded.of(y, error.masked_fill(nothing, 0)) for y, error in found]
-        estimates = cls(path, *bounded, path.trace, bound)
+        estimates = cls(path, *bounded, path.trace, path.backward_errors(*bounded[0]), bound)
         estimates._refine_all(options)
         return estimates
 
@@ -101,16 +104,18 @@ class Estimates:
         small, wide = replace(options, damp=1.0).refines_doubled(m, n), m < n and scaled.mean is None
         most = HALF if small else SURE
         few = ~((self.x.error <= most) & self.known(self.residual, most))
-        few |= self.path.backward_errors(*self.x) > self.bound
+        few |= self.backward > self.bound
         doubtful = self._doubtful(QUARTER)
         of_trace = ~(self.trace.relative <= QUARTER)
         places = (few | doubtful.any(1) | of_trace).any(1).nonzero()[:, 0]
         rows = (doubtful.any(2).any(0) | of_trace.any()).nonzero()[:, 0]
         chunk, rhs = options.engine.tuning.chunk_elements, scaled.b.shape[1]
+        if not len(places):
+            return
         if (m + n) * len(rows) > chunk and len(rows) > n:  # more than those with a leverage of 1
             rows = rows[:0]
         size = (m + n) * max(n, rhs + len(rows))
-        for part in places.split(max(1, chunk // size)) if len(places) else ():
+        for part in places.split(max(1, chunk // size)):
             if small or not wide:
                 self._refine(part, rows, by_multipliers=False)
             if wide:
@@ -118,6 +123,7 @@ class Estimates:
         few = (self.x.error > SURE) | (self.path.backward_errors(*self.x) > self.bound)
         for place in few.any(1).nonzero()[:, 0].tolist():
             self._solve(place, options)
+        self.backward.copy_(self.path.backward_errors(*self.x))
         doubtful = self._doubtful(SURE).any(2)
         doubtful &= doubtful.sum(1, keepdim=True) <= n  # leverages add up to the rank: no more are 1
         for place, row in doubtful.nonzero().tolist():

@@ -318,7 +318,7 @@ class Path:
     def left_out(self, x: torch.Tensor, residual: torch.Tensor) -> Bounded:
         """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
         squares = self.u.square()
-        found = _times(self.u, self.weights.mT[:, :, None] * self.c[:, None]) + self.rest[:, None]
+        found = _times(self.u, self.weights.mT[:, :, None] * self.c[:, None]).add_(self.rest[:, None])
         of_units = (squares @ self.weights.mT + self.rest_of_units)[..., None]
         row = (squares @ self.weights.square().mT + self.rest_of_units.clamp_min(0)).sqrt()[..., None]
         column = (squares @ self.gains.square().mT).sqrt()[..., None]
