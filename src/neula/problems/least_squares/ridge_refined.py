@@ -65,16 +65,17 @@ class Estimates:
         """
         scaled, zero = path.scaled, path.scaled.damps == 0
         if bool(zero.any()) and not bool(path.kept.all()):
-            found, accepted = _solved(scaled.a, scaled.b, options)
-            same = found.rank == path.kept[zero][0].sum()
+            solved, accepted = _solved(scaled.a, scaled.b, options)
+            same = solved.rank == path.kept[zero][0].sum()
             path = replace(path, certain=bool(accepted & same))
         x, residual = path.solutions(), path.residual_norms()
         errors = path.error_of_x(x, residual), path.error_of_residual(x, residual)
         predicted = path.left_out(x, residual)
         found = (x, errors[0]), (residual, errors[1]), predicted
         nothing = path.b_norm == 0
-        bounded = [Bounded.of(y, error.masked_fill(nothing, 0)) for y, error in found]
-        estimates = cls(path, *bounded, path.trace, path.backward_errors(*bounded[0]), bound)
+        first, second, third = (Bounded.of(y, error.masked_fill(nothing, 0)) for y, error in found)
+        backward = path.backward_errors(*first)
+        estimates = cls(path, first, second, third, path.trace, backward, bound)
         estimates._refine_all(options)
         return estimates
 
