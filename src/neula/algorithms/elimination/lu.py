@@ -194,7 +194,7 @@ def lu_factorize(
         return PackedLU(matrix[:n, :n], permutation, kept)
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
     named = panel is not None or on_columns is not None
-    if chosen.uniform and pivoting and not named and engine.tuning.lapack and kept in (FP32, FP64):
+    if low and pivoting and not named and engine.tuning.lapack and kept in (FP32, FP64):
         return _by_lapack(matrix if in_place else matrix.copy_(a), engine, kept)
     permutation = torch.arange(n, device=matrix.device)
     work = Workspace(

@@ -41,14 +41,11 @@ class Interchanges:
 
     def permutation(self) -> torch.Tensor:
         """Original places of the rows in their new order, shape (n,), on the CPU."""
-        identity = torch.arange(len(self.pivots), device="cpu")
-        # Without interchanges there is nothing to go through, which would take as long as a solve.
-        if torch.equal(self.pivots, identity):
-            return identity
-        rows = identity.tolist()
-        for i, pivot in enumerate(self.pivots.tolist()):
-            rows[i], rows[pivot] = rows[pivot], rows[i]
-        return torch.tensor(rows, device="cpu")
+        rows, pivots = list(range(len(self.pivots))), self.pivots.tolist()
+        if pivots != rows:  # else there is nothing to go through, which would take as long as a solve
+            for i, pivot in enumerate(pivots):
+                rows[i], rows[pivot] = rows[pivot], rows[i]
+        return torch.tensor(rows, dtype=torch.int64, device="cpu")
 
     def apply(self, matrix: torch.Tensor, start: int, pivots: list[int], done: slice) -> None:
         """Record the pivots of rows ``start, start + 1, ...``, and interchange the rows of the matrix.

@@ -19,6 +19,7 @@ import torch
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
+from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
@@ -229,6 +230,7 @@ class RefinedSolution:
 
 def refined_solution(
     kept: KeptMatrix,
+    packed: PackedLU,
     solver: Callable[[torch.dtype], Substitution],
     transform: TwoSided | None,
     b: torch.Tensor,
@@ -239,8 +241,10 @@ def refined_solution(
     Parameters
     ----------
     kept : KeptMatrix
+    packed : PackedLU
+        The factors.
     solver : callable
-        The factors, to solve with in float32 or float64.
+        The same, to solve with in float32 or float64.
     transform : TwoSided or None
         Whose factors they are: those of A, or of A mixed by butterflies.
     b : Tensor, shape (n, k)
@@ -261,12 +265,12 @@ def refined_solution(
     # Powers of two, so that norms neither overflow nor underflow.
     scales = power_of_two_scales(b.abs().amax(0))
     b = b * scales
-    factors = _factors_of(kept, solver, transform)
+    factors = _factors_of(kept, packed, solver, transform)
     if not kept.found:
         # Another thread may be at it: the first to end is heard, and they do not differ.
         kept.found.append(_conditioning(kept, kept.products(), factors))
     known = kept.found[0]
-    accurate = solver(torch.float32).factors.storage.u <= bound
+    accurate = packed.storage.u <= bound
     refined = _by_substitution(kept, b, factors, known.scalings) if accurate else None
     if refined is None or not bool((refined.backward_error <= bound).all()):
         refined = refine_with(
@@ -332,12 +336,13 @@ def refine_with(
 
 
 def _factors_of(
-    kept: KeptMatrix, solver: Callable[[torch.dtype], Substitution], transform: TwoSided | None
+    kept: KeptMatrix,
+    packed: PackedLU,
+    solver: Callable[[torch.dtype], Substitution],
+    transform: TwoSided | None,
 ) -> Factorization:
     """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if need be."""
-    substitution = solver(torch.float32)
-    if substitution.factors.lu.dtype == torch.float64:
-        substitution = solver(torch.float64)
+    substitution = solver(torch.float64 if packed.lu.dtype == torch.float64 else torch.float32)
     # Nobody asks for the growth, which takes a pass over the factors.
     factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
     if transform is not None:

@@ -73,11 +73,18 @@ def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors |
     """LU with partial pivoting, of the transpose where rows are contiguous; None where a pivot vanishes."""
     transposed = int(a.flags.c_contiguous)
     given = (a.T if transposed else a).astype(_dtype(single), copy=False)
-    solve = lapack.sgetrs if single else lapack.dgetrs  # of one vector: without threads
     found = lu_factors(given, large=large)
     if found is None:
         return None
-    factors, pivots = found
+    return factors_of(*found, _largest_element(given, large=large), transposed=transposed, large=large)
+
+
+def factors_of(
+    factors: np.ndarray, pivots: np.ndarray, largest: float, *, transposed: int = 0, large: bool = False
+) -> Factors:
+    """LU factors in the form of SciPy, of a matrix with elements up to ``largest``, or of its transpose."""
+    single = factors.dtype == np.float32
+    solve = lapack.sgetrs if single else lapack.dgetrs  # of one vector: without threads
     most = _largest_element(factors, large=large)
     if most <= 1:  # that may be an element of L
         most = _largest_element(np.triu(factors), large=large)
@@ -97,7 +104,7 @@ def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors |
         lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
         several if large else lambda x: _each(one, x),
         lambda: lapack.dgetri(factors, pivots)[0].T if transposed else lapack.dgetri(factors, pivots)[0],
-        most / _largest_element(given, large=large),
+        most / largest,
         (FP32 if single else FP64).u,
     )
 
@@ -226,8 +233,9 @@ class Square:
         single: bool,
         doubled: bool,
         large: bool = False,
+        factors: Factors | None = None,
     ) -> tuple[Square, float] | None:
-        """Factorize; the system, and the growth of the elements.
+        """Factorize, unless there are factors; the system, and the growth of the elements.
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
         """
@@ -240,7 +248,8 @@ class Square:
         alike = most <= spread * least and widest <= spread * narrowest
         if not (alike and 1 / moderate <= most <= moderate):  # nor is NaN
             return None
-        factors = (cholesky if positive else lu)(given if single else a, single=single, large=large)
+        if factors is None:
+            factors = (cholesky if positive else lu)(given if single else a, single=single, large=large)
         if factors is None:
             return None
         # From below, unless another row of less length has a larger sum.

@@ -69,7 +69,7 @@ def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any]
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
         found = Square.of(a, b, positive=options.positive, single=single, doubled=doubled, large=large)
-        columns = None if found is None else _solved(found[0], b, options)
+        columns = None if found is None else solutions_of(found[0], b, options)
         if found is not None and columns is not None:
             format = "fp32" if single else "fp64"
             label = f"cholesky {format}" if options.positive else f"lu {format} with pivoting"
@@ -98,7 +98,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
                 doubled=doubled,
                 large=large,
             )
-            solved = None if one is None else _solved(one[0], columns, options)
+            solved = None if one is None else solutions_of(one[0], columns, options)
         if one is None or solved is None:
             return None
         found.append((solved, one[0].condition, one[1]))
@@ -127,7 +127,7 @@ def _worst(histories: list[list[float]]) -> tuple[float, ...]:
     return tuple(max(h[min(step, len(h) - 1)] for h in histories) for step in range(steps))
 
 
-def _solved(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
+def solutions_of(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
     """The solutions; None where one is not accepted."""
     bound, columns = solve_bound(options.target, len(right[0])), []
     for b, first in zip(right, system.first, strict=True):

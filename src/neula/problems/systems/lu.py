@@ -13,13 +13,12 @@ import torch
 from neula.algorithms.elimination.butterfly import TwoSided
 from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
-from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution, refined_solution
-from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.bounds import solve_bound
+from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
 from neula.engines import Engine, Format, format_of, select_engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
+from neula.pipeline.in_numpy import IN_NUMPY
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -32,6 +31,7 @@ from neula.problems.systems.lu_checks import (
     choose_formats,
     report_solutions,
 )
+from neula.problems.systems.lu_refined import refined, solved_by_lapack, solver_of
 
 PIVOTING = ("partial", "none", "rbt")
 
@@ -151,7 +151,7 @@ def lu_factor(
     check_square(a)
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
-    chosen, kept = choose_formats(variant, compute, storage, call.engine)
+    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
     r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
@@ -273,6 +273,8 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     sides = RightHandSides.broadcast(b, batch, n)
     dtype = torch.promote_types(F.dtype, call.dtype)
     target = format_of(dtype)
+    if refine and (soon := solved_by_lapack(F, b, call.engine, target, dtype)) is not None:
+        return call.first.wrap_array(soon.astype(IN_NUMPY[dtype], copy=False))
     work = torch.float64 if refine or dtype == torch.float64 else torch.float32
     evidence: dict[tuple[int, ...], RefinedSolution] = {}
     x = torch.empty(sides.columns.shape, dtype=work, device=device)
@@ -283,7 +285,7 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
                 with naming(index):
                     columns = sides.of_matrix(i, device, work)
                     if refine:
-                        evidence[index] = _refined(member, columns, target)
+                        evidence[index] = refined(member, columns, target)
                         solution = evidence[index].x
                     else:
                         solution = _substituted(member, columns)
@@ -294,22 +296,9 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     return answer
 
 
-def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
-    assert F.kept is not None
-    return refined_solution(
-        F.kept, partial(_solver, F), F.transform, b, bound=solve_bound(target, F.shape[-1])
-    )
-
-
 def _substituted(F: LUFactors, b: torch.Tensor) -> torch.Tensor:
-    solver = _solver(F, b.dtype)
+    solver = solver_of(F, b.dtype)
     return solver.solve(b) if F.transform is None else F.transform.solve(solver.solve, b)
-
-
-def _solver(F: LUFactors, dtype: torch.dtype) -> Substitution:
-    """The factors to solve with, made once: of two threads that make them, one is heard by both."""
-    found = F.solvers.get(dtype)
-    return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
 
 
 def _check_solution(x: torch.Tensor) -> None:
@@ -354,14 +343,14 @@ def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], N
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
         kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
         return _Factorized(nothing, work.new_zeros(()), kept)
-    column_max = engine.column_max(work)
-    check_finite(work, column_max, "A")
-    check_range(work, column_max, storage)
-    largest = column_max.amax()
-    kept = KeptMatrix.of(a, float(largest), engine) if options.keep_a else None
+    largest = torch.linalg.vector_norm(work, torch.inf)
+    check_finite(work, largest, "A")
+    top = float(largest)
+    check_range(work, top, storage)
+    kept = KeptMatrix.of(a, top, engine) if options.keep_a else None
     if options.transform is not None:
         work = options.transform.mixed(work, engine)
-        largest = engine.column_max(work.T).amax()
+        largest = torch.linalg.vector_norm(work, torch.inf)
     packed = lu_factorize(
         work,
         engine,

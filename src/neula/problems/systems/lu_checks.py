@@ -31,9 +31,11 @@ def check_square(a: torch.Tensor) -> None:
 
 
 def choose_formats(
-    variant: str, compute: str | None, storage: str | None, engine: Engine
+    variant: str, compute: str | None, storage: str | None, engine: Engine, dtype: torch.dtype
 ) -> tuple[Engine, Format]:
     """The engine in the format of the products, and the format of the matrix."""
+    if compute is None and storage is None and engine.tuning.lapack:  # half the precision gains nothing there
+        compute = format_of(torch.promote_types(dtype, torch.float32)).name
     kept = None if storage is None else format_named(storage)
     if variant != "3.1":
         chosen = engine.using(next(x for x in (compute, storage, engine.format) if x is not None))
@@ -54,10 +56,10 @@ def choose_formats(
     return chosen, kept
 
 
-def check_range(a: torch.Tensor, column_max: torch.Tensor, kept: Format) -> None:
+def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
     """Refuse an A that overflows the format of the matrix."""
     # Numbers up to half a unit in the last place above the largest one are rounded down to it.
-    if float(column_max.double().max()) < kept.largest * (1 + kept.u / 2):
+    if largest < kept.largest * (1 + kept.u / 2):
         return
     row, column = divmod(int(a.abs().argmax()), a.shape[1])
     _refuse_overflow(f"A[{row}, {column}] is {float(a[row, column]):.4g}, which", kept)
@@ -67,10 +69,9 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
     """Refuse factors that are singular or not finite: the only wait for the device."""
     lu, kept = packed.lu, packed.storage
     diagonal = lu.diagonal()
-    unusable = (diagonal == 0) | ~diagonal.isfinite()
-    infinite = ~engine.column_max(lu).isfinite()
-    if not bool((unusable | infinite).any()):
+    if bool(diagonal.all() & torch.linalg.vector_norm(lu, torch.inf).isfinite()):
         return
+    unusable, infinite = (diagonal == 0) | ~diagonal.isfinite(), ~engine.column_max(lu).isfinite()
     first = int(unusable.int().argmax())
     if float(diagonal[first]) != 0.0:
         column = int(infinite.int().argmax())
@@ -95,9 +96,8 @@ def report_solutions(
         worst = max(e.backward_error for e in missed.values())
         call.report_missed(
             f"the solution is not refined to {target.name} accuracy",
-            f"backward error {worst:.1e}, asked for {bound:.1e}, with factors in {F.storage}: use "
-            "neula.solve, which makes better factors where it must, or lu_factor with pivot='partial' and "
-            "compute='fp32' or 'fp64'",
+            f"backward error {worst:.1e}, asked for {bound:.1e}, and factors in fp64 do not do better: use "
+            "neula.solve, which has other ones, or neula.lstsq if A is singular",
             x,
             list(missed),
         )
@@ -126,7 +126,7 @@ def report_ill_conditioned(
         call.report_missed(
             "it is not known how many digits of the solution are sure",
             f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
-            "larger it is: use neula.solve, or lu_factor with pivot='partial' and compute='fp32' or 'fp64'",
+            "larger it is: use neula.solve, or neula.lstsq if A is singular",
             x,
             list(unknown),
             unsure=True,

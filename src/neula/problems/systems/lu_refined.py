@@ -1,0 +1,121 @@
+"""Solving with the LU factors of a matrix that is kept.
+
+Factors of LAPACK solve in NumPy, since calls for tensors would take longer than the work; what
+:func:`neula.solve` accepts is accepted there. Other solutions are left to the refinement that serves all
+factors.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS, RefinedSolution, refined_solution
+from neula.algorithms.lapack.products import is_large
+from neula.algorithms.lapack.square import Square, factors_of
+from neula.algorithms.triangular.substitution import Substitution
+from neula.certificates.bounds import solve_bound
+from neula.engines import FP64, Engine, Format, format_of
+from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
+from neula.pipeline.result import LUFactors
+from neula.problems.systems.by_lapack import solutions_of
+from neula.problems.systems.problem import Options
+
+
+def solved_by_lapack(
+    F: LUFactors, b: torch.Tensor, engine: Engine, target: Format, dtype: torch.dtype
+) -> np.ndarray | None:
+    """Solutions in the shape of b and in float64, rounded to the dtype; None where one is not accepted.
+
+    Raises
+    ------
+    ValueError
+        If A was changed since it was factorized.
+    """
+    right = b[:, None] if b.ndim == 1 else b
+    if F.kept is None or right.ndim != 2 or len(right) != F.shape[-1] or not 0 < right.shape[1] <= FEW:
+        return None
+    if not (b.is_cpu and dtype in IN_NUMPY and _is_lapacks(F)):
+        return None
+    with np.errstate(all="ignore"):  # what is not finite is not accepted
+        if "square" not in F.solvers:
+            F.solvers["square"] = _square_of(F, engine)
+        if F.solvers["square"] is None:
+            return None
+        F.kept.products()  # that A is what it was
+        system, columns = copy(F.solvers["square"]), list(np.ascontiguousarray(array_of(right).T, np.float64))
+        system.first = [system.start(column) for column in columns]
+        options = Options(
+            engine=engine,
+            target=target,
+            dtype=dtype,
+            max_iterations=MAX_ITERATIONS,
+            forward=False,
+            progress=None,
+            positive=False,
+            pivot=None,
+            compute=None,
+        )
+        found = solutions_of(system, columns, options)
+    return None if found is None else np.array([column.x for column in found]).T.reshape(b.shape)
+
+
+def _is_lapacks(F: LUFactors) -> bool:
+    """Whether these are factors in a precision of LAPACK, of a matrix in the memory of the host."""
+    lu, a = F.packed.lu, F.kept.a
+    whole = lu.dtype in (torch.float32, torch.float64) and F.packed.storage == format_of(lu.dtype)
+    return whole and lu.is_cpu and lu.mT.is_contiguous() and a.is_cpu and F.transform is None and len(a) > 0
+
+
+def _square_of(F: LUFactors, engine: Engine) -> Square | None:
+    a, lu = array_of(F.kept.a), F.packed.lu
+    pivots, largest = F.packed.pivots.numpy().astype(np.int32), float(np.abs(a).max())
+    large = is_large(lu.numel(), engine.tuning)
+    found = Square.of(
+        a,
+        [],
+        positive=False,
+        single=lu.dtype == torch.float32,
+        doubled=len(a) <= engine.tuning.doubled_order,
+        large=large,
+        factors=factors_of(lu.numpy(), pivots, largest, large=large),
+    )
+    return None if found is None else found[0]
+
+
+def refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
+    """With the factors, and where they do not do, with some in double precision that stay, too."""
+    assert F.kept is not None
+    better, bound = F.solvers.get("better", F), solve_bound(target, F.shape[-1])
+    if better is not None and better is not F:
+        return refined(better, b, target)
+    found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, bound)
+    reached = found.backward_error <= bound
+    if better is None or (reached and (found.known or F.storage == "fp64")):
+        return found
+    F.solvers["better"] = better = _refactorized(F)
+    again = None if better is None else refined(better, b, target)
+    return found if again is None or (reached and not again.backward_error <= bound) else again
+
+
+def _refactorized(F: LUFactors) -> LUFactors | None:
+    """Pivoted factors of the A that is kept, in double precision; None where a pivot vanishes."""
+    assert F.kept is not None
+    lu, pivots, info = torch.linalg.lu_factor_ex(F.kept.a.to(F.packed.lu.device).double())
+    if int(info):
+        return None
+    permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
+    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept, found=[])
+    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", solvers={"better": None})
+
+
+def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
+    """The factors to solve with, made once: of two threads that make them, one is heard by both."""
+    found = F.solvers.get(dtype)
+    return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
