@@ -47,10 +47,15 @@ def lu(
     The factors are there to be studied: neula solve solves systems, to an accuracy that it certifies.
     """
     import numpy as np
+    import torch
+
+    from neula.engines import select_engine
 
     with running("lu", as_json) as run:
         run.check([a], (output, 3))
         matrix = run.read({"A": a}, decimal=decimal.value)["A"].values
+        if compute is None and storage is None:  # what the papers are about
+            compute = select_engine(engine.value, torch.device("cpu")).format.name
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine}
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
         lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation, dtype=np.int64)

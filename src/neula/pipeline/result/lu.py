@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from neula.algorithms.elimination.butterfly import TwoSided
     from neula.algorithms.elimination.lu import PackedLU
     from neula.algorithms.krylov.lu_refinement import KeptMatrix
-    from neula.algorithms.triangular.substitution import Substitution
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,7 +49,8 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     members : tuple of LUFactors, or None
         The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
     solvers : dict
-        What :func:`neula.lu_solve` keeps from one solve to the next, by precision.
+        What :func:`neula.lu_solve` keeps from one solve to the next: substitutions by precision, ``"square"``
+        for LAPACK's factors, and ``"better"`` factors, where these are too coarse.
     seconds : float
         Time of the factorization.
     """
@@ -68,7 +68,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     transform: TwoSided | None = None
     kept: KeptMatrix | None = None
     members: tuple[LUFactors[Any], ...] | None = None
-    solvers: dict[Any, Substitution] = field(default_factory=dict)
+    solvers: dict[Any, Any] = field(default_factory=dict)
     seconds: float = math.nan
 
     @cached_property

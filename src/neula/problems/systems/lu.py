@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -54,10 +55,11 @@ def lu_factor(
     keep_a: bool = True,
     progress: Progress | None = None,
 ) -> LUFactors:
-    """LU factorization on matrix units, with the factors kept in half precision.
+    """LU factorization, in the dtype of A on a CPU, and in half precision on the matrix units of a GPU.
 
-    The factors are as accurate as their format, and take half the memory of those in single precision. They
-    are there to be refined with, which :func:`lu_solve` does, or to be studied: nothing is scaled.
+    The factors are as accurate as their format; in half precision they take half the memory of those in
+    single precision. They are there to be refined with, which :func:`lu_solve` does, or to be studied:
+    nothing is scaled.
 
     Parameters
     ----------
@@ -74,8 +76,8 @@ def lu_factor(
         - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
     panel, inner_panel : int, optional
         Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
-        Without a width, variants 2.1 and 2.2 in single or double precision are LAPACK's factorization on a
-        CPU, with widths of its own.
+        On a CPU all variants are the same algorithm where everything is in single or double precision:
+        pivoting, and without a width, they are LAPACK's factorization, with widths of its own.
     pivot : {"partial", "none", "rbt"}
         ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
         ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
@@ -86,18 +88,20 @@ def lu_factor(
         exceed one, though not by much. Panels are multiples of 32 columns then, 1024 at most. Other widths
         and variants pivot partially, many times slower.
     compute : str, optional
-        Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has; its
-        cheapest one by default.
+        Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has. By
+        default that of the dtype of A on a CPU (float32 for a narrower dtype), and the cheapest one of the
+        other engines.
     storage : str, optional
         Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
         in float32.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
         What multiplies. ``"auto"`` goes by the device of A.
     keep_a : bool
-        Whether the factors remember A for :func:`lu_solve` to refine with: by reference, so that its memory
-        is not freed before theirs, and A must stay as it is. That it does is checked before each solve by its
-        product with a random vector. Without A solutions are as accurate as the factors, two or three digits
-        of a well-conditioned system in half precision, and no accuracy is certified.
+        Whether the factors remember A for :func:`lu_solve` to refine with, and to make better factors of: by
+        reference, so that its memory is not freed before theirs, and A must stay as it is. That it does is
+        checked before each solve by its product with a random vector. Without A solutions are as accurate as
+        the factors, two or three digits of a well-conditioned system in half precision, and no accuracy is
+        certified.
     progress : callable or bool, optional
         Called with the name of the stage and the part of it that is done; True shows a bar.
 
@@ -202,9 +206,11 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
 
     The factors update the solution until its backward error, computed from the true residual in double
     precision, is that of the dtype: by themselves (classical refinement) or, where that does not converge, as
-    the preconditioner of GMRES. The first solve prepares what later ones use again, which takes as long as
-    some solves: it estimates the condition number of A, and inverts blocks on the diagonal of factors in half
-    precision, ``1024 n`` to ``4096 n`` numbers in each precision in which they solve.
+    the preconditioner of GMRES. If the factors are too coarse for that, A is factorized again in double
+    precision, with pivoting, and these factors serve later solves, too. The first solve prepares what later
+    ones use again, which takes as long as some solves: it estimates the condition number of A, and inverts
+    blocks on the diagonal of factors in half precision, ``1024 n`` to ``4096 n`` numbers in each precision in
+    which they solve.
 
     Parameters
     ----------
@@ -241,12 +247,12 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     Warns
     -----
     AccuracyWarning
-        If refinement with these factors does not reach the accuracy of the dtype, and if A is so
-        ill-conditioned that no digit of the solution is sure.
+        If refinement does not reach the accuracy of the dtype, with factors in double precision either, and
+        if A is so ill-conditioned that no digit of the solution is sure.
 
     See Also
     --------
-    solve : the same with factors that it chooses, and better ones where these do not do.
+    solve : the same with factors that it chooses.
 
     Notes
     -----
@@ -270,11 +276,11 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     refine = F.keeps_a if refine is None else refine
     batch, n = F.shape[:-2], F.shape[-1]
     b = call.first.tensor
-    sides = RightHandSides.broadcast(b, batch, n)
     dtype = torch.promote_types(F.dtype, call.dtype)
     target = format_of(dtype)
     if refine and (soon := solved_by_lapack(F, b, call.engine, target, dtype)) is not None:
         return call.first.wrap_array(soon.astype(IN_NUMPY[dtype], copy=False))
+    sides = RightHandSides.broadcast(b, batch, n)
     work = torch.float64 if refine or dtype == torch.float64 else torch.float32
     evidence: dict[tuple[int, ...], RefinedSolution] = {}
     x = torch.empty(sides.columns.shape, dtype=work, device=device)
@@ -344,8 +350,8 @@ def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], N
         kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
         return _Factorized(nothing, work.new_zeros(()), kept)
     largest = torch.linalg.vector_norm(work, torch.inf)
-    check_finite(work, largest, "A")
-    top = float(largest)
+    if not math.isfinite(top := float(largest)):
+        check_finite(work, largest, "A")
     check_range(work, top, storage)
     kept = KeptMatrix.of(a, top, engine) if options.keep_a else None
     if options.transform is not None:

@@ -25,6 +25,7 @@ from neula.engines import FP64, Engine, Format, format_of
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.by_lapack import solutions_of
+from neula.problems.systems.lu_checks import UNSURE
 from neula.problems.systems.problem import Options
 
 
@@ -39,17 +40,19 @@ def solved_by_lapack(
         If A was changed since it was factorized.
     """
     right = b[:, None] if b.ndim == 1 else b
-    if F.kept is None or right.ndim != 2 or len(right) != F.shape[-1] or not 0 < right.shape[1] <= FEW:
+    if right.ndim != 2 or len(right) != F.shape[-1] or not 0 < right.shape[1] <= FEW:
         return None
     if not (b.is_cpu and dtype in IN_NUMPY and _is_lapacks(F)):
         return None
+    assert F.kept is not None
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if "square" not in F.solvers:
             F.solvers["square"] = _square_of(F, engine)
-        if F.solvers["square"] is None:
+        square = F.solvers["square"]
+        if square is None or square.condition * target.u >= UNSURE:
             return None
         F.kept.products()  # that A is what it was
-        system, columns = copy(F.solvers["square"]), list(np.ascontiguousarray(array_of(right).T, np.float64))
+        system, columns = copy(square), list(np.ascontiguousarray(array_of(right).T, np.float64))
         system.first = [system.start(column) for column in columns]
         options = Options(
             engine=engine,
@@ -68,12 +71,15 @@ def solved_by_lapack(
 
 def _is_lapacks(F: LUFactors) -> bool:
     """Whether these are factors in a precision of LAPACK, of a matrix in the memory of the host."""
+    if F.kept is None or F.transform is not None:
+        return False
     lu, a = F.packed.lu, F.kept.a
     whole = lu.dtype in (torch.float32, torch.float64) and F.packed.storage == format_of(lu.dtype)
-    return whole and lu.is_cpu and lu.mT.is_contiguous() and a.is_cpu and F.transform is None and len(a) > 0
+    return whole and lu.is_cpu and lu.mT.is_contiguous() and a.is_cpu and len(a) > 0
 
 
 def _square_of(F: LUFactors, engine: Engine) -> Square | None:
+    assert F.kept is not None
     a, lu = array_of(F.kept.a), F.packed.lu
     pivots, largest = F.packed.pivots.numpy().astype(np.int32), float(np.abs(a).max())
     large = is_large(lu.numel(), engine.tuning)
@@ -117,5 +123,5 @@ def _refactorized(F: LUFactors) -> LUFactors | None:
 
 def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
     """The factors to solve with, made once: of two threads that make them, one is heard by both."""
-    found = F.solvers.get(dtype)
+    found: Substitution | None = F.solvers.get(dtype)
     return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
