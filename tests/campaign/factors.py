@@ -12,7 +12,7 @@ from neula.engines import FORMATS
 
 from . import more, ratios
 from .calls import Answer, as_array
-from .oracle import LeastSquares
+from .oracle import LeastSquares, System
 from .recipes import Example, keywords
 from .verdict import Verdict, is_default, spacing_of, unit_roundoff
 
@@ -33,6 +33,8 @@ TINY = 100
 def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
     """Add what is wrong with an answer of qr, tsqr, orth, svd_lowrank, lu_factor or matmul."""
     recipe = example.recipe
+    if recipe.problem == "lu" and answer.error is None and not answer.warned:
+        _judge_solution(example, as_array(answer.result[1]), verdict)
     if answer.error is not None:
         allowed = more.may_raise if recipe.problem in OTHERS else _may_raise
         if not allowed(example, answer.error):
@@ -51,6 +53,19 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
                 verdict.add("unsound", name, f"test ratio {ratio:.3g}")
     elif is_default(example) and not _has_tiny_column(example) and not _deserves_warning(example):
         verdict.add("false alarm", "warning", f"every matrix has a factorization; {measured}")
+
+
+def _judge_solution(example: Example, x: np.ndarray, verdict: Verdict) -> None:
+    """Solutions without a warning are as accurate as the dtype, whatever the format of the factors."""
+    truth, n = System(example.a[0], example.b[0]), example.a.shape[2]
+    if truth.singular:
+        verdict.add("unsound", "singular", "A is exactly singular: neither LinAlgError nor warning")
+        return
+    spacing = spacing_of(example.a.dtype)
+    expected = truth.bounds(n, unit_roundoff(example, None)) + truth.underflow(n, spacing)
+    errors = truth.errors(x.reshape(n, -1), n)
+    if not (errors <= ratios.THRESHOLD * n * expected).all():
+        verdict.add("unsound", "solution", f"errors {errors}, expected {expected}")
 
 
 def _worst(measured: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -80,12 +95,24 @@ def _condition(a: np.ndarray) -> float:
 def _may_raise(example: Example, error: Exception) -> bool:
     """LU in half precision has a small range, named algorithms break down, and products overflow."""
     if example.recipe.problem == "lu":
-        return isinstance(error, (OverflowError, np.linalg.LinAlgError))
+        named = keywords(example.recipe).get("compute")
+        coarse = example.recipe.engine == "emulated" or named in ("bf16", "fp32")
+        if coarse or (isinstance(error, OverflowError) and _near_the_ends(example)):
+            return isinstance(error, (OverflowError, np.linalg.LinAlgError))
+        return isinstance(error, np.linalg.LinAlgError) and _deserves_warning(example)
     if isinstance(error, OverflowError):
         size = float(np.finfo(example.a.dtype).max) if example.a.dtype.kind == "f" else MAY_OVERFLOW
         room = max(example.a.shape) * max(1.0, float(np.abs(as_array(example.b)).max(initial=0.0)))
         return float(np.abs(as_array(example.a)).max(initial=0.0)) * room >= size
     return not is_default(example) and isinstance(error, ArithmeticError)
+
+
+def _near_the_ends(example: Example) -> bool:
+    """Whether A or b has elements whose squares or reciprocals leave the range."""
+    limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
+    sizes = np.abs(np.concatenate([as_array(x).ravel() for x in (example.a, example.b)]))
+    sizes = sizes[sizes > 0]
+    return bool((sizes**2 >= limits.max).any() or (sizes**2 <= float(limits.tiny) / 16).any())
 
 
 def _product_overflows(example: Example) -> bool:

@@ -8,6 +8,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from neula.engines.cpu import why_no_bf16
+
 from .matrices import DEFINITE_KINDS, KINDS, RHS_KINDS, line_scales, right_hand_side, stored
 
 T = TypeVar("T")
@@ -240,7 +242,13 @@ OPTIONS: dict[str, tuple[tuple[tuple[str, str], ...], ...]] = {
     "tsqr": ((),),
     "orth": ((), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
     "svd": ((), (("accuracy", "fp32"),), (("accuracy", "fp16"),)),
-    "lu": ((), (("pivot", "rbt"),), (("compute", "fp32"), ("storage", "fp32"))),
+    "lu": (
+        (),
+        (("pivot", "rbt"),),
+        (("compute", "fp32"), ("storage", "fp32")),
+        (("compute", "fp64"),),
+        (("compute", "bf16"),),
+    ),
     "matmul": ((),),
     **dict.fromkeys(("held", "streamed", "pivoted", "cholesky", "polar", "pinv", "nnls", "box"), ((),)),
 }
@@ -263,6 +271,8 @@ def keywords(recipe: Recipe) -> dict[str, str]:
         del given["accuracy"]
     if given.get("algorithm") in ("direct", "normal") and recipe.m < recipe.n:
         del given["algorithm"]
+    if given.get("compute") == "bf16" and recipe.engine == "cpu" and why_no_bf16():
+        del given["compute"]
     return given
 
 
