@@ -98,3 +98,29 @@ def test_only_public_names_are_imported(sources: dict[str, str]) -> None:
 def test_few_entries() -> None:
     entries = {path.name for path in SOURCE.iterdir()} - {"__pycache__", "__main__.py"}
     assert len(entries) <= ENTRIES, sorted(entries)
+
+
+OF_NUMBERS = {"zeros", "ones", "empty", "eye", "linspace", "logspace", "rand", "randn"}
+FACTORIES = OF_NUMBERS | {
+    *("full", "arange", "tensor", "as_tensor", "scalar_tensor", "randint", "randperm"),
+    *("empty_strided", "tril_indices", "triu_indices", "asarray"),
+}
+
+
+def test_tensors_are_made_on_a_named_device_in_a_named_dtype(sources: dict[str, str]) -> None:
+    """The user may have set another default device, or dtype."""
+
+    def unnamed(source: str) -> list[str]:
+        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        return [
+            ast.unparse(call)
+            for call in calls
+            if isinstance(call.func, ast.Attribute)
+            and call.func.attr in FACTORIES
+            and ast.unparse(call.func.value) == "torch"
+            and not {keyword.arg for keyword in call.keywords} & {"out", None}
+            and not {keyword.arg for keyword in call.keywords}
+            >= {"device", *(["dtype"] if call.func.attr in OF_NUMBERS else [])}
+        ]
+
+    assert {name: found for name, source in sources.items() if (found := unnamed(source))} == {}

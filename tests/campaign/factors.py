@@ -112,7 +112,7 @@ def _near_the_ends(example: Example) -> bool:
     limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
     sizes = np.abs(np.concatenate([as_array(x).ravel() for x in (example.a, example.b)]))
     sizes = sizes[sizes > 0]
-    return bool((sizes**2 >= limits.max).any() or (sizes**2 <= float(limits.tiny) / 16).any())
+    return bool((sizes >= np.sqrt(limits.max)).any() or (sizes <= np.sqrt(limits.tiny) / 4).any())
 
 
 def _product_overflows(example: Example) -> bool:

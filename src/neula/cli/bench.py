@@ -177,7 +177,7 @@ def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Cas
 
 def _qr_error(a: torch.Tensor, factors: Any) -> float:
     q, r = factors
-    certificate = qr_certificate(a, q, r, torch.ones(a.shape[1], device=a.device), FP64)
+    certificate = qr_certificate(a, q, r, torch.ones(a.shape[1], dtype=torch.float32, device=a.device), FP64)
     return max(certificate.residual, certificate.orthogonality)
 
 
@@ -220,7 +220,7 @@ def _decaying(m: int, n: int, rank: int, device: torch.device) -> torch.Tensor:
     """Singular values from 1 to 0.01, and noise of 1e-4."""
     u, v = (_normal(size, rank, device, torch.float32, seed) / size**0.5 for seed, size in ((1, m), (2, n)))
     noise = _normal(m, n, device, torch.float32, seed=3).mul_(1e-4 / (m**0.5 + n**0.5))
-    return noise.addmm_(u * torch.logspace(0, -2, rank, device=device), v.T)
+    return noise.addmm_(u * torch.logspace(0, -2, rank, dtype=torch.float32, device=device), v.T)
 
 
 def _power_iterations(a: torch.Tensor, rank: int) -> Callable[[], Any]:

@@ -55,7 +55,9 @@ class _Measurement:
 
     @property
     def x(self) -> torch.Tensor:
-        return torch.as_tensor(self.answer.x if isinstance(self.answer, LstsqResult) else self.answer)
+        return torch.as_tensor(
+            self.answer.x if isinstance(self.answer, LstsqResult) else self.answer, device="cpu"
+        )
 
 
 class _Stages:
@@ -153,7 +155,7 @@ def _surveying_table() -> Table:
         result = lstsq(A, b)
         answers = {"neula": result.x, "scipy": scipy.linalg.lstsq(A, b)[0], "torch gels": _gels(A, b)}
         for solver, x in answers.items():
-            tensors = (torch.as_tensor(array) for array in (A, b, x))
+            tensors = (torch.as_tensor(array, device="cpu") for array in (A, b, x))
             evidence = f"{np.linalg.norm(b - A @ np.asarray(x)):.10f}", f"{optimality(*tensors):.1e}"
             certified = _yes(result.converged) if solver == "neula" else ""
             table.add_row(name, _shape(A), solver, *evidence, certified)
@@ -275,8 +277,8 @@ def _draw_or_say(drawing: Callable[[], None], path: Path, console: Console) -> N
 
 
 def _gels(A: Any, b: Any) -> torch.Tensor:
-    right = torch.as_tensor(b)[:, None]
-    return torch.linalg.lstsq(torch.as_tensor(A), right, driver="gels").solution[:, 0]
+    left, right = (torch.as_tensor(x, device="cpu") for x in (A, b[:, None]))
+    return torch.linalg.lstsq(left, right, driver="gels").solution[:, 0]
 
 
 def _machine(device: torch.device) -> str:

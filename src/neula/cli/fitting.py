@@ -46,7 +46,7 @@ class Fitting:
         """The formula, for columns and parameters."""
         found = self.formula({**columns, **dict(zip(self.parameters, values, strict=True))})
         length = len(next(iter(columns.values()))) if columns else len(self.observed)
-        return torch.as_tensor(found, dtype=torch.float64).expand(length)
+        return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand(length)
 
 
 def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
@@ -138,7 +138,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
             level,
         )
     ((name, x),) = wanted.predictors.items()
-    grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64)
+    grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
     curve, band = (part.numpy() for part in found.band({name: grid}, level))
     return FitPicture(
         title,

@@ -248,7 +248,7 @@ def synthesize(x: Any, latitude: npt.ArrayLike, longitude: npt.ArrayLike) -> Flo
     if degree < FIRST_DEGREE or coefficient_count(degree) != len(coefficients):
         raise ValueError(f"x has {len(coefficients)} entries: give all (L + 1)^2 - 4 of degrees 2 to L")
     parallels, meridians = (torch.from_numpy(np.deg2rad(np.atleast_1d(v))) for v in (latitude, longitude))
-    even, odd = torch.zeros((2, degree + 1, len(parallels)), dtype=torch.float64)
+    even, odd = torch.zeros((2, degree + 1, len(parallels)), dtype=torch.float64, device="cpu")
     for ell, row in enumerate(legendre(degree, parallels)):
         if ell >= FIRST_DEGREE:
             of_cosine, of_sine = _blocks(coefficients, ell)

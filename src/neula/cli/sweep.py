@@ -193,8 +193,8 @@ def _qr(matrix: Matrix, shape: tuple[int, ...]) -> Any:
 
 
 def _qr_error(a: torch.Tensor, factors: Any) -> float:
-    q, r = (torch.as_tensor(x)[None] if a.ndim == 2 else x for x in factors)
-    one = torch.ones(a.shape[-1], device=a.device)
+    q, r = (torch.as_tensor(x, device=a.device)[None] if a.ndim == 2 else x for x in factors)
+    one = torch.ones(a.shape[-1], dtype=torch.float32, device=a.device)
     found = [
         qr_certificate(*parts, one, FP64) for parts in zip(a if a.ndim > 2 else a[None], q, r, strict=True)
     ]
@@ -221,7 +221,7 @@ def _least_squares(
     }
 
     def error(found: Any) -> float:
-        x = found.x if hasattr(found, "x") else torch.as_tensor(found[0])
+        x = found.x if hasattr(found, "x") else torch.as_tensor(found[0], device=a.device)
         every = zip(*(y.double().reshape(-1, *y.shape[-2:]) for y in (a, b, x)), strict=True)
         return max(min(optimality(*one), float(_relative_residual(*one))) for one in every)
 
@@ -239,7 +239,7 @@ def _solve(matrix: Matrix, shape: tuple[int, ...]) -> Any:
 
 
 def _error_of_system(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
-    x = found.x if hasattr(found, "x") else torch.as_tensor(found)
+    x = found.x if hasattr(found, "x") else torch.as_tensor(found, device=a.device)
     return float(_relative_residual(a.double(), b.double(), x.double()).max())
 
 

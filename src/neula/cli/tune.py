@@ -74,7 +74,7 @@ def _least_squares(rows: int) -> Problem:
 
 def _factors(n: int, device: torch.device) -> Callable[[Engine], Any]:
     a = _normal(n, n, torch.float32, device)
-    a = a @ a.T / n + torch.eye(n, device=device)
+    a = a @ a.T / n + torch.eye(n, dtype=torch.float32, device=device)
     return lambda engine: neula.cholesky(a, engine=engine)
 
 

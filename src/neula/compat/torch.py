@@ -286,7 +286,7 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
             found = linalg.lstsq(A, b, rcond, driver="gelsd")
             return found.solution, found.rank
     x: Tensor = result.x if full else neula.lstsq(A, b, rcond=0.0).x
-    return x, torch.full(A.shape[:-2], min(A.shape[-2:]))
+    return x, torch.full(A.shape[:-2], min(A.shape[-2:]), device=A.device)
 
 
 __dir__ = names_of(linalg, globals())

@@ -173,7 +173,7 @@ def measured_rates(n: int = 256, k: int = 1024) -> dict[str, float]:
     rates = {}
     for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32), ("fp64", torch.float64)):
         generator = torch.Generator("cpu").manual_seed(0)
-        a = torch.rand(n, k, generator=generator, device="cpu").to(dtype)
+        a = torch.rand(n, k, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
         multiply = onednn_matmul if dtype == torch.float32 else torch.matmul
         seconds = min(_timed(multiply, a, a.T) for _ in range(4))
         rates[name] = 2e-9 * n * n * k / seconds

@@ -331,7 +331,12 @@ def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDA
     key = (stream.device, stream.stream_id)
     if key not in _pools:
         graph = torch.cuda.CUDAGraph()
-        on_stream(side, lambda: _capture(graph, lambda: (torch.zeros((), device=side.device),), (), None))
+        on_stream(
+            side,
+            lambda: _capture(
+                graph, lambda: (torch.zeros((), dtype=torch.float32, device=side.device),), (), None
+            ),
+        )
         _pools[key] = graph
         while len(_pools) > STREAMS:
             _pools.popitem(last=False)

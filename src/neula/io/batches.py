@@ -21,7 +21,7 @@ MIXED = {"dense": 6}
 
 
 def _graded(a: torch.Tensor, cond: float) -> torch.Tensor:
-    return a * torch.logspace(0, -cond, a.shape[-1], device=a.device)
+    return a * torch.logspace(0, -cond, a.shape[-1], dtype=torch.float32, device=a.device)
 
 
 def _dense(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
@@ -36,14 +36,14 @@ def _deficient(a: torch.Tensor, cond: float, generator: torch.Generator) -> torc
 def _nearly_deficient(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
     rank = 3 * a.shape[-1] // 4
     last = a[..., rank:]
-    noise = torch.randn(last.shape, device=a.device, generator=generator)
+    noise = torch.randn(last.shape, dtype=torch.float32, device=a.device, generator=generator)
     last.copy_(a[..., : last.shape[-1]] + 1e-5 * noise)
     return _graded(a, cond)
 
 
 def _clustered(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
     half = a.shape[-1] // 2
-    scales = torch.ones(a.shape[-1], device=a.device)
+    scales = torch.ones(a.shape[-1], dtype=torch.float32, device=a.device)
     scales[half:] = 4 * EPS
     scales[max(0, half - 2) : half + 2] = EPS**0.5
     return a * scales
@@ -53,7 +53,9 @@ def _banded(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.T
     n = a.shape[-1]
     i = torch.arange(n, device=a.device)
     near = (i[:, None] - i).abs() <= max(2, min(32, n // 32))
-    return _graded(a * near + torch.diag(torch.linspace(1, 0.5, n, device=a.device)), cond)
+    return _graded(
+        a * near + torch.diag(torch.linspace(1, 0.5, n, dtype=torch.float32, device=a.device)), cond
+    )
 
 
 def _with_graded_rows(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
@@ -61,12 +63,15 @@ def _with_graded_rows(a: torch.Tensor, cond: float, generator: torch.Generator) 
 
 
 def _nearly_collinear(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    column = torch.randn((*a.shape[:-1], 1), device=a.device, generator=generator)
+    column = torch.randn((*a.shape[:-1], 1), dtype=torch.float32, device=a.device, generator=generator)
     return _graded(column + 1e-4 * a, cond)
 
 
 def _upper(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    return _graded(a.triu() + torch.diag(torch.linspace(1, 0.25, a.shape[-1], device=a.device)), cond)
+    return _graded(
+        a.triu() + torch.diag(torch.linspace(1, 0.25, a.shape[-1], dtype=torch.float32, device=a.device)),
+        cond,
+    )
 
 
 PROFILES: dict[str, Make] = {
@@ -109,7 +114,7 @@ def batch_of_profile(
     if profile not in (*PROFILES, "mixed"):
         raise unknown_name("profile", profile, (*PROFILES, "mixed"))
     generator = torch.Generator(device).manual_seed(seed)
-    a = torch.randn(count, n, n, device=device, generator=generator)
+    a = torch.randn(count, n, n, dtype=torch.float32, device=device, generator=generator)
     if profile != "mixed":
         return PROFILES[profile](a, cond, generator)
     names = [name for name in PROFILES if name != "upper" for _ in range(MIXED.get(name, 1))]

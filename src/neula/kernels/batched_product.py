@@ -22,7 +22,7 @@ ALIGNED = 8
 
 @trial("The kernel of products of batches", "the library's products take its place")
 def _tried(device: torch.device) -> None:
-    one = split.kernel(torch.eye(16, device=device)[None], torch.float16, 2)
+    one = split.kernel(torch.eye(16, dtype=torch.float32, device=device)[None], torch.float16, 2)
     batched_product.kernel(one, one.mT, symmetric=True)
 
 

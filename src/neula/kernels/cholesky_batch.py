@@ -32,7 +32,7 @@ class BatchFactors(NamedTuple):
 
 @trial("The kernels of Cholesky factors of batches", "library calls take their place, several times slower")
 def _tried(device: torch.device) -> None:
-    factor_batch.kernel(torch.eye(LEAF + 1, device=device)[None])
+    factor_batch.kernel(torch.eye(LEAF + 1, dtype=torch.float32, device=device)[None])
 
 
 @kernel(
@@ -64,7 +64,7 @@ def factor_batch(a: torch.Tensor) -> BatchFactors:
              [1., 1.]]]), order=tensor([0], dtype=torch.int32))
     """
     n, orders = a.shape[1], []
-    lower = torch.zeros(a.shape, device=a.device)
+    lower = torch.zeros(a.shape, dtype=torch.float32, device=a.device)
     for start in range(0, n, LEAF):
         done, k, below = slice(0, start), slice(start, start + LEAF), slice(start, n)
         columns = a[:, below, k].float() - exact_matmul(lower[:, below, done], lower[:, k, done].mT)

@@ -31,7 +31,7 @@ class BlockFactors(NamedTuple):
 
 @trial("The kernels of Cholesky factors of blocks", "library calls take their place, several times slower")
 def _tried(device: torch.device) -> None:
-    factor_lower.kernel(torch.eye(LEAF + 1, device=device))
+    factor_lower.kernel(torch.eye(LEAF + 1, dtype=torch.float32, device=device))
 
 
 @kernel(

@@ -36,7 +36,7 @@ class Projected(NamedTuple):
 
 @trial("The kernels at both ends of a batched QR", "library calls take their place, half a dozen passes")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, device=device)
+    one = torch.ones(1, 1, 1, dtype=torch.float32, device=device)
     work, multiples, vanished = without_first_column.kernel(one, one[0])
     with_first_column.kernel(work, multiples, vanished, torch.float32)
 

@@ -204,12 +204,12 @@ def product_of_parts(
     a: Sequence[torch.Tensor], b: Sequence[torch.Tensor], scheme: Scheme, run: int = RUN
 ) -> torch.Tensor:
     """``A B^T`` of matrices in parts, float32, as a unit computes it that sums ``run`` products exactly."""
-    total = torch.zeros(len(a[0]), len(b[0]), device=a[0].device)
+    total = torch.zeros(len(a[0]), len(b[0]), dtype=torch.float32, device=a[0].device)
     # In double: exact up to 2^-53, and no switch for float32 products has a say.
     for x, y in zip(a[0].split(run, 1), b[0].split(run, 1), strict=True):
         total += (x.double() @ y.double().mT).float()
     corrections = (a[i].double() @ b[j].double().mT for i, j in scheme.corrections)
-    return total + (sum(corrections, torch.zeros(())) * 2.0**-scheme.shift).float()
+    return total + (sum(corrections, total.new_zeros(())) * 2.0**-scheme.shift).float()
 
 
 def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | None) -> torch.Tensor:

@@ -72,7 +72,7 @@ class Kept:
 
 @trial("The kernels of operands in parts", "operands are split for each product")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(ALIGNED, ALIGNED, device=device)
+    one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
     kept = Kept.room(ALIGNED, ALIGNED, one[0])
     keep.kernel(one, kept)
     multiply_kept.kernel(one, kept, kept, alpha=-1.0, beta=1.0)

@@ -16,8 +16,8 @@ NEW = 1e-3
 
 @trial("The kernels of Lanczos steps", "library calls take their place, many times slower")
 def _tried(device: torch.device) -> None:
-    basis = torch.ones(1, 2, 1, device=device)
-    advance.kernel(torch.ones(1, 1, device=device), basis, 0)
+    basis = torch.ones(1, 2, 1, dtype=torch.float32, device=device)
+    advance.kernel(torch.ones(1, 1, dtype=torch.float32, device=device), basis, 0)
     extreme_values.kernel(basis[..., 0], basis[..., 0])
 
 

@@ -18,7 +18,10 @@ SMALLEST = 1 << 27
 
 @trial("The kernel of narrow products", "library calls take its place")
 def _tried(device: torch.device) -> None:
-    narrow_product.kernel(torch.ones(4, 4, device=device), torch.ones(4, 1, device=device))
+    narrow_product.kernel(
+        torch.ones(4, 4, dtype=torch.float32, device=device),
+        torch.ones(4, 1, dtype=torch.float32, device=device),
+    )
 
 
 def _pays(a: torch.Tensor, x: torch.Tensor) -> bool:

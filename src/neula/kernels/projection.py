@@ -14,7 +14,7 @@ MAX_COLUMNS = 512
 
 @trial("The kernels of projections", "library calls take their place")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device)
+    one = torch.ones(1, 1, dtype=torch.float32, device=device)
     project_out.kernel(one, one.clone(), one.clone())
 
 

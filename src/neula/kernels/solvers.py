@@ -25,4 +25,4 @@ def load_solvers() -> None:
 
 @cache
 def _loaded() -> None:
-    torch.linalg.inv_ex(torch.ones(1, 1, device="cuda"))
+    torch.linalg.inv_ex(torch.ones(1, 1, dtype=torch.float32, device="cuda"))

@@ -22,8 +22,8 @@ ALIGNED = 4
 @trial("The kernel of triangular solves", "a launch for each block takes its place")
 def _tried(device: torch.device) -> None:
     t = torch.eye(3 * PIECE, device=device, dtype=torch.float16)
-    inverses = torch.eye(PIECE, device=device).repeat(3, 1, 1)
-    sweep.kernel(t, inverses, torch.ones(len(t), 1, device=device), upper=False)
+    inverses = torch.eye(PIECE, dtype=torch.float32, device=device).repeat(3, 1, 1)
+    sweep.kernel(t, inverses, torch.ones(len(t), 1, dtype=torch.float32, device=device), upper=False)
     torch.cuda.synchronize(device)
 
 

@@ -11,7 +11,10 @@ from neula.kernels.dispatch import kernel, trial
 
 @trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")
 def _tried(device: torch.device) -> None:
-    a, scales = torch.ones(1, 2, 2, device=device), torch.ones(1, 2, device=device)
+    a, scales = (
+        torch.ones(1, 2, 2, dtype=torch.float32, device=device),
+        torch.ones(1, 2, dtype=torch.float32, device=device),
+    )
     unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
 
 

@@ -10,7 +10,7 @@ from neula.kernels.triangle import VECTORS, triangle_product
 
 @trial("The kernels that measure Cholesky factors", "library calls take their place")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, device=device)
+    one = torch.ones(1, 1, 1, dtype=torch.float32, device=device)
     diagonal_scales.kernel(one)
     factor_residuals.kernel(
         one, one, torch.zeros_like(one[0, 0], dtype=torch.int32), one[0].double().expand(1, VECTORS)

@@ -16,7 +16,7 @@ _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 
 @trial("The kernel of thin products", "library calls take its place")
 def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device)
+    one = torch.ones(1, 1, dtype=torch.float32, device=device)
     thin_product.kernel(one, one.double())
 
 

@@ -86,7 +86,7 @@ def room_for_rounds(m: int) -> int:
 
 @trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
 def _tried(device: torch.device) -> None:
-    block = torch.eye(WIDTH, device=device)
+    block = torch.eye(WIDTH, dtype=torch.float32, device=device)
     play.kernel(block, PanelFactors.of(block, torch.float16), 0, WIDTH)
 
 
@@ -125,7 +125,7 @@ def play_reference(
     pivots, index = rows[winners[0]], start // WIDTH
     found.pivots[start : start + count] = pivots.int()
     found.places[pivots] = torch.arange(start, start + count, dtype=torch.int32, device=block.device)
-    factors = found.factors[index].copy_(torch.eye(WIDTH))
+    factors = found.factors[index].copy_(torch.eye(WIDTH, dtype=torch.float32, device=block.device))
     factors[:count, :count] = eliminated[0, winners[0], :count]
     l_inverse, u_inverse = triangular_inverses(factors.copy_(factors.to(found.low)))
     found.l_inverses[index], found.u_inverses[index] = l_inverse, u_inverse

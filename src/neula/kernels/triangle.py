@@ -20,7 +20,9 @@ Kind = Literal["lower", "transposed", "symmetric"]
 
 @trial("The kernel of products with triangles", "library calls take its place")
 def _tried(device: torch.device) -> None:
-    triangle_product.kernel(torch.ones(1, 1, 1, device=device), _ones(1, device), "symmetric")
+    triangle_product.kernel(
+        torch.ones(1, 1, 1, dtype=torch.float32, device=device), _ones(1, device), "symmetric"
+    )
 
 
 def _ones(n: int, device: torch.device) -> torch.Tensor:

@@ -71,7 +71,7 @@ class _Operand:
         from torch.distributed.tensor import DTensor, Shard
 
         shape = torch.Size((sum(over_rows.counts), *x.shape[1:]))
-        stride = torch.empty(shape, device="meta").stride()
+        stride = torch.empty(shape, dtype=torch.float32, device="meta").stride()
         return DTensor.from_local(
             x.contiguous(), self.mesh, [Shard(0)], run_check=False, shape=shape, stride=stride
         )

@@ -12,7 +12,7 @@ import torch
 from neula.errors import warn
 from neula.pipeline.inputs import check_matrices, flattened
 
-_NOTHING = torch.empty(0, 0, 0)
+_NOTHING = torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)

@@ -202,7 +202,8 @@ def _advanced(
         moved, beta = now.moved(BlockTriangular(*of_r), test, alpha, gradient)
         return *moved, alpha, beta
 
-    test = (torch.as_tensor(x) for x in (stop.preconditioned, stop.gradient, stop.scales))
+    stops = (stop.preconditioned, stop.gradient, stop.scales)
+    test = (x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64, device="cpu") for x in stops)
     inputs = (image, squares, *state, *test, *triangular(r).tensors)
     *moved, alpha, beta = replay(advanced, inputs, "cgls")
     return _State(*moved), alpha, beta

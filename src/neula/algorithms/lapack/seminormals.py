@@ -224,6 +224,6 @@ def _norm(a: np.ndarray) -> np.ndarray:
 def _inverse(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Inverses of positive definite matrices, and where they are."""
     lower, info = torch.linalg.cholesky_ex(torch.from_numpy(a))
-    identity = torch.eye(a.shape[1], dtype=lower.dtype).expand_as(lower)
+    identity = torch.eye(a.shape[1], dtype=lower.dtype, device="cpu").expand_as(lower)
     inverse = torch.linalg.solve_triangular(lower, identity, upper=False).numpy()
     return gram(inverse), (info == 0).numpy()

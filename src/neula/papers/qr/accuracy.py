@@ -200,9 +200,9 @@ def measure_overflow(setting: Setting, shape: tuple[int, int] | None = None) -> 
     m, n = shape or setting.shape(small=(2048, 512), paper=(32768, 4096), bytes_an_entry=64)
     engine = setting.numerics
     a = random_matrix("normal", m, n, dtype=torch.float32, device=setting.device, seed=5)
-    order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(6)).to(a.device)
+    order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(6), device="cpu").to(a.device)
     for exponent in setting.track(EXPONENTS, lambda exponent: f"columns to 1e{exponent}"):
-        graded = a * torch.logspace(0, exponent, n, device=a.device)[order]
+        graded = a * torch.logspace(0, exponent, n, dtype=torch.float32, device=a.device)[order]
         scales = power_of_two_scales(engine.column_max(graded))
         for scaling, factors in {"without": torch.ones_like(scales), "with": scales}.items():
             q, r = rgsqrf(graded * factors, engine, panel="caqr")

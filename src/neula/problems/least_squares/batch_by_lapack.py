@@ -79,7 +79,7 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2) -> 
             x[~accepted] = np.nan
     members = Members(
         **{name: torch.from_numpy(x) for name, x in known.items()},
-        rank=torch.full((len(a),), n, dtype=torch.int64),
+        rank=torch.full((len(a),), n, dtype=torch.int64, device="cpu"),
         accepted=torch.from_numpy(accepted),
     )
     places = np.flatnonzero(~accepted & system.good[:, 0]) if slices == 2 else ()

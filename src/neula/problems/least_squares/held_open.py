@@ -90,7 +90,7 @@ class LeastSquares:
     def __init__(self, n: int, *, scales: Any = None, engine: str | Engine = "auto") -> None:
         self.n = whole_number("n", n, wanted="a number of columns, at least 1")
         self._engine = select_engine(engine, torch.device("cpu")).using(FP64)
-        given = torch.ones(self.n).double() if scales is None else take(scales, "scales").tensor.double()
+        given = take(np.ones(self.n) if scales is None else scales, "scales").tensor.double()
         if given.shape != (self.n,) or not bool(((given > 0) & given.isfinite()).all()):
             raise ValueError(f"scales must be {self.n} positive numbers, got {scales!r}")
         self._scales = power_of_two_scales(given).to(self._engine.device)
@@ -265,7 +265,7 @@ class LeastSquares:
         """With operands that have shapes, and no numbers."""
         assert self._sums is not None
         m, k = max(self.rows, 1), self._sums.products.shape[1]
-        number, operands = torch.zeros(1, dtype=torch.float64), {}
+        number, operands = torch.zeros(1, dtype=torch.float64, device="cpu"), {}
         for name, shape in (("A", (m, self.n)), ("b", (m,) if self._is_vector else (m, k))):
             x = number.expand(shape)
             operands[name] = Taken(x, self._like, x)
@@ -379,5 +379,6 @@ class LeastSquares:
 
 
 def _joined(source: Source, m: int) -> torch.Tensor:
-    parts = [torch.as_tensor(block) for block in source.blocks(m)]
+    blocks = source.blocks(m)
+    parts = [x if isinstance(x, torch.Tensor) else torch.from_numpy(x) for x in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -70,7 +70,7 @@ class _Evidence:
         self.problems, self.rank, self.most = problems, rank, most
         self.tries = 0
         self.measures = [math.nan] * 3
-        self.errors = torch.empty(0)
+        self.errors = torch.empty(0, dtype=torch.float32, device="cpu")
         self.remainder = math.nan
 
     def excess(self, found: Ritz) -> float:

@@ -74,7 +74,9 @@ class StreamedMatrix:
         lost = max(_loss(u), _loss(v_k))
         residual = float(torch.linalg.vector_norm(gaps / weights))
         missed = float((errors / weights).max()) if k else 0.0
-        numbers = torch.tensor([[norm * self.relative_error, residual, lost, missed]], dtype=torch.float64)
+        numbers = torch.tensor(
+            [[norm * self.relative_error, residual, lost, missed]], dtype=torch.float64, device="cpu"
+        )
         values = Triplets(u[None], found[None], v_k[None], errors[None], numbers[:, 0], numbers[:, 1:])
         return Answer(values, label, iterations=self.reader.passes)
 

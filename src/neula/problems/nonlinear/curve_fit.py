@@ -193,7 +193,7 @@ def curve_fit(
             wrap=model.wrap,
         )
         result = result_of(fit, problem, call, start)
-    found = torch.as_tensor(result.x).to(y.device).reshape(-1, guess.shape[-1])
+    found = torch.as_tensor(result.x, device=y.device).reshape(-1, guess.shape[-1])
     return CurveFitResult(
         popt=result.x,
         pcov=result.covariance(absolute=absolute_sigma),
@@ -251,7 +251,7 @@ def _first_guess(
 ) -> torch.Tensor:
     """Parameters to begin with, of each problem: ones, or within the bounds."""
     if p0 is not None:
-        given = torch.atleast_1d(torch.as_tensor(floats(p0, "p0"))).to(y)
+        given = torch.atleast_1d(torch.as_tensor(floats(p0, "p0"), dtype=y.dtype, device=y.device))
         try:
             return given.expand(*batch, given.shape[-1])
         except RuntimeError:

@@ -137,7 +137,11 @@ def fit_in_arrays(
 
 
 def _loss(name: str, scale: float) -> Loss | None:
-    return None if name == "linear" else Loss(LOSSES[name], torch.tensor(scale, dtype=torch.float64))
+    return (
+        None
+        if name == "linear"
+        else Loss(LOSSES[name], torch.tensor(scale, dtype=torch.float64, device="cpu"))
+    )
 
 
 def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[None, None]:

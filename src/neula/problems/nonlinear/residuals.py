@@ -54,8 +54,8 @@ class Residuals:
     jac: torch.Tensor | None = None
     uncertified: str = ""
     rows: int = 0
-    _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-    _of: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
+    _of: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
 
     def cost(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """Half the sum of losses, shape (P,)."""

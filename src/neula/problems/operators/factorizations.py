@@ -39,10 +39,10 @@ def _certified(result: QRResult[Any], A: torch.Tensor) -> Tensors:
     batch = A.shape[:-2]
     found = result.certificate if batch else [result.certificate]
     residual, orthogonality = (
-        torch.tensor([getattr(c, name) for c in found], dtype=torch.float64).reshape(batch)
+        torch.tensor([getattr(c, name) for c in found], dtype=torch.float64, device="cpu").reshape(batch)
         for name in ("residual", "orthogonality")
     )
-    return residual, orthogonality, torch.tensor([c.accepted for c in found], dtype=torch.bool).reshape(batch)
+    return residual, orthogonality, torch.tensor([c.accepted for c in found], device="cpu").reshape(batch)
 
 
 def _shapes_of_qr(A: torch.Tensor) -> Shapes:

@@ -103,7 +103,7 @@ def _by_kernel(a: torch.Tensor, engine: Engine) -> CertifiedQR | None:
     if found is None or not isinstance(found.certificate, QRCertificate) or not found.all_accepted:
         return None
     attempts = (Attempt(LABEL, True, found.certificate.in_words),)
-    accepted = torch.ones(1, dtype=torch.bool)
+    accepted = torch.ones(1, dtype=torch.bool, device="cpu")
     return CertifiedQR(found.q[None], found.r[None], accepted, (found.certificate,), attempts)
 
 

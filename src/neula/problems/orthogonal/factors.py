@@ -64,7 +64,7 @@ class Factors:
         k = m if mode == "complete" else min(m, n)
         q, r = matrices.new_empty(count, m, k), matrices.new_empty(count, k, n)
         if q.numel() > 0:
-            q.copy_(torch.eye(m, dtype=q.dtype))
+            q.copy_(torch.eye(m, dtype=q.dtype, device=q.device))
         perfect = certificates_of(np.zeros((3, count)), torch.float64, (m, max(n, 1)), target)
         return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
 

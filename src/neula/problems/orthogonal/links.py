@@ -181,7 +181,7 @@ def without_factors(matrices: Matrices, before: Solution | None) -> Solution:
     count, m, n = a.shape
     shapes = (m, matrices.k), (matrices.k, n)
     q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
-    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target))
+    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
     return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
 
 

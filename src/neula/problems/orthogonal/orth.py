@@ -184,7 +184,7 @@ def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tup
     factors, result = _factorized(call, options, begun)
     *batch, m, n = call.first.tensor.shape
     if 0 in (*batch, m, n):
-        return result, torch.zeros(batch, dtype=torch.int64)
+        return result, torch.zeros(batch, dtype=torch.int64, device="cpu")
     with call.computing():
         return result, _check_full_rank(factors, call, result).reshape(batch)
 
@@ -215,7 +215,7 @@ def _of_full_rank(call: Call, result: PolarResult) -> Any:
             f"{result.rank} or fewer of {columns} are independent to {result.accuracy} accuracy, and "
             "what the basis spans beyond the range are rounding errors",
             result,
-            (torch.as_tensor(result.ranks) < columns).nonzero().tolist(),
+            (torch.as_tensor(result.ranks, device="cpu") < columns).nonzero().tolist(),
         )
     return result.U
 

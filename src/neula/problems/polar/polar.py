@@ -272,7 +272,7 @@ def decompose(matrices: torch.Tensor, options: Options, begun: Answer[PolarValue
     if matrices.numel() > 0:
         links = in_step(chain(options)) if over_rows.spread else chain(options)
         return Found(run_chain(links, Matrices(matrices, options), judge, begun=begun), judge)
-    nothing = torch.zeros(count, 5, dtype=torch.float64)
+    nothing = torch.zeros(count, 5, dtype=torch.float64, device="cpu")
     run = Run.begin(count, PolarValues(matrices.to(options.work.dtype), nothing[:, 0].long(), nothing))
     run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
     run.attempts.append(Attempt("nothing to do", True, "no elements"))

@@ -109,7 +109,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
         backward_error=_tensor([max(c.backward_error for c in columns) for columns in solutions]),
         condition=_tensor(conditions),
         refined_error=_tensor([max(c.history[-1] for c in columns) for columns in solutions]),
-        accepted=torch.ones(len(a), dtype=torch.bool),
+        accepted=torch.ones(len(a), dtype=torch.bool, device="cpu"),
         growth=_tensor(growths),
     )
     history = _worst([c.history for columns in solutions for c in columns])
