@@ -17,6 +17,20 @@ class Unsuited(Exception):
     """What was asked for is the peer's to answer, or to refuse."""
 
 
+class Refused(Exception):
+    """The peer would hang, abort Python or return garbage: what it raises elsewhere is raised.
+
+    Attributes
+    ----------
+    error : Exception
+        Of the peer's kind.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
 """What neula raises for input that it cannot, or should not, answer; and torch where memory is short, and for
 tensors whose numbers cannot be looked at (under ``vmap``, or on the device "meta")."""
@@ -39,10 +53,15 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            refused: Exception | None = None
             try:
                 return function(*args, **kwargs)
+            except Refused as found:
+                refused = found.error
             except REFUSALS:
                 pass  # out of the handler, or its exception would be told as the cause of the peer's
+            if refused is not None:
+                raise refused
             answer: T = getattr(peer, name)(*args, **kwargs)
             return answer
 
@@ -59,6 +78,17 @@ def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]
 def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """B as NumPy 2 reads it: a vector only if it has one dimension, whatever the shape of a."""
     return b.reshape((1,) * (a.ndim - b.ndim) + b.shape) if b.ndim > 1 else b
+
+
+def need_finite(a: np.ndarray, error: Exception) -> None:
+    """Refuse NaN and Inf, in complex numbers too: LAPACK's SVD may never end with them.
+
+    Raises
+    ------
+    Refused
+    """
+    if a.dtype.kind in "fc" and not np.isfinite(a).all():
+        raise Refused(error)
 
 
 def need(suited: bool) -> None:

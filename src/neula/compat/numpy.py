@@ -11,9 +11,11 @@ import numpy as np
 from numpy import linalg
 
 import neula
-from neula.compat.drop_in import drop_in, names_of, need, right_hand_sides
+from neula.compat.drop_in import drop_in, names_of, need, need_finite, right_hand_sides
 from neula.compat.least_squares import full_rank_pinv, full_rank_solution, singular_values
 from neula.problems.signatures import QRMode
+
+LinAlgError = linalg.LinAlgError
 
 _QRResult = type(linalg.qr(np.eye(1)))
 """The named tuple, whose module has moved from one version of NumPy to the next."""
@@ -95,7 +97,15 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     >>> x.round(12), int(rank), s.shape
     (array([1., 2.]), 2, (2,))
     """
-    A, B = _real(a), _real(b)
+    A, B = np.asarray(a), np.asarray(b)
+    if (
+        A.ndim == 2
+        and B.ndim in (1, 2)
+        and len(A) == len(B)
+        and 2 not in (A.dtype.itemsize, B.dtype.itemsize)
+    ):
+        need_finite(A, LinAlgError("SVD did not converge in Linear Least Squares"))
+    A, B = _real(A), _real(B)
     eps = np.finfo(np.float64).eps
     cut = max(A.shape) * eps if rcond is None else eps if rcond < 0 else rcond
     # NumPy computes in double precision, whatever the dtype.
@@ -224,8 +234,12 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     array([[1. , 0. , 0. ],
            [0. , 0.5, 0. ]])
     """
-    need(not hermitian and (rcond is None or rtol is np._NoValue))
-    A = _real(a)
+    need(rcond is None or rtol is np._NoValue)
+    A = np.asarray(a)
+    if A.ndim >= 2 and A.dtype.itemsize != 2:
+        need_finite(A, LinAlgError("SVD did not converge"))
+    need(not hermitian)
+    A = _real(A)
     need(A.size > 0)
     s = singular_values(A)
     if rcond is None and rtol is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, linalg
 
 import neula
-from neula.compat.drop_in import drop_in, names_of, need
+from neula.compat.drop_in import Refused, drop_in, names_of, need
 from neula.problems.signatures import QRMode
 
 return_types: Any = torch.return_types
@@ -113,8 +113,10 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     >>> la.lstsq(A, torch.tensor([[1.0], [3.0], [5.0]])).solution.T
     tensor([[1., 2.]])
     """
-    need(driver is None and _same_kind(A, B) and A.ndim >= 2 and A.numel() > 0 and B.numel() > 0)
-    need(B.ndim in (A.ndim, A.ndim - 1))
+    need(isinstance(A, Tensor) and isinstance(B, Tensor) and A.ndim >= 2 and B.ndim in (A.ndim, A.ndim - 1))
+    need(A.dtype == B.dtype and A.shape[:-1] == B.shape[: A.ndim - 1])
+    _need_finite(A, "linalg.lstsq")
+    need(driver is None and _same_kind(A, B) and A.numel() > 0 and B.numel() > 0)
     is_vector = B.ndim == A.ndim - 1
     b = B.unsqueeze(-1) if is_vector else B
     m, n = A.shape[-2:]
@@ -162,7 +164,12 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     >>> R
     tensor([[5.]])
     """
-    need(out is None and _same_kind(A) and bool(A.isfinite().all()))
+    need(out is None and _same_kind(A))
+    try:
+        finite = bool(A.isfinite().all())
+    except RuntimeError:  # there are no numbers to look at
+        return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
+    need(finite)
     result = neula.qr(A, cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
@@ -254,8 +261,10 @@ def pinv(
     tensor([[1.0000, 0.0000, 0.0000],
             [0.0000, 0.5000, 0.0000]])
     """
-    need(out is None and not hermitian and _same_kind(A) and A.ndim >= 2 and A.numel() > 0)
-    need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor) and bool(A.isfinite().all()))
+    need(isinstance(A, Tensor) and A.ndim >= 2)
+    _need_finite(A, "linalg.svd")
+    need(out is None and not hermitian and _same_kind(A) and A.numel() > 0)
+    need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor))
     s = linalg.svdvals(A.detach())
     by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
     cut = (s[..., 0] * (by_precision if rtol is None else rtol)).clamp_min(atol or 0.0)
@@ -269,6 +278,27 @@ def _same_kind(*tensors: Any) -> bool:
     if not all(isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) for x in tensors):
         return False
     return len({(x.dtype, x.device) for x in tensors}) == 1
+
+
+def _need_finite(A: Tensor, name: str) -> None:
+    """Refuse NaN and Inf, with which torch's own may not end, or return zeros.
+
+    Raises
+    ------
+    Refused
+    """
+    if not A.is_meta and not bool(A.isfinite().all()):
+        why = "The algorithm failed to converge because the input matrix contained non-finite values."
+        raise Refused(linalg.LinAlgError(f"{name}: {why}"))
+
+
+def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
+    """The same factors with the signs of neula, by operations that do not look at numbers."""
+    signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(R.dtype)
+    rows = torch.nn.functional.pad(signs, (0, R.shape[-2] - signs.shape[-1]), value=1.0)
+    if Q.numel() > 0:
+        Q = Q * torch.nn.functional.pad(signs, (0, Q.shape[-1] - signs.shape[-1]), value=1.0).unsqueeze(-2)
+    return Q, R * rows.unsqueeze(-1)
 
 
 def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor]:

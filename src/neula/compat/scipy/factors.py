@@ -11,7 +11,6 @@ import neula
 from neula.compat.drop_in import drop_in, need
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.compat.scipy.systems import AccuracyLinAlgWarning
-from neula.engines.formats import FormatName
 from neula.errors import warn
 
 
@@ -74,9 +73,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     """
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0)
-    # In one precision there is nothing to buffer in a wider one, which is what the other variants are for.
-    compute: FormatName = "fp32" if A.dtype.itemsize == 4 else "fp64"
-    return LUPair.of(neula.lu_factor(A, "2.1", compute=compute, keep_a=not overwrite_a))
+    return LUPair.of(neula.lu_factor(A, keep_a=not overwrite_a))
 
 
 @drop_in(linalg)

@@ -12,7 +12,7 @@ import numpy as np
 from scipy import optimize
 
 import neula
-from neula.compat.drop_in import drop_in, names_of, need
+from neula.compat.drop_in import drop_in, names_of, need, need_finite
 from neula.compat.scipy.fits import curve_fit, ends_of, fitted, least_squares
 from neula.errors import warn
 
@@ -52,7 +52,7 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     array([1.5, 0. ])
     """
     matrix, rhs = _arrays(A, b)
-    need(maxiter is None)
+    need(maxiter is None or matrix.size == 0)  # SciPy's aborts, or returns memory that nobody has written
     result = _sure(neula.nnls, matrix, rhs)
     return result.x, result.rnorm
 
@@ -104,7 +104,7 @@ def lsq_linear(
     array([1. , 0.5])
     """
     matrix, rhs = _arrays(A, b)
-    need((lsq_solver, lsmr_tol, max_iter, lsmr_maxiter) == (None,) * 4)
+    need(matrix.size > 0 and (lsq_solver, lsmr_tol, max_iter, lsmr_maxiter) == (None,) * 4)
     need(np.ndim(b) == 1 and method in ("trf", "bvls") and verbose == 0)
     lower, upper = (np.broadcast_to(x, matrix.shape[1:]).astype(float) for x in ends_of(bounds))
     need(bool((lower < upper).all()))
@@ -127,10 +127,11 @@ def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     """What both take: a matrix and a vector of finite numbers."""
     need(not hasattr(A, "tocoo") and not hasattr(A, "matvec"))
     matrix, rhs = np.asarray(A), np.asarray(b)
-    need(matrix.ndim == 2 and matrix.size > 0 and all(x.dtype.kind in "iubf" for x in (matrix, rhs)))
+    need(matrix.ndim == 2 and all(x.dtype.kind in "iubf" for x in (matrix, rhs)))
     matrix, rhs = matrix.astype(np.float64), rhs.astype(np.float64)
-    need(rhs.shape in ((len(matrix),), (len(matrix), 1)) and bool(np.isfinite(matrix).all()))
-    need(bool(np.isfinite(rhs).all()))
+    need(rhs.shape in ((len(matrix),), (len(matrix), 1)))
+    for x in (matrix, rhs):
+        need_finite(x, ValueError("array must not contain infs or NaNs"))
     return matrix, rhs.ravel()
 
 

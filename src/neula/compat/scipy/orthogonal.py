@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import drop_in, need
+from neula.compat.drop_in import drop_in, need, need_finite
 from neula.compat.least_squares import full_rank_pinv, full_rank_solution, singular_values
 from neula.compat.scipy.inputs import lapack_arrays
 
@@ -65,6 +65,9 @@ def lstsq(
     >>> x.round(12), rank, s.shape
     (array([1., 2.]), 2, (2,))
     """
+    array = np.asarray(a)
+    if array.ndim == 2 and array.shape[:1] == np.shape(b)[:1] and not check_finite:
+        need_finite(array, linalg.LinAlgError("SVD did not converge in Linear Least Squares"))
     need(lapack_driver is None)
     A, B = lapack_arrays(a, b)
     s = singular_values(A)
@@ -217,6 +220,8 @@ def pinv(
     >>> B.round(12).tolist(), rank
     ([[1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], 2)
     """
+    if np.ndim(a) >= 2:
+        need_finite(np.asarray(a), ValueError("array must not contain infs or NaNs"))
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0 and bool(np.isfinite(A).all()) and min(atol or 0.0, rtol or 0.0) >= 0)
     s = singular_values(A)
