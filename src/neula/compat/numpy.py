@@ -52,6 +52,7 @@ def solve(a: Any, b: Any) -> Any:
     array([1., 2.])
     """
     A, B = _real(a), _real(b)
+    need(B.size > 0)  # else nothing is solved, and NumPy looks at A
     return _as(b, neula.solve(A, right_hand_sides(A, B)).x)
 
 
@@ -98,12 +99,8 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     (array([1., 2.]), 2, (2,))
     """
     A, B = np.asarray(a), np.asarray(b)
-    if (
-        A.ndim == 2
-        and B.ndim in (1, 2)
-        and len(A) == len(B)
-        and 2 not in (A.dtype.itemsize, B.dtype.itemsize)
-    ):
+    fits = A.ndim == 2 and B.ndim in (1, 2) and len(A) == len(B)
+    if fits and 2 not in (A.dtype.itemsize, B.dtype.itemsize):  # NumPy takes no half precision
         need_finite(A, LinAlgError("SVD did not converge in Linear Least Squares"))
     A, B = _real(A), _real(B)
     eps = np.finfo(np.float64).eps

@@ -55,7 +55,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
     >>> la.solve(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([4.0, 7.0]))
     tensor([1., 2.])
     """
-    need(out is None and _same_kind(A, B) and A.ndim >= 2)
+    need(out is None and _same_kind(A, B) and A.ndim >= 2 and B.numel() > 0)
     is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
     if left:
         x: Tensor = neula.solve(A, B.unsqueeze(-1) if is_vector else B).x

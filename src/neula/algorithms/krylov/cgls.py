@@ -203,10 +203,7 @@ def _advanced(
         return *moved, alpha, beta
 
     stops = (stop.preconditioned, stop.gradient, stop.scales)
-    test = (
-        x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=torch.float64, device="cpu")
-        for x in stops
-    )
+    test = (torch.as_tensor(x, device=getattr(x, "device", "cpu")) for x in stops)
     inputs = (image, squares, *state, *test, *triangular(r).tensors)
     *moved, alpha, beta = replay(advanced, inputs, "cgls")
     return _State(*moved), alpha, beta

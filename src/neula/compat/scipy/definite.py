@@ -54,7 +54,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
 @drop_in(linalg)
 def cho_factor(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
-) -> tuple[np.ndarray, bool]:
+) -> tuple[np.ndarray, bool | np.ndarray]:
     """Cholesky factor for :func:`scipy.linalg.cho_solve`, by :func:`neula.cholesky`.
 
     Parameters
@@ -67,7 +67,7 @@ def cho_factor(
     -------
     c : ndarray, shape (..., n, n)
         The factor; zero in the other triangle, of which SciPy says nothing.
-    lower : bool
+    lower : bool, or ndarray of bool, shape (...), for a batch
 
     Raises
     ------
@@ -85,7 +85,8 @@ def cho_factor(
     >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
     array([1., 2.])
     """
-    return _factor(a, lower=lower), lower
+    factor = _factor(a, lower=lower)
+    return factor, lower if factor.ndim == 2 else np.full(factor.shape[:-2], lower)
 
 
 def _factor(a: Any, *, lower: bool) -> np.ndarray:

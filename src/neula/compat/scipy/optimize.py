@@ -52,7 +52,10 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     array([1.5, 0. ])
     """
     matrix, rhs = _arrays(A, b)
-    need(maxiter is None or matrix.size == 0)  # SciPy's aborts, or returns memory that nobody has written
+    if matrix.size == 0:  # SciPy's aborts, or returns memory that nobody has written
+        empty = neula.nnls(matrix, rhs)
+        return empty.x, empty.rnorm
+    need(maxiter is None)
     result = _sure(neula.nnls, matrix, rhs)
     return result.x, result.rnorm
 

@@ -65,9 +65,8 @@ def lstsq(
     >>> x.round(12), rank, s.shape
     (array([1., 2.]), 2, (2,))
     """
-    array = np.asarray(a)
-    if array.ndim == 2 and array.shape[:1] == np.shape(b)[:1] and not check_finite:
-        need_finite(array, linalg.LinAlgError("SVD did not converge in Linear Least Squares"))
+    if np.ndim(a) >= 2 and not check_finite:
+        need_finite(np.asarray(a), linalg.LinAlgError("SVD did not converge in Linear Least Squares"))
     need(lapack_driver is None)
     A, B = lapack_arrays(a, b)
     s = singular_values(A)
@@ -102,7 +101,7 @@ def qr(
     Returns
     -------
     tuple of ndarray
-        ``(Q, R)``, with ``mode="r"`` only ``(R,)``; R has as many rows as a, unless ``mode="economic"``.
+        ``(Q, R)``, with ``mode="r"`` only ``(R,)``, and R of a batch; R has as many rows as a, unless ``mode="economic"``.
 
     Raises
     ------
@@ -123,13 +122,14 @@ def qr(
     """
     need(mode in ("full", "qr", "r", "economic") and not pivoting)
     (A,) = lapack_arrays(a)
-    need(bool(np.isfinite(A).all()))
+    need(bool(np.isfinite(A).all()) and 0 not in A.shape[:-2])
     if mode == "economic":
         return tuple(neula.qr(A))
     if mode == "r":
         R = neula.qr(A, "r").R
         below = np.zeros((*A.shape[:-2], A.shape[-2] - R.shape[-2], A.shape[-1]), A.dtype)
-        return (np.concatenate([R, below], -2),)
+        R = np.concatenate([R, below], -2)
+        return (R,) if A.ndim == 2 else R
     return tuple(neula.qr(A, "complete"))
 
 
@@ -167,7 +167,7 @@ def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     (3, 1)
     """
     (a,) = lapack_arrays(A)
-    need(bool(np.isfinite(a).all()))
+    need(bool(np.isfinite(a).all()) and 0 not in a.shape[:-2])
     cut = np.finfo(a.dtype).eps * max(a.shape[-2:]) if rcond is None else rcond
     basis: np.ndarray = neula.orth(a, cut)
     return basis
@@ -227,4 +227,4 @@ def pinv(
     s = singular_values(A)
     relative = max(A.shape) * np.finfo(A.dtype).eps if rtol is None else rtol
     inverse = full_rank_pinv(A, s, (atol or 0.0) + relative * s.max(initial=0.0))
-    return (inverse, len(s)) if return_rank else inverse
+    return (inverse, np.int64(len(s))) if return_rank else inverse

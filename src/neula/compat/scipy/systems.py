@@ -76,7 +76,7 @@ def solve(
     A, B = np.asarray(a), np.asarray(b)
     dtype = solved_in(np.result_type(A, B))
     A, B = A.astype(dtype, copy=False), B.astype(dtype, copy=False)
-    need(A.ndim >= 2 and A.size > 1 and A.shape[-1] == A.shape[-2])
+    need(A.ndim >= 2 and A.size > 1 and B.size > 0 and A.shape[-1] == A.shape[-2])
     if transposed:
         A, lower = A.swapaxes(-1, -2), not lower
     if assume_a is None:
