@@ -296,7 +296,7 @@ def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """The same factors with the signs of neula, by operations that do not look at numbers."""
     signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(R.dtype)
     rows = torch.nn.functional.pad(signs, (0, R.shape[-2] - signs.shape[-1]), value=1.0)
-    if Q.numel() > 0:
+    if Q.ndim == R.ndim:  # not with mode="r"
         Q = Q * torch.nn.functional.pad(signs, (0, Q.shape[-1] - signs.shape[-1]), value=1.0).unsqueeze(-2)
     return Q, R * rows.unsqueeze(-1)
 
