@@ -51,8 +51,10 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     >>> opt.nnls([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [2.0, 1.0, -1.0])[0].round(12)
     array([1.5, 0. ])
     """
+    if np.ndim(A) == 2 and np.size(A) == 0:  # SciPy's aborts, or returns memory that nobody has written
+        A, b = (np.asarray_chkfinite(x, dtype=np.float64) for x in (A, b))
     matrix, rhs = _arrays(A, b)
-    if matrix.size == 0:  # SciPy's aborts, or returns memory that nobody has written
+    if matrix.size == 0:
         empty = neula.nnls(matrix, rhs)
         return empty.x, empty.rnorm
     need(maxiter is None)

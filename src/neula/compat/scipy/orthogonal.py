@@ -122,7 +122,7 @@ def qr(
     """
     need(mode in ("full", "qr", "r", "economic") and not pivoting)
     (A,) = lapack_arrays(a)
-    need(bool(np.isfinite(A).all()) and 0 not in A.shape[:-2])
+    need(A.size > 0 and bool(np.isfinite(A).all()))
     if mode == "economic":
         return tuple(neula.qr(A))
     if mode == "r":
