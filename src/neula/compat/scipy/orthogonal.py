@@ -101,7 +101,8 @@ def qr(
     Returns
     -------
     tuple of ndarray
-        ``(Q, R)``, with ``mode="r"`` only ``(R,)``, and R of a batch; R has as many rows as a, unless ``mode="economic"``.
+        ``(Q, R)``, with ``mode="r"`` only ``(R,)`` (R alone for a batch). R has as many rows as a, unless
+        ``mode="economic"``.
 
     Raises
     ------
