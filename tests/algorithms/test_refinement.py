@@ -596,7 +596,15 @@ def test_refined_minimum_norm(cond: float) -> None:
     b_matrix, r, rhs = wide_problem(60, 300, 2, cond)
     rhs[:, 1] = 0
     scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
-    found = refine_minimum_norm(b_matrix, r, rhs, scale=scale, tolerance=1e-15, max_iterations=100)
+    found = refine_minimum_norm(
+        b_matrix,
+        r,
+        rhs,
+        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
+        rows=scale,
+        tolerance=1e-15,
+        max_iterations=100,
+    )
     residual = norm(rhs - b_matrix.T @ found.x)
     error = residual[0] / (scale.norm * norm(found.x)[0] + norm(rhs)[0])
     # Double precision computes the residual to n u of what it subtracts.
@@ -613,7 +621,15 @@ def test_refined_minimum_norm(cond: float) -> None:
 def test_minimum_norm_stays_converged() -> None:
     b_matrix, r, rhs = wide_problem(60, 300, 1, 1e3)
     scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
-    found = refine_minimum_norm(b_matrix, r, rhs, scale=scale, tolerance=0.0, max_iterations=1000)
+    found = refine_minimum_norm(
+        b_matrix,
+        r,
+        rhs,
+        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
+        rows=scale,
+        tolerance=0.0,
+        max_iterations=1000,
+    )
     assert found.iterations < 200, "it stops by itself"
     assert float(found.measures.backward_error) <= 4 * math.sqrt(300) * U64
     assert float(found.measures.backward_error) == min(found.history)
@@ -622,7 +638,15 @@ def test_minimum_norm_stays_converged() -> None:
 def test_minimum_norm_of_zero_takes_no_iteration() -> None:
     b_matrix, r, rhs = wide_problem(20, 50, 2, 10.0)
     scale = Scale(torch.ones(20, dtype=torch.float64), 1.0)
-    found = refine_minimum_norm(b_matrix, r, 0 * rhs, scale=scale, tolerance=1e-14, max_iterations=10)
+    found = refine_minimum_norm(
+        b_matrix,
+        r,
+        0 * rhs,
+        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
+        rows=scale,
+        tolerance=1e-14,
+        max_iterations=10,
+    )
     assert found.iterations == 0
     assert not found.x.any()
 

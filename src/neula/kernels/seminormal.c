@@ -55,7 +55,7 @@ static double *allocate_shortest(Shortest *s, Problem *p, int few_rows, int depe
     s->by_rows = few_rows ? p->by_columns : p->by_rows, s->by_columns = few_rows ? p->by_rows : p->by_columns;
     s->transposed = p;
     double **const places[] = {
-        &s->b, &s->residual, &s->residual_low, &s->w, &s->w_low, &s->added,
+        &s->b, &s->residual, &s->residual_low, &s->w, &s->zeros, &s->added,
         &of->error, &s->sizes, &s->x, &s->x_low, &s->before, &s->before_low, &s->gradient, &s->given,
         &of->scaled, &of->y, &of->projected, &of->multipliers, &order,
         &s->scaled_columns,

@@ -24,7 +24,7 @@ static int are_independent(Shortest *s)
     invert(p->gram, m, tall, p->inverse);
     form_gram(p->inverse, m, tall, p->gram, 1);
     double inverse_norm = sqrt(norm_of(p->gram, m, tall, p->work));
-    s->condition = of_gram / sqrt(of_b) * inverse_norm;
+    s->norm = of_gram / sqrt(of_b), s->condition = s->norm * inverse_norm;
     double lost = (m + s->n + 5) * UNIT * of_b * inverse_norm * inverse_norm;
     s->condition_bound = CEILED * sqrt(of_gram / (1.0 - lost)) * inverse_norm;
     return 4.0 * lost <= 1.0;
@@ -63,11 +63,8 @@ Step step_of_few_rows(const Shortest *s, double noise)
     return (Step){s->largest * left, s->largest * floor};
 }
 
-/* That of J. L. Rigal and J. Gaches (1967), for rows in units of their norms. */
-double errors_of_few_rows(const Shortest *s, Evidence *found)
+double error_of_few_rows(const Shortest *s)
 {
-    double of_residual = relative_length(s, s->residual), of_x = length(s->wide, s->x);
-    found->refined = quotient(of_residual, s->worth.norm * of_x + relative_length(s, s->b));
-    found->optimality = found->refined;
-    return 0.0;
+    double image = s->norm * scaled_size(s->n, s->sizes, s->x, NULL);
+    return quotient(length(s->tall, s->residual), image + length(s->tall, s->b));
 }

@@ -1,6 +1,6 @@
 /* What the parts of seminormal.c know of a problem whose shortest solution is asked for: of few rows, or of dependent
- * columns. It is a sum of rows as they were given, x = A^T w, and w is refined: so x lies in their space whatever the
- * errors of w (A. Björck, "Numerical Methods for Least Squares Problems", SIAM, 1996).
+ * columns. It is a sum of rows as they were given, x = A^T w, and so is what refinement adds: so x lies in their space
+ * whatever the errors of w (A. Björck, "Numerical Methods for Least Squares Problems", SIAM, 1996).
  */
 #ifndef NEULA_SEMINORMAL_SHORTEST_H
 #define NEULA_SEMINORMAL_SHORTEST_H
@@ -30,11 +30,11 @@ typedef struct {
 typedef struct {
     long m, n, tall, wide;              /* rows and columns of A, and as they are padded */
     const double *by_rows, *by_columns; /* A */
-    double *b, *residual, *residual_low, *w, *w_low, *added;            /* vectors of m elements */
+    double *b, *residual, *residual_low, *w, *zeros, *added;            /* vectors of m elements */
     double *sizes, *x, *x_low, *before, *before_low, *gradient, *given; /* of n: the first is the diagonal of D */
     Worth worth;
     long rank;
-    double condition, condition_bound;
+    double norm, condition, condition_bound; /* of B, the first from below */
     double largest, spread;  /* of the norms of the columns: the largest, and its ratio to the smallest */
     double dropped, growth;  /* sigma_(r+1) from above, in units of sigma_r; ||[I F]||_F from above */
     int few_rows;            /* or dependent columns */
@@ -72,8 +72,10 @@ WITHIN int factorize_dependent(Shortest *s, const Limits *limits, const Probes *
 WITHIN Step step_of_few_rows(const Shortest *s, double noise);
 WITHIN Step step_of_dependent(const Shortest *s, double noise, int doubled);
 
+/* The backward error of J. L. Rigal and J. Gaches (1967), for B. */
+WITHIN double error_of_few_rows(const Shortest *s);
+
 /* Backward error and optimality in `found`; what is returned is to be added to the forward error. */
-WITHIN double errors_of_few_rows(const Shortest *s, Evidence *found);
 WITHIN double errors_of_dependent(const Shortest *s, Evidence *found);
 
 /* One right-hand side; x is left in `given`, as it is given back. */

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -58,11 +59,14 @@ def craig(
 
 @dataclass(frozen=True)
 class _Measured:
-    """A solution with its residual, and the backward error of each right-hand side."""
+    """A solution with its residual, and the backward error of each right-hand side, with rows as they are and
+    scaled.
+    """
 
     x: torch.Tensor
     residual: torch.Tensor
     error: torch.Tensor
+    row_error: torch.Tensor
 
 
 def refine_minimum_norm(
@@ -71,31 +75,46 @@ def refine_minimum_norm(
     rhs: torch.Tensor,
     *,
     scale: Scale,
+    rows: Scale,
     tolerance: float,
     max_iterations: int,
 ) -> Refined:
     """Repeat :func:`craig` on the true residual until the measured backward error meets the tolerance.
 
-    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)``, rows of A scaled to comparable size (Rigal
-    and Gaches, 1967).
+    The backward error is ``||b - A x|| / (||B|| ||D x|| + ||b||)`` (Rigal and Gaches, 1967), as for other
+    shapes. It is to be as small with rows of A scaled to comparable size, and x not: that bounds the error of
+    x.
+
+    Parameters
+    ----------
+    b_matrix, r, rhs
+        As for :func:`craig`.
+    scale : Scale
+        Of the columns of A.
+    rows : Scale
+        Of the rows of A.
+    tolerance : float
+    max_iterations : int
     """
+    norm = partial(torch.linalg.vector_norm, dim=0)
     history: list[float] = []
     best: Refined | None = None
 
     def goes_on(found: _Measured) -> bool:
         nonlocal best
-        smallest, error = min(history, default=math.inf), float(found.error.max())
+        smallest = min(history, default=math.inf)
+        error = float(torch.maximum(found.error, found.row_error).max())
         history.append(error)
         if best is None or error < smallest:
             measures = Measures(found.error, found.error)
-            best = Refined(found.x, measures, torch.linalg.vector_norm(found.residual, dim=0))
+            best = Refined(found.x, measures, norm(found.residual), row_error=found.row_error)
         return not error <= tolerance and error < STAGNATION * smallest
 
     def measured(x: torch.Tensor) -> _Measured:
         residual = rhs - b_matrix.T @ x
-        scaled = [torch.linalg.vector_norm(v * scale.columns[:, None], dim=0) for v in (residual, rhs)]
-        size = scale.norm * torch.linalg.vector_norm(x, dim=0) + scaled[1]
-        return _Measured(x, residual, over(scaled[0], size))
+        error = over(norm(residual), scale.norm * norm(x / scale.columns[:, None]) + norm(rhs))
+        of_residual, of_rhs = (norm(v * rows.columns[:, None]) for v in (residual, rhs))
+        return _Measured(x, residual, error, over(of_residual, rows.norm * norm(x) + of_rhs))
 
     def update(found: _Measured, left: int) -> tuple[_Measured, int]:
         step = craig(b_matrix, r, found.residual, reduction=INNER_REDUCTION, max_iterations=left)

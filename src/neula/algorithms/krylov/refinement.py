@@ -56,6 +56,8 @@ class Refined:
         Largest backward error of all right-hand sides at each restart.
     forward_error : Tensor, shape (k,), or None
         Bound on the relative error of x, where it was measured.
+    row_error : Tensor, shape (k,), or None
+        Of a wide A the backward error with rows scaled to comparable size.
     """
 
     x: torch.Tensor
@@ -64,6 +66,7 @@ class Refined:
     iterations: int = 0
     history: list[float] = field(default_factory=list)
     forward_error: torch.Tensor | None = None
+    row_error: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)

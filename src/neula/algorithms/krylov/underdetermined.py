@@ -12,6 +12,7 @@ from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 
 
@@ -25,6 +26,10 @@ class Underdetermined(Factored):
     ----------
     columns : Tensor, shape (batch, n, 1)
         Norms of the columns of A, up to a common factor: the diagonal of D.
+    norm : Tensor, shape (batch, 1), optional
+        ``||B||_2`` for ``B = A D^-1`` from below; 1 by default.
+    exponents : Tensor of int, shape (batch, 1, m), optional
+        By which powers of two rows of A were divided, and b with them; 0 by default.
     """
 
     def __init__(
@@ -34,11 +39,16 @@ class Underdetermined(Factored):
         columns: torch.Tensor,
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
+        *,
+        norm: torch.Tensor | None = None,
+        exponents: torch.Tensor | None = None,
     ) -> None:
         super().__init__(t, r, triangular_inverse(r, upper=True), low, b_low)
         self.columns = columns
-        self.norm, norm_bound = schatten_bounds(r, upper=True)
-        self._condition = norm_bound * schatten_bounds(self.inverse, upper=True)[1]
+        self._norm = torch.ones_like(t[:, 0, :1]) if norm is None else norm
+        self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
+        of_r, of_inverse = (schatten_bounds(x, upper=True)[1] for x in (r, self.inverse))
+        self._condition = of_r * of_inverse
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         w = self.inverse @ self.coordinates(b)
@@ -73,8 +83,8 @@ class Underdetermined(Factored):
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
-        """``||r|| / (||A|| ||x|| + ||b||)``."""
+        """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967)."""
         residual = residual - self.t.mT @ self.solution(update)
-        size = self.norm * lengths(self.solution(unknowns)) + lengths(b)
-        error = over(lengths(residual), size)
+        of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, b))
+        error = over(of_residual, self._norm * self.size(unknowns) + of_b)
         return residual, Measures(error, error)

@@ -252,10 +252,14 @@ class Precise(Dependent):
         """A first w."""
         return self._raised(self._projected(self._a.transposed_times(b)))
 
-    def lift(self, w: np.ndarray, w_low: np.ndarray) -> Pair:
-        """``A^T (w + w_low)``, for the scaled columns."""
-        high, low = self.doubled.transposed_pair(w, w_low)
+    def lift(self, w: np.ndarray) -> Pair:
+        """``A^T w``, for the scaled columns."""
+        high, low = self.doubled.transposed_pair(w, np.zeros(len(w)))
         return two_sum(high * self._shrink, low * self._shrink)
+
+    def solves(self, b: np.ndarray, residual: np.ndarray, size: float) -> bool:
+        """Nothing is known of a residual that need not vanish."""
+        return True
 
     def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
         """The residual of x, and what it adds to w."""

@@ -149,7 +149,7 @@ def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
 
 
 def _wide(a: np.ndarray, options: Options) -> _Ways:
-    system = Wide.of(a, large=is_large(a.size, options))
+    system = Wide.of(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
     if system is not None:
         yield f"{system.method} + seminormal", system, options.largest_error
 

@@ -62,7 +62,7 @@ class Evidence:
     sizes : Tensor
         Norms of the columns of A: the diagonal of D.
     spread : float
-        By how much norms of ``D x`` may exceed those that backward errors refer to.
+        By how much norms of ``D x`` may exceed those of x, to which errors with scaled rows refer.
     """
 
     scale: Scale
@@ -81,16 +81,16 @@ class Evidence:
             return math.inf
         return max(1.0, self.scale.norm / self.smallest)
 
-    def forward_error(self, problem: Problem, refined: Refined) -> torch.Tensor:
+    def forward_error(self, refined: Refined) -> torch.Tensor:
         """Bound on the relative error of ``D x``, shape (k,)."""
         if refined.forward_error is not None:
             return refined.forward_error
-        if problem.wide:
-            ratio = torch.zeros_like(refined.residual_norm)
+        if refined.row_error is not None:
+            eta, ratio = refined.row_error, torch.zeros_like(refined.residual_norm)
         else:
+            eta = refined.measures.backward_error
             ratio = residual_ratio(refined.residual_norm, self.scale.norm, self.size(refined.x))
-        condition = ESTIMATED * self.condition
-        error = self.spread * least_squares_error(condition, refined.measures.backward_error, ratio)
+        error = self.spread * least_squares_error(ESTIMATED * self.condition, eta, ratio)
         return error.masked_fill(~refined.x.any(0) & ~(refined.measures.optimality > 0), 0.0)
 
 
@@ -106,7 +106,7 @@ def answer_of(
     options, measures = problem.options, refined.measures
     x = problem.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = INEXACT * rounded_error(evidence.forward_error(problem, refined), rounding)
+    forward_error = INEXACT * rounded_error(evidence.forward_error(refined), rounding)
     refined_error = measures.backward_error.amax()
     residual_norm = refined.residual_norm
     if options.dtype != torch.float64:  # x is not what was refined
@@ -168,7 +168,11 @@ def refined_with(
     if problem.wide:
         evidence = _evidence_of_wide(problem, preconditioner, scale)
         refined = refine_minimum_norm(
-            problem.operator.a, r, problem.b, scale=scale, tolerance=target, max_iterations=left
+            *(problem.operator.a, r, problem.b),
+            scale=evidence.scale,
+            rows=scale,
+            tolerance=target,
+            max_iterations=left,
         )
         return answer_of(problem, label, refined, evidence, doubt)
     refined = refine(
@@ -225,7 +229,7 @@ def _evidence_of_wide(problem: Problem, preconditioner: Preconditioner, scale: S
     _check_rank(problem, largest, smallest)
     rows = float(scale.norm / preconditioner.extremes[1]) * smallest / largest
     spread *= max(1.0, rows)
-    return Evidence(Scale(scale.columns, largest), smallest, problem.sizes_of_wide, spread)
+    return Evidence(Scale(1 / problem.sizes_of_wide, largest), smallest, problem.sizes_of_wide, spread)
 
 
 def _condition_of_wide(problem: Problem, preconditioner: Preconditioner) -> tuple[float, float, float]:

@@ -188,16 +188,24 @@ def _refined(
 
 def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> Solved:
     rows = problems.rows
-    system = Underdetermined(rows.t, factor(rows.t), problems.sizes, rows.t_low, rows.b_low)
+    b_transposed = (problems.a / problems.norms).mT
+    r = factor(b_transposed)
+    inverse, (norm, _) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
+    condition = norm * schatten_bounds(inverse, upper=True)[1]
+    # An R of the normal equations may look regular where B is not.
+    condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
+    system = Underdetermined(
+        rows.t,
+        factor(rows.t),
+        problems.sizes,
+        rows.t_low,
+        rows.b_low,
+        norm=norm,
+        exponents=rows.exponents,
+    )
     found = _refine(system, rows.b, options, blind_steps)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems))
-    b_transposed = (problems.a / problems.norms).mT
-    r = factor(b_transposed)
-    inverse = triangular_inverse(r, upper=True)
-    condition = schatten_bounds(r, upper=True)[0] * schatten_bounds(inverse, upper=True)[1]
-    # An R of the normal equations may look regular where B is not.
-    condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
     return Solved(
         found=found,
         x=x,
