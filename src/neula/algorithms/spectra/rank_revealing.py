@@ -325,6 +325,9 @@ class RowSpace:
         self.sizes = sizes[:, None]
         counting = sizes[sizes > 0]
         self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
+        self._leading = Leading.of(v, sizes) if sure and self.spread > ALIKE else None
+        if self._leading is not None:
+            return
         if self.spread <= (ALIKE if sure else SURVIVED):
             self.q, self.r = refine_qr(v * self.sizes)
             self.pivots = torch.arange(v.shape[1], device=v.device)
@@ -338,6 +341,8 @@ class RowSpace:
 
     def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
         """``D x`` for the shortest x with these coefficients."""
+        if self._leading is not None:
+            return self._leading.shortest(coefficients)
         return self.sizes * (self.q @ self._half_solve(coefficients))
 
     def error(
@@ -347,8 +352,10 @@ class RowSpace:
 
         ``dx = (M^T)^+ (dc - dM^T x) + (I - M M^+) dM (M^T M)^-1 c`` with ``dM = D dV``.
         """
-        if self.r.shape[0] == 0:
+        if len(coefficients) == 0:
             return torch.zeros_like(relative)
+        if self._leading is not None:
+            return torch.where(y.any(0), self._leading.error(relative, angle), relative)
         inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
         alike = self.spread <= ALIKE
         along = self.spread if alike else schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
@@ -367,6 +374,69 @@ class RowSpace:
 
     def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
+
+
+@dataclass(frozen=True)
+class Leading:
+    """The row space by its largest columns, where as many as there are dimensions are independent.
+
+    ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
+    larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and errors
+    are those of numbers in the same units.
+
+    Attributes
+    ----------
+    order : Tensor of int, shape (n,)
+        The columns of D1, then the others.
+    first : Tensor, shape (rank, rank)
+        ``V1^-T``.
+    rest : Tensor, shape (rank, n - rank)
+        F.
+    sizes : Tensor, shape (n, 1)
+        The diagonal of D, in order.
+    """
+
+    order: torch.Tensor
+    first: torch.Tensor
+    rest: torch.Tensor
+    sizes: torch.Tensor
+
+    @classmethod
+    def of(cls, v: torch.Tensor, sizes: torch.Tensor) -> Leading | None:
+        """None where the largest columns are dependent."""
+        rank = v.shape[1]
+        if rank in (0, len(v)):
+            return None
+        order = _pivoted_qr((v * sizes[:, None]).T)[2]
+        inverse, info = torch.linalg.inv_ex(v[order[:rank]].T)
+        if bool(info) or not float(sizes[order[rank:]].amax()) <= ALIKE * float(sizes[order[:rank]].amin()):
+            return None
+        return cls(order, inverse, inverse @ v[order[rank:]].T, sizes[order, None])
+
+    def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """``D x``."""
+        rank, along = len(self.first), self.first @ coefficients
+        first, rest = self.sizes[:rank], self.sizes[rank:]
+        one = torch.eye(rank, dtype=along.dtype, device=along.device)
+        q, r = torch.linalg.qr(torch.cat([one, (self.rest / first * rest.T).T]))
+        x = q[rank:] @ torch.linalg.solve_triangular(r.mT, along / first, upper=False)
+        y = torch.empty(len(self.order), along.shape[1], dtype=along.dtype, device=along.device)
+        y[self.order] = torch.cat([along - self.rest @ (rest * x), rest * x])
+        return y
+
+    def error(self, relative: torch.Tensor, angle: float) -> torch.Tensor:
+        """Relative error of ``D x`` by those of c and of V, to first order.
+
+        ``D1 dx1 = V1^-T (dc - dV^T D x) - F D2 dx2`` and ``dx2 = (I + G^T G)^-1 (dG^T x1 + G^T (dh - dG x2))``
+        with ``dG = D1^-1 V1^-T dV^T [-F I]^T D2``, ``dh = D1^-1 V1^-T (dc - dV1^T h)`` and ``|x| <= |h|``.
+        """
+        norm, rank = torch.linalg.matrix_norm, len(self.first)
+        first, rest = self.sizes[:rank], self.sizes[rank:]
+        angle, relative, along = angle + 4 * FP64.u, relative + 4 * FP64.u, float(norm(self.first, 2))
+        grows = float(norm(self.first / first) * torch.hypot(norm(self.rest * rest.T), norm(rest)))
+        of_rest = grows * (1.12 * angle * grows + (relative + angle * along) / 2)
+        change = along * (relative + angle) + of_rest
+        return change if angle * max(along, grows) <= FIRST_ORDER else torch.full_like(change, math.inf)
 
 
 def _pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -123,7 +123,7 @@ def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
 def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
-    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.largest_error)
+    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.first_error(m, n))
     bound, certain = lstsq_bound(options.target, min(m, n)), options.counting_rcond((m, n))
     return seminormal_host.solved(
         *(a, b, options.dtype, limits, bound, certain),

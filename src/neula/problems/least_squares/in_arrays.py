@@ -23,7 +23,7 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
-from neula.problems.least_squares.problem import ROUNDED_RANK, Options
+from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, Options
 
 SINGLE = 3000
 """Order up to which LU in single precision comes first, where no more is asked for: it does up to condition
@@ -34,10 +34,6 @@ more."""
 SHORT = 1 << 17
 """Elements of matrices with fewer rows than columns up to which the calls here take less time than tensors
 do: from there on cutting them into slices takes longer (500 x 2000 on an AMD EPYC: 50 ms, and 26)."""
-
-HALF = 1e-8
-"""Forward error that dependent columns may have with products in working precision: where fewer than half of
-the digits are sure, products in twice the precision are worth their time."""
 
 DIGITS = 1 << 20
 """Elements up to which they are."""
@@ -151,7 +147,7 @@ def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
 def _wide(a: np.ndarray, options: Options) -> _Ways:
     system = Wide.of(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
     if system is not None:
-        yield f"{system.method} + seminormal", system, options.largest_error
+        yield f"{system.method} + seminormal", system, options.first_error(*a.shape)
 
 
 def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:

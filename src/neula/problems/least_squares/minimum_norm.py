@@ -46,7 +46,8 @@ def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) ->
         bound = lstsq_bound(options.target, min(shape))
         good = (known.backward_error <= bound) & (known.forward_error <= SURE).all(1)
         good &= no_longer(known.residual_norm, b_norm, shape).all(1)
-        members = replace(known, rank=members.rank, accepted=good)
+        if bool(good.all()) or not bool(members.accepted.all()):
+            members = replace(known, rank=members.rank, accepted=good)
     return Answer(members, label, solution.doubt)
 
 

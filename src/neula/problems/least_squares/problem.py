@@ -11,11 +11,14 @@ import torch
 
 from neula.engines import FP64
 from neula.pipeline import solutions
-from neula.pipeline.solutions import Solutions
+from neula.pipeline.solutions import FORWARD, Solutions
 
 ROUNDED_RANK = 4.0
 """By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
 move singular values by less."""
+
+HALF = 1e-8
+"""Forward error at which half of the digits are sure: another way is worth its time."""
 
 NEARLY = 1.2
 """By how much singular values of an R may exceed those of A where ``||I - Q^T Q||`` is a quarter at most."""
@@ -81,6 +84,13 @@ class Options(solutions.Options):
     def rows(self, m: int, n: int) -> int:
         """Rows of a matrix, damping stacked below it."""
         return m + n if self.damp else m
+
+
+    def first_error(self, m: int, n: int) -> float:
+        """Forward error up to which no other way is tried: for few rows the SVD, whose bounds hold for columns
+        in any units, may leave more than :data:`HALF` of the digits.
+        """
+        return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
 
 
 class Alone:

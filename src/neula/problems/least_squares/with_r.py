@@ -89,6 +89,7 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
     backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
     forward_error = rounded_error(found.forward_error, solved.rounding)
     shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
+    sure = options.first_error(*shape) if problems.wide else SURE
     members = Members(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
@@ -98,7 +99,7 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
         rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
-        accepted=((forward_error <= SURE) & shorter).all(1),
+        accepted=((forward_error <= sure) & shorter).all(1),
     )
     return Members(*over_rows.agreed(*members.tensors))
 
