@@ -311,14 +311,26 @@ def unread(
     }
 
 
-def accept_digits(run: Run[S], options: Options) -> None:
-    """Take acceptance back where the forward error that was asked for is not reached.
+def accept_digits(run: Run[S], options: Options, bound: float) -> None:
+    """Take acceptance back where x as it is returned misses the forward error that was asked for, or the
+    bound on backward errors.
 
-    Better links would not reach it either, where residuals in twice the working precision do not.
+    Better links would not reach the first either, where residuals in twice the working precision do not, nor
+    the second, where x was good until it was rounded: to subnormal numbers.
     """
-    reached = numbers_of(run)["forward_error"] <= options.largest_error
+    of = numbers_of(run)
+    reached = (of["forward_error"] <= options.largest_error) & (of["backward_error"] <= bound)
     if not reached.all():
         run.accepted &= reached
+
+
+def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:
+    """What to say where rounding x to the dtype of the result has lost its accuracy; else nothing."""
+    of = numbers_of(run)
+    if not ((of["refined_error"] <= bound) & (of["backward_error"] > bound)).any():
+        return ""
+    wider = "" if dtype == torch.float64 else ", or the input in a wider dtype"
+    return f": x underflows in {str(dtype).removeprefix('torch.')}, pass b times a power of two{wider}"
 
 
 def unsure(run: Run[S]) -> bool:

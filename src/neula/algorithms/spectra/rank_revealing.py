@@ -381,8 +381,8 @@ class Leading:
     """The row space by its largest columns, where as many as there are dimensions are independent.
 
     ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
-    larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and errors
-    are those of numbers in the same units.
+    larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and its
+    errors do not depend on the units of the columns.
 
     Attributes
     ----------
@@ -427,8 +427,9 @@ class Leading:
     def error(self, relative: torch.Tensor, angle: float) -> torch.Tensor:
         """Relative error of ``D x`` by those of c and of V, to first order.
 
-        ``D1 dx1 = V1^-T (dc - dV^T D x) - F D2 dx2`` and ``dx2 = (I + G^T G)^-1 (dG^T x1 + G^T (dh - dG x2))``
-        with ``dG = D1^-1 V1^-T dV^T [-F I]^T D2``, ``dh = D1^-1 V1^-T (dc - dV1^T h)`` and ``|x| <= |h|``.
+        ``D1 dx1 = V1^-T (dc - dV^T D x) - F D2 dx2`` and
+        ``dx2 = (I + G^T G)^-1 (dG^T x1 + G^T (dh - dG x2))`` for ``h = D1^-1 V1^-T c``, with
+        ``dG = D1^-1 V1^-T dV^T [-F I]^T D2`` and ``dh = D1^-1 V1^-T (dc - dV1^T D1 h)``; x is no longer than h.
         """
         norm, rank = torch.linalg.matrix_norm, len(self.first)
         first, rest = self.sizes[:rank], self.sizes[rank:]

@@ -77,7 +77,7 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple
     if found is None:
         return None, False
     accepted, _, _, backward, condition, _, optimality, rank, zero, steps, way = found.numbers.tolist()
-    if accepted != 1 or zero:
+    if accepted != 1 or zero or not backward <= lstsq_bound(options.target, min(m, n)):
         # Without a factor nothing is known: condition numbers are NaN.
         return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)

@@ -332,7 +332,8 @@ class LeastSquaresJudge:
         """
         of = dict(zip(Members.names, largest, strict=True))
         of["accepted"] = smallest[Members.names.index("accepted")]
-        return bool(self.accepts(of) and of["forward_error"] <= self.largest_error and of["zero"] == 0)
+        right = of["forward_error"] <= self.largest_error and of["backward_error"] <= self.bound
+        return bool(self.accepts(of) and right and of["zero"] == 0)
 
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.

@@ -180,7 +180,7 @@ def _columns(
     known = system.first if isinstance(system, Square) else [None] * len(b)
     for right, first in zip(b, known, strict=True):
         found = _solved(system, right, first, options)
-        if found is None or not (found.refined_error <= bound and found.forward_error <= largest_error):
+        if found is None or not (found.backward_error <= bound and found.forward_error <= largest_error):
             return None
         columns.append(found)
     return columns

@@ -85,10 +85,9 @@ class Options(solutions.Options):
         """Rows of a matrix, damping stacked below it."""
         return m + n if self.damp else m
 
-
     def first_error(self, m: int, n: int) -> float:
-        """Forward error up to which no other way is tried: for few rows the SVD, whose bounds hold for columns
-        in any units, may leave more than :data:`HALF` of the digits.
+        """Forward error up to which no other link is tried: bounds of the SVD do not depend on the units of the
+        columns, those of the first links for few rows do.
         """
         return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
 

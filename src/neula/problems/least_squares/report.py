@@ -17,7 +17,7 @@ from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.statistics import Fit
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import Report, does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import Report, does_not_fit, numbers_of, rounded_away, unsure
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import Members, Options
 
@@ -115,7 +115,7 @@ def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: b
     """Why the accuracy was missed."""
     accurate = result.backward_error <= result.tolerance
     if is_batch:
-        return run.attempts[-1].reason
+        return run.attempts[-1].reason + rounded_away(run, result.tolerance, options.dtype)
     if accurate and SURE >= result.forward_error > options.largest_error:
         return (
             f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
@@ -133,4 +133,5 @@ def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: b
     digits = ", no digit of x is sure" if unsure(run) else ""
     return (
         f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}{digits} ({run.label})"
+        + rounded_away(run, result.tolerance, options.dtype)
     )

@@ -50,7 +50,8 @@ def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] |
         return None
     of = dict(zip(Members.names, answer.measured, strict=True))
     exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-    return answer, judge.accepts(of) & exact & (of["forward_error"] <= options.largest_error)
+    right = (of["forward_error"] <= options.largest_error) & (of["backward_error"] <= judge.bound)
+    return answer, judge.accepts(of) & exact & right
 
 
 def solve_problems(

@@ -104,7 +104,7 @@ def solve_system(
             usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
             problems, begun = replace(problems, b=usable), None
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
-    accept_digits(run, options)
+    accept_digits(run, options, problems.bound)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)

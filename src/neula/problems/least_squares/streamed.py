@@ -95,7 +95,7 @@ def lstsq_streamed(
     with call.computing():
         problem = Streamed.of(sources, options)
         run = _solved(problem)
-    accept_digits(run, options)
+    accept_digits(run, options, lstsq_bound(options.target, a.shape[1]))
     report = Report(call, broadcast_system(a, right), options, run)
     result = collect(report, passes=problem.reader.passes)
     if not result.converged:

@@ -122,12 +122,14 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     else:
         found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
     worst = [0.0] if found is None else _worst(found.known)
-    if found is None or not worst[0]:
+    n = shapes.a.shape[-1]
+    bound = solve_bound(options.target, n)
+    if found is None or not worst[0] or not worst[1] <= bound:
         return None
     _, backward_error, condition, growth = worst[:4]
     updates, history = _history(worst)
-    n, known, label = shapes.a.shape[-1], found.known, label_of(format, options)
-    forward_error, bound = max(worst[len(NAMES) :]), solve_bound(options.target, n)
+    known, label = found.known, label_of(format, options)
+    forward_error = max(worst[len(NAMES) :])
 
     def attempts() -> tuple[Attempt, ...]:
         reason = in_words(history[-1], bound, forward_error, updates, growth)

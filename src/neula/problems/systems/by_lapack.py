@@ -145,10 +145,11 @@ def solutions_of(system: Square, right: list[np.ndarray], options: Options) -> l
             lost, rounding = lost + rest, system.size(rest) / found.size
         forward_error = rounded_error(found.forward_error, COMPUTED * rounding)
         longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
-        if longer or not (measured <= bound and forward_error <= options.largest_error):
+        backward_error = measured + rounding + found.low
+        if longer or not (backward_error <= bound and forward_error <= options.largest_error):
             return None
         history = [*system.history, measured]
-        columns.append(_Column(x, forward_error, measured + rounding + found.low, history))
+        columns.append(_Column(x, forward_error, backward_error, history))
     return columns
 
 

@@ -141,7 +141,8 @@ class SystemsJudge:
 
     def accepts(self, of: Mapping[str, Any]) -> Any:
         """Whether each is solved, from arrays or tensors of what was measured."""
-        return (of["accepted"] > 0) & (of["refined_error"] <= self.bound)
+        right = (of["refined_error"] <= self.bound) & (of["backward_error"] <= self.bound)
+        return (of["accepted"] > 0) & right
 
     def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
         """Of solutions whose residual is small enough the one with the most digits is best."""

@@ -291,7 +291,7 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
                 with naming(index):
                     columns = sides.of_matrix(i, device, work)
                     if refine:
-                        evidence[index] = refined(member, columns, target)
+                        evidence[index] = refined(member, columns, target, dtype)
                         solution = evidence[index].x
                     else:
                         solution = _substituted(member, columns)

@@ -19,9 +19,12 @@ from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS, RefinedSolution, refined_solution
 from neula.algorithms.lapack.products import is_large
 from neula.algorithms.lapack.square import Square, factors_of
+from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, Engine, Format, format_of
+from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.by_lapack import solutions_of
@@ -95,18 +98,29 @@ def _square_of(F: LUFactors, engine: Engine) -> Square | None:
     return None if found is None else found[0]
 
 
-def refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
+def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
+    """With b near 1, of which x is a multiple by a power of two but where that underflows."""
+    exponents = binary_exponents(b.abs().amax(0))
+    found = _refined(F, shift(b, -exponents), target)
+    x = shift(found.x, exponents)
+    rest = shift(x.to(dtype).double(), -exponents) - found.x
+    lost = float(over(rest.abs().amax(0), found.x.abs().amax(0)).max())
+    # To normal numbers x is rounded by less.
+    return replace(found, x=x, backward_error=found.backward_error + (lost if lost > target.u else 0.0))
+
+
+def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
     """With the factors, and where they do not do, with some in double precision that stay, too."""
     assert F.kept is not None
     better, bound = F.solvers.get("better", F), solve_bound(target, F.shape[-1])
     if better is not None and better is not F:
-        return refined(better, b, target)
+        return _refined(better, b, target)
     found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, bound)
     reached = found.backward_error <= bound
     if better is None or (reached and (found.known or F.storage == "fp64")):
         return found
     F.solvers["better"] = better = _refactorized(F)
-    again = None if better is None else refined(better, b, target)
+    again = None if better is None else _refined(better, b, target)
     return found if again is None or (reached and not again.backward_error <= bound) else again
 
 

@@ -32,6 +32,7 @@ from neula.pipeline.solutions import (
     does_not_fit,
     nothing_to_do,
     numbers_of,
+    rounded_away,
     unread,
 )
 from neula.problems.operators.solutions import traced_solve
@@ -270,13 +271,13 @@ def _finished(
     else:
         with call.computing():
             run = _solve(Systems(matrices, columns, options), call, begun)
-    accept_digits(run, options)
+    accept_digits(run, options, solve_bound(options.target, matrices.shape[-1]))
     report = Report(call, shapes, options, run)
     result = _collect(report)
     if not result.converged:
         call.report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            _why(result, options) + (asymmetry(matrices) if options.positive else ""),
+            _why(result, options, run) + (asymmetry(matrices) if options.positive else ""),
             result,
             report.missed(),
             unsure=not result.forward_error <= SURE,
@@ -366,11 +367,11 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
 
 
-def _why(result: SolveResult, options: Options) -> str:
+def _why(result: SolveResult, options: Options, run: Run[Members]) -> str:
     if not result.backward_error <= result.tolerance:
-        return (
-            f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e} ({result.method})"
-        )
+        asked = f"asked for {result.tolerance:.1e} ({result.method})"
+        lost = rounded_away(run, result.tolerance, options.dtype)
+        return f"backward error {result.backward_error:.1e}, {asked}{lost}"
     if not result.forward_error <= SURE:
         return (
             f"A is ill-conditioned or singular, no digit of x is sure: condition number "
