@@ -191,6 +191,26 @@ def test_deficient_rank(engine: Any, rcond: float | None) -> None:
     assert float(torch.linalg.matrix_norm(u @ u.T @ u - u, 2)) <= 2 * result.orthogonality_bound
 
 
+@pytest.mark.parametrize("shape", [(7, 4), (3, 6), (2, 5, 4)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rank_one_where_divide_and_conquer_does_not_converge(
+    shape: tuple[int, ...], dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does depends on the processor: QR iterations take its place."""
+
+    def fails(*given: Any, **keywords: Any) -> Any:
+        raise torch.linalg.LinAlgError("linalg.svd: the algorithm failed to converge")
+
+    monkeypatch.setattr(torch.linalg, "svd", fails)
+    rng = np.random.default_rng(0)
+    u, v = rng.standard_normal((*shape[:-1], 1)), rng.standard_normal((*shape[:-2], 1, shape[-1]))
+    result = neula.polar((u @ v).astype(dtype))
+    expected = u @ v / np.linalg.norm(u @ v, axis=(-2, -1), keepdims=True)
+    assert result.converged
+    assert result.rank == 1
+    assert np.abs(result.U - expected).max() <= 8 * np.finfo(dtype).eps
+
+
 def test_a_threshold_cuts_off() -> None:
     a = with_spectrum(torch.tensor([1.0, 0.5, 1e-3, 1e-5]).double(), 20, 10)
     result = neula.polar(a, rcond=1e-4)

@@ -12,6 +12,7 @@ import math
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.svd import converged_svd
 
 MAX_ORDER = 128
 """What the kernel keeps in the shared memory of one multiprocessor."""
@@ -52,5 +53,5 @@ def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     if not bool(on_host.isfinite().all()):
         nan = torch.full_like(r, math.nan)
         return nan, nan[0], nan
-    w, s, xh = torch.linalg.svd(on_host)
+    w, s, xh = converged_svd(on_host)
     return w.to(r.device), s.to(r.device), xh.mT.to(r.device)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
+import numpy as np
 import torch
+from scipy import linalg
 
 from neula.kernels.precision import exact_matmul
 
@@ -33,7 +35,7 @@ def svd(a: torch.Tensor) -> Factors:
     tensor([3., 2.], dtype=torch.float64)
     """
     if not a.is_cuda:
-        return _by(a, None)
+        return converged_svd(a)
     if a.shape[-2] < a.shape[-1]:
         v, s, uh = svd(a.mT)
         return uh.mT, s, v.mT
@@ -42,6 +44,21 @@ def svd(a: torch.Tensor) -> Factors:
         if _accurate(a, *found):
             return found
     return _by(a, "gesvd")
+
+
+def converged_svd(a: torch.Tensor) -> Factors:
+    """The library's own choice, of matrices on a host by QR iterations where divide and conquer does not
+    converge: it may not where most singular values are rounding errors.
+    """
+    try:
+        return _by(a, None)
+    except torch.linalg.LinAlgError:
+        if a.is_cuda or not bool(a.isfinite().all()):
+            raise
+    matrices, shape = a.reshape(-1, *a.shape[-2:]).double().numpy(), a.shape[:-2]
+    each = [linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
+    u, s, vh = (torch.from_numpy(np.stack(x)).to(a.dtype) for x in zip(*each, strict=True))
+    return u.view(*shape, *u.shape[1:]), s.view(*shape, -1), vh.view(*shape, *vh.shape[1:])
 
 
 def _by(a: torch.Tensor, driver: str | None) -> Factors:

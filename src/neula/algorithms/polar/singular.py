@@ -6,6 +6,7 @@ import torch
 
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_svd
 
 
 def isometry(
@@ -39,7 +40,7 @@ def isometry(
              [0., 0.]]]), tensor([1]))
     """
     q, r = over_rows.merged(wide.mT, torch.linalg.qr)
-    v, s, wh = torch.linalg.svd(r)
+    v, s, wh = converged_svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
     kept = torch.ones_like(counts) if completion else counts
     left = wh.mT * kept[:, None, :]

@@ -429,7 +429,8 @@ class Leading:
 
         ``D1 dx1 = V1^-T (dc - dV^T D x) - F D2 dx2`` and
         ``dx2 = (I + G^T G)^-1 (dG^T x1 + G^T (dh - dG x2))`` for ``h = D1^-1 V1^-T c``, with
-        ``dG = D1^-1 V1^-T dV^T [-F I]^T D2`` and ``dh = D1^-1 V1^-T (dc - dV1^T D1 h)``; x is no longer than h.
+        ``dG = D1^-1 V1^-T dV^T [-F I]^T D2`` and ``dh = D1^-1 V1^-T (dc - dV1^T D1 h)``, x not being longer
+        than h.
         """
         norm, rank = torch.linalg.matrix_norm, len(self.first)
         first, rest = self.sizes[:rank], self.sizes[rank:]

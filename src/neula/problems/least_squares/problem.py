@@ -86,8 +86,8 @@ class Options(solutions.Options):
         return m + n if self.damp else m
 
     def first_error(self, m: int, n: int) -> float:
-        """Forward error up to which no other link is tried: bounds of the SVD do not depend on the units of the
-        columns, those of the first links for few rows do.
+        """Forward error up to which no other link is tried: for few rows bounds of the first links depend on
+        the units of the columns, and those of the SVD do not.
         """
         return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
 

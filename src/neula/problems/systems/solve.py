@@ -259,7 +259,6 @@ def _finished(
         found = solve_by_kernel(call, shapes, options) or solve_by_lapack(call, shapes, options)
         if found is not None:
             return _attached(call, shapes, options, found)
-    if begun is None:
         alone = solve_at_once(call, shapes, options)
         if isinstance(alone, SolveResult):
             return _attached(call, shapes, options, alone)
