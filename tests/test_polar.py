@@ -203,7 +203,7 @@ def test_rank_one_where_divide_and_conquer_does_not_converge(
 
     monkeypatch.setattr(torch.linalg, "svd", fails)
     rng = np.random.default_rng(0)
-    u, v = rng.standard_normal((*shape[:-1], 1)), rng.standard_normal((*shape[:-2], 1, shape[-1]))
+    u, v = rng.integers(1, 9, (*shape[:-1], 1)), rng.integers(-9, 0, (*shape[:-2], 1, shape[-1]))
     result = neula.polar((u @ v).astype(dtype))
     expected = u @ v / np.linalg.norm(u @ v, axis=(-2, -1), keepdims=True)
     assert result.converged
