@@ -203,6 +203,19 @@ def test_half_precision(engine, format):
     assert ((c.double() - a @ b).abs() <= (format.u + bound("fp32", 64)) * (a.abs() @ b.abs())).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_sums_of_bf16_on_a_cpu_are_not_rounded_to_it(dtype, monkeypatch):
+    """Operands are exact in bf16: errors are those of sums in float32, and of the dtype."""
+    monkeypatch.setattr("neula.engines.cpu.why_no_bf16", lambda: "")
+    a, b = uniform(20, 64).bfloat16().to(dtype), uniform(64, 10, seed=1).bfloat16().to(dtype)
+    c, d = a.double() @ b.double(), uniform(20, 10, seed=2).to(dtype)
+    size = a.double().abs() @ b.double().abs()
+    allowed = torch.finfo(dtype).eps * (size + 1) + 2 * bound("fp32", 64) * size
+    assert ((neula.matmul(a, b, compute="bf16", engine="cpu").double() - c).abs() <= allowed).all()
+    found = neula.matmul(a, b, compute="bf16", engine="cpu", alpha=0.5, beta=2.0, out=d.clone())
+    assert ((found.double() - (0.5 * c + 2 * d.double())).abs() <= 4 * allowed).all()
+
+
 def test_modes_of_the_cpu():
     for mode in CpuEngine("cpu").formats:
         check(neula.matmul(uniform(9, 8), uniform(8, 7), compute=mode), uniform(9, 8), uniform(8, 7), "bf16")

@@ -204,11 +204,11 @@ def test_rank_one_where_divide_and_conquer_does_not_converge(
     monkeypatch.setattr(torch.linalg, "svd", fails)
     rng = np.random.default_rng(0)
     u, v = rng.integers(1, 9, (*shape[:-1], 1)), rng.integers(-9, 0, (*shape[:-2], 1, shape[-1]))
-    result = neula.polar((u @ v).astype(dtype))
+    result = neula.polar((u @ v).astype(dtype), rcond=1e-5)
     expected = u @ v / np.linalg.norm(u @ v, axis=(-2, -1), keepdims=True)
     assert result.converged
     assert result.rank == 1
-    assert np.abs(result.U - expected).max() <= 8 * np.finfo(dtype).eps
+    assert np.abs(result.U - expected).max() <= 16 * np.finfo(dtype).eps
 
 
 def test_a_threshold_cuts_off() -> None:

@@ -250,6 +250,11 @@ class Engine(ABC):
         yield slice(0, m), slice(0, n)
 
     @property
+    def rounds_products(self) -> bool:
+        """Whether products are rounded to the format of the operands, coarser than the storage precision."""
+        return False
+
+    @property
     def unblocked(self) -> Engine:
         """The same arithmetic without a matrix unit, where an engine makes a difference between the two."""
         return self

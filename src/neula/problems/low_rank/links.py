@@ -81,10 +81,11 @@ class _Evidence:
         # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
         weights = problems.options.weights(found.s, problems.norm, m, n)[:k].numpy()
         gaps = np.sqrt(np.maximum(found.rest.numpy().diagonal()[:k], 0.0))
-        residual = float(np.linalg.norm(gaps / weights))
+        lost = problems.rounded
+        residual = float(np.linalg.norm(gaps / weights)) + lost / weights.min()
         errors, missed = np.full(k, math.inf), math.inf
         if residual <= bound:
-            errors = self._errors(found, bound * weights)
+            errors = self._errors(found, bound * weights) + lost
             missed = float((errors / weights).max())
         self.errors, self.measures = torch.from_numpy(errors), [residual, found.loss, missed]
         if residual > bound:
@@ -124,7 +125,9 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
     errors = torch.full_like(s, found.residual * norm)
     errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
     weights = options.weights(s, norm, *shape)
-    residual, missed = found.residual * norm / float(weights.min()), float((errors / weights).max())
+    errors = errors + problems.rounded
+    residual = (found.residual * norm + problems.rounded) / float(weights.min())
+    missed = float((errors / weights).max())
     measures = [residual, found.orthogonality, missed]
     errors = errors + found.orthogonality * rank**0.5 * s
     return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))
@@ -143,8 +146,10 @@ def by_svd(problems: Matrices, before: Solution | None) -> Solution:
     found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
     weights = options.weights(found, norm, *a.shape)
     residual = float(torch.linalg.vector_norm(gaps / weights))
+    residual += problems.rounded / float(weights.min()) if k else 0.0
+    errors = errors[:k].cpu() + problems.rounded
     measures = [residual, float(losses.max()), residual]
-    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors[:k].cpu()))
+    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors))
 
 
 def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
@@ -175,11 +180,11 @@ def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     smallest = float(weights.min()) if len(s) else norm
     unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
     residual = unit * certificate.residual / certificate.residual_bound
-    residual += left / smallest if smallest > 0 else 0.0
+    residual += (left + problems.rounded) / smallest if smallest > 0 else 0.0
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
     orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
     n, work = shape[1], options.work.dtype
-    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left
+    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left + problems.rounded
     # Norms differ by half of what the squares of U and of V lack.
     errors = errors + (certificate.orthogonality + lost) * n**0.5 * s
     measures = [residual, orthogonality, residual]

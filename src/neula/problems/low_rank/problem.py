@@ -115,9 +115,13 @@ class Matrices(Batch):
         In working precision, in a range where squares neither overflow nor underflow.
     norm : float
         ``||A||_F``.
+    rounded : float
+        By how much it differs from the matrix that was given, in the same norm: singular values, and what
+        triplets leave, differ by no more.
     options : Options
     """
 
     a: torch.Tensor
     norm: float
+    rounded: float
     options: Options

@@ -326,9 +326,12 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: Options) -> tupl
         check_finite(given, largest, "A", over_rows)
         exponent = math.frexp(float(largest.max()))[1]
         scale = 2.0 ** -max(-1022, min(1022, exponent))  # beyond there is no float64
-        tall = (tall.double() * scale).to(work)
+        tall = tall.double() * scale
         norm = _norm(tall, over_rows)
-    return Matrices(tall.to(device, work)[None], norm, options), scale
+    a, rounded = tall.to(device, work), 0.0
+    if a.dtype != tall.dtype:
+        rounded = float(over_rows.norms((tall - tall.to(work)).flatten()[:, None])[0])
+    return Matrices(a[None], norm, rounded, options), scale
 
 
 def _norm(a: torch.Tensor, over_rows: Reduction) -> float:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
-from neula.engines import TF32, Engine
+from neula.engines import FP32, TF32, Engine
+from neula.engines.formats import round_to
 from neula.kernels.gemm import combine, corrected_gemm
 from neula.kernels.parts import SCHEMES, UNCORRECTED
 from neula.pipeline.inputs import Taken
@@ -81,7 +82,10 @@ class Product:
         """Whether a batch is one product for the engine: of small matrices, as they are, none repeated."""
         small = max(x.shape[-2] * x.shape[-1] for x in (a, b)) <= self.engine.tuning.batched_elements
         repeated = a.shape[:-2] != batch or b.shape[:-2] != batch
-        return small and not repeated and self.mode in PLAIN and _is_operand(a, self.engine.using(self.mode))
+        if not small or repeated or self.mode not in PLAIN:
+            return False
+        engine = self.engine.using(self.mode)
+        return _is_operand(a, engine) and (self.alpha == 1.0 or not engine.rounds_products)
 
     def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
         """Of two matrices of the same dtype, at least in float32, written into ``c`` where there is one."""
@@ -95,6 +99,9 @@ class Product:
             product = unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns)
             return combine(product, alpha, beta, c)
         engine = self.engine.using(mode.removesuffix("_cor"))
+        if engine.rounds_products and not (a.dtype == engine.format.dtype and c is None and alpha == 1.0):
+            format, engine = engine.format, self.engine.using(FP32)
+            a, b = (round_to(x.to(engine.storage), format) for x in (a, b))
         if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
             # The transposed product, since engines write column-major matrices.
             engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
