@@ -26,6 +26,7 @@ from neula.engines import format_of
 from neula.kernels.magnitudes import SQUARABLE
 from neula.pipeline.inputs import take
 
+from .backward import judge_backward
 from .calls import Answer, as_array
 from .doubt import Dropped
 from .factors import judge_factors
@@ -122,6 +123,10 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
         )
         for finding in member.findings():
             verdict.findings.append(finding)
+        if example.recipe.problem in ("lstsq", "streamed"):
+            error = float(as_array(result.backward_errors).reshape(count)[i])
+            asked = (error, float(result.tolerance))
+            verdict.findings += judge_backward(truth, x[i], int(ranks[i]), *asked, accepted=bool(accepted[i]))
         verdict.numbers.append(member.numbers)
     if count == 1:
         _judge_condition(
@@ -175,7 +180,8 @@ class _Judged:
         right = self.truth.ranks
         rank = right[0] if self.rank not in right else self.rank
         errors = self.truth.errors(self.x, rank)
-        expected = self.truth.bounds(rank, self.u) + self.truth.underflow(rank, self.spacing)
+        underflow = self.truth.underflow(rank, self.spacing)
+        expected = self.truth.bounds(rank, self.u) + underflow
         self.numbers.update(
             errors=errors.tolist(),
             forward_errors=self.claimed.tolist(),
@@ -195,15 +201,16 @@ class _Judged:
         if dropped is not None and not self.warned and dropped.surely:
             yield Finding("unsound", "doubtful rank", f"rank {rank} is doubtful: {dropped}")
         if dropped is None or not dropped.perhaps:
-            yield from self._alarms(errors, expected)
+            # What x loses by underflow is more than the tolerance.
+            yield from self._alarms(errors, expected, spoilt=bool((underflow > self.u).any()))
         yield from self._promises(rank)
 
-    def _alarms(self, errors: np.ndarray, expected: np.ndarray) -> Iterator[Finding]:
+    def _alarms(self, errors: np.ndarray, expected: np.ndarray, *, spoilt: bool) -> Iterator[Finding]:
         if not self.fair:
             return
         tight = self.claimed <= LOOSE * np.maximum(errors, self.u)
         deserved = self.exacting and bool((tight & (self.claimed < NO_DIGIT)).all())
-        if self.warned and not deserved and (expected < SOLVABLE).all():
+        if self.warned and not (deserved or spoilt) and (expected < SOLVABLE).all():
             yield Finding("false alarm", "warning", f"expected errors {expected}, found {errors}")
         loose = (expected < SOLVABLE) & ~tight
         if loose.any():
