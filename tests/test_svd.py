@@ -33,6 +33,19 @@ def test_truncation_is_optimal(shape, rank):
     assert np.linalg.norm(A - U * s @ Vh) <= best + 1e-12
 
 
+@pytest.mark.parametrize("accuracy", ["fp32", "fp16", 1e-3])
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("shape", [(3, 3), (40, 5), (5, 900)])
+def test_errors_count_the_rounding_of_the_matrix(shape, rank, accuracy):
+    """Half a unit of float32, by which all elements change to one side."""
+    A = np.zeros(shape)
+    A[[0, 1, 2], [0, 1, 2]] = values = np.array([1.0, 0.5, 0.25]) * (1 + 0.99 * 2.0**-24)
+    result = neula.svd_lowrank(A, rank, accuracy=accuracy)
+    assert result.converged
+    assert (np.abs(result.s - values[:rank]) <= result.errors).all()
+    assert result.errors.max() <= 1e-6
+
+
 @pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-6])
 def test_rank_from_a_tolerance_is_the_smallest_that_meets_it(tol):
     A = random_matrix("geometric", 300, 80, cond=1e8).numpy()
