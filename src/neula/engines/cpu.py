@@ -12,7 +12,6 @@ from functools import lru_cache
 import torch
 
 from neula.engines.engine import Engine
-from neula.engines.formats import BF16
 from neula.engines.shipped import cpu_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
@@ -27,6 +26,7 @@ class CpuEngine(Engine):
 
     name = "cpu"
     splits = False
+    narrow_products = ("bf16",)  # as torch has them
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -35,10 +35,6 @@ class CpuEngine(Engine):
     @property
     def tuning(self) -> Tuning:
         return _tuning_of(self.formats)
-
-    @property
-    def rounds_products(self) -> bool:
-        return self.format is BF16  # what torch makes of two such operands
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return onednn_matmul(a, b) if a.dtype == torch.float32 and a.ndim == 2 else a @ b

@@ -44,6 +44,8 @@ class Engine(ABC):
         What products are computed in.
     splits : bool
         Whether products with error correction gain anything.
+    narrow_products : tuple of str
+        Formats to which products of operands in them are rounded, coarser than the storage precision.
     corrects : bool
         Whether it has an arithmetic with error correction.
     over_rows : Reduction
@@ -55,6 +57,7 @@ class Engine(ABC):
 
     name: ClassVar[str]
     splits: ClassVar[bool] = True
+    narrow_products: ClassVar[tuple[str, ...]] = ()
     corrects: ClassVar[bool] = False
     rounds_once: ClassVar[bool] = False
     over_rows: Reduction = HERE
@@ -248,11 +251,6 @@ class Engine(ABC):
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
         yield slice(0, m), slice(0, n)
-
-    @property
-    def rounds_products(self) -> bool:
-        """Whether products are rounded to the format of the operands, coarser than the storage precision."""
-        return False
 
     @property
     def unblocked(self) -> Engine:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-import scipy.linalg
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
+from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, Leading, pivoted_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.engines import FP64
@@ -20,12 +19,6 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.kernels.svd import svd
-
-FIRST_ORDER = 0.1
-"""Relative change of a basis up to which its square does not matter."""
-
-ALIKE = 16.0
-"""Columns whose norms differ by less lose nothing to Cholesky QR, but for this factor."""
 
 SURVIVED = 1e6
 """Columns whose norms differ by less are orthonormal after Cholesky QR: its Gram matrix is definite."""
@@ -335,7 +328,7 @@ class RowSpace:
         # Rows in order of size, and columns pivoted, without which Householder QR loses the small ones (Cox
         # and Higham, "Stability of Householder QR factorization for weighted least squares problems", 1998).
         order = sizes.argsort(descending=True)
-        q, self.r, self.pivots = _pivoted_qr((v * self.sizes)[order])
+        q, self.r, self.pivots = pivoted_qr((v * self.sizes)[order])
         self.q = torch.empty_like(q)
         self.q[order] = q
 
@@ -374,77 +367,6 @@ class RowSpace:
 
     def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
-
-
-@dataclass(frozen=True)
-class Leading:
-    """The row space by its largest columns, where as many as there are dimensions are independent.
-
-    ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
-    larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and its
-    errors do not depend on the units of the columns.
-
-    Attributes
-    ----------
-    order : Tensor of int, shape (n,)
-        The columns of D1, then the others.
-    first : Tensor, shape (rank, rank)
-        ``V1^-T``.
-    rest : Tensor, shape (rank, n - rank)
-        F.
-    sizes : Tensor, shape (n, 1)
-        The diagonal of D, in order.
-    """
-
-    order: torch.Tensor
-    first: torch.Tensor
-    rest: torch.Tensor
-    sizes: torch.Tensor
-
-    @classmethod
-    def of(cls, v: torch.Tensor, sizes: torch.Tensor) -> Leading | None:
-        """None where the largest columns are dependent."""
-        rank = v.shape[1]
-        if rank in (0, len(v)):
-            return None
-        order = _pivoted_qr((v * sizes[:, None]).T)[2]
-        inverse, info = torch.linalg.inv_ex(v[order[:rank]].T)
-        if bool(info) or not float(sizes[order[rank:]].amax()) <= ALIKE * float(sizes[order[:rank]].amin()):
-            return None
-        return cls(order, inverse, inverse @ v[order[rank:]].T, sizes[order, None])
-
-    def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """``D x``."""
-        rank, along = len(self.first), self.first @ coefficients
-        first, rest = self.sizes[:rank], self.sizes[rank:]
-        one = torch.eye(rank, dtype=along.dtype, device=along.device)
-        q, r = torch.linalg.qr(torch.cat([one, (self.rest / first * rest.T).T]))
-        x = q[rank:] @ torch.linalg.solve_triangular(r.mT, along / first, upper=False)
-        y = torch.empty(len(self.order), along.shape[1], dtype=along.dtype, device=along.device)
-        y[self.order] = torch.cat([along - self.rest @ (rest * x), rest * x])
-        return y
-
-    def error(self, relative: torch.Tensor, angle: float) -> torch.Tensor:
-        """Relative error of ``D x`` by those of c and of V, to first order.
-
-        ``D1 dx1 = V1^-T (dc - dV^T D x) - F D2 dx2`` and
-        ``dx2 = (I + G^T G)^-1 (dG^T x1 + G^T (dh - dG x2))`` for ``h = D1^-1 V1^-T c``, with
-        ``dG = D1^-1 V1^-T dV^T [-F I]^T D2`` and ``dh = D1^-1 V1^-T (dc - dV1^T D1 h)``, x not being longer
-        than h.
-        """
-        norm, rank = torch.linalg.matrix_norm, len(self.first)
-        first, rest = self.sizes[:rank], self.sizes[rank:]
-        angle, relative, along = angle + 4 * FP64.u, relative + 4 * FP64.u, float(norm(self.first, 2))
-        grows = float(norm(self.first / first) * torch.hypot(norm(self.rest * rest.T), norm(rest)))
-        of_rest = grows * (1.12 * angle * grows + (relative + angle * along) / 2)
-        change = along * (relative + angle) + of_rest
-        return change if angle * max(along, grows) <= FIRST_ORDER else torch.full_like(change, math.inf)
-
-
-def _pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``A[:, pivots] = Q R`` by LAPACK: torch has none."""
-    q, r, pivots = scipy.linalg.qr(a.cpu().numpy(), mode="economic", pivoting=True)
-    return tuple(torch.from_numpy(x).to(a.device) for x in (q, r, pivots.astype(np.int64)))  # type: ignore[return-value]
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:

@@ -85,7 +85,7 @@ class Product:
         if not small or repeated or self.mode not in PLAIN:
             return False
         engine = self.engine.using(self.mode)
-        return _is_operand(a, engine) and (self.alpha == 1.0 or not engine.rounds_products)
+        return _is_operand(a, engine) and (self.alpha == 1.0 or self.mode not in engine.narrow_products)
 
     def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
         """Of two matrices of the same dtype, at least in float32, written into ``c`` where there is one."""
@@ -99,7 +99,8 @@ class Product:
             product = unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns)
             return combine(product, alpha, beta, c)
         engine = self.engine.using(mode.removesuffix("_cor"))
-        if engine.rounds_products and not (a.dtype == engine.format.dtype and c is None and alpha == 1.0):
+        narrow = engine.format.name in engine.narrow_products
+        if narrow and not (a.dtype == engine.format.dtype and c is None and alpha == 1.0):
             format, engine = engine.format, self.engine.using(FP32)
             a, b = (round_to(x.to(engine.storage), format) for x in (a, b))
         if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
