@@ -12,11 +12,12 @@ import scipy.linalg
 
 import neula
 
+from .backward import backward_errors, judge_backward
 from .calls import Answer, call
 from .fuzz import draw, snippet
 from .judge import judge, truths
 from .matrices import KINDS
-from .oracle import System
+from .oracle import LeastSquares, System
 from .recipes import BOUNDED, DEFINITE, OFTEN, PROBLEMS, SOLVERS, Member, Recipe, Scope, Seeded, build
 from .verdict import Verdict
 
@@ -38,6 +39,12 @@ class Result:
     ranks: np.ndarray
     accepted: np.ndarray
     accuracy: str = "fp64"
+    tolerance: float = 1.0
+
+    @property
+    def backward_errors(self) -> np.ndarray:
+        """Nothing is promised."""
+        return np.ones(np.size(self.ranks))
 
     @property
     def forward_error(self) -> float:
@@ -239,3 +246,25 @@ def _doctored(problem: str, result: Any, first: Any) -> Any:
         packed = replace(first.packed, lu=first.packed.lu * 1.5)
         return (replace(first, packed=packed), result[1])
     return 1.01 * result
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)])
+def test_backward_errors_that_are_claimed_too_small_are_found(shape: tuple[int, int]) -> None:
+    """Nor does a solution count as accepted whose backward error is above the tolerance."""
+    rng = np.random.default_rng(0)
+    a, b = (
+        rng.standard_normal(shape) * 10.0 ** rng.uniform(-6, 6, shape[1]),
+        rng.standard_normal((shape[0], 1)),
+    )
+    truth, rank = LeastSquares(a, b, rcond=1e-15), min(shape)
+    x = truth.rounded_solution(rank)
+    (error,) = backward_errors(truth, x * (1 + 1e-6), rank)
+    assert 1e-8 < error < 1e-5
+    assert backward_errors(truth, x, rank)[0] < 1e-15
+    for claimed, tolerance, reasons in (
+        (error, 1.0, []),
+        (1e-9, 1.0, ["backward"]),
+        (error, 1e-9, ["tolerance"]),
+    ):
+        found = judge_backward(truth, x * (1 + 1e-6), rank, claimed, tolerance, accepted=True)
+        assert [finding.reason for finding in found] == reasons
