@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable
+from numbers import Integral
 from types import FrameType
 from typing import Any
 
@@ -51,10 +52,11 @@ def number(name: str, given: Any, wanted: str, fits: Callable[[float], bool]) ->
     error: type[Exception] = TypeError
     if not isinstance(given, (str, bytes, bytearray)):  # which float would read
         try:
-            found = float(given)
-            if fits(found):
+            found, error = float(given), ValueError
+            if type(given) is not float and isinstance(given, Integral) and int(found) != int(given):
+                wanted = "an integer that float64 holds, or a float"
+            elif fits(found):
                 return found
-            error = ValueError
         except OverflowError:  # of a large integer
             error = ValueError
         except (TypeError, ValueError, RuntimeError):  # the last is torch's

@@ -8,6 +8,12 @@ from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+import torch
+
+from neula.errors import warn
+from neula.io.integers import InexactIntegerError
+from neula.pipeline.inputs import take
+from neula.pipeline.result import AccuracyWarning
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +47,7 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
     answer to what neula refuses (complex numbers, singular factors that are to be had nevertheless).
+    Integers that no float64 holds are rounded, as the peer rounds them, with a warning.
 
     Parameters
     ----------
@@ -54,6 +61,8 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
             refused: Exception | None = None
+            for place, x in (*enumerate(args, 1), *kwargs.items()):
+                warn_of_rounding(x, f"argument {place}")
             try:
                 return function(*args, **kwargs)
             except Refused as found:
@@ -68,6 +77,22 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
         return call
 
     return decorate
+
+
+def warn_of_rounding(x: Any, name: str) -> None:
+    """Warn of an integer in an array, a list or a table that is no float64; none of floats and of tensors."""
+    if isinstance(x, np.ndarray):
+        is_float = x.dtype.kind not in "iuO"
+    else:
+        is_float = not isinstance(x, (list, int)) and not hasattr(x, "__array__")
+    if is_float or isinstance(x, torch.Tensor):
+        return
+    try:
+        take(x, name)
+    except InexactIntegerError as error:
+        warn(f"{error}; it is rounded here", AccuracyWarning)
+    except (TypeError, ValueError, RuntimeError):
+        pass  # and said by whoever answers
 
 
 def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]]:

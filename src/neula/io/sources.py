@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from neula.errors import needs_extra
+from neula.io.integers import in_float64
 
 LOADED = 1 << 28
 """Bytes in float64 up to which memory maps and datasets are arrays like any other: 256 MB fit anywhere."""
@@ -193,6 +194,8 @@ class Parquet:
             if batch.num_rows:
                 block = np.empty((batch.num_rows, len(self.columns)), self.dtype)
                 for j, column in enumerate(batch.columns):
+                    there = column.drop_null() if column.null_count else column
+                    in_float64(there.to_numpy(zero_copy_only=False), f"column {self.columns[j]!r}")
                     block[:, j] = column.to_numpy(zero_copy_only=False)
                 yield block[:, 0] if self.is_vector else block
 

@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines.reduction import HERE, Reduction
+from neula.io.integers import WHOLE, in_float64
 from neula.pipeline.no_arrays import as_array, no_numbers, refuse_no_array
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -115,7 +116,8 @@ def is_spread(x: Any) -> bool:
 def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     """Accept an array of NumPy, torch or any library that speaks DLPack.
 
-    Integers and booleans become float64, as in NumPy.
+    Integers and booleans become float64, if they are exact there. Tables of pandas, Polars and PyArrow are
+    converted a column at a time.
 
     Parameters
     ----------
@@ -131,7 +133,8 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     TypeError
         For complex, sparse, object and other non-numeric input, and for what is no array.
     ValueError
-        For a tensor that requires a gradient where there is none.
+        For a tensor that requires a gradient where there is none; for an integer that is no float64, and
+        for a table with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
         return _take_tensor(x, name, _itself)
@@ -153,7 +156,7 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     refuse_no_array(x, name)
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
-    if not hasattr(x, "__dlpack__"):
+    if not hasattr(x, "__dlpack__") or hasattr(x, "null_count"):  # of PyArrow, which cannot take it back
         return _take_numpy(as_array(x, name), name)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
@@ -283,7 +286,7 @@ def _library_of(x: Any) -> Any:
 
 def _take_numpy(x: np.ndarray, name: str) -> Taken:
     if x.dtype.kind in "iub":
-        x = x.astype(np.float64)
+        x = in_float64(x, name)
     if x.dtype.kind not in "fc":
         raise no_numbers(x, name)
     if x.dtype.kind == "c" or x.dtype.itemsize > 8:
@@ -300,11 +303,18 @@ def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]
     if x.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
     if not x.is_floating_point() and not x.is_complex():
+        if x.dtype in (torch.int64, torch.uint64) and _is_wide(x):
+            in_float64(x.cpu().numpy(), name)
         x = x.double()
     if x.dtype not in FLOATS:
         raise _unsupported(x.is_complex(), x.dtype, name)
     # The imaginary part of a conjugate is a view with a sign that kernels, which read memory, do not see.
     return Taken(x.detach().resolve_neg(), wrap, x)
+
+
+def _is_wide(x: torch.Tensor) -> bool:
+    """Whether integers may be no float64; the absolute value of the smallest one, which is, is itself."""
+    return x.numel() > 0 and (x.dtype == torch.uint64 or bool(x.abs().max() > WHOLE))
 
 
 def _unsupported(is_complex: bool, dtype: Any, name: str) -> TypeError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from neula.io.integers import WHOLE, in_float64
 from neula.pipeline.result.shown import Shown
 
 NAMED = 5
@@ -54,28 +55,32 @@ def as_array(x: Any, name: str) -> np.ndarray:
     Raises
     ------
     ValueError
-        If rows have different lengths.
+        If rows have different lengths, values are missing, or an integer is no float64.
     TypeError
         If it is no array, or columns hold no numbers.
     """
+    if (columns := _columns(x)) is not None:
+        return _of_columns(x, columns, name)
     try:
         array = np.asarray(x)
     except ValueError as error:
         raise ValueError(f"{name} is a {type(x).__name__} of which NumPy makes no array: {error}") from None
-    if array.dtype.kind not in "iubfc":
-        columns = _columns_without_numbers(x)
-        if columns:
-            raise TypeError(
-                f"{name} has columns that are not all numbers: {_listed(columns)}. Leave them out, or encode "
-                "them as numbers; rows with missing values have to be dropped or filled"
-            )
-        if array.ndim == 0:
-            raise TypeError(f"{name} is a {type(x).__name__}, which is no array: pass an array")
+    if array.dtype.kind not in "iubfc" and array.ndim == 0:
+        raise TypeError(f"{name} is a {type(x).__name__}, which is no array: pass an array")
+    if array.dtype.kind == "O" and _are_numbers(array):
+        return in_float64(array, name)
+    if array.dtype.kind == "f" and not np.abs(array).max(initial=0) < WHOLE:
+        in_float64(x, name)  # integers among the elements of a list
     return array
 
 
 def no_numbers(array: np.ndarray, name: str) -> TypeError:
     """Error for an array of objects, of text or of dates, that says where the first of them is."""
+    if array.dtype.kind in "mM":
+        return TypeError(
+            f"{name} has dtype {array.dtype}: pass numbers, as the seconds since the first time, "
+            f"({name} - {name}.min()) / numpy.timedelta64(1, 's')"
+        )
     if array.dtype.kind == "O":
         for index, value in np.ndenumerate(array):
             if not isinstance(value, (int, float, np.number)):
@@ -84,21 +89,59 @@ def no_numbers(array: np.ndarray, name: str) -> TypeError:
                     f"{name}[{where}] is {value!r}, a {type(value).__name__}: pass numbers, if they are "
                     f"meant to be some with {name}.astype(float)"
                 )
+        in_float64(array, name)  # what this raises must not be rounded away
     return TypeError(f"{name} has dtype {array.dtype}: pass numbers, e.g. {name}.astype(float)")
 
 
-def _columns_without_numbers(x: Any) -> list[str]:
-    """Columns of a data frame (of pandas, Polars, PyArrow) that are no numbers, with their dtypes."""
-    names = getattr(x, "columns", None) if hasattr(x, "dtypes") else getattr(x, "column_names", None)
-    if names is None:
-        return []
-    found = []
-    for column in names:
-        values = x[column]
-        if np.asarray(values).dtype.kind not in "iubf":
-            kind = getattr(values, "dtype", None) or getattr(values, "type", "object")
-            found.append(f"{column!r} ({kind})")
-    return found
+def _are_numbers(array: np.ndarray) -> bool:
+    """Whether all elements are real numbers, also those of an array of objects."""
+    if array.dtype.kind != "O":
+        return array.dtype.kind in "iubf"
+    return all(isinstance(value, (int, float, np.bool_, np.integer, np.floating)) for value in array.flat)
+
+
+def _columns(x: Any) -> list[tuple[Any, Any]] | None:
+    """Names and columns of a table of pandas, Polars or PyArrow, a series is one; None for all else."""
+    if hasattr(x, "dtypes") and hasattr(x, "columns"):
+        return list(x.items() if hasattr(x, "items") else ((name, x[name]) for name in x.columns))
+    if hasattr(x, "column_names"):
+        return list(zip(x.column_names, x.columns, strict=True))
+    is_series = hasattr(x, "null_count") or (hasattr(x, "isna") and hasattr(x, "dtype"))
+    return [(None, x)] if is_series else None
+
+
+def _of_columns(x: Any, columns: list[tuple[Any, Any]], name: str) -> np.ndarray:
+    """A table as a matrix, a series as a vector, each column converted by itself; of one dtype as it is."""
+    dtypes = list(getattr(x, "dtypes", ())) if hasattr(x, "columns") else [getattr(x, "dtype", None)]
+    if dtypes and all(isinstance(dtype, np.dtype) and dtype.kind == "f" for dtype in dtypes):
+        array = np.asarray(x)
+        if not np.isnan(np.add.reduce(array, axis=None)):  # no NaN in it
+            return array
+    arrays, strange, missing = [], [], []
+    for label, values in columns:
+        column = name if label is None else repr(label)
+        drop = next((d for d in ("dropna", "drop_nulls", "drop_null") if hasattr(values, d)), "")
+        there = getattr(values, drop)() if drop else values
+        array = np.asarray(there, getattr(getattr(values, "dtype", None), "numpy_dtype", None))
+        kind = getattr(values, "dtype", None) or getattr(values, "type", "object")
+        if not _are_numbers(array):
+            strange.append(f"{column} ({kind})")
+        elif len(there) < len(values):
+            missing.append(f"{column} ({len(values) - len(there)} of {len(values)})")
+        elif not strange and not missing:
+            arrays.append(in_float64(array, name if label is None else f"{name}[{label!r}]"))
+    if strange:
+        raise TypeError(
+            f"{name} has columns that are not all numbers: {_listed(strange)}. Leave them out, or encode "
+            "them as numbers; rows with missing values have to be dropped or filled"
+        )
+    if missing:
+        raise ValueError(
+            f"{name} has missing values in columns {_listed(missing)}: drop these rows, or fill the values in"
+        )
+    if not hasattr(x, "columns"):
+        return arrays[0]
+    return np.column_stack(arrays) if arrays else np.empty((len(x), 0))
 
 
 def _listed(names: Any) -> str:

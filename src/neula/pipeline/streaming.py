@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from neula.io.integers import in_float64
 from neula.io.sources import Source
-from neula.pipeline.inputs import FLOATS
+from neula.pipeline.inputs import FLOATS, take
 from neula.pipeline.progress import Progress, stage
 
 SLOTS = 3
@@ -265,7 +266,9 @@ class _Cursor:
                 f"{tuple(block.shape)} {self.which}, and must have shape {shape}".replace("'", "")
             )
         torch_dtype(block.dtype, f"block {self.number} of {self.name}")
-        return block
+        if isinstance(block, torch.Tensor):
+            return take(block, f"block {self.number} of {self.name}").tensor
+        return block if block.dtype.kind == "f" else in_float64(block, self.name, self.read)
 
     def check_end(self) -> None:
         """Nothing may follow."""

@@ -10,6 +10,9 @@ import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from neula.compat.drop_in import warn_of_rounding
+from neula.pipeline.inputs import take
+
 FLOATS = [np.float64, np.float32]
 
 
@@ -59,9 +62,16 @@ class Data:
         Raises
         ------
         ValueError
-            Where scikit-learn's estimators raise it.
+            Where scikit-learn's estimators raise it; for an integer in a tensor that is no float64.
+
+        Warns
+        -----
+        AccuracyWarning
+            For an integer in an array that is no float64, and is rounded as scikit-learn rounds it.
         """
         is_tensor = isinstance(X, torch.Tensor)
+        for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+            warn_of_rounding(given, name)
         if is_tensor:
             x, target, w = _tensors(estimator, X, y, sample_weight, first)
         else:
@@ -189,7 +199,8 @@ def _tensors(
     if y is None and estimator.__sklearn_tags__().target_tags.required:
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
     target, w = (
-        None if z is None else torch.as_tensor(z, device=x.device).detach() for z in (y, sample_weight)
+        None if z is None else take(torch.as_tensor(z, device=x.device).detach(), name).tensor
+        for name, z in (("y", y), ("sample_weight", sample_weight))
     )
     for name, z in (("y", target), ("sample_weight", w)):
         if z is not None and len(z) != len(x):
@@ -204,7 +215,7 @@ def checked_tensor(X: torch.Tensor) -> torch.Tensor:
     if X.ndim != 2:
         raise ValueError(f"X must have two dimensions, samples and features, got shape {tuple(X.shape)}")
     if not X.is_floating_point():
-        X = X.double()
+        X = take(X, "X").tensor
     if not bool(X.isfinite().all()):
         raise ValueError("X contains NaN or Inf")
     return X.detach()

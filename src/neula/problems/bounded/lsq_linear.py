@@ -197,7 +197,7 @@ def lsq_linear(
 def _pair(bounds: Any) -> tuple[Any, Any]:
     """Lower and upper bounds."""
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
-        return np.array(bounds.lb, dtype=float), np.array(bounds.ub, dtype=float)  # SciPy's share memory
+        return np.array(bounds.lb), np.array(bounds.ub)  # SciPy's share memory
     if not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"bounds must be a pair, the lower and the upper ones, got {bounds!r}")
     return bounds[0], bounds[1]

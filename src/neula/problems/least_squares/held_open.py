@@ -351,7 +351,7 @@ class LeastSquares:
         size = max(self._engine.tuning.streamed_bytes // (8 * self.n), self.n)
         blocks: Any = Reader(sources, device, size).read("update")
         if whole:
-            rows = [_joined(source, m).to(device).double() for source in sources.values()] if m else []
+            rows = [_joined(*source, m).to(device).double() for source in sources.items()] if m else []
             blocks = [Block(0, tuple(rows))] if m else []
         for block in blocks:
             for name, x in zip(sources, block.rows, strict=True):
@@ -378,7 +378,6 @@ class LeastSquares:
             raise ValueError(f"b was {known} before, and is {now} now")
 
 
-def _joined(source: Source, m: int) -> torch.Tensor:
-    blocks = source.blocks(m)
-    parts = [x if isinstance(x, torch.Tensor) else torch.from_numpy(x) for x in blocks]
+def _joined(name: str, source: Source, m: int) -> torch.Tensor:
+    parts = [take(block, name).tensor for block in source.blocks(m)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -13,6 +13,7 @@ from neula.algorithms.nonlinear import differentiate
 from neula.algorithms.nonlinear.differentiate import STEPS, Differences, Function
 from neula.algorithms.nonlinear.some import picked, placed
 from neula.errors import check_name
+from neula.io.integers import in_float64
 from neula.pipeline.inputs import FLOATS, has_tangent, take
 from neula.pipeline.memory import is_shortage
 
@@ -76,9 +77,7 @@ def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
         return out
     if imaginary and isinstance(out, np.ndarray) and out.dtype.kind == "c":
         return torch.from_numpy(out)
-    return take(
-        np.asarray(out, dtype=np.float64) if isinstance(out, (list, tuple, float, int)) else out, name
-    ).tensor
+    return take(in_float64(out, name) if isinstance(out, (list, tuple, float, int)) else out, name).tensor
 
 
 def refuse_dependence(out: Any, name: str) -> None:

@@ -20,6 +20,7 @@ from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.certificates.forward_error import SURE, digits_of
+from neula.io.integers import in_float64
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.evidence import MARGIN, SLOWEST
@@ -149,7 +150,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
         return None, None
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else bounds
     try:
-        lower, upper = (np.broadcast_to(np.asarray(end, np.float64), x.shape) for end in pair)
+        lower, upper = (np.broadcast_to(in_float64(end, "bounds"), x.shape) for end in pair)
     except (TypeError, ValueError):
         raise Unusual from None  # and to be refused
     return lower, upper

@@ -14,6 +14,7 @@ from scipy.linalg import lapack
 from neula.algorithms.lapack.one_function import DOUBLE, Unusual, Vectors
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
+from neula.io.integers import in_float64
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of
 
@@ -202,12 +203,16 @@ def floats(x: Any, name: str) -> Any:
     ------
     TypeError
         For what would lose its meaning without a word: masks, imaginary parts, text.
+    ValueError
+        For an integer that is no float64.
     """
     if isinstance(x, torch.Tensor):
+        if not x.is_floating_point():
+            take(x, name)
         return x
     if x is None or isinstance(x, np.ma.MaskedArray) or np.asarray(x).dtype.kind not in "biufO":
         take(x, name)
-    return np.asarray(x, dtype=np.float64)
+    return in_float64(x, name)
 
 
 def parameters_of(f: Callable[..., Any]) -> int:
