@@ -11,6 +11,7 @@ import torch
 
 from neula.cli.fit_picture import FitPicture
 from neula.io.expressions import Formula
+from neula.io.integers import in_float64
 from neula.io.table import Table, listed
 
 POINTS = 400
@@ -151,7 +152,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
 
 
 def _columns(table: Table) -> dict[str, np.ndarray]:
-    values = np.asarray(table.values, dtype=np.float64)
+    values = in_float64(table.values, "the table")
     values = values[:, None] if values.ndim == 1 else values
     names = table.columns
     if names is None and values.shape[1] == 2:

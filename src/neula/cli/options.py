@@ -86,6 +86,14 @@ DecimalOption = Annotated[
     Decimal,
     typer.Option("--decimal", rich_help_panel=FILES, help="What separates the decimals in text files."),
 ]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        rich_help_panel=FILES,
+        help="Whether the first lines of text files name the columns; by default the whole table decides.",
+    ),
+]
 MissingOption = Annotated[
     Missing,
     typer.Option(

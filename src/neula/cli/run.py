@@ -147,17 +147,23 @@ class Run:
             )
 
     def read(
-        self, files: Mapping[str, str | None], *, decimal: str = ".", missing: Missing = Missing.error
+        self,
+        files: Mapping[str, str | None],
+        *,
+        decimal: str = ".",
+        header: bool | None = None,
+        missing: Missing | None = None,
     ) -> dict[str, Table]:
         """Read the files of the arguments, by the names of these; all but matrices may be vectors.
 
-        With ``Missing.drop`` lines that lack a value in any of them are left out of all.
+        With ``Missing.drop`` lines that lack a value in any of them are left out of all; None is for commands
+        that cannot leave lines out.
         """
         from neula.io.table import without_missing
 
         given = {name: _standard(argument) for name, argument in files.items() if argument is not None}
         with self._timed("read"):
-            tables = {name: self._read(name, given[name], decimal, missing) for name in given}
+            tables = {name: self._read(name, given[name], decimal, header, missing) for name in given}
             if missing is Missing.drop:
                 tables, left_out = without_missing(tables)
                 if left_out:
@@ -171,7 +177,9 @@ class Run:
             }
         return tables
 
-    def _read(self, name: str, argument: str, decimal: str, missing: Missing) -> Table:
+    def _read(
+        self, name: str, argument: str, decimal: str, header: bool | None, missing: Missing | None
+    ) -> Table:
         from neula.io.files import read_table
         from neula.io.paths import STANDARD, InputFile, split_key
 
@@ -182,7 +190,8 @@ class Run:
             key=key,
             column_as_vector=name not in MATRICES,
             decimal=decimal,
-            missing="nan" if missing is Missing.drop else "error",
+            missing="needed" if missing is None else "nan" if missing is Missing.drop else "error",
+            header=header,
             message=self.say,
         )
 

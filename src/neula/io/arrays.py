@@ -10,10 +10,11 @@ from typing import IO, Any
 import numpy as np
 
 from neula.errors import counted
+from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense
-from neula.io.table import Message, MissingValues, Table, chosen_columns, listed
+from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, listed
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def damage_reported(file: InputFile) -> Iterator[None]:
     """Whatever a library raises on a damaged file becomes a FileError."""
     try:
         yield
-    except (FileError, MemoryError):
+    except (FileError, InexactIntegerError, MemoryError):
         raise
     except Exception as error:
         # What the operating system refuses has a number; h5py and pyarrow raise an OSError for damage, too.
@@ -209,18 +210,19 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
     columns = []
     for name in wanted:
         column = table[name]
-        if pa.types.is_decimal(column.type):
+        if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type):
             column = column.cast(pa.float64())
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise FileError(
                 f"{file.name}: column {name!r} holds {column.type}, not numbers; choose columns by their "
                 f"names, behind a colon: {listed(names)}"
             )
-        if column.null_count and missing == "error":
+        if column.null_count and missing != "nan":
             raise FileError(
                 f"{file.name}: column {name!r} has {counted(column.null_count, 'empty field')} "
-                "(leave out such lines with --missing drop)"
+                f"({advice(missing)})"
             )
+        in_float64(column.drop_null().to_numpy(), f"{file.name}: {name}")
         columns.append(column.to_numpy())
     return Table(np.column_stack(columns), tuple(wanted))
 

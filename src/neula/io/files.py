@@ -47,6 +47,7 @@ def read_matrix(
     column_as_vector: bool = False,
     decimal: str = ".",
     missing: MissingValues = "error",
+    header: bool | None = None,
     message: Message | None = None,
 ) -> np.ndarray:
     """Read one array from a file.
@@ -65,8 +66,11 @@ def read_matrix(
         apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it.
     decimal : {".", ","}, optional
         What separates the decimals in text.
-    missing : {"error", "nan"}, optional
-        What becomes of the empty fields of a table, and of ``NA`` and the like.
+    missing : {"error", "nan", "needed"}, optional
+        What becomes of the empty fields of a table, and of ``NA`` and the like: an error, which advises to
+        leave such lines out unless they are needed, or NaN.
+    header : bool, optional
+        Whether the first line of a text names the columns; by default the whole table decides.
     message : callable, optional
         Is told in one line what was done to the file's content beyond reading it: a header line left
         out, a sparse matrix made dense.
@@ -80,8 +84,10 @@ def read_matrix(
     Raises
     ------
     FileError
-        The file is missing, empty, truncated, not what its extension says, or holds no real numbers; a
-        package is not installed that reads it.
+        The file is missing, empty, truncated, not what its extension says, or holds no real numbers; its
+        first line may be names or numbers; a package is not installed that reads it.
+    InexactIntegerError
+        An integer in a text, a table or a Matrix Market file is no float64.
     """
     return read_table(
         InputFile.of(path),
@@ -89,6 +95,7 @@ def read_matrix(
         column_as_vector=column_as_vector,
         decimal=decimal,
         missing=missing,
+        header=header,
         message=message,
     ).values
 
@@ -100,6 +107,7 @@ def read_table(
     column_as_vector: bool = False,
     decimal: str = ".",
     missing: MissingValues = "error",
+    header: bool | None = None,
     message: Message | None = None,
 ) -> Table:
     """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how.
@@ -113,7 +121,7 @@ def read_table(
         raise FileError(f"{file.name}: a {file.kind} file holds one array, so ':{key}' cannot choose one")
     tell = message or (lambda text: None)
     with system_errors(file.name, "read"), arrays.damage_reported(file):
-        table = _read(file, key, decimal, missing, tell)
+        table = _read(file, key, decimal, missing, header, tell)
     values = arrays.real_numbers(file.name, table.values)
     vectors = file.kind in (*TEXT, ".parquet", ".mat", *MARKET)
     if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
@@ -121,9 +129,11 @@ def read_table(
     return Table(values, table.columns)
 
 
-def _read(file: InputFile, key: str | None, decimal: str, missing: MissingValues, tell: Message) -> Table:
+def _read(
+    file: InputFile, key: str | None, decimal: str, missing: MissingValues, header: bool | None, tell: Message
+) -> Table:
     if file.kind in TEXT:
-        return read_text(file, key, decimal, missing, tell)
+        return read_text(file, key, decimal, missing, header, tell)
     if file.kind == ".parquet":
         return arrays.read_parquet(file, key, missing)
     if file.kind in MARKET:

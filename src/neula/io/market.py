@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 
 from neula.errors import counted
+from neula.io.integers import in_float64
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.sparse import SPARSE, as_dense
@@ -96,7 +97,7 @@ def _read_plain(name: str, plain: Path, tell: Message) -> np.ndarray:
     except (ValueError, OverflowError) as error:
         raise FileError(f"{name}: truncated or damaged Matrix Market file ({error})") from error
     dense = matrix if isinstance(matrix, np.ndarray) else as_dense(name, matrix, tell)
-    return dense.astype(np.float64, copy=False)
+    return in_float64(dense, f"{name}: A")
 
 
 def _check_lines(name: str, plain: Path, width: int) -> None:

@@ -15,8 +15,8 @@ from neula.io.paths import FileError
 Message = Callable[[str], None]
 """Is told in one line what was done to a file's content beyond reading it."""
 
-MissingValues = Literal["error", "nan"]
-"""What becomes of empty fields."""
+MissingValues = Literal["error", "nan", "needed"]
+"""What becomes of empty fields; an error that advises to leave such lines out, or that they are needed."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,13 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
     if not places:
         raise FileError(f"{name}: names of columns are missing after ':'; {has}")
     return places
+
+
+def advice(missing: MissingValues) -> str:
+    """What to do about an empty field."""
+    return (
+        "leave out such lines with --missing drop" if missing == "error" else "fill it in: every line counts"
+    )
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:

@@ -13,6 +13,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     output_option,
@@ -29,12 +30,13 @@ def cholesky(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("L, or U")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Factorize a symmetric positive definite A = LL'; only its lower triangle is read."""
     with running("cholesky", as_json) as run:
         run.check([a], (output, 1))
-        matrix = run.read({"A": a}, decimal=decimal.value)["A"].values
+        matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values
         result = run.compute(
             "cholesky", matrix, upper=upper, accuracy=accuracy, engine=engine, progress=run.progress
         )

@@ -12,6 +12,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     Missing,
     MissingOption,
@@ -58,6 +59,7 @@ def fit(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("the parameters and their standard errors")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +72,7 @@ def fit(
             check_picture(plot)
         from neula.cli import fitting
 
-        table = run.read({"data": data}, decimal=decimal.value, missing=missing)["data"]
+        table = run.read({"data": data}, decimal=decimal.value, header=header, missing=missing)["data"]
         wanted: Fitting = fitting.prepare(table, formula, response, sigma, p0)
         found = run.compute(
             "curve_fit",

@@ -16,6 +16,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     MemoryOption,
@@ -56,6 +57,7 @@ def lstsq(
         Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
     ] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     stream: StreamOption = False,
     memory: MemoryOption = None,
@@ -85,8 +87,8 @@ def lstsq(
             )
         rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
-        given = run.read(files, decimal=decimal.value, missing=missing)
-        given |= run.read({"C": c, "d": d}, decimal=decimal.value)
+        given = run.read(files, decimal=decimal.value, header=header, missing=missing)
+        given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
         table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
         options = {
             "damp": damp,

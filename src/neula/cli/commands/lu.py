@@ -13,6 +13,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     output_option,
@@ -40,6 +41,7 @@ def lu(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("L, U and the permutation (.npz, .h5 or .mat)")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Factorize A = LU with interchanges of rows, in low precision unless --compute says otherwise.
@@ -53,7 +55,7 @@ def lu(
 
     with running("lu", as_json) as run:
         run.check([a], (output, 3))
-        matrix = run.read({"A": a}, decimal=decimal.value)["A"].values
+        matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values
         if compute is None and storage is None:  # what the papers are about
             compute = select_engine(engine.value, torch.device("cpu")).format.name
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine}

@@ -11,6 +11,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     output_option,
@@ -32,6 +33,7 @@ def matmul(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("the product")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Multiply A by B, in the arithmetic that you choose."""
@@ -39,7 +41,7 @@ def matmul(
 
     with running("matmul", as_json) as run:
         run.check([a, b], (output, 1))
-        given = run.read({"A": a, "B": b}, decimal=decimal.value)
+        given = run.read({"A": a, "B": b}, decimal=decimal.value, header=header)
         product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
         # The columns of the product are those of B, unless A is a row, which it does not have.
         names = given["B"].columns if given["A"].values.ndim > 1 else None

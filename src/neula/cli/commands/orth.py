@@ -10,6 +10,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     Missing,
@@ -27,13 +28,14 @@ def orth(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("Q")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     as_json: JsonOption = False,
 ) -> None:
     """Orthonormal basis of the columns of A; with --rcond of its numerical range."""
     with running("orth", as_json) as run:
         run.check([a], (output, 1))
-        matrix = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"].values
+        matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values
         q = run.compute("orth", matrix, rcond=rcond, accuracy=accuracy, engine=engine, progress=run.progress)
         run.write((output, {"Q": q}))
     facts = {"converged": run.missed is None, "columns": q.shape[-1], "rcond": rcond}

@@ -10,6 +10,7 @@ from neula.cli.options import (
     EngineName,
     EngineOption,
     FactorsOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     Missing,
@@ -32,13 +33,14 @@ def qr(
     q_file: QFileOption = None,
     r_file: RFileOption = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     as_json: JsonOption = False,
 ) -> None:
     """Factorize A = QR: Q with orthonormal columns, R upper triangular."""
     with running("qr", as_json) as run:
         check_factors(run, a, mode, output, q_file, r_file)
-        table = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"]
+        table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         result = run.compute(
             "qr", table.values, mode=mode, accuracy=accuracy, engine=engine, progress=run.progress
         )

@@ -16,6 +16,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     RightHandSideFile,
@@ -38,12 +39,13 @@ def solve(
     engine: EngineOption = EngineName.auto,
     output: SolutionOption = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the linear system Ax = b with a square matrix A."""
     with running("solve", as_json) as run:
         run.check([a, b], (output, 1))
-        given = run.read({"A": a, "b": b}, decimal=decimal.value)
+        given = run.read({"A": a, "b": b}, decimal=decimal.value, header=header)
         result = run.compute(
             "solve",
             given["A"].values,

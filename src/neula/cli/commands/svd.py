@@ -13,6 +13,7 @@ from neula.cli.options import (
     DecimalOption,
     EngineName,
     EngineOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     MemoryOption,
@@ -34,6 +35,7 @@ def svd(
     engine: EngineOption = EngineName.auto,
     output: Annotated[str | None, output_option("U, s and Vh (.npz, .h5 or .mat)")] = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     stream: StreamOption = False,
     memory: MemoryOption = None,
@@ -46,7 +48,7 @@ def svd(
         run.check([a], (output, 3))
         matrix = run.rows_in_blocks(a, stream=stream, memory=memory)
         if matrix is None:
-            matrix = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"].values
+            matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values
         options = {"rank": rank, "tol": tol, "accuracy": accuracy, "engine": engine}
         result = run.compute("svd_lowrank", matrix, progress=run.progress, **options)
         run.write((output, {"U": result.U, "s": result.s, "Vh": result.Vh}))

@@ -14,6 +14,7 @@ from neula.cli.options import (
     EngineName,
     EngineOption,
     FactorsOption,
+    HeaderOption,
     JsonOption,
     MatrixFile,
     Missing,
@@ -43,13 +44,14 @@ def tsqr(
     q_file: QFileOption = None,
     r_file: RFileOption = None,
     decimal: DecimalOption = Decimal.point,
+    header: HeaderOption = None,
     missing: MissingOption = Missing.error,
     as_json: JsonOption = False,
 ) -> None:
     """Factorize A = QR for a tall and skinny A, of at most 256 columns."""
     with running("tsqr", as_json) as run:
         check_factors(run, a, mode, output, q_file, r_file)
-        table = run.read({"A": a}, decimal=decimal.value, missing=missing)["A"]
+        table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         result = run.compute("tsqr", table.values, mode=mode, compute=compute, engine=engine)
         write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
