@@ -15,6 +15,7 @@ import scipy.sparse
 
 from neula.io import text
 from neula.io.files import Table, read_matrix, read_table, write_files, write_matrix
+from neula.io.integers import InexactIntegerError
 from neula.io.paths import FileError, InputFile, check_output, readable_kind
 
 NUMBERS = np.array([[1.0, -2.5], [3e10, 4.0]])
@@ -98,6 +99,179 @@ def test_written_tables_are_those_of_pandas(tmp_path: Path) -> None:
     write_files({tmp_path / "t.parquet": {"x": Table(NUMBERS, ("a", "b"), ("r1", "r2"))}})
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "t.parquet"), frame)
 
+
+# --- headers of numbers -----------------------------------------------------------------------------------
+
+ROWS = ["2.0,1.0,0.5", "1.0,3.0,1.0", "0.0,1.0,4.0"]
+WHOLE = ["2,1,5", "1,3,1", "0,1,4"]
+
+
+def lines(first: str, rows: list[str], index: list[Any] | None = None) -> str:
+    """A text, with an index in front of its rows."""
+    labels = [""] * len(rows) if index is None else [f"{label}," for label in index]
+    return "\n".join([first, *(label + row for label, row in zip(labels, rows, strict=True))]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "columns"),
+    [
+        (lines("0,1,2", ROWS), "0 1 2"),
+        (lines('"0","1","2"', ROWS), "0 1 2"),
+        (lines("0,1,2,", [f"{row}," for row in ROWS]), "0 1 2"),
+        (lines("2019,2020,2021", ROWS), "2019 2020 2021"),
+        (lines("2021,2020,2019", ROWS), "2021 2020 2019"),
+        (lines("2010,2015,2020", ROWS), "2010 2015 2020"),
+        (lines("2019,2020,2021", WHOLE), "2019 2020 2021"),
+        (lines(",0,1,2", ROWS, [0, 1, 2]), "0 1 2"),
+        (lines(",0,1,2", WHOLE, [0, 1, 2]), "0 1 2"),
+        (lines(",0,1,2", ROWS, [7, 5, 9]), "0 1 2"),
+        (lines(",0,1,2", ROWS, ["a", "b", "c"]), "0 1 2"),
+        (lines(",7,5,8", WHOLE, [0, 1, 2]), "7 5 8"),
+        (lines(",2019,2020,2021", WHOLE, [7, 5, 9]), "2019 2020 2021"),
+        (lines("Unnamed: 0,0,1,2", ROWS, [0, 1, 2]), "0 1 2"),
+        (lines(",1990,y,z", WHOLE, [0, 1, 2]), "1990 y z"),
+        (lines("year,1990,x", WHOLE), "year 1990 x"),
+        (lines("LotArea,1stFlrSF,3SsnPorch", WHOLE), "LotArea 1stFlrSF 3SsnPorch"),
+        (lines("1stFlrSF,2ndFlrSF,3SsnPorch", WHOLE), "1stFlrSF 2ndFlrSF 3SsnPorch"),
+        (lines("0;1;2", [row.replace(",", ";") for row in ROWS]), "0 1 2"),
+        (lines("0\t1\t2", [row.replace(",", "\t") for row in ROWS]), "0 1 2"),
+        (lines("\ufeff0,1,2\r", [f"{row}\r" for row in ROWS]), "0 1 2"),
+        (lines("# of pandas\n0,1,2", [f"{row}  # row" for row in ROWS]), "0 1 2"),
+    ],
+)
+def test_numbers_that_name_columns(tmp_path: Path, parser: str, content: str, columns: str) -> None:
+    told: list[str] = []
+    table = table_of(tmp_path / "t.csv", content, message=told.append)
+    expected = WHOLE if content.split("\n")[1].endswith(WHOLE[0]) else ROWS
+    np.testing.assert_array_equal(table.values, [[float(x) for x in row.split(",")] for row in expected])
+    assert table.columns == tuple(columns.split())
+    header = f"is a header: {', '.join(table.columns)}"
+    assert header in told[0].replace("Unnamed: 0, ", "")
+    assert ("--no-header" in told[0]) == (
+        all(name.isdigit() for name in table.columns) and "Un" not in content
+    )
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("columns", [range(4), range(1999, 2003), "abcd", ["1st", "2nd", "3rd", "4th"]])
+@pytest.mark.parametrize("whole", [False, True])
+def test_tables_as_pandas_writes_them(tmp_path: Path, index: bool, columns: Any, whole: bool) -> None:
+    pd = pytest.importorskip("pandas")
+    numbers = np.random.default_rng(3).integers(-9, 10, (12, 4)) / (1 if whole else 4)
+    frame = pd.DataFrame(numbers.astype(int) if whole else numbers, columns=list(columns))
+    frame.to_csv(tmp_path / "t.csv", index=index)
+    read = {"path": tmp_path / "t.csv"}
+    if whole and not index and columns == range(4):
+        with pytest.raises(FileError, match=r"line 1 \(0, 1, 2, 3\) may .*--header or --no-header"):
+            read_matrix(**read)
+        read["header"] = True
+    np.testing.assert_array_equal(read_matrix(**read), numbers)
+    frame[frame.columns[0]].to_csv(tmp_path / "t.csv", index=index)
+    if columns == range(1999, 2003) and not index:  # may be the first number of a vector
+        read["header"] = True
+    np.testing.assert_array_equal(read_matrix(**read, column_as_vector=True), numbers[:, 0])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0,1,2\n3,4,5\n6,7,9\n",
+        "0\n5\n7\n",
+        "0 1\n1 0\n",
+        "0,1\n1,2.5\n3,7\n",  # as if written by %g
+        ",0,1\n5,2,3\n7,1,9\n",  # a gap, or labels of rows
+        ",1.5,2.5\n5,2,3\n7,1,9\n",
+        "2019,2020\n1200,7\n8,1500\n",
+        "2019\n1.5\n2.5\n",
+    ],
+)
+def test_lines_that_may_be_both_are_decided_by_the_caller(tmp_path: Path, content: str) -> None:
+    for missing in ("error", "nan", "needed"):
+        with pytest.raises(FileError, match=r"line 1 .* say which by --header or --no-header"):
+            table_of(tmp_path / "t.csv", content, missing=missing)
+    rows = content.count("\n")
+    assert len(table_of(tmp_path / "t.csv", content, header=True).values) == rows - 1
+    if content[0] != ",":
+        assert len(table_of(tmp_path / "t.csv", content, header=False).values) == rows
+    else:
+        with pytest.raises(FileError, match="line 1, column 1 is empty"):
+            table_of(tmp_path / "t.csv", content, header=False)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "0,1,2\n",
+        "1,2\n3,4\n",
+        "1,2,3\n4,5,6.5\n7,8,9\n",
+        "0.0,1.0\n2.5,3.5\n",
+        "1,0\n2.5,3.5\n",
+        "5\n1.5\n2.5\n",
+        "2019,2020\n2021,2022\n",
+        "nan,nan\n1,2\n",
+    ],
+)
+def test_numbers_that_are_numbers(tmp_path: Path, parser: str, content: str) -> None:
+    table = table_of(tmp_path / "t.csv", content)
+    assert table.columns is None
+    assert len(table.values) == content.count("\n")
+
+
+def test_a_header_that_is_given(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "t.csv", "1.5,2x\n3,4\n", header=True)
+    assert (table.columns, table.values.tolist()) == (("1.5", "2x"), [[3, 4]])
+    with pytest.raises(FileError, match="line 1, column 1: 'x' is not a number"):
+        table_of(tmp_path / "t.csv", "x,y\n3,4\n", header=False)
+    with pytest.raises(FileError, match="holds no numbers below its header"):
+        table_of(tmp_path / "t.csv", "3,4\n", header=True)
+
+
+def test_columns_whose_names_begin_with_a_digit(tmp_path: Path) -> None:
+    content = "LotArea,1stFlrSF,2019\n1,2,3.5\n4,5,6.5\n"
+    for key, expected in (("1stFlrSF", [[2], [5]]), ("2019,LotArea", [[3.5, 1], [6.5, 4]])):
+        np.testing.assert_array_equal(table_of(tmp_path / "t.csv", content, key=key).values, expected)
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", " "])
+@pytest.mark.parametrize("header", [True, False])
+def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str, header: bool) -> None:
+    fields = [f"x{i}" * header or "0.125" for i in range(40_000)]
+    content = delimiter.join(fields) + "\n" + delimiter.join(["0.25"] * 40_000) + "\n"
+    assert table_of(tmp_path / "t.csv", content).values.shape == (2 - header, 40_000)
+
+
+BIG = 1_700_000_000_000_000_001
+
+
+def test_integers_in_text_that_no_float64_holds(tmp_path: Path, parser: str) -> None:
+    content = f"t,y,id\n1,2.5,3\n-{BIG},3.5,{BIG}\n"
+    for key, column in ((None, 1), ("id", 3)):
+        with pytest.raises(InexactIntegerError, match=rf"line 3, column {column} is -?{BIG}, .*subtract an"):
+            table_of(tmp_path / "t.csv", content, key=key)
+    assert table_of(tmp_path / "t.csv", content, key="y").values.tolist() == [[2.5], [3.5]]
+    exact = f"{BIG - 1},{2**53},{2**70},{BIG}.0,1e300\n"
+    found = table_of(tmp_path / "t.csv", exact).values
+    assert found.tolist() == [[BIG - 1, 2**53, 2**70, float(BIG), 1e300]]
+
+
+def test_integers_in_other_tables_that_no_float64_holds(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(
+        pa.table({"t": [1, BIG, None], "y": [0.5, 1, 2], "g": [True, False, None]}), tmp_path / "t.parquet"
+    )
+    with pytest.raises(InexactIntegerError, match=rf"t.parquet: t\[1\] is {BIG}"):
+        read_matrix(tmp_path / "t.parquet", missing="nan")
+    np.testing.assert_array_equal(
+        read_matrix(tmp_path / "t.parquet", key="y,g", missing="nan"), [[0.5, 1], [1, 0], [2, np.nan]]
+    )
+    market = tmp_path / "t.mtx"
+    market.write_text(f"%%MatrixMarket matrix array integer general\n2 1\n7\n{BIG}\n")
+    with pytest.raises(InexactIntegerError, match=rf"t.mtx: A\[1, 0\] is {BIG}"):
+        read_matrix(market)
+
+
+# --- columns by name --------------------------------------------------------------------------------------
 
 LABELLED = ",x1,x2,site\n0,1,2.5,a\n1,3,4,b c\n"
 

@@ -64,7 +64,7 @@ def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0
     if sigma is not None and sigma not in columns:
         raise ValueError(f"no column is named {sigma!r} for --sigma: there are {listed(list(columns))}")
     label = _response(left, response, columns, formula, sigma)
-    observed = Formula.parse(label)
+    observed = Formula.parse(f"Q({label!r})" if label in columns else label)
     strange = [name for name in observed.names if name not in columns]
     if strange:
         raise ValueError(f"{label!r} is not made of columns: there are {listed(list(columns))}")

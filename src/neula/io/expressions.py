@@ -1,7 +1,8 @@
 """Formulas in text: parsed against a list of what is allowed, and computed without Python's evaluation.
 
-A formula is arithmetic with numbers, names and a few functions, nothing else: there is no way in it to reach
-an attribute, an element or a function that is not in the list.
+A formula is arithmetic with numbers, names and a few functions, nothing else. A name that Python would not
+take is quoted: `1st floor`, or Q("1st floor"). There is no way in a formula to reach an attribute, an element
+or a function that is not in the list.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +99,8 @@ class Formula:
         if "\0" in text:
             raise ValueError("the formula is not understood: it holds a null character")
         try:
-            tree = ast.parse(text.strip(), mode="eval").body
+            plain = re.sub(r"`([^`]*)`", lambda name: f"Q({name[1]!r})", text.strip())
+            tree = ast.parse(plain, mode="eval").body
             found = list(dict.fromkeys(_variables(tree, text)))
         except SyntaxError as error:
             where = "" if error.offset is None else f", at character {error.offset}"
@@ -142,6 +145,8 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
             yield from _variables(right, text)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
             yield from _variables(operand, text)
+        case ast.Call(func=ast.Name(id="Q"), args=[ast.Constant(value=str(name))], keywords=[]):
+            yield name
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
             if name not in FUNCTIONS:
                 raise unknown_name(f"function in the formula {text!r}:", name, sorted(FUNCTIONS))
@@ -151,8 +156,8 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
         case _:
             part = ast.get_source_segment(text.strip(), node) if isinstance(node, ast.expr) else None
             raise ValueError(
-                f"{_short(part or text)} in a formula: allowed are numbers, names, + - * / **, parentheses "
-                f"and functions of one argument ({', '.join(FUNCTIONS)})"
+                f"{_short(part or text)} in a formula: allowed are numbers, names (any in backticks), "
+                f"+ - * / **, parentheses and functions of one argument ({', '.join(FUNCTIONS)})"
             )
 
 
@@ -166,6 +171,8 @@ def _value(node: ast.AST, values: Mapping[str, Any]) -> Any:
             return OPERATORS[type(op)](_value(left, values), _value(right, values))
         case ast.UnaryOp(op=op, operand=operand):
             return OPERATORS[type(op)](_value(operand, values))
+        case ast.Call(func=ast.Name(id="Q"), args=[ast.Constant(value=str(name))]):
+            return values[name]
         case ast.Call(func=ast.Name(id=name), args=[argument]):
             given = _value(argument, values)
             return FUNCTIONS[name][isinstance(given, torch.Tensor)](given)

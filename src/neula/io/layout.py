@@ -44,7 +44,7 @@ class Layout:
     closed : bool
         Whether every line ends with a delimiter, behind which there is no column.
     assumed : str
-        What else the first line may be; empty if nothing.
+        What to give if the first line is not what it was taken for; empty if that is certain.
     """
 
     delimiter: str | None
@@ -205,9 +205,10 @@ def _decided(file: InputFile, layout: Layout, fields: Sequence[str], alone: bool
     others = [not any(map(_is_whole, columns[i])) and any(columns[i]) for i in whole]
     from_zero = steps <= {1} and next(iter(whole.values()), None) == 0
     differs = any(others) and (all(others) or (from_zero and len(below) > 2))
-    years = len(whole) > 1 and min(steps) > 0 and all(year in YEARS for year in whole.values())
-    years = years and not any(_is_whole(x) and int(x) in YEARS for column in columns for x in column)
-    years = years and (steps == {1} or all(others))
+    series = len({step > 0 for step in steps}) == 1 and all(year in YEARS for year in whole.values())
+    series = series and (steps in ({1}, {-1}) or (0 not in steps and all(others)))
+    years_below = {_is_whole(x) and int(x) in YEARS for i in whole for x in columns[i]}
+    years = series and True not in years_below
     if odd:
         clear = len(odd) == len(names) or any(map(_is_name, odd.values()))
         damaged = any(re.match(r"[-+]?\d*[.,]", name) for name in odd.values())
@@ -222,11 +223,12 @@ def _decided(file: InputFile, layout: Layout, fields: Sequence[str], alone: bool
             f"column {place + 1} is {shorten(fields[place])!r}{hint(fields[place])}"
         )
     counts_rows = corner and columns[0] == [str(i) for i in range(len(below))]
-    if counts_rows or years or (differs and (corner or steps <= {1})):
-        return True, "--no-header: it is numbers"
-    if corner or from_zero:
+    if counts_rows or years or (differs and (corner or from_zero or steps == {1})):
+        return True, "--no-header if it is numbers"
+    one_year = differs and not steps and whole[0] in YEARS
+    if corner or from_zero or one_year or (series and False in years_below):
         raise FileError(
             f"{file.name}: line {layout.header} ({shorten(', '.join(fields))}) may name the columns, or be "
             "numbers: say which by --header or --no-header"
         )
-    return False, "--header: it names columns" * (differs or (len(steps) == 1 and steps == {1}))
+    return False, "--header if it names the columns" * (differs or (steps <= {1} and whole[0] in YEARS))

@@ -58,12 +58,12 @@ def _wanted(file: InputFile, layout: Layout, key: str | None, tell: Message) -> 
     """Places of the columns to read."""
     if len(layout.names) not in (0, layout.columns):
         raise FileError(f"{file.name}: {_fault(file, layout, [], 'nan') or 'names do not fit'}")
-    says = f"{file.name}: line {layout.header or 1} is "
-    if layout.names and (key is None or layout.assumed):
+    doubt = f" (give {layout.assumed})" if layout.assumed else ""
+    if layout.names and (key is None or doubt):
         header = shorten(", ".join(filter(None, layout.names)))
-        tell(f"{says}a header: {header}" + f" ({layout.assumed})" * bool(layout.assumed))
-    elif layout.assumed:
-        tell(f"{says}numbers ({layout.assumed})")
+        tell(f"{file.name}: line {layout.header} is a header: {header}{doubt}")
+    elif doubt:
+        tell(f"{file.name}: the first line is read as numbers{doubt}")
     if key is not None:
         names = layout.names or [str(i + 1) for i in range(layout.columns)]
         return chosen_columns(file.name, names, key, named=bool(layout.names))

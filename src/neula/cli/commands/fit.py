@@ -31,7 +31,7 @@ def fit(
         typer.Argument(
             metavar="FORMULA",
             help='The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
-            "parameters.",
+            "parameters; other names are quoted, as `1st floor`.",
         ),
     ],
     p0: Annotated[
