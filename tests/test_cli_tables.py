@@ -225,6 +225,89 @@ def test_decimal_commas() -> None:
     )
 
 
+# --- headers of numbers, integers ---------------------------------------------------------------------------
+
+
+def frames(index: bool, columns: Any) -> tuple[np.ndarray, list[str]]:
+    """A regular system with a known solution as pandas writes it, and the names of its files."""
+    pd = pytest.importorskip("pandas")
+    square = np.array([[2, 1, 0.5], [1, 3, 1], [0.5, 1, 4]])
+    pd.DataFrame(square, columns=list(columns)).to_csv("S.csv", index=index)
+    pd.Series(square @ [1, -2, 3]).to_csv("c.csv", index=index)
+    return square, ["S.csv", "c.csv"]
+
+
+@pytest.mark.parametrize("index", [False, True])
+@pytest.mark.parametrize("columns", [range(3), range(2019, 2022)])
+def test_every_command_reads_the_tables_of_pandas(index: bool, columns: Any) -> None:
+    square, files = frames(index, columns)
+    for command, extra in (
+        ("lstsq", []),
+        ("lstsq", ["--missing", "drop"]),
+        ("lstsq", ["--bounds=-9,9"]),
+        ("solve", []),
+        ("solve", ["--assume-a", "pos"]),
+    ):
+        result = run(command, *files, *extra, "-o", "x.npy")
+        np.testing.assert_allclose(np.load("x.npy"), [1, -2, 3], rtol=1e-12)
+        assert "line 1 is a header: " + ", ".join(map(str, columns)) in result.stderr
+        piped = run(command, "-", "c.csv", *extra, "-o", "x.npy", given=Path("S.csv").read_text())
+        assert "standard input: line 1 is a header" in piped.stderr
+        np.testing.assert_allclose(np.load("x.npy"), [1, -2, 3], rtol=1e-12)
+    run("qr", "S.csv", "--mode", "r", "-o", "R.npy")
+    np.testing.assert_allclose(np.load("R.npy").T @ np.load("R.npy"), square.T @ square, rtol=1e-12)
+    run("matmul", "S.csv", "S.csv", "-o", "P.npy")
+    np.testing.assert_allclose(np.load("P.npy"), square @ square, rtol=1e-12)
+    run("cholesky", "S.csv", "-o", "L.npy")
+    np.testing.assert_allclose(np.load("L.npy"), np.linalg.cholesky(square), rtol=1e-12)
+
+
+def test_the_header_is_decided_on_the_command_line() -> None:
+    Path("S.csv").write_text("0,1\n1,0\n2,3\n")
+    Path("b.csv").write_text("1\n2\n3\n")
+    refused = run("lstsq", "S.csv", "b.csv", code=cli.BAD_INPUT)
+    assert (
+        "line 1 (0, 1) may name the columns, or be numbers: say which by --header or --no-header"
+        in refused.stderr
+    )
+    run("lstsq", "S.csv", "b.csv", "--no-header", "-o", "x.npy")
+    expected = np.linalg.lstsq([[0, 1], [1, 0], [2, 3]], [1, 2, 3], rcond=None)[0]
+    np.testing.assert_allclose(np.load("x.npy"), expected, rtol=1e-12)
+    run("solve", "S.csv", "b.csv", "--header", "-o", "x.npy")
+    np.testing.assert_allclose(np.load("x.npy"), np.linalg.solve([[1, 0], [2, 3]], [2, 3]), rtol=1e-12)
+
+
+def test_empty_fields_where_no_line_can_be_left_out() -> None:
+    pytest.importorskip("pandas")
+    Path("S.csv").write_text("x,y\n1,\n2,3\n")
+    refused = run("solve", "S.csv", "S.csv:x", code=cli.BAD_INPUT)
+    assert "line 2, column 2 (y) is empty (fill it in: every line counts)" in refused.stderr
+
+
+def test_names_that_are_quoted_in_formulas() -> None:
+    Path("a.csv").write_text("1st floor,2019,y\n1,2,3.5\n2,3,5.5\n4,1,8\n3,3,7.5\n")
+    for formula in (
+        "y = a*`1st floor`+b*`2019`",
+        'y = a*Q("1st floor")+b*Q("2019")',
+        "a*`1st floor`+b*`2019`",
+    ):
+        facts = json.loads(run("fit", "a.csv", formula, "--json").stdout)
+        np.testing.assert_allclose(facts["values"], [1.8, 0.7], atol=0.2)
+    quoted = json.loads(run("fit", "a.csv", "`2019` = a*y", "--json").stdout)
+    assert quoted["names"] == ["a"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.npy"])
+def test_integers_that_no_float64_holds(name: str) -> None:
+    write = np.array([[1_700_000_000_000_000_001, 1], [3, 4]])
+    np.save("t.npy", write)
+    np.savetxt("t.csv", write, fmt="%d", delimiter=",")
+    for command in (["lstsq", name, "b.csv"], ["qr", name]):
+        Path("b.csv").write_text("1\n2\n")
+        refused = run(*command, code=cli.BAD_INPUT)
+        assert "1700000000000000001, an integer that no float64 holds: subtract an offset" in refused.stderr
+
+
 # --- commands ---------------------------------------------------------------------------------------------
 
 

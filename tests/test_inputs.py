@@ -11,6 +11,11 @@ import scipy.sparse
 import torch
 
 import neula
+import neula.compat.numpy as compat_numpy
+import neula.compat.scipy as compat_scipy
+import neula.sklearn
+from neula.io.integers import InexactIntegerError, in_float64
+from neula.io.sources import row_blocks
 from neula.pipeline.inputs import take
 
 
@@ -138,3 +143,157 @@ def test_a_view_with_a_sign_is_taken_by_its_numbers() -> None:
     assert taken.tolist() == x.tolist()
     q, r = neula.qr(x)
     assert torch.allclose(q @ r, x)
+
+
+# --- integers ---------------------------------------------------------------------------------------------
+
+BIG = 1_700_000_000_000_000_001
+
+
+KINDS = {
+    "list of integers": lambda value: [[value, 5], [1, 2], [3, 4]],
+    "list": lambda value: [[value, 0.5], [1, 2], [3, 4]],
+    "int64": lambda value: np.array([[value, 5], [1, 2], [3, 4]]),
+    "big-endian": lambda value: np.array([[value, 5], [1, 2], [3, 4]], dtype=">i8"),
+    "view": lambda value: np.array([[4, 3], [2, 1], [5, value]])[::-1, ::-1],
+    "tensor": lambda value: torch.tensor([[value, 5], [1, 2], [3, 4]]),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [BIG, -BIG, 2**53 + 1, 2**63 - 1, 1 - 2**63])
+def test_an_integer_that_no_float64_holds(kind, value):
+    with pytest.raises(InexactIntegerError, match=rf"A\[0, 0\] is {value}, .*subtract an offset"):
+        neula.lstsq(KINDS[kind](value), np.ones(3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [2**53, BIG - 1, -(2**63), 2**62])
+def test_large_integers_that_are_exact(kind, value):
+    assert float(take(KINDS[kind](value), "A").tensor[0, 0]) == value
+
+
+def test_every_integer_is_exact_or_refused():
+    rng = np.random.default_rng(5)
+    low = rng.integers(0, 4, 4000) << rng.integers(0, 12, 4000)
+    for dtype, sign in (("i8", 1), ("i8", -1), ("u8", 1)):
+        bits = rng.integers(50, 63 + (dtype == "u8"), 4000)
+        for value in (sign * ((1 << int(b)) + int(x)) for b, x in zip(bits, low, strict=True)):
+            try:
+                assert int(in_float64(np.array([value], dtype=dtype), "x")[0]) == value
+            except InexactIntegerError:
+                assert int(float(value)) != value
+    for value in (2**64 - 1, 2**200 + 1, 10**400):
+        with pytest.raises(InexactIntegerError, match=f"x is {value}"):
+            in_float64(value, "x")
+        with pytest.raises(InexactIntegerError, match=rf"A\[0, 0\] is {value}"):
+            neula.qr([[value, 1], [1, 1]])
+
+
+A, RIGHT = np.array([[2.0, 1.0], [1.0, 3.0], [0.0, 1.0]]), np.array([1.0, 2.0, 3.0])
+OTHERS = {
+    "b": lambda: neula.lstsq(A, [BIG, 1, 1]),
+    "weights": lambda: neula.lstsq(A, RIGHT, weights=[BIG, 1, 1]),
+    "damp": lambda: neula.lstsq(A, RIGHT, damp=BIG),
+    "C": lambda: neula.lstsq(A, RIGHT, constraints=([[BIG, 1]], [1])),
+    "d": lambda: neula.lstsq(A, RIGHT, constraints=([[1, 1]], [BIG])),
+    "damps": lambda: neula.ridge_path(A, RIGHT, [BIG]),
+    "upper": lambda: neula.lsq_linear(A, RIGHT, bounds=([0, 0], [BIG, 1])),
+    "x0": lambda: neula.least_squares(lambda p: p - 1.0, [BIG, 1]),
+    "fun": lambda: neula.least_squares(lambda p: [BIG, p[0]], [1.0]),
+    "p0": lambda: neula.curve_fit(lambda x, a: a * x, RIGHT, RIGHT, p0=torch.tensor([BIG])),
+    "xdata": lambda: neula.curve_fit(lambda x, a: a * x, [BIG, 1, 2], RIGHT),
+    "ydata": lambda: neula.curve_fit(lambda x, a: a * x, RIGHT, [BIG, 1, 2]),
+    "sigma": lambda: neula.curve_fit(lambda x, a: a * x, RIGHT, RIGHT, sigma=[BIG, 1, 1]),
+    "A": lambda: neula.LeastSquares(2).update(np.array([[BIG, 1]]), [1.0]),
+    "block 0 of A": lambda: neula.lstsq(row_blocks(torch.tensor([[BIG, 1]] * 3)), RIGHT),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_integers_of_other_operands(name):
+    with pytest.raises(ValueError, match=rf"^{name}\b.*{BIG}"):
+        OTHERS[name]()
+
+
+def test_integers_in_rows_that_are_read_ahead():
+    rows = np.ones((50, 2), dtype=np.int64)
+    rows[33, 1] = BIG
+    with pytest.raises(InexactIntegerError, match=rf"A\[33, 1\] is {BIG}"):
+        neula.lstsq(row_blocks(rows), np.ones(50))
+
+
+@pytest.mark.parametrize("kind", ["m8[ns]", "M8[ns]"])
+def test_times_are_no_numbers(kind):
+    with pytest.raises(TypeError, match=r"A has dtype (time|date).*A - A.min\(\)"):
+        neula.qr(np.array([[1, 2], [3, 4]], dtype=kind))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: compat_numpy.lstsq(x, RIGHT, rcond=None)[0],
+        lambda x: compat_scipy.solve(x[:2], RIGHT[:2]),
+        lambda x: neula.sklearn.LinearRegression().fit(x, RIGHT).coef_,
+    ],
+)
+def test_drop_ins_round_integers_with_a_warning(call):
+    x = np.array([[BIG, 1], [1, 3], [0, 1]])
+    with pytest.warns(neula.AccuracyWarning, match=rf"\[0, 0\] is {BIG}.*rounded"):
+        found = call(x)
+    assert np.array_equal(found, call(x.astype(float)), equal_nan=True)
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def tables():
+    pd = pytest.importorskip("pandas")
+    pa = pytest.importorskip("pyarrow")
+    plain = pd.DataFrame({"x": [1.0, 2, 4, 3], "z": [1, 0, 1, 1], "g": [True, False, True, False]})
+    numbers = plain[["x", "z"]]
+    return {
+        "float, int, bool": plain,
+        "nullable": plain.convert_dtypes(),
+        "arrow": plain.convert_dtypes(dtype_backend="pyarrow"),
+        "objects": plain.astype(object),
+        "categories": plain.astype({"z": "category"}),
+        "sparse": plain.astype({"x": pd.SparseDtype("float64", 0), "z": pd.SparseDtype("int64", 0)}),
+        "all sparse": numbers.astype(pd.SparseDtype("float64", 0)),
+        "table": pa.table(plain),
+        "batch": pa.RecordBatch.from_pandas(plain),
+        "one name twice": pd.DataFrame(plain.to_numpy(float), columns=["x", "x", "g"]),
+    }
+
+
+def test_tables_of_numbers():
+    numbers = np.array([[1, 1, 1], [2, 0, 0], [4, 1, 1], [3, 1, 0]], dtype=float)
+    for kind, table in tables().items():
+        width = len(getattr(table, "column_names", getattr(table, "columns", ())))
+        np.testing.assert_array_equal(take(table, "A").tensor.numpy(), numbers[:, :width], err_msg=kind)
+        b = table.column(0) if hasattr(table, "column_names") else table.iloc[:, 0]
+        np.testing.assert_allclose(neula.lstsq(table, b).x, np.eye(width)[0], atol=1e-14, err_msg=kind)
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "Float64", "boolean", "float64[pyarrow]", "float64"])
+def test_missing_values_are_told_by_the_name_of_their_column(dtype):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    column = pd.Series([1, None, 0]).astype(dtype)
+    table = pd.DataFrame({"whole": [1.0, 2.0, 3.0], "gaps": column})
+    with pytest.raises(ValueError, match=r"A has missing values in columns 'gaps' \(1 of 3\): drop"):
+        neula.lstsq(table, RIGHT)
+    with pytest.raises(ValueError, match=r"b has missing values"):
+        neula.lstsq(A, column)
+
+
+def test_integers_and_dates_in_tables():
+    pd = pytest.importorskip("pandas")
+    pa = pytest.importorskip("pyarrow")
+    table = pd.DataFrame({"y": [0.5, 1, 2], "t": [1, BIG, 2]})
+    for given in (table, table.convert_dtypes(), pa.table(table)):
+        with pytest.raises(InexactIntegerError, match=rf"A\['t'\]\[1\] is {BIG}"):
+            neula.lstsq(given, RIGHT)
+    table["t"] = pd.to_datetime(table["t"])
+    with pytest.raises(TypeError, match=r"not all numbers: 't' \(datetime64"):
+        neula.lstsq(table, RIGHT)
