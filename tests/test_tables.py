@@ -233,11 +233,13 @@ def test_columns_whose_names_begin_with_a_digit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", " "])
-@pytest.mark.parametrize("header", [True, False])
-def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str, header: bool) -> None:
-    fields = [f"x{i}" * header or "0.125" for i in range(40_000)]
-    content = delimiter.join(fields) + "\n" + delimiter.join(["0.25"] * 40_000) + "\n"
-    assert table_of(tmp_path / "t.csv", content).values.shape == (2 - header, 40_000)
+def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str) -> None:
+    """Also of more than the 131,072 characters that a field of csv may have."""
+    numbers = delimiter.join(["0.25" + "0" * 150] * 1000) + "\n"
+    for header in (True, False):
+        first = delimiter.join(f"x{i}" for i in range(1000)) + "\n"
+        values = table_of(tmp_path / "t.csv", first * header + numbers).values
+        assert (values.shape, values.max()) == ((1, 1000), 0.25)
 
 
 BIG = 1_700_000_000_000_000_001

@@ -129,7 +129,7 @@ def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.nda
         header=None,
         index_col=False,
         skipinitialspace=True,
-        dtype={i: np.float64 if i in wanted else str for i in range(layout.width)},
+        dtype=dict.fromkeys(range(layout.width), str) | dict.fromkeys(wanted, np.float64),
         na_values=[*MISSING, *_NAN],
         keep_default_na=False,
         low_memory=False,
