@@ -7,11 +7,12 @@ input (forward). All are differentiable operations, so that gradients have gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 
 from neula.kernels.precision import exact_matmul
 
@@ -202,8 +203,11 @@ def _symmetric(h: torch.Tensor) -> torch.Tensor:
 
 
 def _divided(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """``X H^-1``, without a look at whether H is singular."""
-    return torch.linalg.solve_ex(h, x, left=False)[0]
+    """``X H^-1``, without a look at whether H is singular.
+
+    By the inverse: the forward derivative of torch's own ``solve`` has no derivative with respect to H.
+    """
+    return x @ torch.linalg.inv_ex(h)[0]
 
 
 class Lyapunov(Function):
@@ -211,8 +215,6 @@ class Lyapunov(Function):
 
     Eigenvectors have gradients that divide by differences of eigenvalues; Y divides by sums alone.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
@@ -233,6 +235,37 @@ class Lyapunov(Function):
 
     @staticmethod
     def jvp(ctx: Any, dh: torch.Tensor | None, dk: torch.Tensor | None) -> torch.Tensor:
-        h, y = ctx.saved_tensors
-        right = torch.zeros_like(y) if dk is None else dk
-        return Lyapunov.apply(h, right if dh is None else right - dh @ y - y @ dh)
+        with pushing_forward(ctx) as (h, y):
+            right = torch.zeros_like(y) if dk is None else dk
+            return Lyapunov.apply(h, right if dh is None else right - dh @ y - y @ dh)
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, h: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return Lyapunov.apply(*leading((h, k), dims)), 0
+
+
+# --- what all share ---
+
+
+@contextmanager
+def pushing_forward(ctx: Any) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Tensors that a function has kept for its ``jvp``, whose formula is to have derivatives in turn.
+
+    torch switches forward mode off in a ``jvp``, for this level and all around it: their tangents would be
+    lost. Switched on again, the formula is one of this level's primals.
+    """
+    with forward_ad._set_fwd_grad_enabled(True):
+        yield tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+
+
+def leading(operands: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
+    """Matrices whose hidden dimensions come first, before as many others as the rules of NumPy ask for."""
+    dims = dims[: len(operands)]
+    most = max(x.ndim - (dim is not None) for x, dim in zip(operands, dims, strict=True))
+    found = []
+    for x, dim in zip(operands, dims, strict=True):
+        if dim is not None:
+            x = x.movedim(dim, 0)
+            x = x.reshape(x.shape[0], *(1,) * (most + 1 - x.ndim), *x.shape[1:])
+        found.append(x)
+    return found

@@ -20,10 +20,12 @@ from neula.pipeline.derivatives import (
     cholesky_forward,
     factors_backward,
     factors_forward,
+    leading,
     polar_backward,
     polar_forward,
     product_backward,
     product_forward,
+    pushing_forward,
     solution_backward,
     solution_forward,
     system_backward,
@@ -89,8 +91,7 @@ class Attached(Function):
 
     @classmethod
     def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        kept = ctx.saved_tensors
-        with torch.autocast(kept[0].device.type, enabled=False):
+        with pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
             found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
 
@@ -124,19 +125,6 @@ class Attached(Function):
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         """Changes of the answers from those of the operands."""
         raise NotImplementedError
-
-
-def leading(operands: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
-    """Matrices whose hidden dimensions come first, before as many others as the rules of NumPy ask for."""
-    dims = dims[: len(operands)]
-    most = max(x.ndim - (dim is not None) for x, dim in zip(operands, dims, strict=True))
-    found = []
-    for x, dim in zip(operands, dims, strict=True):
-        if dim is not None:
-            x = x.movedim(dim, 0)
-            x = x.reshape(x.shape[0], *(1,) * (most + 1 - x.ndim), *x.shape[1:])
-        found.append(x)
-    return found
 
 
 class Factors(Attached):

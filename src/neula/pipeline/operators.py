@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.pipeline.functions import Answerer, Attached, Tensors, leading, no_answer
+from neula.pipeline.derivatives import leading
+from neula.pipeline.functions import Answerer, Attached, Tensors, no_answer
 from neula.pipeline.inputs import is_spread
 
 
