@@ -7,7 +7,8 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import neula
-from neula.problems.bounded.gradient import attach_bounded
+from neula.pipeline.gradients import known
+from neula.problems.bounded.gradient import Bounded
 
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -71,15 +72,35 @@ def test_numbers_are_those_without_a_gradient() -> None:
         assert x.requires_grad
         assert x.dtype == dtype
         assert torch.equal(x.detach(), neula.nnls(a.detach(), b).x)
-        assert not torch.as_tensor(rnorm).requires_grad
+        assert rnorm.requires_grad
+        assert torch.equal(rnorm.detach(), neula.nnls(a.detach(), b).rnorm)
 
 
 def test_what_has_no_gradient() -> None:
     twice, x = torch.ones(4, 2).double(), torch.full((2, 1), 0.5).double()
+    attached = Bounded.apply(twice.requires_grad_(), torch.ones(4, 1).double(), known(x, x < 0))[0]
     with pytest.raises(ValueError, match="have no gradient there"):
-        attach_bounded(x > 0, twice, torch.ones(4, 1).double(), x)
+        attached.sum().backward()
     with pytest.raises(ValueError, match="gradient"):
         neula.lsq_linear(A, B, (torch.zeros(4, requires_grad=True), 1.0))
+
+
+@pytest.mark.parametrize(("a", "b"), [(A, B), (A, B[:, 0]), (BATCH, B), (BATCH, B[:, 0])])
+def test_all_that_depends_on_the_input(a, b) -> None:
+    """Residuals, their norms, costs, and the solution without bounds, beside differences."""
+
+    def known(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result = neula.lsq_linear(a, b, (-0.2, 0.3))
+        _, rnorm = neula.nnls(a, b)
+        return result.fun, result.residual_norms, result.cost, result.unbounded_sol, rnorm
+
+    inputs = (a.detach().requires_grad_(), b.detach().requires_grad_())
+    assert all(x.requires_grad for x in known(*inputs))
+    assert gradcheck(known, inputs, fast_mode=True)
+    assert gradcheck(known, inputs, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
+    for x, y in zip(known(*inputs), known(a.detach(), b.detach()), strict=True):
+        assert torch.equal(x.detach(), torch.as_tensor(y, dtype=torch.float64))
+    assert isinstance(neula.nnls(a.detach(), b.detach()).rnorm, float) == (a.ndim == 2 and b.ndim == 1)
 
 
 def test_members_with_nan_do_not_spoil_others() -> None:

@@ -96,7 +96,7 @@ def system_forward(
     a: torch.Tensor, x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, solve: Solve
 ) -> torch.Tensor:
     """Change of x: ``A^-1 (db - dA x)``."""
-    return solve(a.double(), _changed_residual(x, da, db))
+    return solve(a.double(), changed_residual(x, da, db))
 
 
 # --- least squares ---
@@ -132,7 +132,7 @@ def solution_forward(
     ``A^+ (db - dA x)``, and of a tall matrix ``(A^T A)^-1 dA^T (b - A x)`` more, of a wide one
     ``(I - A^+ A) dA^T A^+T x``.
     """
-    solve, rest = torch.linalg.solve_triangular, _changed_residual(x, da, db)
+    solve, rest = torch.linalg.solve_triangular, changed_residual(x, da, db)
     if a.shape[-2] >= a.shape[-1]:
         q, r = factorize(a)
         image = q.mT @ rest
@@ -147,7 +147,7 @@ def solution_forward(
     return dx
 
 
-def _changed_residual(x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None) -> torch.Tensor:
+def changed_residual(x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None) -> torch.Tensor:
     """``db - dA x`` in double precision."""
     change = torch.zeros_like(x[..., :1, :]).double() if db is None else db.double()
     return change if da is None else change - da.double() @ x.double()

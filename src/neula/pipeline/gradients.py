@@ -26,7 +26,7 @@ from neula.pipeline.functions import (
 )
 
 
-def _known(*answer: torch.Tensor, again: Callable[..., Any] = no_answer) -> Answerer:
+def known(*answer: torch.Tensor, again: Callable[..., Any] = no_answer) -> Answerer:
     """An answerer for what has been computed already."""
     return Answerer(lambda *inputs: tuple(x.detach() for x in answer), again)
 
@@ -66,7 +66,7 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     tensor([0.6000, 0.8000])
     """
     dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
-    return Factors.apply(a.to(q.device, dtype), _known(q.to(dtype), r.to(dtype)))
+    return Factors.apply(a.to(q.device, dtype), known(q.to(dtype), r.to(dtype)))
 
 
 def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     tensor([[0.2500]])
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
-    return Cholesky.apply(a.to(lower.device, dtype), _known(lower.to(dtype)))[0]
+    return Cholesky.apply(a.to(lower.device, dtype), known(lower.to(dtype)))[0]
 
 
 def attach_polar(
@@ -140,7 +140,7 @@ def attach_polar(
     """
     dtype = torch.promote_types(u.dtype, torch.float32)
     a = a.to(u.device, dtype)
-    u, _ = Polar.apply(a, _known(u.to(dtype), ranks))
+    u, _ = Polar.apply(a, known(u.to(dtype), ranks))
     return u, None if side is None else symmetric_part(a, u, side)
 
 
@@ -179,7 +179,7 @@ def attach_solution(
     .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
        problems whose variables separate", 1973.
     """
-    return Solution.apply(a, b, _known(x, ranks, again=factorize))[0]
+    return Solution.apply(a, b, known(x, ranks, again=factorize))[0]
 
 
 def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
@@ -213,7 +213,7 @@ def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solv
     >>> torch.autograd.grad(x.sum(), A)[0]  # of 2 / A
     tensor([[-0.1250]])
     """
-    return LinearSystem.apply(a, b, _known(x, again=solve))[0]
+    return LinearSystem.apply(a, b, known(x, again=solve))[0]
 
 
 def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
@@ -233,10 +233,10 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
-        return Product.apply(a.flatten(0, -2), b, _known(c.flatten(0, -2), again=multiply))[0].reshape(
+        return Product.apply(a.flatten(0, -2), b, known(c.flatten(0, -2), again=multiply))[0].reshape(
             c.shape
         )
-    return Product.apply(a, b, _known(c, again=multiply))[0]
+    return Product.apply(a, b, known(c, again=multiply))[0]
 
 
 def stacked_problem(

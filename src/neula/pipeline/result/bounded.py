@@ -30,15 +30,19 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
         ``||b - A x||``.
     active_mask : array of int64, of the shape of x
         -1 at the lower bound, 1 at the upper one, 0 between them.
+    is_variable : bool
+        Whether somebody differentiates: norms and the cost of a single problem are tensors then, too.
     """
 
     residual_norms: Any = Deferrable(None)  # noqa: RUF009
     active_mask: Any = Deferrable(None)  # noqa: RUF009
+    is_variable: bool = False
 
     @property
     def residual_norm(self) -> Any:
-        """A number for a single problem, an array otherwise."""
-        return self.residual_norms if self.residual_norms.ndim else float(self.residual_norms)
+        """A number for a single problem, an array otherwise, and where somebody differentiates."""
+        of_all = self.residual_norms
+        return of_all if of_all.ndim or self.is_variable else float(of_all)
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
@@ -52,7 +56,7 @@ class NNLSResult(BoundedResult[ArrayT], Generic[ArrayT]):
 
     @property
     def rnorm(self) -> Any:
-        """``||b - A x||``: a number for a single problem, an array otherwise."""
+        """``||b - A x||``: a number for a single problem, an array otherwise, and where somebody differentiates."""
         return self.residual_norm
 
     def __iter__(self) -> Iterator[Any]:

@@ -31,8 +31,7 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import System
-from neula.pipeline.solutions import attached
-from neula.problems.bounded.gradient import attach_bounded
+from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.in_arrays import Evidence, evidence_of, rate_of
 from neula.problems.bounded.links import EXCHANGES
 from neula.problems.bounded.problem import LABEL, Options, in_words
@@ -99,11 +98,8 @@ class Alone:
         }
 
     def attached(self, result: R) -> R:
-        """The result, its x attached to the graph of A and b where somebody wants that."""
-        if not self.call.differentiable:
-            return result
-        free = torch.from_numpy(self.found.at == 0)[:, None]
-        return attached(self.call, self.shapes, result, partial(attach_bounded, free))
+        """The result, attached to the graphs of A and b where somebody wants that."""
+        return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
         """Nothing: it is accepted."""

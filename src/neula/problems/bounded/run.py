@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import System, broadcast_system
-from neula.pipeline.solutions import attached
 from neula.problems.bounded.by_lapack import Alone, R, solve_by_lapack
 from neula.problems.bounded.chain import BoundedJudge, chain
-from neula.problems.bounded.gradient import attach_bounded
+from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.problem import Bounded, BoundedValues, Options, Whole
 
 
@@ -116,10 +114,8 @@ class Solved:
         return self.call.give_back(found, found.dtype)
 
     def attached(self, result: R) -> R:
-        """The result, its x attached to the graph of A and b where somebody wants that."""
-        free = self.of_unknowns((self.values.side == 0).double()) > 0
-        free = free.unsqueeze(-1) if self.shapes.is_vector else free
-        return attached(self.call, self.shapes, result, partial(attach_bounded, free))
+        """The result, attached to the graphs of A and b where somebody wants that."""
+        return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
         """Say so where the accuracy was missed.
