@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from neula.pipeline.operators import is_traced
+from neula.pipeline.operators import is_hidden, is_traced
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
@@ -42,14 +42,21 @@ def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) ->
         bool.
     """
     disabled: Callable[P, T] | None = None
+    name = function.__name__
     careful = restored(showing(function))
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal disabled
-        if traced is not None and is_traced((*args, *kwargs.values())):
-            found: T | None = traced(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        if is_traced(given):
+            found: T | None = None if traced is None else traced(*args, **kwargs)
             if found is not None:
                 return found
+            if any(is_hidden(x) for one in given for x in (one if isinstance(one, list | tuple) else [one])):
+                raise ValueError(
+                    f"a transform of torch.func hides an operand of {name}, which has no derivatives and no vmap "
+                    "for these arguments: call it outside of the transform (batches need none)"
+                )
         # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)

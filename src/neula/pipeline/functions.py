@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
@@ -33,6 +33,9 @@ from neula.pipeline.derivatives import (
 )
 
 Tensors = tuple[torch.Tensor, ...]
+
+is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
 
 
 def no_answer(*inputs: torch.Tensor) -> Any:
@@ -111,6 +114,8 @@ class Attached(Function):
         cls, answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the operands, without the caller's autocast."""
+        if any(map(is_legacy_batch, gradients)):
+            answerer = replace(answerer, looks=False)
         with torch.autocast(kept[0].device.type, enabled=False):
             return cls.gradients(answerer, wanted, kept, *gradients)
 

@@ -11,10 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.autograd import forward_ad
 
+from neula.engines import Engine
 from neula.pipeline.derivatives import leading
-from neula.pipeline.functions import Answerer, Attached, Tensors, no_answer
+from neula.pipeline.functions import Answerer, Attached, Tensors, is_legacy_batch, no_answer
 from neula.pipeline.inputs import is_spread
+
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+"""The mode of ``make_fx`` and ``torch.func.linearize``."""
 
 
 class Operator:
@@ -46,7 +51,8 @@ class Operator:
         self._function, self._again = function, again
 
         def real(*inputs: Any) -> Any:
-            found = compute(*inputs, *self._defaults[len(inputs) :])
+            with forward_ad._set_fwd_grad_enabled(False):  # beneath autograd nobody can tell tangents
+                found = compute(*inputs, *self._defaults[len(inputs) :])
             return self._returned(_separate(found, inputs[: function.operands]))
 
         def fake(*inputs: Any) -> Any:
@@ -117,14 +123,30 @@ def is_traced(given: Sequence[Any]) -> bool:
     """Whether numbers of tensors cannot be looked at: somebody compiles, transforms, or has shapes alone."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
+    if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(PROXY) is not None:
+        return True
     usual = torch.Tensor.__torch_dispatch__
     for x in given:
         if type(x) is torch.Tensor and not x.is_meta:  # microseconds count
+            if is_legacy_batch(x):
+                return True
             continue
         hidden = isinstance(x, torch.Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not usual)
         if hidden and not is_spread(x):
             return True
     return False
+
+
+def engine_for(engine: Engine, *operands: torch.Tensor) -> Engine | str:
+    """An engine, or its name where an operator works for operands whose numbers cannot be looked at."""
+    return engine.name if any(map(is_legacy_batch, operands)) else engine
+
+
+def is_hidden(x: Any) -> bool:
+    """Whether a transform hides a tensor, of which nobody knows who differentiates with respect to it."""
+    if not isinstance(x, torch.Tensor):
+        return False
+    return torch._C._functorch.is_functorch_wrapped_tensor(x) or is_legacy_batch(x)
 
 
 def name_of(accuracy: Any) -> str | None:

@@ -10,10 +10,11 @@ import numpy as np
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import check_name, whole_number
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
 from neula.problems.bounded.run import solve_bounded
+from neula.problems.operators.bounded import traced_lsq_linear
 from neula.problems.signatures import Kind, LsqLinearKeywords
 
 METHODS, SOLVERS = ("trf", "bvls"), ("exact", "lsmr")
@@ -51,7 +52,7 @@ def lsq_linear(
     verbose: int = ...,
     **keywords: Unpack[LsqLinearKeywords],
 ) -> LsqLinearResult[Any]: ...
-@eager
+@with_operator(traced_lsq_linear)
 def lsq_linear(
     A: Any,
     b: Any,
@@ -167,18 +168,12 @@ def lsq_linear(
     >>> result.x.round(12), result.active_mask, result.converged
     (array([1.5, 1.5]), array([0, 1]), True)
     """
-    check_name("method", method, METHODS)
-    check_name("lsq_solver", lsq_solver, SOLVERS, optional=True)
-    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
-        raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
-    most = None if max_iter is None else whole_number("max_iter", max_iter)
-    if method == "bvls" and lsq_solver == "lsmr":
-        raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
+    both, most = checked(bounds, method, lsq_solver, max_iter, verbose)
     report = stage(progress, "solving with bounds")
     solved = solve_bounded(
         A,
         b,
-        _pair(bounds),
+        both,
         max_iterations=most,
         accuracy=accuracy,
         engine=engine,
@@ -192,6 +187,19 @@ def lsq_linear(
         print(result.message)
     solved.report(result)
     return result
+
+
+def checked(
+    bounds: Any, method: str, lsq_solver: str | None, max_iter: int | None, verbose: int
+) -> tuple[tuple[Any, Any], int | None]:
+    """Lower and upper bounds, and how many sets may be tried, where names and numbers are those of SciPy."""
+    check_name("method", method, METHODS)
+    check_name("lsq_solver", lsq_solver, SOLVERS, optional=True)
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
+        raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
+    if method == "bvls" and lsq_solver == "lsmr":
+        raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
+    return _pair(bounds), None if max_iter is None else whole_number("max_iter", max_iter)
 
 
 def _pair(bounds: Any) -> tuple[Any, Any]:

@@ -8,10 +8,11 @@ from typing import Any, Unpack, overload
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import whole_number
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import NNLSResult
 from neula.problems.bounded.run import solve_bounded
+from neula.problems.operators.bounded import traced_nnls
 from neula.problems.signatures import Kind, NNLSKeywords
 
 
@@ -19,7 +20,7 @@ from neula.problems.signatures import Kind, NNLSKeywords
 def nnls(A: Kind, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Kind]: ...
 @overload
 def nnls(A: Any, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Any]: ...
-@eager
+@with_operator(traced_nnls)
 def nnls(
     A: Any,
     b: Any,

@@ -12,7 +12,7 @@ from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Engine, format_of
 from neula.errors import part_of_one
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.in_numpy import IN_NUMPY
 from neula.pipeline.inputs import check_finite, check_matrices
@@ -24,6 +24,7 @@ from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.prepared import Problems
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Common, Kind
 
@@ -32,7 +33,7 @@ from neula.problems.signatures import Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@eager
+@with_operator(traced_pinv)
 def pinv(
     A: Any,
     rcond: float | None = None,

@@ -34,6 +34,18 @@ def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
     return (batch, torch.float64), ((*batch, *columns), torch.float64), (batch, torch.bool)
 
 
+def system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """With as many dimensions each: then b is no vector for anybody."""
+    most = max(A.ndim, b.ndim)
+    return A.reshape(*(1,) * (most - A.ndim), *A.shape), b.reshape(*(1,) * (most - b.ndim), *b.shape)
+
+
+def shapes_of_system(A: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Leading dimensions, and the shape of x."""
+    batch = tuple(torch.broadcast_shapes(A.shape[:-2], b.shape[:-2]))
+    return batch, (*batch, A.shape[-1], b.shape[-1])
+
+
 def are_simple(engine: Any, *operands: Any) -> bool:
     """Whether an operator takes them: tensors of its own, and an engine by its name."""
     whole = all(isinstance(x, torch.Tensor) and x.ndim > 0 and not is_spread(x) for x in operands)
@@ -43,3 +55,8 @@ def are_simple(engine: Any, *operands: Any) -> bool:
 def worst(errors: torch.Tensor) -> torch.Tensor:
     """The largest error; zero where there are none."""
     return errors.amax() if errors.numel() else errors.new_zeros(())
+
+
+def may_be_vectors(A: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether b may be one vector for each matrix, which the function warns of."""
+    return b.ndim > 1 and b.shape == A.shape[:-1]

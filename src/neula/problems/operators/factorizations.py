@@ -83,6 +83,13 @@ def traced_qr(
     return QRResult(None if mode == "r" else q, r, engine=engine, accuracy=name, accepted=accepted)
 
 
+def traced_tsqr(
+    A: Any, mode: str = "reduced", *, compute: str = "auto", **options: Any
+) -> QRResult[Any] | None:
+    """:func:`neula.tsqr` in a graph: the operator of ``qr`` takes any number of columns."""
+    return traced_qr(A, mode, **options) if compute == "auto" else None
+
+
 def _orth(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
     from neula.problems.orthogonal.orth import basis_and_ranks
 

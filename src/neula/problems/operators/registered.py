@@ -4,13 +4,14 @@ Apart from the package, whose modules the public functions import: threads that 
 would wait for one another.
 """
 
+from neula.problems.operators.bounded import LSQ_LINEAR
 from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
 from neula.problems.operators.polar import POLAR
 from neula.problems.operators.products import MATMUL
 from neula.problems.operators.solutions import LSTSQ, SOLVE
 
-__all__ = ["cholesky", "lstsq", "matmul", "orth", "polar", "qr", "solve"]
+__all__ = ["cholesky", "lsq_linear", "lstsq", "matmul", "orth", "polar", "qr", "solve"]
 
-cholesky, lstsq, matmul, orth, polar, qr, solve = (
-    x.packet for x in (CHOLESKY, LSTSQ, MATMUL, ORTH, POLAR, QR, SOLVE)
+cholesky, lsq_linear, lstsq, matmul, orth, polar, qr, solve = (
+    x.packet for x in (CHOLESKY, LSQ_LINEAR, LSTSQ, MATMUL, ORTH, POLAR, QR, SOLVE)
 )

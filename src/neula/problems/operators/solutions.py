@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from neula.certificates.bounds import Accuracy
+from neula.errors import part_of_one
 from neula.pipeline import functions
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.operators import Operator, name_of
@@ -19,7 +20,10 @@ from neula.problems.operators.arguments import (
     are_simple,
     common,
     common_dtype,
+    may_be_vectors,
     shapes_of_evidence,
+    shapes_of_system,
+    system,
     worst,
 )
 from neula.problems.operators.factorizations import QR
@@ -28,31 +32,19 @@ LSTSQ_OPTIONS = ("algorithm", "compute", "rcond", "max_iterations", "certify")
 SOLVE_OPTIONS = ("assume_a", "pivot", "compute", "max_iterations", "certify")
 
 
-def _system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """With as many dimensions each: then b is no vector for anybody."""
-    most = max(A.ndim, b.ndim)
-    return A.reshape(*(1,) * (most - A.ndim), *A.shape), b.reshape(*(1,) * (most - b.ndim), *b.shape)
-
-
-def _shapes_of_system(A: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Leading dimensions, and the shape of x."""
-    batch = tuple(torch.broadcast_shapes(A.shape[:-2], b.shape[:-2]))
-    return batch, (*batch, A.shape[-1], b.shape[-1])
-
-
 def _lstsq(
     A: torch.Tensor, b: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named: Any
 ) -> Tensors:
     from neula.problems.least_squares.lstsq import lstsq
 
     options = dict(zip(LSTSQ_OPTIONS, named, strict=True))
-    matrices, rhs = _system(A, b)
+    matrices, rhs = system(A, b)
     found: LstsqResult[Any] = lstsq(matrices, rhs, **common(accuracy, engine, strict), **options)
     return found.x, found.ranks, found.backward_errors, found.forward_errors, found.accepted
 
 
 def _shapes_of_lstsq(A: torch.Tensor, b: torch.Tensor) -> Shapes:
-    batch, x = _shapes_of_system(A, b)
+    batch, x = shapes_of_system(A, b)
     return (x, common_dtype(A, b)), (batch, torch.int64), *shapes_of_evidence(batch, b.shape[-1])
 
 
@@ -88,14 +80,14 @@ def traced_lstsq(
     **others: Any,
 ) -> LstsqResult[Any] | None:
     """:func:`neula.lstsq` in a graph."""
-    if not are_simple(engine, A, b) or _may_be_vectors(A, b):
+    if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None
     is_vector, dtype, target = b.ndim == 1, common_dtype(A, b), name_of(accuracy)
     rhs = b.unsqueeze(-1) if is_vector else b
     if damp or weights is not None:
         target = target or name_of(dtype)
         rcond = max(max(A.shape[-2:]) * 2.0**-52, torch.finfo(dtype).eps) if rcond is None else rcond
-        batch, _ = _shapes_of_system(A, rhs)
+        batch, _ = shapes_of_system(A, rhs)
         matrices, rhs = A.expand(*batch, *A.shape[-2:]), rhs.expand(*batch, *rhs.shape[-2:])
         A, rhs = stacked_problem(matrices, rhs, weights, damp)
     options = target, engine, strict, algorithm, compute, rcond, max_iterations, certify
@@ -110,19 +102,38 @@ def traced_lstsq(
     )
 
 
+def traced_pinv(
+    A: Any,
+    rcond: float | None = None,
+    *,
+    accuracy: Accuracy | None = None,
+    engine: Any = "auto",
+    strict: bool = False,
+    **others: Any,
+) -> torch.Tensor | None:
+    """:func:`neula.pinv` in a graph."""
+    if not are_simple(engine, A) or A.ndim < 2:
+        return None
+    tall, k = A.shape[-2] > A.shape[-1], min(A.shape[-2:])
+    identity = torch.eye(k, dtype=common_dtype(A), device=A.device)
+    options = name_of(accuracy), engine, strict, None, None, part_of_one("rcond", rcond), 60, "backward"
+    x = LSTSQ(A.mT if tall else A, identity, *options)[0]
+    return x.mT if tall else x
+
+
 def _solve(
     A: torch.Tensor, b: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named: Any
 ) -> Tensors:
     from neula.problems.systems.solve import solve
 
     options = dict(zip(SOLVE_OPTIONS, named, strict=True))
-    matrices, rhs = _system(A, b)
+    matrices, rhs = system(A, b)
     found: SolveResult[Any] = solve(matrices, rhs, **common(accuracy, engine, strict), **options)
     return found.x, found.backward_errors, found.forward_errors, found.accepted
 
 
 def _shapes_of_solve(A: torch.Tensor, b: torch.Tensor) -> Shapes:
-    batch, x = _shapes_of_system(A, b)
+    batch, x = shapes_of_system(A, b)
     return (x, common_dtype(A, b)), *shapes_of_evidence(batch, b.shape[-1])
 
 
@@ -157,7 +168,7 @@ def traced_solve(
     **others: Any,
 ) -> SolveResult[Any] | None:
     """:func:`neula.solve` in a graph."""
-    if not are_simple(engine, A, b) or _may_be_vectors(A, b):
+    if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None
     options = name_of(accuracy), engine, strict, assume_a, pivot, compute, max_iterations, certify
     is_vector = b.ndim == 1
@@ -187,8 +198,3 @@ def _unread(
         "backward_errors": backward_errors,
         "forward_errors": forward_errors.squeeze(-1) if is_vector else forward_errors,
     }
-
-
-def _may_be_vectors(A: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether b may be one vector for each matrix, which the function warns of."""
-    return b.ndim > 1 and b.shape == A.shape[:-1]

@@ -14,10 +14,11 @@ from neula.errors import check_name
 from neula.kernels.householder import Product
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.result import QRResult
+from neula.problems.operators.factorizations import traced_tsqr
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.factorize import factorize_together
 from neula.problems.orthogonal.factors import Factors, as_result, give_factors_back
@@ -44,7 +45,7 @@ def tsqr(A: Kind, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRRes
 @overload
 def tsqr(A: Any, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResult[Any]: ...
 @OverProcesses(give_factors_back)
-@eager
+@with_operator(traced_tsqr)
 def tsqr(
     A: Any,
     mode: str = "reduced",

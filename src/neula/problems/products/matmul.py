@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -15,6 +14,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import is_spread, refuse_gradient, take
+from neula.pipeline.operators import engine_for
 from neula.pipeline.shapes import broadcast_batch
 from neula.problems.operators.products import traced_matmul
 from neula.problems.products.product import MODES, Product
@@ -159,7 +159,10 @@ def matmul(
     if not call.differentiable:
         product = call.give_back(product.reshape(given), dtype)
         return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
-    again = partial(matmul, compute=mode, alpha=alpha, engine=chosen)
+
+    def again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return matmul(a, b, compute=mode, alpha=alpha, engine=engine_for(chosen, a, b))
+
     product = call.give_back(product, dtype)
     graphs = (taken.graph for taken in call.operands.values())
     return attach_product(*_as_matrices(*graphs), product, again).reshape(given)

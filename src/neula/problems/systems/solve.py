@@ -19,6 +19,7 @@ from neula.pipeline.chain import Answer, Run, run_chain, run_each
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
+from neula.pipeline.operators import engine_for
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
@@ -288,13 +289,16 @@ def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult)
     again = partial(
         solve,
         assume_a="pos" if options.positive else "gen",
-        engine=call.engine,
         pivot=options.pivot,
         compute=None if options.compute is None else options.compute.name,
         max_iterations=options.max_iterations,
         strict=call.strict,
     )
-    return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, lambda a, b: again(a, b).x))
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return again(a, b, engine=engine_for(call.engine, b)).x
+
+    return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, solved))
 
 
 def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:

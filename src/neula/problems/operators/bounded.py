@@ -1,0 +1,130 @@
+"""``torch.ops.neula.lsq_linear``, which is the operator of ``nnls``, too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from neula.certificates.bounds import Accuracy
+from neula.pipeline.inputs import refuse_gradient
+from neula.pipeline.operators import Operator, is_hidden, name_of
+from neula.pipeline.result import LsqLinearResult, NNLSResult
+from neula.problems.bounded.gradient import Bounded, with_residuals
+from neula.problems.operators.arguments import (
+    COMMON,
+    Shapes,
+    Tensors,
+    are_simple,
+    common,
+    common_dtype,
+    may_be_vectors,
+    shapes_of_system,
+    system,
+    worst,
+)
+from neula.problems.operators.solutions import LSTSQ
+
+
+def _lsq_linear(
+    A: torch.Tensor,
+    b: torch.Tensor,
+    lower: torch.Tensor,
+    upper: torch.Tensor,
+    accuracy: str | None,
+    engine: str,
+    strict: bool,
+    max_iter: int | None,
+) -> Tensors:
+    from neula.problems.bounded.lsq_linear import lsq_linear
+
+    known = lsq_linear(
+        *system(A, b), (lower, upper), max_iter=max_iter, **common(accuracy, engine, strict)
+    )
+    return known.x, known.active_mask, known.backward_errors, known.forward_errors, known.accepted
+
+
+def _shapes_of_lsq_linear(A: torch.Tensor, b: torch.Tensor) -> Shapes:
+    batch, x = shapes_of_system(A, b)
+    each = (*batch, b.shape[-1])
+    errors = ((each, torch.float64),) * 2
+    return (x, common_dtype(A, b)), (x, torch.int64), *errors, (each, torch.bool)
+
+
+LSQ_LINEAR = Operator(
+    f"lsq_linear(Tensor A, Tensor b, Tensor lower, Tensor upper, {COMMON}, int? max_iter=None)"
+    " -> (Tensor x, Tensor active_mask, Tensor backward_error, Tensor forward_error, Tensor accepted)",
+    Bounded,
+    _lsq_linear,
+    _shapes_of_lsq_linear,
+)
+
+
+def traced_nnls(
+    A: Any,
+    b: Any,
+    *,
+    maxiter: int | None = None,
+    accuracy: Accuracy | None = None,
+    engine: Any = "auto",
+    strict: bool = False,
+    **others: Any,
+) -> NNLSResult[Any] | None:
+    """:func:`neula.nnls` in a graph."""
+    options = name_of(accuracy), engine, strict, maxiter
+    return _traced(NNLSResult, A, b, (0.0, math.inf), options)
+
+
+def traced_lsq_linear(
+    A: Any,
+    b: Any,
+    bounds: Any = (-math.inf, math.inf),
+    method: str = "trf",
+    tol: float = 1e-10,
+    lsq_solver: str | None = None,
+    lsmr_tol: float | str | None = None,
+    max_iter: int | None = None,
+    verbose: int = 0,
+    *,
+    accuracy: Accuracy | None = None,
+    engine: Any = "auto",
+    strict: bool = False,
+    **others: Any,
+) -> LsqLinearResult[Any] | None:
+    """:func:`neula.lsq_linear` in a graph."""
+    from neula.problems.bounded.lsq_linear import checked
+
+    both, most = checked(bounds, method, lsq_solver, max_iter, verbose)
+    return _traced(LsqLinearResult, A, b, both, (name_of(accuracy), engine, strict, most))
+
+
+def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[Any, ...]) -> Any:
+    """A result whose numbers nobody may look at."""
+    engine = options[1]
+    if not are_simple(engine, A, b) or may_be_vectors(A, b):
+        return None
+    for name, x in zip(("lower bound", "upper bound"), bounds, strict=True):
+        refuse_gradient(x, name)
+        if is_hidden(x):
+            raise ValueError(f"the {name} is hidden by a transform of torch.func, and x has no derivatives for it")
+    limits = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
+    is_vector = b.ndim == 1
+    rhs = b.unsqueeze(-1) if is_vector else b
+    x, mask, *evidence = LSQ_LINEAR(A, rhs, *limits, *options)
+
+    def columns(x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(-1) if is_vector else x
+
+    backward, forward, accepted = map(columns, evidence)
+    known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
+    known |= {"converged": accepted.all(), "iterations": 0, "tolerance": math.nan, "engine": engine}
+    known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
+    known |= {"backward_errors": backward, "forward_errors": forward}
+    if kind is LsqLinearResult:
+        free, ranks, *_ = LSTSQ(A, rhs, *options[:3], None, None, None, 60, "backward")
+        unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)
+        known |= {"cost": None, "fun": None, "unbounded_sol": columns(unbounded), "optimality": math.nan}
+        known |= {"nit": 0, "status": 1, "message": ""}
+    matrices, rhs = system(A, rhs)
+    return with_residuals(kind(**known), matrices, rhs, x, is_vector=is_vector)
