@@ -75,6 +75,13 @@ def test_what_has_no_operator_breaks_the_graph():
     )
 
 
+def test_constraints_are_not_left_out():
+    """The operator of least squares has no argument for them."""
+    a, row = torch.eye(5, 3, dtype=torch.float64), torch.eye(1, 3, dtype=torch.float64)
+    constrained = lambda a: neula.lstsq(a, a[:, 0], constraints=(row, 7 * row[0, :1])).x  # noqa: E731
+    assert float(torch.compile(constrained, backend="eager")(a)[0]) == pytest.approx(7)
+
+
 OPERATORS = {
     "qr": ((2, 6, 3),),
     "orth": ((2, 3, 5),),
@@ -82,6 +89,7 @@ OPERATORS = {
     "lstsq": ((2, 6, 3), (6, 1)),
     "solve": ((2, 4, 4), (2, 4, 2)),
     "matmul": ((2, 6, 3), (3, 4)),
+    "lsq_linear": ((2, 6, 3), (6, 2)),
     "cholesky": ((2, 4, 4),),
 }
 
@@ -93,9 +101,10 @@ def test_operators_keep_what_they_promise(name: str) -> None:
     operands = [torch.randn(*s, generator=generator, dtype=torch.float64) for s in OPERATORS[name]]
     if name == "cholesky":
         operands = [operands[0] @ operands[0].mT + torch.eye(4)]
+    bounds = [torch.zeros(3), torch.ones(3)] if name == "lsq_linear" else []
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     torch.library.opcheck(
-        getattr(neula.ops, name).default, tuple(x.requires_grad_() for x in operands), test_utils=tests
+        getattr(neula.ops, name).default, (*(x.requires_grad_() for x in operands), *bounds), test_utils=tests
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from neula.pipeline.inputs import tensors_in
 from neula.pipeline.operators import is_hidden, is_traced
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
@@ -52,10 +53,10 @@ def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) ->
             found: T | None = None if traced is None else traced(*args, **kwargs)
             if found is not None:
                 return found
-            if any(is_hidden(x) for one in given for x in (one if isinstance(one, list | tuple) else [one])):
+            if any(map(is_hidden, tensors_in(given))):
                 raise ValueError(
-                    f"a transform of torch.func hides an operand of {name}, which has no derivatives and no vmap "
-                    "for these arguments: call it outside of the transform (batches need none)"
+                    f"a transform of torch.func hides an operand of {name}, which has neither derivatives "
+                    "nor vmap for these arguments: call it outside of the transform; batches need none"
                 )
         # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
         if "torch._dynamo" not in sys.modules:

@@ -233,9 +233,7 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
-        return Product.apply(a.flatten(0, -2), b, known(c.flatten(0, -2), again=multiply))[0].reshape(
-            c.shape
-        )
+        return Product.apply(a.flatten(0, -2), b, known(c.flatten(0, -2), again=multiply))[0].reshape(c.shape)
     return Product.apply(a, b, known(c, again=multiply))[0]
 
 

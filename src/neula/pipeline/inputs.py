@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from neula.engines.reduction import HERE, Reduction
 from neula.io.integers import WHOLE, in_float64
-from neula.pipeline.no_arrays import as_array, no_numbers, refuse_no_array
+from neula.pipeline.no_arrays import as_array, no_numbers, of_tensors, refuse_no_array
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -157,6 +157,8 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if not hasattr(x, "__dlpack__") or hasattr(x, "null_count"):  # of PyArrow, which cannot take it back
+        if forward_ad._current_level >= 0 and any(map(has_tangent, tensors_in(x))):
+            raise of_tensors(x, name)
         return _take_numpy(as_array(x, name), name)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
@@ -189,6 +191,15 @@ def has_tangent(x: torch.Tensor) -> bool:
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():  # microseconds count
         return False
     return forward_ad.unpack_dual(x).tangent is not None
+
+
+def tensors_in(x: Any) -> Iterator[torch.Tensor]:
+    """A tensor, or those in a list, however nested."""
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif isinstance(x, list | tuple):
+        for y in x:
+            yield from tensors_in(y)
 
 
 def refuse_gradient(x: Any, name: str) -> None:

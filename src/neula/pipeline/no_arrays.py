@@ -63,6 +63,8 @@ def as_array(x: Any, name: str) -> np.ndarray:
         return _of_columns(x, columns, name)
     try:
         array = np.asarray(x)
+    except RuntimeError:  # of torch
+        raise of_tensors(x, name) from None
     except ValueError as error:
         raise ValueError(f"{name} is a {type(x).__name__} of which NumPy makes no array: {error}") from None
     if array.dtype.kind not in "iubfc" and array.ndim == 0:
@@ -72,6 +74,14 @@ def as_array(x: Any, name: str) -> np.ndarray:
     if array.dtype.kind == "f" and not np.abs(array).max(initial=0) < WHOLE:
         in_float64(x, name)  # integers among the elements of a list
     return array
+
+
+def of_tensors(x: Any, name: str) -> ValueError:
+    """Error for a list of tensors whose gradients NumPy would lose."""
+    return ValueError(
+        f"{name} is a {type(x).__name__} of tensors that require a gradient or have a tangent, which arrays "
+        f"of NumPy do not keep: pass torch.stack({name}), or detach them"
+    )
 
 
 def no_numbers(array: np.ndarray, name: str) -> TypeError:

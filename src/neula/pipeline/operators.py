@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from neula.engines import Engine
 from neula.pipeline.derivatives import leading
 from neula.pipeline.functions import Answerer, Attached, Tensors, is_legacy_batch, no_answer
-from neula.pipeline.inputs import is_spread
+from neula.pipeline.inputs import is_spread, refuse_gradient
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 """The mode of ``make_fx`` and ``torch.func.linearize``."""
@@ -137,16 +137,32 @@ def is_traced(given: Sequence[Any]) -> bool:
     return False
 
 
-def engine_for(engine: Engine, *operands: torch.Tensor) -> Engine | str:
+def engine_for(engine: Engine, *operands: torch.Tensor) -> Any:
     """An engine, or its name where an operator works for operands whose numbers cannot be looked at."""
     return engine.name if any(map(is_legacy_batch, operands)) else engine
 
 
-def is_hidden(x: Any) -> bool:
+def is_hidden(x: torch.Tensor) -> bool:
     """Whether a transform hides a tensor, of which nobody knows who differentiates with respect to it."""
-    if not isinstance(x, torch.Tensor):
+    if torch.compiler.is_compiling():  # and does not know these functions
         return False
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or is_legacy_batch(x)
+
+
+def refuse_variable(x: Any, name: str) -> None:
+    """A derivative that an operator does not have must not be lost without a word.
+
+    Raises
+    ------
+    ValueError
+        For a tensor that requires a gradient, has a tangent, or is hidden by a transform.
+    """
+    refuse_gradient(x, name)
+    if isinstance(x, torch.Tensor) and is_hidden(x):
+        raise ValueError(
+            f"a transform of torch.func hides {name}, and this function has neither derivatives nor vmap for "
+            "it: pass what the transform does not touch"
+        )
 
 
 def name_of(accuracy: Any) -> str | None:

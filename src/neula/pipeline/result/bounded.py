@@ -56,7 +56,7 @@ class NNLSResult(BoundedResult[ArrayT], Generic[ArrayT]):
 
     @property
     def rnorm(self) -> Any:
-        """``||b - A x||``: a number for a single problem, an array otherwise, and where somebody differentiates."""
+        """``||b - A x||``, as :attr:`residual_norm`."""
         return self.residual_norm
 
     def __iter__(self) -> Iterator[Any]:

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from neula.certificates.bounds import Accuracy
-from neula.pipeline.inputs import refuse_gradient
-from neula.pipeline.operators import Operator, is_hidden, name_of
+from neula.pipeline.operators import Operator, name_of, refuse_variable
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.problems.bounded.gradient import Bounded, with_residuals
 from neula.problems.operators.arguments import (
@@ -39,9 +38,7 @@ def _lsq_linear(
 ) -> Tensors:
     from neula.problems.bounded.lsq_linear import lsq_linear
 
-    known = lsq_linear(
-        *system(A, b), (lower, upper), max_iter=max_iter, **common(accuracy, engine, strict)
-    )
+    known = lsq_linear(*system(A, b), (lower, upper), max_iter=max_iter, **common(accuracy, engine, strict))
     return known.x, known.active_mask, known.backward_errors, known.forward_errors, known.accepted
 
 
@@ -105,9 +102,7 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[A
     if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None
     for name, x in zip(("lower bound", "upper bound"), bounds, strict=True):
-        refuse_gradient(x, name)
-        if is_hidden(x):
-            raise ValueError(f"the {name} is hidden by a transform of torch.func, and x has no derivatives for it")
+        refuse_variable(x, name)
     limits = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
     is_vector = b.ndim == 1
     rhs = b.unsqueeze(-1) if is_vector else b

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from neula.pipeline import functions
-from neula.pipeline.operators import Operator
+from neula.pipeline.operators import Operator, refuse_variable
 from neula.problems.operators.arguments import Shapes, Tensors, are_simple, common_dtype
 
 
@@ -49,6 +49,7 @@ def traced_matmul(
     """:func:`neula.matmul` in a graph."""
     if out is not None or beta != 0.0 or not are_simple(engine, A, B):
         return None
+    refuse_variable(alpha, "alpha")
     rows, columns = A.ndim == 1, B.ndim == 1
     left, right = A.unsqueeze(0) if rows else A, B.unsqueeze(1) if columns else B
     (product,) = MATMUL(left, right, compute, alpha, engine)

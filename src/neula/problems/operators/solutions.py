@@ -11,7 +11,7 @@ from neula.certificates.bounds import Accuracy
 from neula.errors import part_of_one
 from neula.pipeline import functions
 from neula.pipeline.gradients import stacked_problem
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator, name_of, refuse_variable
 from neula.pipeline.result import LstsqResult, SolveResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -77,11 +77,17 @@ def traced_lstsq(
     max_iterations: int = 60,
     certify: str = "backward",
     strict: bool = False,
+    constraints: Any = None,
+    covariance: Any = None,
+    covariance_factor: Any = None,
     **others: Any,
 ) -> LstsqResult[Any] | None:
     """:func:`neula.lstsq` in a graph."""
     if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None
+    if any(x is not None for x in (constraints, covariance, covariance_factor)):
+        return None
+    refuse_variable(damp, "damp")
     is_vector, dtype, target = b.ndim == 1, common_dtype(A, b), name_of(accuracy)
     rhs = b.unsqueeze(-1) if is_vector else b
     if damp or weights is not None:
