@@ -176,7 +176,7 @@ def gap(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_modes_in_any_order(name: str) -> None:
-    """Rounding errors times powers of condition numbers near 10 are far below the bound, a lost tangent is far above it."""
+    """Rounding errors are far below the bound, and a lost tangent is far above it."""
     ours, plain = FUNCTIONS[name]
     expected = {order: along(plain, "R" * order) for order in (2, 3)}
     gaps = {modes: gap(along(ours, modes), expected[len(modes)]) for modes in ORDERS}

@@ -119,8 +119,8 @@ def lsq_linear(
     ------
     ValueError
         For shapes that do not fit, bounds between which there is nothing, NaN or Inf, and unknown names; for
-        bounds that require a gradient, and A or b where columns of unknowns between their bounds are
-        dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their solutions are
+        bounds that require a gradient, and in the backward pass where columns of unknowns between their
+        bounds are dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their solutions are
         NaN, and are not accepted.
     TypeError
         For complex or sparse input.
@@ -147,8 +147,9 @@ def lsq_linear(
     does not end, or columns are dependent. One right-hand side on a CPU takes parts of ``A^T A`` instead of R
     first, and is refined with A.
 
-    Where A or b are torch tensors that require a gradient, x has one, of the first and of higher orders: that
-    of least squares on the unknowns between their bounds.
+    Where A or b are torch tensors that require a gradient, ``x``, ``fun``, ``residual_norms``, ``cost`` and
+    ``unbounded_sol`` have one, of the first and of higher orders: that of least squares on the unknowns
+    between their bounds.
 
     References
     ----------

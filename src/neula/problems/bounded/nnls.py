@@ -96,8 +96,9 @@ def nnls(
     same positive unknowns share a factorization, others are worked on in batches. One right-hand side on a
     CPU takes parts of ``A^T A`` instead of R first, and is refined with A.
 
-    Where A or b are torch tensors that require a gradient, x has one, of the first and of higher orders: that
-    of least squares on the positive unknowns, with a matrix of order n for each right-hand side.
+    Where A or b are torch tensors that require a gradient, ``x`` and ``residual_norms`` have one, of the first
+    and of higher orders: that of least squares on the positive unknowns, with a matrix of order n for each
+    right-hand side. ``rnorm`` is a tensor then.
 
     References
     ----------
