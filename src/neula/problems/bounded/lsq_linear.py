@@ -120,8 +120,8 @@ def lsq_linear(
     ValueError
         For shapes that do not fit, bounds between which there is nothing, NaN or Inf, and unknown names; for
         bounds that require a gradient, and in the backward pass where columns of unknowns between their
-        bounds are dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their solutions are
-        NaN, and are not accepted.
+        bounds are dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their
+        solutions are NaN, and are not accepted.
     TypeError
         For complex or sparse input.
     AccuracyError

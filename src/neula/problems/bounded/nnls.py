@@ -68,7 +68,7 @@ def nnls(
     Raises
     ------
     ValueError
-        For shapes that do not fit, NaN or Inf, and unknown names; for A or b that require a gradient where
+        For shapes that do not fit, NaN or Inf, and unknown names; in the backward pass where
         columns of positive unknowns are dependent. Problems of a batch with NaN or Inf are no error unless
         ``strict``: their solutions are NaN, and are not accepted.
     TypeError
@@ -96,9 +96,9 @@ def nnls(
     same positive unknowns share a factorization, others are worked on in batches. One right-hand side on a
     CPU takes parts of ``A^T A`` instead of R first, and is refined with A.
 
-    Where A or b are torch tensors that require a gradient, ``x`` and ``residual_norms`` have one, of the first
-    and of higher orders: that of least squares on the positive unknowns, with a matrix of order n for each
-    right-hand side. ``rnorm`` is a tensor then.
+    Where A or b are torch tensors that require a gradient, ``x`` and ``residual_norms`` have one, of the
+    first and of higher orders: that of least squares on the positive unknowns, with a matrix of order n for
+    each right-hand side. ``rnorm`` is a tensor then.
 
     References
     ----------
