@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -286,19 +285,14 @@ def _finished(
 
 
 def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult) -> SolveResult:
-    again = partial(
-        solve,
-        assume_a="pos" if options.positive else "gen",
-        pivot=options.pivot,
-        compute=None if options.compute is None else options.compute.name,
-        max_iterations=options.max_iterations,
-        strict=call.strict,
-    )
+    compute = None if options.compute is None else options.compute.name
+    how: Any = {"assume_a": "pos" if options.positive else "gen", "pivot": options.pivot, "compute": compute}
+    how |= {"max_iterations": options.max_iterations, "strict": call.strict}
 
-    def solved(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return again(a, b, engine=engine_for(call.engine, b)).x
+    def again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return solve(a, b, engine=engine_for(call.engine, b), **how).x
 
-    return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, solved))
+    return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, again))
 
 
 def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:
