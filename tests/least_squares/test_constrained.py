@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -252,19 +253,125 @@ def test_what_a_covariance_is_factorized_with_counts_by_its_condition() -> None:
 
 @pytest.mark.parametrize("given", ["constraints", "covariance"])
 def test_what_underflows_is_no_solution(given: str) -> None:
-    """Solutions that float32 has no digits for, or whose squares float64 loses."""
+    """Solutions that float32 has no digits for; float64 has all of them, and zero is exact."""
     A, b, C, d = problem(9, 3, 1)
     more = {"constraints": (C, 1e-42 * d)} if given == "constraints" else {"covariance": np.arange(1.0, 10.0)}
     with pytest.warns(neula.AccuracyWarning):
         result = neula.lstsq(A.astype(np.float32), (1e-42 * b).astype(np.float32), **more)
     assert result.forward_error > 1e-5
-    more = {"constraints": (C, 1e-250 * d)} if given == "constraints" else more
-    with pytest.warns(neula.AccuracyWarning):
-        result = neula.lstsq(A, 1e-250 * b, **more)
-    assert result.forward_error == np.inf
     zero = neula.lstsq(A, 0 * b, **({**more, "constraints": (C, 0 * d)} if given == "constraints" else more))
     assert zero.converged
     assert not zero.x.any()
+
+
+POWERS = [
+    (200, 0, 200),
+    (1015, 1015, 1015),
+    (-1000, -1000, -1000),
+    (0, 900, 0),
+    (0, 0, -1000),
+    (-900, 100, -900),
+]
+
+
+@pytest.mark.parametrize(("of_a", "of_c", "of_b"), POWERS)
+def test_powers_of_two_do_not_matter(of_a: int, of_c: int, of_b: int) -> None:
+    rng = np.random.default_rng(0)
+    A, C = rng.integers(-8, 9, (6, 4)).astype(float), rng.integers(-8, 9, (2, 4)).astype(float)
+    x, b = np.array([0.125, 0.25, 0.375, 0.5]), rng.integers(-8, 9, 6).astype(float)
+    for right, more in ((A @ x, {}), (b, {"damp": 0.5}), (b, {"covariance": np.arange(1.0, 7.0)})):
+        plain = neula.lstsq(A, right, constraints=(C, C @ x), **more)
+        damp = {"damp": np.ldexp(0.5, of_a)} if "damp" in more else {}
+        scaled = neula.lstsq(
+            np.ldexp(A, of_a),
+            np.ldexp(right, of_b),
+            constraints=(np.ldexp(C, of_c), np.ldexp(C @ x, of_c + of_b - of_a)),
+            **{**more, **damp},
+        )
+        assert scaled.converged
+        assert np.allclose(np.ldexp(scaled.x, of_a - of_b), plain.x, rtol=1e-12)
+        assert scaled.forward_error <= 4 * plain.forward_error
+        assert np.ldexp(scaled.residual_norm, -of_b) == pytest.approx(plain.residual_norm, abs=1e-13)
+
+
+TALL, RIGHT = np.array([[2.0, 1, 0], [1, 3, 1], [0, 1, 4], [1, 1, 1]]), np.arange(1.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("C", "d", "rank", "certain"),
+    [
+        ([[1, 1, 1], [3, 3, 3 + 1e-14]], [1, 3], 1, False),  # the second constraint says that x[2] is zero
+        ([[1, 1, 1], [3, 3, np.nextafter(3, 4)]], [1, 3], 1, False),
+        ([[1, 1, 1], [3, 3, 3]], [1, 3], 1, True),
+        ([[1, 1, 1], [1, 1, 1]], [1, 1], 1, True),
+        ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], [1, 2, 3], 2, True),
+        ([[1, 2, 3], [4, 5, 6], [7, 8, np.nextafter(9, 0)]], [1, 2, 3], 2, False),
+        ([[0.1, 0.2, 0.7], [0.3, 0.1, 0.4], np.add([0.1, 0.2, 0.7], [0.3, 0.1, 0.4])], [1, 2, 3], 2, True),
+        ([[1, 1, 1], [0, 0, 0]], [1, 0], 1, True),
+        ([[0, 0, 0]], [0], 0, True),
+        (np.zeros((0, 3)), [], 0, True),
+        (np.eye(3), [1, 2, 3], 3, True),
+        (np.vstack([np.eye(3), np.ones(3)]), [1, 2, 3, 6], 3, True),
+    ],
+)
+def test_the_rank_of_constraints_that_counts(C: Any, d: Any, rank: int, certain: bool) -> None:
+    """Deficient clearly, or only by rounding errors, which the constraints as they are stored are not."""
+    if certain:
+        result = neula.lstsq(TALL, RIGHT, constraints=(np.array(C, float), np.array(d, float)))
+    else:
+        with pytest.warns(neula.IllConditionedWarning, match=f"numerical rank {rank}, but row"):
+            result = neula.lstsq(TALL, RIGHT, constraints=(np.array(C, float), np.array(d, float)))
+    assert result.constraint_rank == rank
+    assert f"rank {rank} of the constraints" in str(result)
+    assert result.rank == 3
+    assert result.converged == certain
+    assert np.isinf(result.forward_error) != certain
+    assert neula.lstsq(TALL, RIGHT).constraint_rank is None
+
+
+def test_rounded_right_hand_sides_contradict_one_another_and_are_accepted() -> None:
+    rng = np.random.default_rng(0)
+    C = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
+    for _ in range(20):
+        result = neula.lstsq(TALL, RIGHT, constraints=(C, C @ rng.standard_normal(3)))
+        assert (result.converged, result.constraint_rank) == (True, 2)
+    with pytest.raises(ValueError, match="contradict"):
+        neula.lstsq(TALL, RIGHT, constraints=(C, [1.0, 2, 3 + 1e-9]))
+    with pytest.raises(ValueError, match="contradict"):
+        neula.lstsq(TALL, RIGHT, constraints=(np.array([[1.0, 1, 1], [0, 0, 0]]), [1.0, 1e-17]))
+
+
+def test_constraints_that_are_rows_of_a_wide_matrix() -> None:
+    rng = np.random.default_rng(1)
+    for A in (rng.standard_normal((3, 6)), rng.integers(-9, 10, (3, 6)).astype(float)):
+        b = rng.standard_normal(3)
+        shortest = neula.lstsq(A, b).x
+        for rows in ([0], [0, 2], [0, 1, 2]):
+            result = neula.lstsq(A, b, constraints=(A[rows], b[rows]))
+            assert (result.rank, result.constraint_rank, result.converged) == (3, len(rows), True)
+            assert np.allclose(result.x, shortest, rtol=1e-11)
+
+
+def test_a_deficient_matrix_has_the_shortest_solution_in_its_own_units() -> None:
+    A = np.array([[1.0, 2.0**20, 0], [1, 2.0**20, 1], [1, 2.0**20, -1], [2, 2.0**21, 3]])
+    C, d = np.array([[0.0, 0, 1]]), np.array([0.5])
+    result = neula.lstsq(A, RIGHT, constraints=(C, d))
+    assert result.rank == 2
+    assert result.x[1] == pytest.approx(2.0**20 * result.x[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("damp", [1e8, 1e16, 1e30, 1e150])
+@pytest.mark.parametrize("weights", [None, np.arange(1.0, 5.0)])
+def test_damping_far_above_the_matrix(damp: float, weights: np.ndarray | None) -> None:
+    """The solution is ``A^T W^2 b / damp^2``, up to a part of ``(||A|| / damp)^2``."""
+    w = 1.0 if weights is None else weights**2
+    expected = TALL.T @ (w * RIGHT) / damp / damp
+    result = neula.lstsq(TALL, RIGHT, damp=damp, weights=weights)
+    assert result.converged
+    assert np.allclose(result.x, expected, rtol=1e-13, atol=0)
+    fit = neula.LeastSquares(3)
+    fit.update(TALL, RIGHT, weights=weights)
+    assert np.allclose(fit.solve(damp=damp).x, expected, rtol=1e-13, atol=0)
 
 
 def test_constraints_that_units_of_columns_make_tiny() -> None:

@@ -7,6 +7,7 @@ random vectors G, and ``A^T b``. What R makes of the same vectors shows how far 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -18,10 +19,15 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
 from neula.certificates.probes import PROBES
 from neula.kernels.doubled import Doubled, Pair, two_sum
+from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.shift import LIMIT, shift
 
 LEFT = 2.0**-20
 """Part of what is known along any direction that must be left when rows are removed: its rounding errors are
 those of what was there, so that six of sixteen digits may go."""
+
+ROOM = 100
+"""Binary exponents between which numbers have squares, and quotients, that float64 holds."""
 
 BELOW_ZERO = 2.0**-40
 """By what part of itself a sum of squares may fall below zero for rounding errors, when rows are removed."""
@@ -39,8 +45,14 @@ class HeldSums:
         ``A^T (A G)``, as an unevaluated sum.
     products, products_low : Tensor, shape (n, k)
         ``A^T b``.
+    of_b : Tensor of int, shape (k,)
+        Exponents of two by which right-hand sides were divided.
+    of_a : int
+        That by which A was divided.
     rows, updates : int
         How many rows there are, and how often R was changed.
+    roundings : int
+        How often elements of A and b were rounded at most, by weights and by forgetting.
     """
 
     r: torch.Tensor
@@ -48,15 +60,19 @@ class HeldSums:
     probes_low: torch.Tensor
     products: torch.Tensor
     products_low: torch.Tensor
+    of_b: torch.Tensor
+    of_a: int = 0
     rows: int = 0
     updates: int = 0
+    roundings: int = 0
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> HeldSums:
         """Sums over no rows."""
         shapes = ((n + k, n + k), (n, PROBES), (n, PROBES), (n, k), (n, k))
         zeros = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
-        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4])
+        units = torch.zeros(k, dtype=torch.int64, device=device)
+        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], units)
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -77,11 +93,54 @@ class HeldSums:
 
     def plus(self, other: HeldSums) -> HeldSums:
         """Sums over the rows of both."""
-        n = len(self.probes)
-        r = self._merged(other.r[:, :n], other.r[:, n:])
-        return self._with(r, other, other.rows, max(1, other.updates))
+        here = self.with_room_for(other.r[:, : len(self.probes)], other.r[:, len(self.probes) :], other)
+        other, n = other.in_units(here), len(self.probes)
+        r = here._merged(other.r[:, :n], other.r[:, n:])
+        return here._with(r, other, other.rows, max(1, other.updates))
 
-    def plus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
+    def in_units(self, other: HeldSums) -> HeldSums:
+        """The same sums divided by the powers of two of others."""
+        of_a, of_b = self.of_a - other.of_a, self.of_b - other.of_b
+        if not of_a and not bool(of_b.any()):
+            return self
+        whole = of_b.new_full((len(self.probes),), of_a)
+        probes, products = 2 * whole[:, None], (of_a + of_b)[None]
+        return replace(
+            self,
+            r=shift(self.r, torch.cat([whole, of_b])[None]),
+            probes=shift(self.probes, probes),
+            probes_low=shift(self.probes_low, probes),
+            products=shift(self.products, products),
+            products_low=shift(self.products_low, products),
+            of_a=other.of_a,
+            of_b=other.of_b,
+        )
+
+    def with_room_for(self, a: torch.Tensor, b: torch.Tensor, units: HeldSums) -> HeldSums:
+        """The same sums in units in which squares are in range, also those of rows in other units."""
+        n = len(self.probes)
+        of_a, of_b = (
+            torch.maximum(_exponents(mine) + own, _exponents(theirs) + given)
+            for mine, own, theirs, given in (
+                (self.r[:, :n].reshape(-1, 1), self.of_a, a.reshape(-1, 1), units.of_a),
+                (self.r[:, n:], self.of_b, b, units.of_b),
+            )
+        )
+        own = int(of_a)
+        near = abs(own - self.of_a) <= ROOM or own < -LIMIT
+        kept = ((of_b - self.of_b).abs() <= ROOM) | (of_b < -LIMIT)
+        if near and bool(kept.all()):
+            return self
+        wanted = replace(self, of_a=self.of_a if near else own, of_b=torch.where(kept, self.of_b, of_b))
+        return self.in_units(wanted)
+
+    def _rows_in_units(
+        self, a: torch.Tensor, b: torch.Tensor, units: HeldSums
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        exponents = (units.of_a - self.of_a, units.of_b - self.of_b)
+        return shift(a, self.of_b.new_tensor([exponents[0]])), shift(b, exponents[1][None])
+
+    def plus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums) -> HeldSums:
         """Those with more rows.
 
         Parameters
@@ -90,12 +149,19 @@ class HeldSums:
         b : Tensor, shape (rows, k)
         vectors : Tensor, shape (n, 4)
             G, the same each time.
+        units : HeldSums
+            What the rows were divided by.
         """
         if not len(a):
             return self
-        return self._with(self._merged(a, b), _seen(a, b, vectors), len(a), 1)
+        here = self.with_room_for(a, b, units)
+        a, b = here._rows_in_units(a, b, units)
+        seen = replace(_seen(a, b, vectors), roundings=units.roundings)
+        return here._with(here._merged(a, b), seen, len(a), 1)
 
-    def minus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
+    def minus_rows(
+        self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums
+    ) -> HeldSums:
         """Those without some rows.
 
         With ``P = R^-T A^T`` of these rows, ``R'^T R' = R^T (I - P P^T) R``, so that ``R' = L R`` for the
@@ -106,10 +172,12 @@ class HeldSums:
         ValueError
             Where that is unstable, or the rows cannot have been among those that are there.
         """
+        a, b = self._rows_in_units(a, b, units)
         r, z, s = self.parts
         p = torch.linalg.solve_triangular(r.T, a.T, upper=False)
         identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
-        left = float(1 - torch.linalg.matrix_norm(p, 2) ** 2) if p.numel() else 1.0
+        known = bool(p.isfinite().all())  # not where R is singular
+        left = float(1 - torch.linalg.matrix_norm(p, 2) ** 2) if known and p.numel() else float(known)
         if not left >= LEFT:
             raise ValueError(
                 f"without these {len(a)} rows {max(left, 0.0):.1e} of what is known along some direction "
@@ -134,9 +202,12 @@ class HeldSums:
 
     def times(self, root: float) -> HeldSums:
         """Sums over the same rows times ``root``."""
+        root, exponent = math.frexp(root)
         probes = _times(_times((self.probes, self.probes_low), root), root)
         products = _times(_times((self.products, self.products_low), root), root)
-        return HeldSums(self.r * root, *probes, *products, self.rows, self.updates + 1)
+        counts = (self.rows, self.updates + 1, self.roundings + 1)
+        units = (self.of_b + exponent, self.of_a + exponent)
+        return HeldSums(self.r * root, *probes, *products, *units, *counts)
 
     def _merged(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         merged = HouseholderSums(self.r, a.shape[1])
@@ -146,7 +217,9 @@ class HeldSums:
     def _with(self, r: torch.Tensor, other: HeldSums, rows: int, updates: int) -> HeldSums:
         probes = _sum((self.probes, self.probes_low), (other.probes, other.probes_low))
         products = _sum((self.products, self.products_low), (other.products, other.products_low))
-        return HeldSums(r, *probes, *products, self.rows + rows, self.updates + updates)
+        rows, updates = self.rows + rows, self.updates + updates
+        roundings = max(self.roundings, other.roundings)
+        return HeldSums(r, *probes, *products, self.of_b, self.of_a, rows, updates, roundings)
 
 
 def normal_product(a: torch.Tensor, x: torch.Tensor) -> Pair:
@@ -159,7 +232,14 @@ def normal_product(a: torch.Tensor, x: torch.Tensor) -> Pair:
 def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
     """Products of some rows, without their R."""
     products = Doubled.of(a[None]).transposed_pair(b[None], torch.zeros_like(b[None]))
-    return HeldSums(a, *normal_product(a, vectors), *_pair(products))
+    units = torch.zeros(b.shape[1], dtype=torch.int64, device=b.device)
+    return HeldSums(a, *normal_product(a, vectors), *_pair(products), of_b=units)
+
+
+def _exponents(x: torch.Tensor) -> torch.Tensor:
+    """Binary exponents of the largest elements of columns; of zeros far below all others."""
+    largest = largest_magnitude(x, 0) if len(x) else x.new_zeros(x.shape[1])
+    return torch.frexp(largest)[1].long().masked_fill(largest == 0, -4 * LIMIT)
 
 
 def _pair(parts: Pair) -> Pair:
@@ -174,3 +254,28 @@ def _sum(one: Pair, other: Pair) -> Pair:
 def _times(pair: Pair, number: float) -> Pair:
     high, error = two_product(pair[0], torch.full_like(pair[0], number))
     return two_sum(high, error + number * pair[1])
+
+
+def scaled_rows(
+    a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor], exponents: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, HeldSums]:
+    """Rows times their weights in numbers near 1, and sums over no rows in their units.
+
+    Parameters
+    ----------
+    a : Tensor, shape (rows, n)
+    b : Tensor, shape (rows, k)
+    weights : list of Tensor, shape (rows,)
+        At most one.
+    exponents : Tensor of int, shape (n,)
+        Of the powers of two by which columns are divided, before all of A is.
+    """
+    of_b = _exponents(b).clamp(min=-LIMIT)
+    of_a = int((_exponents(a) - exponents).amax().clamp(min=-LIMIT))
+    a, b = shift(a, (-exponents - of_a)[None]), shift(b, -of_b[None])
+    for w in weights:
+        of_w = _exponents(w[:, None]).clamp(min=-LIMIT)
+        w = shift(w, -of_w)[:, None]
+        a, b, of_a, of_b = a * w, b * w, of_a + int(of_w), of_b + of_w
+    units = HeldSums.begin(a.shape[1], b.shape[1], a.device)
+    return a, b, replace(units, of_a=of_a, of_b=of_b, roundings=len(weights))

@@ -38,6 +38,9 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     constraint_error : float
         With constraints ``||C x - d||`` relative to ``||C|| ||x|| + ||d||``, rows of C scaled to norms near
         1; of the worst right-hand side.
+    constraint_rank : int or None
+        With constraints the numerical rank of C that was used: of dependent constraints as many as are
+        independent count. Where C as it is stored has a larger one, there is a warning. None without.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
     passes : int
@@ -54,6 +57,7 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     ranks: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
     constraint_error: float = 0.0
+    constraint_rank: int | None = None
     fit: Any = Deferrable(None)  # noqa: RUF009
 
     def remark(self) -> str:
@@ -71,6 +75,8 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
         """What matters: the answer, how it came about, and how good it is."""
         norms = self.residual_norm if isinstance(self.residual_norm, list) else [self.residual_norm]
         more = {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
+        if self.constraint_rank is not None:
+            more["rank"] += f", rank {self.constraint_rank} of the constraints"
         if self.deficiency():
             more = {"digits": shown.sure(self.digits), **more}
         if self.passes:

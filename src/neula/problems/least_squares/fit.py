@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -77,6 +77,8 @@ class LinearFit:
         How many rows are data; those below are damping. None: all that were given.
     basis : Tensor, shape (n, q), or None
         Unknowns by those of the problem that was solved, whose matrix the shapes have: a null space.
+    exponents : (Tensor, Tensor) or None
+        Of the powers of two by which A, shape (P, 1), and b, shape (P, K), were divided before.
     """
 
     call: Call
@@ -86,6 +88,7 @@ class LinearFit:
     norms: torch.Tensor
     rows: int | None = None
     basis: torch.Tensor | None = None
+    exponents: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __reduce__(self) -> Any:
         """Matrices do not travel with a result."""
@@ -96,7 +99,11 @@ class LinearFit:
     @cached_property
     def _stacked(self) -> _Stacked:
         a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
-        return _Stacked.of(*stacked_problem(a, b, self.options.weights, self.options.damp))
+        found = _Stacked.of(*stacked_problem(a, b, self.options.weights, self.options.damp))
+        if self.exponents is None:
+            return found
+        of_a, of_b = self.exponents
+        return replace(found, of_a=found.of_a + of_a, of_b=found.of_b + of_b)
 
     @property
     def _data(self) -> int:

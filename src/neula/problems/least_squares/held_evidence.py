@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -11,13 +12,16 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer
+from neula.problems.least_squares.balanced import DOMINATES
 from neula.problems.least_squares.problem import Alone, Members, Options
 
 LONGEST = 8.0
@@ -31,13 +35,13 @@ class Held(Alone):
     Attributes
     ----------
     sums : HeldSums
-    scales : Tensor, shape (n,)
-        By which the random vectors are multiplied.
+    exponents : Tensor of int, shape (n,)
+        Of two, by which columns were divided, beside what the sums were.
     options : Options
     """
 
     sums: HeldSums
-    scales: torch.Tensor
+    exponents: torch.Tensor
     options: Options
 
     @property
@@ -48,19 +52,22 @@ class Held(Alone):
     @property
     def bound(self) -> float:
         """Largest backward error: reflections of n columns err by ``n u``, and updates add up like noise."""
-        n = len(self.scales)
+        n = len(self.exponents)
         return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
 
     def solved(self, problems: Held, before: Answer[Members] | None) -> Answer[Members]:
         """The solution by R, and how far ``R^T [R z]`` is from ``A^T [A b]``."""
-        options, n = self.options, len(self.scales)
+        options, n = self.options, len(self.exponents)
         r, z, s = self._damped()
-        count = max(self.sums.rows, n)
-        of = Coordinates.of_any_rank(r, (z, s), options.certain_rcond((count, n)), count, options.unit)
+        count, units = max(self.sums.rows, n), shift(torch.ones_like(r[0]), -self.exponents)
+        rcond = options.certain_rcond((count, n))
+        of = Coordinates.of_any_rank(r, (z, s), rcond, count, options.unit, units)
         x = of.inverse @ (z if of.left is None else of.left.T @ z)
+        if options.damp:  # which may hide what is above it
+            x = x + of.inverse @ self._rest(of, x)
         size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
         distance, noise = self._distance(of)
-        wrong = self._wrong(of, x) + of.inverse_norm * self._noise(of, x, b)
+        wrong = torch.linalg.vector_norm(self._rest(of, x), dim=0) + of.inverse_norm * self._noise(of, x, b)
         uncertain = (MARGINS[PROBES] * distance + noise) * of.inverse_norm
         rate = uncertain * of.inverse_norm
         error = of.inverse_norm * (wrong + uncertain * size)
@@ -68,20 +75,23 @@ class Held(Alone):
         norms, scale = torch.linalg.vector_norm(s, dim=0), max(of.norm, torch.finfo(torch.float64).tiny)
         relative = torch.full_like(size, distance / scale / scale)
         error = of.error(x, error, relative, residual_ratio(norms, of.norm, size))
+        of_x = self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self._excess
+        given = shift(x, of_x)
+        error = error + over(of.length(x - shift(given, -of_x)), size)
         error = COMPUTED * error / (1 - error)  # relative to the exact solution
         error = torch.where((error >= 0) & self._moderate(r, torch.cat([z, s])), error, math.inf)
-        products = self.sums.products - r[: len(self.scales)].T @ z
+        products = self.sums.products - r.T @ z
         of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
         of_sums = over(of_products, scale * b).amax()
         backward = torch.maximum(of_sums, b.new_tensor(distance / scale / scale))[None]
         members = Members(
-            x=x[None],
+            x=given[None],
             forward_error=error[None],
             backward_error=backward,
             condition=backward.new_tensor([max(1.0, of.condition)]),
             refined_error=backward,
             accepted=(error <= SURE).all() & (backward <= self.bound),
-            residual_norm=norms[None],
+            residual_norm=shift(norms, self.sums.of_b)[None],
             optimality=over(wrong, of.norm * norms).amax()[None],
             rank=torch.full_like(backward, of.rank, dtype=torch.int64),
         )
@@ -89,14 +99,31 @@ class Held(Alone):
 
     def _damped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """R, z and S with the rows of the damping."""
-        damp, parts = self.options.damp, self.sums.parts
-        if not damp:
+        parts = self.sums.parts
+        if not self.options.damp:
             return parts
         n, k = parts[1].shape
         r = self.sums.r
-        below = torch.cat([damp * torch.eye(n, dtype=r.dtype, device=r.device), r.new_zeros(n, k)], 1)
+        below = torch.cat([self._damping.diag(), r.new_zeros(n, k)], 1)
         r = torch.linalg.qr(torch.cat([r, below]), mode="r")[1]
         return r[:n, :n], r[:n, n:], r[n:, n:]
+
+    @cached_property
+    def _excess(self) -> int:
+        """By what power of two damping is divided that is far above A: x is then ``A^T b / damp^2``."""
+        fraction, exponent = math.frexp(self.options.damp)
+        largest = largest_magnitude(self.sums.parts[0], (0, 1))
+        if not fraction:
+            return 0
+        least = exponent - self.sums.of_a - int(self.exponents.max())
+        return max(0, least - int(binary_exponents(largest)) - DOMINATES - len(self.exponents).bit_length())
+
+    @cached_property
+    def _damping(self) -> torch.Tensor:
+        """Of each column, in the units of the sums, shape (n,)."""
+        fraction, exponent = math.frexp(self.options.damp)
+        exponents = exponent - self._excess - self.sums.of_a - self.exponents
+        return shift(torch.full_like(self.sums.r[0, : len(self.exponents)], fraction), exponents)
 
     def _moderate(self, *parts: torch.Tensor) -> torch.Tensor:
         """Which right-hand sides, in the last matrix, are moderate, as all other columns are, shape (k,).
@@ -116,13 +143,16 @@ class Held(Alone):
         """
         n, spread = len(x), of.columns.max() / of.columns.min()
         image = (1 + n**0.5) * of.norm_bound * of.length(x)
-        of_damping = 4 * FP64.u * self.options.damp**2 * torch.linalg.vector_norm(x / of.columns, dim=0)
-        return self._unit * spread * (b + image) + of_damping
+        damped = self._damping.square()[:, None] * x
+        of_damping = 4 * FP64.u * torch.linalg.vector_norm(damped / of.columns, dim=0)
+        of_a = torch.linalg.matrix_norm(self.sums.parts[0] / of.columns.T)
+        rounded = 2 * self.sums.roundings * FP64.u * n**0.5 * of_a
+        return (self._unit * spread + rounded) * (b + image) + of_damping
 
     @property
     def _unit(self) -> float:
         """Rounding errors of an element of a doubled product, times the root of the number of elements."""
-        n = len(self.scales)
+        n = len(self.exponents)
         return DOUBLED * (self.sums.rows + 2 * n) * n**0.5
 
     def _distance(self, of: Coordinates) -> tuple[float, float]:
@@ -130,18 +160,18 @@ class Held(Alone):
 
         D is at least as large as what the vectors see.
         """
-        vectors = gaussian_probes(len(self.scales), self.device) * self.scales[:, None]
+        vectors = gaussian_probes(len(self.exponents), self.device)
         high, low = normal_product(self.sums.parts[0], vectors)
         difference = (self.sums.probes - high) + (self.sums.probes_low - low)
         seen = torch.linalg.matrix_norm(difference / of.columns) / PROBES**0.5
-        sizes, largest = of.columns[:, 0] * self.scales, of.columns.max()
-        images = largest * self.scales.max() * of.norm_bound * max(1, self.sums.rows) ** 0.5
+        sizes, largest = of.columns[:, 0], of.columns.max()
+        images = largest * of.norm_bound * max(1, self.sums.rows) ** 0.5
         images = images + largest / of.columns.min() * sizes.sum()
         seen, noise = torch.stack([seen, self._unit * LONGEST * images]) / sizes.min()
         return float(seen), float(noise)
 
-    def _wrong(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
-        """``||P^T (A^T b - (R^T R + damp^2 I) x)||``, shape (k,)."""
+    def _rest(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
+        """``P^T (A^T b - (R^T R + damp^2 I) x)``."""
         high, low = normal_product(self.sums.parts[0], x)
-        rest = (self.sums.products - high) + (self.sums.products_low - low) - self.options.damp**2 * x
-        return torch.linalg.vector_norm(of.projector.T @ rest, dim=0)
+        rest = (self.sums.products - high) + (self.sums.products_low - low)
+        return of.projector.T @ (rest - self._damping.square()[:, None] * x)

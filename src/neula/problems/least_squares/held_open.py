@@ -12,8 +12,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.held_sums import HeldSums
-from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.krylov.held_sums import HeldSums, scaled_rows
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
@@ -128,8 +128,8 @@ class LeastSquares:
         sources, like = self._sources(A, b, weights)
         with plain_arithmetic(self._engine.device):
             sums = self._sums or HeldSums.begin(self.n, self._width(sources), self._engine.device)
-            for rows, right in self._blocks(sources, whole=not is_source(A)):
-                sums = sums.plus_rows(rows, right, self._vectors)
+            for rows, right, units in self._blocks(sources, whole=not is_source(A)):
+                sums = sums.plus_rows(rows, right, self._vectors, units)
         self._take(sums, sources, like)
 
     def forget(self, factor: float) -> None:
@@ -161,16 +161,16 @@ class LeastSquares:
         Raises
         ------
         ValueError
-            If too little would be left along some direction for rounding errors not to matter, or more was to
-            be removed than is there; the fit is then what it was before.
+            If too little would be left along some direction for rounding errors not to matter, if columns are
+            dependent, or if more was to be removed than is there; the fit is then what it was before.
         """
         sources, _ = self._sources(A, b, weights)
         m = sources["A"].shape[0]
         if self._sums is None or self.rows < m:
             raise ValueError(f"{m} rows cannot be removed from a fit of {self.rows}")
         with plain_arithmetic(self._engine.device):
-            for rows, right in self._blocks(sources, whole=True):
-                self._sums = self._sums.minus_rows(rows, right, self._vectors)
+            for rows, right, units in self._blocks(sources, whole=True):
+                self._sums = self._sums.minus_rows(rows, right, self._vectors, units)
 
     def merge(self, other: LeastSquares) -> None:
         """Take the rows of another fit, which stays as it is.
@@ -249,7 +249,7 @@ class LeastSquares:
             **nothing,
         )
         with call.computing():
-            held = Held(self._sums, self._scales, options)
+            held = Held(self._sums, self._exponents, options)
             judge = LeastSquaresJudge.of(max(self.rows, self.n), self.n, options, together=False)
             judge = replace(judge, bound=held.bound)
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
@@ -285,7 +285,8 @@ class LeastSquares:
         # Sizes of which the scales are made: powers of two.
         arrays = {"n": np.array(self.n), "scales": (0.5 / self._scales).cpu().numpy()}
         if self._sums is not None:
-            counts = {"is_vector": self._is_vector, "rows": self.rows, "updates": self._sums.updates}
+            counts = {"is_vector": self._is_vector, "rows": self.rows}
+            counts |= {name: getattr(self._sums, name) for name in ("updates", "roundings", "of_a")}
             arrays |= {name: np.array(count) for name, count in counts.items()}
             arrays |= {name: x.cpu().numpy() for name, x in self._sums.tensors.items()}
         write_files({Path(path): arrays})
@@ -307,7 +308,9 @@ class LeastSquares:
         fit = cls(int(found.pop("n")), scales=found.pop("scales"), engine=engine)
         if found:
             fit._is_vector = bool(found.pop("is_vector"))
-            counts: dict[str, Any] = {name: int(found.pop(name)) for name in ("rows", "updates")}
+            counts: dict[str, Any] = {
+                name: int(found.pop(name)) for name in ("rows", "updates", "roundings", "of_a")
+            }
             tensors: dict[str, Any] = {
                 k: torch.from_numpy(x).to(fit._engine.device) for k, x in found.items()
             }
@@ -319,7 +322,12 @@ class LeastSquares:
     @property
     def _vectors(self) -> torch.Tensor:
         """Those that are multiplied by ``A^T A``."""
-        return gaussian_probes(self.n, self._engine.device) * self._scales[:, None]
+        return gaussian_probes(self.n, self._engine.device)
+
+    @property
+    def _exponents(self) -> torch.Tensor:
+        """Of the sizes of columns that were named, by which these are divided, shape (n,)."""
+        return -binary_exponents(self._scales).long() + 1
 
     def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], Any]:
         """Operands of the same number of rows, and what makes an array like b."""
@@ -345,8 +353,11 @@ class LeastSquares:
 
     def _blocks(
         self, sources: dict[str, Source], *, whole: bool
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Rows of A and b, checked and weighted: all of them, or some at a time, read ahead in a thread."""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, HeldSums]]:
+        """Rows of A and b, checked, weighted and scaled by powers of two; sums over no rows in their units.
+
+        All of them, or some at a time, read ahead in a thread.
+        """
         m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
         size = max(self._engine.tuning.streamed_bytes // (8 * self.n), self.n)
         blocks: Any = Reader(sources, device, size).read("update")
@@ -358,9 +369,7 @@ class LeastSquares:
                 check_rows(x, name, block.first, SQUARABLE)
             a, b, *weights = block.rows
             b = b.reshape(len(b), k)
-            for w in weights:
-                a, b = a * w[:, None], b * w[:, None]
-            yield a, b
+            yield scaled_rows(a, b, weights, self._exponents)
 
     def _take(self, sums: HeldSums, sources: dict[str, Source], like: Any) -> None:
         if self._sums is None:

@@ -21,7 +21,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.problems.least_squares import by_kernel
-from neula.problems.least_squares.general import checked_general, solve_general
+from neula.problems.least_squares.general import General, checked_general, solve_general
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
@@ -101,7 +101,8 @@ def lstsq(
         Factors of the rows: ``min ||diag(weights) (A x - b)||``, as in :func:`numpy.polyfit`.
     constraints : pair of array_like, optional
         C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x is to fulfil ``C x = d``,
-        for every matrix of a batch. Rows of C may depend on others, if d does likewise.
+        for every matrix of a batch. Rows of C may depend on others, if d does likewise; the numerical rank
+        that was used is ``constraint_rank`` of the result.
     covariance : array_like, shape (m, m) or (m,), optional
         Of b, a matrix V or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
         squares).
@@ -156,7 +157,8 @@ def lstsq(
     IllConditionedWarning
         If A is so ill-conditioned that no digit of x is sure, or if its rank is below full and doubtful: the
         singular values beside ``rcond`` are less than a factor of ten apart, or a direction that counts as
-        zero is real and carries the data (:mod:`neula.certificates.rank`). It is an AccuracyWarning, too.
+        zero is real and carries the data (:mod:`neula.certificates.rank`); or if C as it is stored has a
+        larger rank than the numerical one. It is an AccuracyWarning, too.
 
     See Also
     --------
@@ -260,6 +262,9 @@ def lstsq(
         return pending
     else:
         solved = solve_system(call, shapes, options, weight)
+        if damp and not solved.result.converged and not call.engine.over_rows.spread:
+            limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
+            solved = limited if limited.result.converged else solved
     return solved.reported(call)
 
 

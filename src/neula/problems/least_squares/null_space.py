@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.engines import FP64, Engine
+from neula.kernels.doubled import Doubled
+from neula.kernels.shift import shift
+from neula.problems.least_squares.balanced import lengths
 from neula.problems.orthogonal.qr import qr
 
 ROUNDINGS = 8.0
@@ -17,6 +20,16 @@ ROUNDINGS = 8.0
 ROUNDING = 8.0
 """Factor on ``max(n, p) u``: smaller diagonal elements of R, and residuals of constraints, count as zero."""
 
+STEPS = 5
+"""Updates of coefficients in doubled arithmetic: each leaves ``u cond(C)`` of their error."""
+
+EXACT = 2.0**-20
+"""Part of a unit roundoff below which a difference in doubled arithmetic counts as zero."""
+
+COARSE = 2.0**-20
+"""Coefficients of a combination that are multiples of this up to its square are taken to be: the rounding
+errors of a row that was computed with them have moved them."""
+
 
 @dataclass(frozen=True)
 class NullSpace:
@@ -24,23 +37,37 @@ class NullSpace:
 
     Attributes
     ----------
-    shortest : Tensor, shape (n, k)
+    shortest : Tensor, shape (..., n, k)
         The x of smallest norm.
     basis : Tensor, shape (n, n - rank)
         Orthonormal.
-    rank : int
+    kept, dropped : list of int
+        Rows of C that determine it, as many as its numerical rank, and the others.
     condition : float
-        Of the rows of C that are independent, scaled; an estimate from below.
-    c, d : Tensor, shape (p, n), (p, k)
-        The constraints, rows scaled to elements of at most 1.
+        Of the rows of C that are kept; an estimate from below.
+    c, d : Tensor, shape (p, n), (..., p, k)
+        The constraints.
+    q, r : Tensor, shape (n, rank), (rank, p)
+        QR factors of the columns of ``C^T``, those that are kept first.
+    rounded : list of int
+        Rows with elements that underflow beside others.
     """
 
     shortest: torch.Tensor
     basis: torch.Tensor
-    rank: int
+    kept: list[int]
+    dropped: list[int]
     condition: float
     c: torch.Tensor
     d: torch.Tensor
+    q: torch.Tensor
+    r: torch.Tensor
+    rounded: list[int]
+
+    @property
+    def rank(self) -> int:
+        """Numerical rank of C."""
+        return len(self.kept)
 
     @property
     def noise(self) -> float:
@@ -48,35 +75,42 @@ class NullSpace:
         return ROUNDINGS * self.condition * FP64.u
 
     @classmethod
-    def of(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine) -> NullSpace:
+    def of(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
         """Factorize.
 
         Parameters
         ----------
         c : Tensor, shape (p, n)
-            float64.
-        d : Tensor, shape (p, k)
+            float64, the largest element of each row in [1/2, 1), or all of it zero.
+        d : Tensor, shape (..., p, k)
         engine : Engine
+        rounded : list of int
+            Rows with elements that underflow.
         """
         p, n = c.shape
         if not p or not n:
-            shortest, basis = d.new_zeros(n, d.shape[1]), torch.eye(n, dtype=d.dtype, device=d.device)
-            return cls(shortest, basis, 0, 1.0, c, d)
-        scales = power_of_two_scales(c.abs().amax(1))[:, None]  # of norms squares may underflow
-        scaled, rhs = c * scales, d * scales
-        q, r, order = qr(scaled.mT, mode="complete", pivoting=True, engine=engine)
+            shortest, basis = d.new_zeros(*d.shape[:-2], n, d.shape[-1]), torch.eye(n).to(d)
+            empty = d.new_zeros(n, 0), d.new_zeros(0, p)
+            return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
+        q, r, order = qr(c.mT, mode="complete", pivoting=True, engine=engine)
         diagonal = r.diagonal().abs()
         rank = int((diagonal > ROUNDING * max(n, p) * FP64.u * diagonal.max()).sum())
-        triangle = r[:rank, :rank].mT
-        y = torch.linalg.solve_triangular(triangle, rhs[order][:rank], upper=False)
-        condition = _condition(r[:rank, :rank]) if rank else 1.0
-        return cls(q[:, :rank] @ y, q[:, rank:], rank, condition, scaled, rhs)
+        kept, dropped = order.tolist()[:rank], order.tolist()[rank:]
+        triangle = r[:rank, :rank]
+        y = torch.linalg.solve_triangular(triangle.mT, d[..., kept, :], upper=False)
+        condition = _condition(triangle) if rank else 1.0
+        return cls(
+            q[:, :rank] @ y, q[:, rank:], kept, dropped, condition, c, d, q[:, :rank], r[:rank], rounded
+        )
+
+    def scaled(self, exponents: torch.Tensor) -> NullSpace:
+        """That of d times powers of two, exponents of shape (..., 1, k)."""
+        return replace(self, shortest=shift(self.shortest, exponents), d=shift(self.d, exponents))
 
     def error(self, x: torch.Tensor) -> torch.Tensor:
-        """``||C x - d|| / (||C|| ||x|| + ||d||)`` of each column, in the scaled rows; 0 where both vanish."""
-        norm = torch.linalg.vector_norm
-        size = torch.linalg.matrix_norm(self.c) * norm(x, dim=-2) + norm(self.d, dim=-2)
-        residual = norm(self.c @ x - self.d, dim=-2)
+        """``||C x - d|| / (||C|| ||x|| + ||d||)`` of each column; 0 where both vanish."""
+        size = torch.linalg.matrix_norm(self.c) * lengths(x) + lengths(self.d)
+        residual = lengths(self.c @ x - self.d)
         return torch.where(residual > 0, residual / size, 0.0)
 
     @property
@@ -91,7 +125,8 @@ class NullSpace:
         ------
         ValueError
         """
-        if bool((self.error(self.shortest) <= self.tolerance).all()):
+        empty = bool(d[~c.any(1)].any())
+        if not empty and bool((self.error(self.shortest) <= self.tolerance).all()):
             return
         nearest = torch.linalg.pinv(c) @ d
         residual = c @ nearest - d
@@ -102,6 +137,57 @@ class NullSpace:
             f"||C x - d|| is at least {least:.3g} (most of it in row {worst}): "
             "leave out constraints that follow from others, or change d"
         )
+
+    @property
+    def independent(self) -> list[int]:
+        """Dropped constraints that do not follow from the kept ones, as they are stored."""
+        if not self.rank or not self.dropped:
+            return []
+        return self.rounded or [self.dropped[i] for i in self.not_following(self.c[self.dropped])]
+
+    def not_following(self, rows: torch.Tensor) -> list[int]:
+        """Which of some rows are no combination of kept constraints, exactly or but for the rounding of one.
+
+        In doubled arithmetic: what is left of a row beside the nearest combination counts, unless each
+        element is at most a rounding error of this row, or of one of the constraints.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (q, n)
+            Nearly such combinations.
+        """
+        kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
+        prepared, left = Doubled.of(kept.mT[None].contiguous()), wanted
+        coefficients = low = rows.new_zeros(self.rank, len(rows))
+        for _ in range(STEPS):
+            update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
+            coefficients, low = add_to_pair(coefficients, low, update)
+            left = prepared.residual(coefficients[None], wanted[None], low[None])[0][0]
+        return [i for i in range(len(rows)) if not self._follows(rows[i], coefficients[:, i], left[:, i])]
+
+    def _follows(self, row: torch.Tensor, coefficients: torch.Tensor, left: torch.Tensor) -> bool:
+        """Whether a row is a combination of kept ones exactly, or but for the rounding of one of the rows.
+
+        What was computed with simple coefficients, and rounded, is no longer nearest to the combination with
+        them.
+        """
+        rows = torch.cat([self.c[self.kept], row[None]])
+        factors = torch.cat([-coefficients, row.new_ones(1)])
+        if bool((left.abs() <= EXACT * FP64.u * (factors.abs() @ rows.abs())).all()):
+            return True
+        factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
+        factors = factors / factors[factors != 0].abs().min()
+        simple = (factors / COARSE).round() * COARSE
+        if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
+            return False
+        rest = Doubled.of(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
+        return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
+
+
+def _half_spacing(x: torch.Tensor) -> torch.Tensor:
+    """Half the distance from x to the next float64 number towards zero, which a rounding error may be."""
+    smaller = torch.nextafter(x.abs(), torch.zeros_like(x))
+    return torch.ldexp(torch.ones_like(x), torch.frexp(smaller)[1] - 54).masked_fill(x == 0, 0.0)
 
 
 def _condition(r: torch.Tensor) -> float:

@@ -1,0 +1,349 @@
+"""Least squares with equality constraints, through the null space of C, and whitened problems: evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from neula.certificates.forward_error import ESTIMATED, least_squares_error, residual_ratio
+from neula.engines import FP64
+from neula.kernels.refining import over
+from neula.kernels.shift import LIMIT, shift
+from neula.pipeline.call import Call
+from neula.pipeline.inputs import Taken
+from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.shapes import broadcast_system
+from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
+from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.null_space import NullSpace
+from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.solution import Solved, solve_system
+
+UNDERFLOWN = 2.0**-1000
+"""A bound on what underflow of scaled numbers comes to in x."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A solution in scaled units, and what is known of it.
+
+    Attributes
+    ----------
+    solved : Solved
+        Of the problem without constraints.
+    x : Tensor, shape (..., n, k)
+    norms : Tensor, shape (..., n)
+        Norms of the columns of A; ones where all of A vanishes.
+    forward : Tensor, shape (..., k)
+    backward : Tensor, shape (...)
+    of_a, of_b : Tensor of int, shape (..., 1, n), (..., 1, k)
+        Exponents by which columns of A and right-hand sides were divided.
+    of_x : Tensor of int, shape (..., 1, k)
+        By which x is to be multiplied, beside those of the columns.
+    basis : Tensor, shape (n, q), or None
+        Of the null space.
+    constraint_rank : int or None
+    constraint_error : float
+    doubt : str
+        Why the forward error is not known.
+    before : tuple of Attempt
+    """
+
+    solved: Solved
+    x: torch.Tensor
+    norms: torch.Tensor
+    forward: torch.Tensor
+    backward: torch.Tensor
+    of_a: torch.Tensor
+    of_b: torch.Tensor
+    of_x: torch.Tensor
+    basis: torch.Tensor | None = None
+    constraint_rank: int | None = None
+    constraint_error: float = 0.0
+    doubt: str = ""
+    before: tuple[Attempt, ...] = ()
+
+    def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
+        """What statistics are computed from, in the user's units.
+
+        Parameters
+        ----------
+        call : Call
+        rows : int
+            How many are data, and not damping.
+        is_vector : bool
+        """
+        fit = self.solved.result.fit
+        if not isinstance(fit, LinearFit):
+            return fit
+        largest = self.of_a.amax(-1, keepdim=True) if self.of_a.numel() else self.of_a.sum(-1, keepdim=True)
+        of_a = replace(fit.shapes, a=largest).matrices[:, 0]
+        of_b = replace(fit.shapes, b=self.of_b.expand(*self.x.shape[:-2], *self.of_b.shape[-2:])).columns[
+            :, 0
+        ]
+        basis = self.basis
+        if basis is not None:
+            relative = (largest - self.of_a).reshape(-1, len(basis))[0]
+            basis = shift(basis, relative[:, None])
+        return replace(
+            fit,
+            call=call,
+            shapes=replace(fit.shapes, is_vector=is_vector),
+            x=shift(fit.x, (of_b - of_a)[:, None]),
+            norms=shift(fit.norms, of_b),
+            rows=rows,
+            basis=basis,
+            exponents=(of_a, of_b),
+        )
+
+
+def whitened(call: Call, problem: Balanced, options: Options, noise: float) -> Found:
+    """The solution of a problem without constraints.
+
+    Parameters
+    ----------
+    call : Call
+    problem : Balanced
+    options : Options
+        Of a plain problem.
+    noise : float
+        Relative perturbation of A and b that the covariance comes to.
+    """
+    problem = problem.in_units(torch.zeros_like(problem.relative))
+    solved = _solved(call, problem.a, problem.b, options)
+    result, norms = solved.result, norms_of_columns(problem.a.detach())
+    size = lengths(norms[..., None] * result.x.detach())
+    ratio = residual_ratio(residuals(result, size), 1.0, size)
+    forward = result.forward_errors
+    if noise:
+        condition = ESTIMATED * result.conditions[..., None]
+        forward = forward + least_squares_error(condition, torch.full_like(size, noise), ratio)
+        forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
+    if not problem.exact:  # statistics depend on A beside the damping
+        solved = replace(solved, result=replace(result, fit=None))
+    return Found(
+        solved, result.x, norms, forward, result.backward_errors, problem.of_a, problem.of_b, problem.of_b
+    )
+
+
+def constrained(
+    call: Call,
+    problem: Balanced,
+    options: Options,
+    constraints: tuple[torch.Tensor, torch.Tensor],
+    noise: float,
+) -> Found:
+    """The solution of a problem with constraints, through the null space of C.
+
+    Raises
+    ------
+    ValueError
+        Where no x fulfils all constraints.
+    """
+    relative = problem.relative
+    found = _constrained(call, problem, options, constraints, noise, relative)
+    left = found.solved.result.ranks < (0 if found.basis is None else found.basis.shape[1])
+    if bool(relative.any()) and bool(left.any()):  # what is shortest is to be so in given units
+        return _constrained(call, problem, options, constraints, noise, torch.zeros_like(relative))
+    return found
+
+
+def _constrained(
+    call: Call,
+    problem: Balanced,
+    options: Options,
+    constraints: tuple[torch.Tensor, torch.Tensor],
+    noise: float,
+    relative: torch.Tensor,
+) -> Found:
+    problem, null, of_x = _null_space(call, problem, constraints, relative)
+    of_b = torch.maximum(problem.of_b, of_x)
+    if null.basis.shape[1]:  # x is in the units of the larger one of b and d
+        null, of_x = null.scaled(of_x - of_b), of_b
+    of_x, of_b = (y.masked_fill(y == -LIMIT, 0) for y in (of_x, of_b))
+    problem = replace(problem, b=power_of_two_times(problem.b, problem.of_b - of_b), of_b=of_b)
+    rest = _Rest.of(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
+    options = replace(options, unit=options.unit + null.noise)
+    doubt, solved = rest.doubt, _solved(call, rest.a, rest.b, options)
+    z = solved.result.x
+    x = null.shortest + null.basis @ z
+    forward = rest.forward_errors(solved.result, x.detach(), z.detach())
+    error = null.error(x.detach()).expand(forward.shape)
+    told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
+    return Found(
+        solved,
+        x,
+        norms_of_columns(problem.a.detach()),
+        forward.masked_fill(torch.tensor(bool(doubt)), torch.inf),
+        torch.maximum(solved.result.backward_errors, worst_of(error)),
+        problem.of_a,
+        problem.of_b,
+        of_x,
+        null.basis,
+        null.rank,
+        float(error.max()) if error.numel() else 0.0,
+        doubt,
+        (Attempt("null space of C by QR", not doubt, told),),
+    )
+
+
+def _null_space(
+    call: Call,
+    problem: Balanced,
+    constraints: tuple[torch.Tensor, torch.Tensor],
+    relative: torch.Tensor,
+) -> tuple[Balanced, NullSpace, torch.Tensor]:
+    """That of scaled unknowns, which fulfils the constraints; the problem with them, and their exponents."""
+    found = _in_units(call, problem, constraints, relative)
+    if found[1].rank < len(constraints[0]) and bool(relative.any()):
+        # Units may have made dependent rows of independent ones.
+        plain = _in_units(call, problem, constraints, torch.zeros_like(relative))
+        found = plain if plain[1].rank > found[1].rank else found
+    found[1].check(*constraints)
+    return found
+
+
+def _in_units(
+    call: Call,
+    problem: Balanced,
+    constraints: tuple[torch.Tensor, torch.Tensor],
+    relative: torch.Tensor,
+) -> tuple[Balanced, NullSpace, torch.Tensor]:
+    """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x."""
+    c, d = constraints
+    zero, of_c = relative == -LIMIT, torch.where(c != 0, torch.frexp(c)[1], -LIMIT)
+    if bool(zero.any()):  # these columns are measured by C alone
+        others = (of_c - relative).masked_fill(zero | (of_c == -LIMIT), -LIMIT).amax(1, keepdim=True)
+        within = torch.where((of_c != -LIMIT) & (others != -LIMIT), of_c - others, -LIMIT)
+        within = within.amax(0) if len(c) else within.sum(0)
+        relative = torch.where(zero, within.masked_fill(within == -LIMIT, 0), relative)
+    problem = problem.in_units(relative)
+    whole = problem.of_a[..., :1] - relative[:1]
+    of_c = torch.where(c != 0, of_c - relative, -LIMIT)
+    of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
+    of_rows = of_rows.masked_fill(of_rows == -LIMIT, 0)
+    of_d = torch.where(d != 0, torch.frexp(d)[1] - of_rows, -LIMIT)
+    of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), -LIMIT)
+    with call.computing():
+        scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
+        lost = (shift(scaled, relative + of_rows) != c).any(1)
+        null = NullSpace.of(scaled, d, call.engine, lost.nonzero().flatten().tolist())
+    return problem, null, torch.where(of_d == -LIMIT, -LIMIT, of_d + whole)
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What the constraints leave of a problem: ``min ||A Z z - (b - A s)||``.
+
+    Attributes
+    ----------
+    problem : Balanced
+    null : NullSpace
+    a, b : Tensor, shape (..., m, q), (..., m, k)
+        ``A Z``, zero where it is nothing but rounding errors, and ``b - A s``.
+    noise : float
+        Relative to the norms of A and b, what rounding errors and the covariance come to.
+    independent : list of int
+        Rows of a wide A that are nearly combinations of rows of C, and not exactly.
+    """
+
+    problem: Balanced
+    null: NullSpace
+    a: torch.Tensor
+    b: torch.Tensor
+    noise: float
+    independent: list[int]
+
+    @classmethod
+    def of(cls, problem: Balanced, null: NullSpace, shortest: torch.Tensor, noise: float) -> _Rest:
+        a, norm, independent = problem.a, torch.linalg.vector_norm, []
+        mixed, right = a @ null.basis, problem.b - a @ shortest
+        rounded = 4 * a.shape[-1] ** 0.5 * FP64.u
+        sizes = norm(a.detach(), dim=-2, keepdim=True) @ null.basis.abs()
+        vanish = norm(mixed.detach(), dim=-2, keepdim=True) <= rounded * sizes
+        if null.rank and mixed.shape[-2] < mixed.shape[-1]:  # where rows may be scaled
+            rows = norm(mixed.detach(), dim=-1) <= rounded * norm(a.detach(), dim=-1)
+            if bool(rows.any()):
+                independent = null.not_following(a.detach()[rows])
+            vanish = vanish | rows[..., None]
+        return cls(problem, null, mixed.masked_fill(vanish, 0.0), right, rounded + noise, independent)
+
+    def forward_errors(self, result: LstsqResult, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        """Bounds for x from those for z, its part in the null space, shape (..., k).
+
+        To first order: what is off in the constraints moves x by the pseudoinverse of C, and by that of
+        ``A Z`` times A of it, and its product with their multipliers moves the minimum (Elden, "Perturbation
+        theory for the least squares problem with linear equality constraints", SIAM J. Numer. Anal. 17,
+        1980). Rounding errors of ``A Z`` and ``b - A s``, and what is wrong with A and b, are
+        perturbations of the problem for z. Errors are those of ``D x``, D being norms of columns of A.
+        """
+        norm, null, a = torch.linalg.vector_norm, self.null, self.problem.a.detach()
+        sizes = norms_of_columns(a)
+        size = lengths(null.shortest) + lengths(x)
+        total = null.noise * size
+        if self.a.shape[-1]:
+            mixed = norm(self.a.detach(), dim=-2)
+            least = _smallest(mixed)
+            inverse = ESTIMATED * result.conditions[..., None] / least
+            if self.a.shape[-2] < self.a.shape[-1]:
+                least = torch.minimum(least, _smallest(norm(self.a.detach(), dim=-1)))
+                inverse = ESTIMATED * result.conditions[..., None] / least
+            of_a = torch.linalg.matrix_norm(a)[..., None]
+            of_residual = inverse**2 * of_a * residuals(result, size)
+            total = null.noise * ((1 + inverse * of_a) * size + of_residual)
+            of_data = inverse * (of_a * (size + lengths(z)) + lengths(self.problem.b.detach()))
+            total = total + self.noise * (of_data + of_residual)
+            total = total + result.forward_errors * lengths(mixed[..., None] * z) / least
+        # Numbers that are much smaller than others may have underflowed.
+        given = null.d.any(-2)
+        if self.a.shape[-1]:
+            given = given | self.problem.b.detach().any(-2)
+        total = (total + UNDERFLOWN).masked_fill(~given, 0.0)
+        return over(sizes.amax(-1, keepdim=True) * total, lengths(sizes[..., None] * x))
+
+    @property
+    def doubt(self) -> str:
+        """Why ranks may not be those of the numbers as they are stored."""
+        if self.null.independent:
+            return (
+                f"C of shape {tuple(self.null.c.shape)} has numerical rank {self.null.rank}, but row "
+                f"{self.null.independent[0]} is not exactly a combination of the others: no digit of x is "
+                "sure; leave out constraints that follow from others"
+            )
+        if self.independent:
+            return (
+                "a row of A is nearly a combination of rows of C, but not exactly: no digit of x is sure; "
+                "leave rows out of A that are constraints"
+            )
+        return ""
+
+
+def norms_of_columns(a: torch.Tensor) -> torch.Tensor:
+    """Norms of the columns of A, shape (..., n); ones where all of A vanishes."""
+    return torch.linalg.vector_norm(a, dim=-2).where(a.any(-1).any(-1)[..., None], 1.0)
+
+
+def residuals(result: LstsqResult, like: torch.Tensor) -> torch.Tensor:
+    """Norms of residuals as a tensor of the same shape."""
+    return torch.as_tensor(result.residual_norm, dtype=like.dtype, device=like.device).reshape(like.shape)
+
+
+def worst_of(columns: torch.Tensor) -> torch.Tensor:
+    """The largest of what is known of right-hand sides, shape (..., k), of each problem."""
+    return columns.amax(-1) if columns.shape[-1] else columns.new_zeros(columns.shape[:-1])
+
+
+def _smallest(sizes: torch.Tensor) -> torch.Tensor:
+    """The smallest that is not zero, shape (..., 1)."""
+    found = sizes.masked_fill(sizes == 0, torch.inf).amin(-1, keepdim=True)
+    return found.masked_fill(found.isinf(), 1.0)
+
+
+def _solved(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved:
+    """The plain problem, for tensors on the engine's device."""
+    b = b.expand(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
+    operands = {name: Taken(x.detach(), lambda y: y, x) for name, x in (("A", a), ("b", b))}
+    inner = replace(call, operands=operands)
+    return solve_system(inner, broadcast_system(*inner.tensors), options, None)
