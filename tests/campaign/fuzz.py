@@ -15,6 +15,7 @@ import secrets
 import shlex
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -113,6 +114,10 @@ def run_one(recipe: Recipe, device: str) -> tuple[Verdict, str]:
         return verdict, snippet(example) if verdict.findings else ""
     except UndecidedError:  # nobody knows what is right
         return Verdict(), ""
+    except Exception:  # a judge that fails has not judged
+        verdict = Verdict()
+        verdict.add("violation", "judge failed", traceback.format_exc())
+        return verdict, ""
 
 
 def report(recipe: Recipe, verdict: Verdict, shown: str, command: str) -> str:

@@ -187,6 +187,8 @@ def _residual(recipe: DropInRecipe, a: np.ndarray, b: np.ndarray, found: list[np
         return float(norm(x.conj().swapaxes(-1, -2) @ x - np.eye(x.shape[-1])))
     if name == "lu_factor":
         return 0.0
+    if not b.size:
+        return 0.0
     x, b = (y[..., None] if y.ndim < a.ndim else y for y in (x, b))
     r = b - a @ x
     # Of two bounded solutions, both of which are feasible, the residuals say enough.
