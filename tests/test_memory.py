@@ -102,7 +102,7 @@ def test_the_memory_of_a_cpu_is_a_shortage_like_any() -> None:
 
 
 def test_what_is_free_is_not_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "Path", lambda name: Path("/nowhere"))
+    monkeypatch.setattr(memory, "sizes_here", lambda: None)
     assert "not known" in memory._free(CPU)
 
 

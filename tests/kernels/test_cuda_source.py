@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from neula.kernels import cuda_source
+from neula.kernels.whole_file import read_checked
 
 
 class Nvrtc:
@@ -75,7 +76,7 @@ def test_compiled_once(utils: SimpleNamespace, tmp_path: Path) -> None:
     assert utils.nvrtc.options == [b"--gpu-architecture=sm_90"]
     assert utils.nvrtc.alive == 0
     (file,) = kept(tmp_path)
-    assert file.read_bytes() == b"ONE KERNEL"
+    assert read_checked(file) == b"ONE KERNEL"
     for macros, capability in (("other", (9, 0)), ("kernel", (8, 0))):
         assert cuda_source._loaded("one", macros, capability, utils) == f"ONE {macros}".upper().encode()
     assert len(utils.nvrtc.sources) == len(kept(tmp_path)) == 3
@@ -87,7 +88,7 @@ def test_what_is_kept_may_be_broken_or_impossible(utils: SimpleNamespace, tmp_pa
     cuda_source._binaries.clear()  # another process
     file.write_bytes(b"half of it")
     assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
-    assert file.read_bytes() == b"ONE KERNEL"
+    assert read_checked(file) == b"ONE KERNEL"
     cuda_source._binaries.clear()
     file.unlink()
     file.parent.rmdir()

@@ -114,7 +114,10 @@ def test_gradients_through_closures_are_refused(fit, closed):
         lambda: torch.func.jacrev(fit)(closed),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="depends on a tensor that requires a gradient or has a tangent"):
+        with pytest.raises(
+            ValueError,
+            match=r"depends on a tensor that requires a gradient or has a tangent|hides an operand",
+        ):
             call()
     with torch.no_grad():
         assert torch.equal(fit(wanted), fit(closed))
@@ -122,5 +125,5 @@ def test_gradients_through_closures_are_refused(fit, closed):
 
 def test_vmap_is_refused():
     for call, argument in [(linear, A), (lambda x: neula.least_squares(lambda p: A @ p - Y, x).x, X0)]:
-        with pytest.raises(ValueError, match=r"torch\.vmap maps over"):
+        with pytest.raises(ValueError, match=r"torch\.vmap maps over|hides an operand"):
             torch.func.vmap(call)(torch.stack([argument, argument]))

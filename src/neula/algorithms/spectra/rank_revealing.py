@@ -348,7 +348,8 @@ class RowSpace:
         if len(coefficients) == 0:
             return torch.zeros_like(relative)
         if self._leading is not None:
-            return torch.where(y.any(0), self._leading.error(relative, angle), relative)
+            # An error relative to zero is none.
+            return torch.where(y.any(0), self._leading.error(relative, angle), relative / torch.inf)
         inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
         alike = self.spread <= ALIKE
         along = self.spread if alike else schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]

@@ -218,7 +218,7 @@ def pinv(
     --------
     >>> import neula.compat.scipy as la
     >>> B, rank = la.pinv([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], return_rank=True)
-    >>> B.round(12).tolist(), rank
+    >>> B.round(12).tolist(), int(rank)
     ([[1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], 2)
     """
     if np.ndim(a) >= 2:

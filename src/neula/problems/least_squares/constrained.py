@@ -176,7 +176,7 @@ def _constrained(
         solved,
         x,
         norms_of_columns(problem.a.detach()),
-        forward.masked_fill(torch.tensor(bool(doubt)), torch.inf),
+        torch.full_like(forward, torch.inf) if doubt else forward,
         torch.maximum(solved.result.backward_errors, worst_of(error)),
         problem.of_a,
         problem.of_b,

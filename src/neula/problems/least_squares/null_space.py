@@ -89,7 +89,10 @@ class NullSpace:
         """
         p, n = c.shape
         if not p or not n:
-            shortest, basis = d.new_zeros(*d.shape[:-2], n, d.shape[-1]), torch.eye(n).to(d)
+            shortest, basis = (
+                d.new_zeros(*d.shape[:-2], n, d.shape[-1]),
+                torch.eye(n, dtype=d.dtype, device=d.device),
+            )
             empty = d.new_zeros(n, 0), d.new_zeros(0, p)
             return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
         q, r, order = qr(c.mT, mode="complete", pivoting=True, engine=engine)
