@@ -10,6 +10,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import itertools
+import math
 import multiprocessing
 import secrets
 import shlex
@@ -17,7 +21,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +42,9 @@ Recipe = Any
 
 ALL = (*PROBLEMS, *AREAS)
 
+SHARE = 50
+"""Examples that a process judges at a time."""
+
 SHOWN = 3
 """Failures of a kind that are printed in full."""
 
@@ -52,6 +60,7 @@ class Tally:
     """What a run has found."""
 
     examples: int = 0
+    slowest: tuple[float, int] = (0.0, 0)
     found: Counter = field(default_factory=Counter)
     problems: Counter = field(default_factory=Counter)
     kinds: Counter = field(default_factory=Counter)
@@ -68,6 +77,7 @@ class Tally:
                 self.reports.setdefault(key, []).append(report)
 
     def merge(self, other: Tally) -> None:
+        self.slowest = max(self.slowest, other.slowest)
         self.examples += other.examples
         self.found += other.found
         self.problems += other.problems
@@ -89,6 +99,7 @@ class Tally:
             f"  {number:6d}  {kind} ({reason}) of {problem}"
             for (kind, reason, problem), number in sorted(self.kinds.items())
         ]
+        lines.append("the slowest example took {:.1f} s: number {}".format(*self.slowest))
         alarms = self.found["false alarm"]
         share = f"{alarms / max(1, self.examples):.2%}"
         lines.append(
@@ -158,20 +169,36 @@ def _exact(example: Example) -> Iterator[str]:
             yield f"x = {truth.rounded_solution(truth.ranks[0]).tolist()}"
 
 
-def explore(
-    seed: int, first: int, step: int, count: int, seconds: float, scope: Scope, where: Where
-) -> Tally:
-    """Examples ``first``, ``first + step`` and so on below ``count``, until time is up."""
+def explore(seed: int, numbers: range, scope: Scope, where: Where) -> Tally:
+    """Judge some of the examples of a run."""
     torch.set_num_threads(1)
-    tally, end = Tally(), time.monotonic() + seconds
-    for number in range(first, count, step):
-        if time.monotonic() > end:
-            break
+    tally = Tally()
+    for number in numbers:
         recipe = draw(Seeded(seed, number), scope)
+        start = time.monotonic()
         verdict, shown = run_one(recipe, where.device)
+        tally.slowest = max(tally.slowest, (time.monotonic() - start, number))
         text = report(recipe, verdict, shown, where.command) if verdict.findings else ""
         tally.add(recipe, verdict, f"--seed {seed} --example {number}\n{text}")
     return tally
+
+
+def explored(workers: int, share: Callable[[range], Tally], count: int) -> Iterator[Tally]:
+    """The tallies of shares of the examples, as they come."""
+    shares = itertools.takewhile(len, (range(k, min(k + SHARE, count)) for k in itertools.count(0, SHARE)))
+    if workers == 1:
+        yield from map(share, shares)
+        return
+    # CUDA does not survive a fork.
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+    try:
+        pending = {pool.submit(share, numbers) for numbers in itertools.islice(shares, 2 * workers)}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            pending |= {pool.submit(share, numbers) for numbers in itertools.islice(shares, len(done))}
+            yield from (each.result() for each in done)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 @dataclass(frozen=True)
@@ -199,17 +226,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _show(draw(Seeded(seed, given.example), scope), where)
     print(f"seed {seed}", flush=True)
     count = sys.maxsize if given.examples is None else given.examples
-    seconds = 60 * given.minutes if given.examples is None else float("inf")
-    shares = [(seed, i, given.workers, count, seconds, scope, where) for i in range(given.workers)]
-    if given.workers == 1:
-        tallies = [explore(*shares[0])]
-    else:
-        # CUDA does not survive a fork.
-        with multiprocessing.get_context("spawn").Pool(given.workers) as pool:
-            tallies = pool.starmap(explore, shares)
+    end = time.monotonic() + (60 * given.minutes if given.examples is None else math.inf)
     total = Tally()
-    for tally in tallies:
-        total.merge(tally)
+    share = functools.partial(explore, seed, scope=scope, where=where)
+    with contextlib.closing(explored(given.workers, share, count)) as tallies:
+        for tally in tallies:
+            total.merge(tally)
+            if time.monotonic() > end:
+                break
     for (kind, reason, problem), reports in sorted(total.reports.items()):
         for text in reports:
             print(f"\n=== {kind} ({reason}) of {problem} ===\n{text}")

@@ -116,7 +116,7 @@ def test_gradients_through_closures_are_refused(fit, closed):
     for call in calls:
         with pytest.raises(
             ValueError,
-            match=r"depends on a tensor that requires a gradient or has a tangent|hides an operand",
+            match=r"depends on a tensor that requires a gradient|hides an operand",
         ):
             call()
     with torch.no_grad():
