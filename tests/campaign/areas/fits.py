@@ -18,6 +18,7 @@ from flint import arb, arb_mat
 
 import neula
 
+from ..calls import as_array
 from ..recipes import Scope, Source
 from ..verdict import Verdict
 
@@ -351,14 +352,14 @@ def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
         verdict.add("violation", "warning", "; ".join(stray))
     if warned == result.converged:
         verdict.add("violation", "converged", f"warned: {warned}, converged: {result.converged}")
-    x, n = np.asarray(result.x, dtype=np.float64), len(fit.start)
+    x, n = as_array(result.x), len(fit.start)
     rank = min(fit.model.rank, recipe.m)
     verdict.numbers.append(
         {"claimed": result.forward_error, "rank": result.rank, "converged": result.converged}
     )
     if result.rank > rank or (result.converged and rank < n):
         verdict.add("unsound", "rank", f"rank {result.rank}, and every Jacobian has {rank}")
-    if rank < n and bool(np.isfinite(np.asarray(result.standard_errors())).any()):
+    if rank < n and bool(np.isfinite(as_array(result.standard_errors())).any()):
         verdict.add("unsound", "errors", "standard errors of what is not determined")
     if rank < n or not np.isfinite(x).all():
         return verdict, _shown(recipe)
@@ -382,10 +383,10 @@ def _is_easy(fit: Fit, result: Any, jac: np.ndarray, norms: np.ndarray, error: f
     if not (error < 1e-2 and (norms > 0).all()) or result.status <= 0 or fit.recipe.loss != "linear":
         return False
     values = np.linalg.svd(jac / norms, compute_uv=False)
-    used = np.asarray(result.jac) / fit.size
+    used = as_array(result.jac) / fit.size
     noise = float(np.linalg.norm((used - jac) / norms)) + 2.0**-50
-    far, condition = float(np.linalg.norm(norms * np.asarray(result.x))), float(values[0] / values[-1])
-    size = float(np.linalg.norm(np.asarray(result.fun))) / fit.size
+    far, condition = float(np.linalg.norm(norms * as_array(result.x))), float(values[0] / values[-1])
+    size = float(np.linalg.norm(as_array(result.fun))) / fit.size
     data = float(np.linalg.norm(fit.y)) / fit.size
     expected = 2.0**-50 * condition * (data + far) / far + noise * condition**2 * size / far
     return noise * condition < 1e-2 and expected < 1e-3
