@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -139,8 +140,8 @@ def lu_factorize(
         A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
         the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
     panel, inner_panel : int, optional
-        Widths r and s; the engine's by default, and LAPACK's own for 2.1 and 2.2 with pivoting in single or
-        double precision, where that is at hand and nobody counts columns. There are at least two inner panels
+        Widths r and s; the engine's by default, and LAPACK's own with pivoting in single or double precision,
+        where that is at hand and nobody counts columns. There are at least two inner panels
         in a panel, which share its buffer.
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
@@ -176,12 +177,14 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     chosen, n = VARIANTS[variant], a.shape[0]
-    r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     kept = storage or engine.format
     low = kept == engine.format
     arithmetic = engine.unblocked if chosen.uniform else engine
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
+    if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
+        return _by_lapack(a if in_place else engine.empty(n, n, dtype=dtype).copy_(a), engine, kept)
+    r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
         permutation = torch.arange(n, device=matrix.device)
@@ -193,9 +196,6 @@ def lu_factorize(
             by_blocks(matrix, engine, r, s, done)
         return PackedLU(matrix[:n, :n], permutation, kept)
     matrix = a if in_place else arithmetic.empty(n, n, dtype=dtype)
-    named = panel is not None or on_columns is not None
-    if low and pivoting and not named and engine.tuning.lapack and kept in (FP32, FP64):
-        return _by_lapack(matrix if in_place else matrix.copy_(a), engine, kept)
     permutation = torch.arange(n, device=matrix.device)
     work = Workspace(
         matrix=arithmetic.round(a, matrix) if low else matrix.copy_(a),
@@ -216,6 +216,12 @@ def lu_factorize(
     if work.interchanges is not None:
         permutation = work.interchanges.permutation().to(matrix.device)
     return PackedLU(matrix, permutation, kept)
+
+
+def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
+    """Whether LAPACK computes pivoted factors in this format: no width is asked for, and no progress."""
+    whole = kept == engine.format and kept in (FP32, FP64) and engine.tuning.lapack
+    return whole and all(each is None for each in asked)
 
 
 def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:

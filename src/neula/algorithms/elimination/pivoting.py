@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
 
 MOVED_ELEMENTS = 1 << 20
@@ -45,7 +46,7 @@ class Interchanges:
         if pivots != rows:  # else there is nothing to go through, which would take as long as a solve
             for i, pivot in enumerate(pivots):
                 rows[i], rows[pivot] = rows[pivot], rows[i]
-        return torch.tensor(rows, dtype=torch.int64, device="cpu")
+        return torch.from_numpy(np.array(rows, np.int64))  # torch.tensor takes longer for lists
 
     def apply(self, matrix: torch.Tensor, start: int, pivots: list[int], done: slice) -> None:
         """Record the pivots of rows ``start, start + 1, ...``, and interchange the rows of the matrix.

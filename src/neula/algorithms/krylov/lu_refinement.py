@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import cast
 
 import torch
@@ -104,8 +104,6 @@ class KeptMatrix:
         On whose device everything else is.
     scale : float
         Power of two by which A is multiplied, so that norms neither overflow nor underflow.
-    row_norms : Tensor, shape (n,)
-        1-norms of the rows of ``scale A``, float64.
     image : Tensor, shape (n, 1)
         ``scale A v`` for a fixed random v.
     found : list of Conditioning
@@ -115,7 +113,6 @@ class KeptMatrix:
     a: torch.Tensor
     engine: Engine
     scale: float
-    row_norms: torch.Tensor
     image: torch.Tensor
     found: list[Conditioning] = field(default_factory=list, repr=False, compare=False)
 
@@ -134,9 +131,14 @@ class KeptMatrix:
         exponent = math.frexp(largest)[1]
         scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
         here = a.to(engine.device)
-        scaled = here if scale == 1.0 else here * scale
-        row_norms = torch.linalg.vector_norm(scaled, 1, dim=1, dtype=torch.float64)
-        return cls(a, engine, scale, row_norms, Products(here, scale) @ _direction(len(a), engine.device))
+        return cls(a, engine, scale, Products(here, scale) @ _direction(len(a), engine.device))
+
+    @cached_property
+    def row_norms(self) -> torch.Tensor:
+        """1-norms of the rows of ``scale A``, shape (n,), float64."""
+        here = self.a.to(self.engine.device)
+        scaled = here if self.scale == 1.0 else here * self.scale
+        return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=torch.float64)
 
     def products(self) -> Products:
         """``scale A`` on the device of the engine, if A is what it was.
@@ -172,11 +174,13 @@ class KeptMatrix:
         ``n u |A| |v|`` (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as
         much for the sums in the bound. A smaller change passes; refinement goes for A as it is now.
         """
+        if torch.equal(image, self.image):
+            return
         n, change = len(self.a), (image - self.image).abs()[:, 0]
         # Products that underflow have an absolute error.
         allowed = 4 * n * FP64.u * self.row_norms + n * torch.finfo(torch.float64).tiny
-        # Written so that NaN is a change.
-        if not bool((change <= allowed).all()):
+        # Written so that NaN and Inf are changes.
+        if not bool((change < allowed).all()):
             raise ValueError(
                 "A was changed since it was factorized, and factors of another matrix refine nothing: "
                 "factorize it again, or a copy that nobody changes (lu_factor(A.copy())), or pass "

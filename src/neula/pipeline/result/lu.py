@@ -28,9 +28,9 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     packed : PackedLU
         Both factors in one matrix, in their own format; of a batch one after the other.
     variant : str
-        The paper's algorithm.
-    panel, inner_panel : int
-        Widths of the panels; ``inner_panel`` is None where the algorithm has none.
+        The paper's algorithm; ``"lapack"`` where that factorized (a CPU, in single or double precision).
+    panel, inner_panel : int or None
+        Widths of the panels; ``inner_panel`` is None where the algorithm has none, both are for LAPACK.
     compute, storage : str
         Formats of the products' operands and of the factors.
     engine : str
@@ -57,7 +57,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     packed: PackedLU
     variant: str
-    panel: int
+    panel: int | None
     inner_panel: int | None
     compute: str
     storage: str
@@ -142,9 +142,9 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: how they were made, and what they are good for."""
-        widths = [width for width in (self.panel, self.inner_panel) if width is not None]
+        widths = " and ".join(str(width) for width in (self.panel, self.inner_panel) if width is not None)
         return {
-            "variant": f"{self.variant}, panels of {' and '.join(map(str, widths))}",
+            "variant": f"{self.variant}, panels of {widths}" if widths else f"{self.variant}, partial pivoting",
             "formats": f"products in {self.compute}, factors in {self.storage}",
             "memory": f"{self.storage_bytes:,} bytes",
             "refinement": "with A, which is kept" if self.keeps_a else "none: A is not kept",

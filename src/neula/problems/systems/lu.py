@@ -13,7 +13,7 @@ import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided
 from neula.algorithms.elimination.factorization import growth_of
-from neula.algorithms.elimination.lu import VARIANTS, PackedLU, lu_factorize, panel_widths
+from neula.algorithms.elimination.lu import VARIANTS, PackedLU, is_lapacks, lu_factorize, panel_widths
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
 from neula.engines import Engine, Format, format_of, select_engine
 from neula.errors import check_name
@@ -156,7 +156,10 @@ def lu_factor(
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
     chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
-    r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
+    r = s = None
+    by_lapack = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
+    if not by_lapack:
+        r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
@@ -167,10 +170,11 @@ def lu_factor(
             with naming(index):
                 found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
     # Factors that do not keep A must not keep it alive.
-    give_back = replace(call.first, tensor=a.new_empty(0), graph=a.new_empty(0)).give_back
+    nothing = a.new_empty(0)
+    give_back = replace(call.first, tensor=nothing, graph=nothing).give_back
     make = partial(
         LUFactors,
-        variant=variant,
+        variant="lapack" if by_lapack else variant,
         panel=r,
         inner_panel=s,
         compute=chosen.format.name,

@@ -69,7 +69,7 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
     """Refuse factors that are singular or not finite: the only wait for the device."""
     lu, kept = packed.lu, packed.storage
     diagonal = lu.diagonal()
-    if bool(diagonal.all() & torch.linalg.vector_norm(lu, torch.inf).isfinite()):
+    if bool(diagonal.all() & (torch.linalg.vector_norm(lu, torch.inf) < torch.inf)):
         return
     unusable, infinite = (diagonal == 0) | ~diagonal.isfinite(), ~engine.column_max(lu).isfinite()
     first = int(unusable.int().argmax())

@@ -45,15 +45,15 @@ def solved_by_lapack(
     right = b[:, None] if b.ndim == 1 else b
     if right.ndim != 2 or len(right) != F.shape[-1] or not 0 < right.shape[1] <= FEW:
         return None
-    if not (b.is_cpu and dtype in IN_NUMPY and _is_lapacks(F)):
+    if not (b.is_cpu and dtype in IN_NUMPY):
         return None
-    assert F.kept is not None
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if "square" not in F.solvers:
-            F.solvers["square"] = _square_of(F, engine)
+            F.solvers["square"] = _square_of(F, engine) if _is_lapacks(F) else None
         square = F.solvers["square"]
         if square is None or square.condition * target.u >= UNSURE:
             return None
+        assert F.kept is not None
         F.kept.products()  # that A is what it was
         system, columns = copy(square), list(np.ascontiguousarray(array_of(right).T, np.float64))
         system.first = [system.start(column) for column in columns]
