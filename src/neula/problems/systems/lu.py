@@ -30,6 +30,7 @@ from neula.problems.systems.lu_checks import (
     check_range,
     check_square,
     choose_formats,
+    largest_of,
     report_solutions,
 )
 from neula.problems.systems.lu_refined import refined, solved_by_lapack, solver_of
@@ -353,14 +354,14 @@ def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], N
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
         kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
         return _Factorized(nothing, work.new_zeros(()), kept)
-    largest = torch.linalg.vector_norm(work, torch.inf)
+    largest = largest_of(work)
     if not math.isfinite(top := float(largest)):
         check_finite(work, largest, "A")
     check_range(work, top, storage)
     kept = KeptMatrix.of(a, top, engine) if options.keep_a else None
     if options.transform is not None:
         work = options.transform.mixed(work, engine)
-        largest = torch.linalg.vector_norm(work, torch.inf)
+        largest = largest_of(work)
     packed = lu_factorize(
         work,
         engine,
