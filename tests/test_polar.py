@@ -191,6 +191,18 @@ def test_deficient_rank(engine: Any, rcond: float | None) -> None:
     assert float(torch.linalg.matrix_norm(u @ u.T @ u - u, 2)) <= 2 * result.orthogonality_bound
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rank_of_outer_products(dtype: Any, whole: bool) -> None:
+    """Exact ones, and those whose elements are rounded: of all 40 matrices the rank is 1."""
+    source = np.random.default_rng(0)
+    for m, n in source.integers(2, 10, (40, 2)):
+        u, v = (source.integers(1, 9, k) if whole else source.standard_normal(k) for k in (m, n))
+        result = neula.polar(np.outer(u, v).astype(dtype))
+        assert result.converged
+        assert result.rank == 1
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (3, 6), (2, 5, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rank_one_where_divide_and_conquer_does_not_converge(

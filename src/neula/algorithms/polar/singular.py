@@ -10,8 +10,13 @@ from neula.kernels.svd import converged_svd
 
 
 def isometry(
-    wide: torch.Tensor, cutoff: float, *, completion: bool = False, over_rows: Reduction = HERE
-) -> tuple[torch.Tensor, torch.Tensor]:
+    wide: torch.Tensor,
+    cutoff: float,
+    *,
+    unknown: float = 0.0,
+    completion: bool = False,
+    over_rows: Reduction = HERE,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``W V^T`` of ``W S V^T``, without the vectors of singular values that count as zero.
 
     Parameters
@@ -20,6 +25,8 @@ def isometry(
         float32 or float64; no NaN, no Inf.
     cutoff : float
         Singular values up to this part of the largest count as zero.
+    unknown : float, optional
+        Up to this part of the largest they may be zero or not.
     completion : bool
         Whether their vectors are taken all the same.
     over_rows : Reduction, optional
@@ -30,6 +37,8 @@ def isometry(
     factor : Tensor, shape (batch, k, m)
     rank : Tensor, shape (batch,)
         How many do not count as zero.
+    doubtful : Tensor, shape (batch,)
+        Whether one is unknown.
 
     Examples
     --------
@@ -37,11 +46,12 @@ def isometry(
     >>> from neula.algorithms.polar.singular import isometry
     >>> isometry(torch.tensor([[[3.0, 0.0], [0.0, 0.0]]]), 1e-6)
     (tensor([[[1., 0.],
-             [0., 0.]]]), tensor([1]))
+             [0., 0.]]]), tensor([1]), tensor([False]))
     """
     q, r = over_rows.merged(wide.mT, torch.linalg.qr)
     v, s, wh = converged_svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
+    doubtful = ((s <= unknown * s[:, :1]) & (s > 0)).any(1)
     kept = torch.ones_like(counts) if completion else counts
     left = wh.mT * kept[:, None, :]
     if wide.dtype == torch.float64:  # in float32 LAPACK's tolerance is a tenth of that, in units of rounding
@@ -49,8 +59,8 @@ def isometry(
         small = _orthonormal(exact_matmul(left, v.mT))
     else:
         small = exact_matmul(left, v.mT)
-    small, counts = over_rows.agreed(small, counts)
-    return exact_matmul(small, q.mT), counts.sum(1)
+    small, counts, doubtful = over_rows.agreed(small, counts, doubtful)
+    return exact_matmul(small, q.mT), counts.sum(1), doubtful
 
 
 def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

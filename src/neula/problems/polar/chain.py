@@ -116,7 +116,7 @@ class PolarJudge:
         found, bounds = self.numbers(numbers), self.bounds
         # What was cut off is a part of A - U H.
         missing = np.where(numbers[0] >= 0, self.full - numbers[0], 0.0)
-        cut_off = self.options.cutoff * np.sqrt(missing)
+        cut_off = self.options.cutoff(self.batch.shape) * np.sqrt(missing)
         accepted = found.accepted_by(bounds, cut_off)
         residual_bound = bounds.residual + cut_off
         excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)

@@ -14,7 +14,7 @@ from neula.algorithms.polar.polynomials import Step
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.problem import Matrices, Options, PolarValues
 
@@ -57,7 +57,14 @@ def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solut
     scales, factor = options.scales(matrices.a)
     wide = ((options.laid_down(matrices.a) * scales[:, None, None]) * factor).to(format.dtype)
     wide = torch.where(usable[:, None, None], wide, 0.0)
-    x, rank = isometry(wide, options.cutoff, completion=options.completion, over_rows=options.over_rows)
+    cutoff, unknown = options.cutoff(matrices.a.shape), 0.0
+    if format is FP32 and options.small_too:
+        unknown = 8 * format.u * max(options.shape_of(matrices.a.shape)) ** 0.5  # errors of this SVD
+    x, rank, doubtful = isometry(
+        wide, cutoff, unknown=unknown, completion=options.completion, over_rows=options.over_rows
+    )
+    if bool(doubtful.any()):
+        raise Declined("singular values that float32 does not tell from zero")
     within = not options.completion
     measures = polar_measures(engine.parts(wide), engine.parts(x), engine, exactly=True, within=within)
     x = torch.where(usable[:, None, None], x, torch.nan)

@@ -71,9 +71,9 @@ def polar(
     side : {"right", "left"}, optional
         Which symmetric factor is wanted, too: of ``A = U H`` or of ``A = H U``. By default none.
     rcond : float, optional
-        Singular values of A of at most ``rcond`` times the largest become 0, not 1. By default those that
-        the working precision (float32, or float64 for that accuracy) cannot tell from zero do; with the
-        accuracy of bf16 those below 1e-3 may end anywhere between 0 and 1.
+        Singular values of A of at most ``rcond`` times the largest become 0, not 1. By default ``2**-24``, by
+        which a matrix may differ from its rounding to float32, and ``max(m, n) 2**-52`` for the accuracy of
+        float64; with that of bf16 those below 1e-3 may end anywhere between 0 and 1.
     completion : bool, optional
         Let all singular values of U be 1, also where those of A are zero: what U has there is orthonormal
         to the rest, and not unique.

@@ -45,10 +45,13 @@ class Options:
         """What factors are computed in, or to the accuracy of, where nothing cheaper does."""
         return FP64 if self.target is FP64 else FP32
 
-    @property
-    def cutoff(self) -> float:
-        """Singular values up to this part of the largest count as zero."""
-        return self.work.u if self.rcond is None else self.rcond
+    def cutoff(self, here: torch.Size) -> float:
+        """Singular values up to this part of the largest count as zero.
+
+        By default those that the roundings of elements may make, and in float64 those of the SVD.
+        """
+        default = self.work.u if self.work is FP32 else 2 * self.work.u * max(self.shape_of(here))
+        return default if self.rcond is None else self.rcond
 
     @property
     def small_too(self) -> bool:
