@@ -144,7 +144,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         """What matters: how they were made, and what they are good for."""
         widths = " and ".join(str(width) for width in (self.panel, self.inner_panel) if width is not None)
         return {
-            "variant": f"{self.variant}, panels of {widths}" if widths else f"{self.variant}, partial pivoting",
+            "variant": f"{self.variant}, {f'panels of {widths}' if widths else 'partial pivoting'}",
             "formats": f"products in {self.compute}, factors in {self.storage}",
             "memory": f"{self.storage_bytes:,} bytes",
             "refinement": "with A, which is kept" if self.keeps_a else "none: A is not kept",

@@ -324,12 +324,12 @@ class Path:
         column = (squares @ self.gains.square().mT).sqrt()[..., None]
         # Of rows: W E x + A (A^T A + damp^2)^-1 E^T r, and the same of unit vectors.
         at_least = self.unit * (bool(self.outside) or self.scaled.is_projected)
-        wrong = self.backward * (row * norm(x, dim=1) + column * residual) + self.unit * self.b_norm * row
+        wrong = row * (self.backward * norm(x, dim=1) + self.unit * self.b_norm)
+        wrong += column * (self.backward * residual)
         wrong += at_least * self.b_norm
         of_unit = 2 * self.backward * row * column + self.unit * of_units.abs() + at_least
         value = over(found, of_units)
-        error = (wrong + value.abs() * of_unit) / (of_units - of_unit)
-        error = torch.where(of_units > of_unit, error, torch.inf)
+        error = wrong.addcmul_(value.abs(), of_unit).div_((of_units - of_unit).clamp_min_(0))
         return Bounded.of(value.movedim(1, 0), error.movedim(1, 0))
 
     def backward_errors(self, x: torch.Tensor, forward_errors: torch.Tensor) -> torch.Tensor:
