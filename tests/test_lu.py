@@ -85,6 +85,20 @@ def test_panels_are_those_of_the_paper_by_default() -> None:
     assert lu_factor(hpl_ai_matrix(30), "4.1", engine="emulated", panel=7).inner_panel is None
 
 
+@pytest.mark.parametrize(
+    ("widths", "row"),
+    [
+        ({}, "lapack, partial pivoting"),
+        ({"inner_panel": 2}, "2"),
+        ({"panel": 8, "inner_panel": 2}, "8 and 2"),
+    ],
+)
+def test_rows_say_who_factorized(widths: dict[str, int], row: str) -> None:
+    F = lu_factor(hpl_ai_matrix(30), engine="cpu", **widths)  # type: ignore[call-overload]
+    assert dict(F.rows())["variant"].endswith(row)
+    assert (F.panel is None) == (not widths)
+
+
 @pytest.mark.parametrize("variant", ["3.1", "5.2/5.1"])
 def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> None:
     A = rng.integers(-50, 50, (12, 12)).astype(float)

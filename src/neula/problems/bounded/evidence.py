@@ -76,7 +76,10 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     backward_error = kkt.backward_error + rounding
     # Rounding errors of the residual, and of products with it.
     noise = (sum(whole.a.shape[1:]) + 4) * FP64.u * (kkt.residual + kkt.b + (x * norms).abs().sum(1))
-    forward_error = rounded_error(_forward_error(kkt, known, pushed - noise, reduced), rounding)
+    condition = _condition(kkt, known, pushed - noise, reduced)
+    ratio = residual_ratio(kkt.residual, known.norm, kkt.image)
+    forward_error = least_squares_error(ESTIMATED * condition, kkt.backward_error, ratio)
+    forward_error = rounded_error(forward_error, rounding)
     exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
     forward_error = torch.where(exact, rounding, forward_error)
     zero = whole.without_b[problems.places] & ~x.any(1)
@@ -89,7 +92,7 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
         residual_norm=residuals.norm,
         backward_error=backward_error,
         forward_error=torch.where(sizable, forward_error, torch.inf).nan_to_num(torch.inf, torch.inf),
-        condition=known.condition,
+        condition=condition,
         iterations=found.iterations,
     )
 
@@ -179,11 +182,11 @@ class _Known:
         return (self.norm * self.inverse_norm).clamp(min=1.0)
 
 
-def _forward_error(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems: Reduced) -> torch.Tensor:
-    """Bound on ``||D (x - x*)|| / ||D x*||``, shape (C,).
+def _condition(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems: Reduced) -> torch.Tensor:
+    """Condition numbers for Wedin's bound on ``||D (x - x*)|| / ||D x*||``, shape (C,).
 
-    Wedin's bound holds with bounds, too: a projection on a convex set brings points no further apart. The
-    condition number is that of the columns in which x and x* may differ: of all of them, unless the other
+    It holds with bounds, too: a projection on a convex set brings points no further apart. The condition
+    number is that of the columns in which x and x* may differ: of all of them, unless the other
     variables are pushed against their bounds by more than the residual may change: by ``pushed`` at least.
     """
     error = kkt.backward_error + NOISE * FP64.u
@@ -193,8 +196,7 @@ def _forward_error(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems:
     condition = known.condition
     if not bool(certain.all()):
         condition = torch.where(certain, condition, _condition_of_all(problems))
-    ratio = residual_ratio(kkt.residual, known.norm, kkt.image)
-    return least_squares_error(ESTIMATED * condition, kkt.backward_error, ratio)
+    return condition
 
 
 def _condition_of_all(problems: Reduced) -> torch.Tensor:

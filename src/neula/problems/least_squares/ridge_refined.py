@@ -121,14 +121,20 @@ class Estimates:
                 self._refine(part, rows, by_multipliers=False)
             if wide:
                 self._refine(part, rows, by_multipliers=True)
-        few = (self.x.error > SURE) | (self.path.backward_errors(*self.x) > self.bound)
+        few = (self.x.error > SURE) | (self._backward() > self.bound)
         for place in few.any(1).nonzero()[:, 0].tolist():
             self._solve(place, options)
-        self.backward.copy_(self.path.backward_errors(*self.x))
+        self.backward.copy_(self._backward())
         doubtful = self._doubtful(SURE).any(2)
         doubtful &= doubtful.sum(1, keepdim=True) <= n  # leverages add up to the rank: no more are 1
         for place, row in doubtful.nonzero().tolist():
             self._leave_out(place, row, options)
+
+    def _backward(self) -> torch.Tensor:
+        """Backward errors, those that are too large with gradients in twice the working precision."""
+        found = self.path.backward_errors(*self.x)
+        places = (found > self.bound).any(1).nonzero()[:, 0].tolist()
+        return self.path.backward_errors(*self.x, places) if places else found
 
     def _doubtful(self, most: float) -> torch.Tensor:
         """Which rows leave too few digits of the errors of prediction, shape (p, m, k)."""

@@ -11,6 +11,7 @@ moves by ``W E x + A (A^T A + damp^2)^-1 E^T r``, and ``W_ii`` likewise, with a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -21,6 +22,7 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.forward_error import SURE
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
+from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.kernels.svd import svd
@@ -332,15 +334,23 @@ class Path:
         error = wrong.addcmul_(value.abs(), of_unit).div_((of_units - of_unit).clamp_min_(0))
         return Bounded.of(value.movedim(1, 0), error.movedim(1, 0))
 
-    def backward_errors(self, x: torch.Tensor, forward_errors: torch.Tensor) -> torch.Tensor:
+    def backward_errors(
+        self, x: torch.Tensor, forward_errors: torch.Tensor, doubled: Sequence[int] = ()
+    ) -> torch.Tensor:
         """Of each solution, of the problem with the rows of damping below, shape (p, k).
 
-        As measured, or what a change of b by ``A (x - x*)`` comes to.
+        As measured, of some dampings with gradients in twice the working precision, or what a change of b by
+        ``A (x - x*)`` comes to.
         """
         scaled, a = self.scaled, self.scaled.a
         damps, x = scaled.damps[:, None], x.movedim(0, 1)
         residual = scaled.b[:, None] - _times(a, x)
         gradient = _times(a.mT, residual).sub_(damps.square() * x)
+        below = torch.zeros_like(x[:, 0])
+        for place in doubled:
+            stack = torch.cat([a, damps[place].expand(len(x)).diag()])
+            of_b = torch.cat([scaled.b, below])
+            gradient[:, place] = doubled_normal(stack, x[:, place].contiguous(), below, of_b)[1][0]
         weight = torch.hypot(self.s[:, None], damps.mT)
         if len(self.s):
             weight = torch.where(weight > self.s.max() * 1e-15, weight, torch.inf)
