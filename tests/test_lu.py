@@ -90,7 +90,7 @@ def test_panels_are_those_of_the_paper_by_default() -> None:
     [
         ({}, "lapack, partial pivoting"),
         ({"inner_panel": 2}, "2"),
-        ({"panel": 8, "inner_panel": 2}, "8 and 2"),
+        ({"panel": 8}, "panels of 8 and 4"),
     ],
 )
 def test_rows_say_who_factorized(widths: dict[str, int], row: str) -> None:

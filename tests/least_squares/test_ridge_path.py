@@ -37,6 +37,7 @@ DEPENDENT = {
 CASES = [
     *((*given, damps) for given in FULL.values() for damps in ([0.0, 1e-12, 1e-9], [1e-4, 1.0, 1e6])),
     *((*given, damps) for given in DEPENDENT.values() for damps in ([0.0, 1e-8, 1e-6], [1e-4, 1.0, 1e6])),
+    (WIDE.T @ np.c_[np.eye(5), [1, 1, 0, 0, 0]], np.arange(8.0) ** 2, [1e-10, 1e-9, 1e-8]),
 ]
 
 
