@@ -329,6 +329,38 @@ def test_the_rank_of_constraints_that_counts(C: Any, d: Any, rank: int, certain:
     assert neula.lstsq(TALL, RIGHT).constraint_rank is None
 
 
+THIRD = np.array([[0.1, 0.2, 0.7], [0.3, 0.1, 0.4]])
+
+
+@pytest.mark.parametrize(
+    ("C", "told"),
+    [
+        ([THIRD[0], 3 * THIRD[0]], True),
+        ([THIRD[0], THIRD[0] / 3], True),
+        ([*THIRD, THIRD.sum(0)], True),
+        ([*THIRD, THIRD.mean(0)], True),
+        ([*THIRD, THIRD[0]], False),
+        ([*THIRD, THIRD[1] / 4], False),
+        ([[1, 0, -4], [0, 5, 3], [1, 0, -4]], False),
+        ([[1, 0, -4], [0, 5, 3], [3, 5, -9]], False),
+    ],
+)
+def test_forward_errors_that_hold_for_unrounded_constraints_only(C: Any, told: bool) -> None:
+    """Rows that are combinations of others up to rounding: as they are stored, they decide on more."""
+    c, right = np.array(C), np.array(C) @ np.array([0.3, -0.7, 1.1])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = neula.lstsq(TALL, RIGHT, constraints=(c, right))
+    assert [w.category for w in caught] == [neula.IllConditionedWarning] * told
+    kept = len(c) - 1
+    assert result.constraint_rank == kept
+    assert result.converged or told
+    truth = exact_solution(TALL, RIGHT, c[:kept], right[:kept])
+    assert truth is not None
+    assert error(TALL, result.x, truth) < 1e-12
+    assert told == (matrix(c).rank() > kept)
+
+
 def test_rounded_right_hand_sides_contradict_one_another_and_are_accepted() -> None:
     rng = np.random.default_rng(0)
     C = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])
@@ -347,7 +379,9 @@ def test_constraints_that_are_rows_of_a_wide_matrix() -> None:
         b = rng.standard_normal(3)
         shortest = neula.lstsq(A, b).x
         for rows in ([0], [0, 2], [0, 1, 2]):
-            result = neula.lstsq(A, b, constraints=(A[rows], b[rows]))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                result = neula.lstsq(A, b, constraints=(A[rows], b[rows]))
             assert (result.rank, result.constraint_rank, result.converged) == (3, len(rows), True)
             assert np.allclose(result.x, shortest, rtol=1e-11)
 

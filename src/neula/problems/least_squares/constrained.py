@@ -48,6 +48,8 @@ class Found:
     constraint_error : float
     doubt : str
         Why the forward error is not known.
+    remark : str
+        For which constraints it holds, if not for those that are stored.
     before : tuple of Attempt
     """
 
@@ -63,6 +65,7 @@ class Found:
     constraint_rank: int | None = None
     constraint_error: float = 0.0
     doubt: str = ""
+    remark: str = ""
     before: tuple[Attempt, ...] = ()
 
     def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
@@ -166,7 +169,8 @@ def _constrained(
     problem = replace(problem, b=power_of_two_times(problem.b, problem.of_b - of_b), of_b=of_b)
     rest = _Rest.of(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
     options = replace(options, unit=options.unit + null.noise)
-    doubt, solved = rest.doubt, _solved(call, rest.a, rest.b, options)
+    doubt, remark = rest.doubts
+    solved = _solved(call, rest.a, rest.b, options)
     z = solved.result.x
     x = null.shortest + null.basis @ z
     forward = rest.forward_errors(solved.result, x.detach(), z.detach())
@@ -185,6 +189,7 @@ def _constrained(
         null.rank,
         float(error.max()) if error.numel() else 0.0,
         doubt,
+        remark,
         (Attempt("null space of C by QR", not doubt, told),),
     )
 
@@ -245,8 +250,8 @@ class _Rest:
         ``A Z``, zero where it is nothing but rounding errors, and ``b - A s``.
     noise : float
         Relative to the norms of A and b, what rounding errors and the covariance come to.
-    independent : list of int
-        Rows of a wide A that are nearly combinations of rows of C, and not exactly.
+    independent : dict of int to bool
+        Rows of a wide A that are nearly combinations of rows of C, as :meth:`NullSpace.not_following` says.
     """
 
     problem: Balanced
@@ -254,11 +259,11 @@ class _Rest:
     a: torch.Tensor
     b: torch.Tensor
     noise: float
-    independent: list[int]
+    independent: dict[int, bool]
 
     @classmethod
     def of(cls, problem: Balanced, null: NullSpace, shortest: torch.Tensor, noise: float) -> _Rest:
-        a, norm, independent = problem.a, torch.linalg.vector_norm, []
+        a, norm, independent = problem.a, torch.linalg.vector_norm, {}
         mixed, right = a @ null.basis, problem.b - a @ shortest
         rounded = 4 * a.shape[-1] ** 0.5 * FP64.u
         sizes = norm(a.detach(), dim=-2, keepdim=True) @ null.basis.abs()
@@ -304,20 +309,24 @@ class _Rest:
         return over(sizes.amax(-1, keepdim=True) * total, lengths(sizes[..., None] * x))
 
     @property
-    def doubt(self) -> str:
-        """Why ranks may not be those of the numbers as they are stored."""
-        if self.null.independent:
+    def doubts(self) -> tuple[str, str]:
+        """Why ranks of the numbers as they are stored may be others, and which ones only rounding decides."""
+        of_c, of_a = self.null.independent, self.independent
+        row = next(iter(sorted(of_c, key=of_c.__getitem__)), None)
+        which, advice = f"row {row} of C", "leave out constraints that follow from others"
+        if row is None:
+            which, advice = "a row of A", "leave rows out of A that are constraints"
+        if not all((*of_c.values(), *of_a.values())):
             return (
-                f"C of shape {tuple(self.null.c.shape)} has numerical rank {self.null.rank}, but row "
-                f"{self.null.independent[0]} is not exactly a combination of the others: no digit of x is "
-                "sure; leave out constraints that follow from others"
-            )
-        if self.independent:
-            return (
-                "a row of A is nearly a combination of rows of C, but not exactly: no digit of x is sure; "
-                "leave rows out of A that are constraints"
-            )
-        return ""
+                f"C of shape {tuple(self.null.c.shape)} has numerical rank {self.null.rank}, but {which} is "
+                f"nearly a combination of its rows, and not exactly: no digit of x is sure; {advice}"
+            ), ""
+        if not of_c and not of_a:
+            return "", ""
+        return "", (
+            f"{which} counts as a combination of rows of C, which it is up to rounding: the forward error is "
+            f"that of unrounded rows, not of those that are stored; {advice}"
+        )
 
 
 def norms_of_columns(a: torch.Tensor) -> torch.Tensor:

@@ -11,9 +11,11 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded_error
 from neula.engines import FP64
+from neula.errors import warn
 from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, take
+from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
@@ -148,6 +150,8 @@ def solve_general(
         found = whitened(call, problem, plain, noise)
     else:
         found = constrained(call, problem, plain, general.constraints, noise)
+        if found.remark and not found.doubt:
+            warn(found.remark, IllConditionedWarning)
     return _given_back(call, shapes, found, rows=a.shape[-2])
 
 

@@ -142,22 +142,26 @@ class NullSpace:
         )
 
     @property
-    def independent(self) -> list[int]:
-        """Dropped constraints that do not follow from the kept ones, as they are stored."""
+    def independent(self) -> dict[int, bool]:
+        """Dropped constraints that do not follow from the kept ones, as :meth:`not_following` says."""
         if not self.rank or not self.dropped:
-            return []
-        return self.rounded or [self.dropped[i] for i in self.not_following(self.c[self.dropped])]
+            return {}
+        if self.rounded:
+            return dict.fromkeys(self.rounded, False)
+        return {self.dropped[i]: x for i, x in self.not_following(self.c[self.dropped]).items()}
 
-    def not_following(self, rows: torch.Tensor) -> list[int]:
-        """Which of some rows are no combination of kept constraints, exactly or but for the rounding of one.
-
-        In doubled arithmetic: what is left of a row beside the nearest combination counts, unless each
-        element is at most a rounding error of this row, or of one of the constraints.
+    def not_following(self, rows: torch.Tensor) -> dict[int, bool]:
+        """Which of some rows, as they are stored, are no combination of kept constraints.
 
         Parameters
         ----------
         rows : Tensor, shape (q, n)
-            Nearly such combinations.
+            Nearly such combinations, which doubled arithmetic decides.
+
+        Returns
+        -------
+        dict of int to bool
+            Indices of rows; whether the rounding of one row explains the difference.
         """
         kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
         prepared, left = Doubled.of(kept.mT[None].contiguous()), wanted
@@ -166,25 +170,29 @@ class NullSpace:
             update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
             coefficients, low = add_to_pair(coefficients, low, update)
             left = prepared.residual(coefficients[None], wanted[None], low[None])[0][0]
-        return [i for i in range(len(rows)) if not self._follows(rows[i], coefficients[:, i], left[:, i])]
+        found = {}
+        for i, row in enumerate(rows):
+            terms = torch.cat([kept, row[None]])
+            factors = torch.cat([-coefficients[:, i], row.new_ones(1)])
+            sizes = factors.abs().clamp(min=EXACT * float(factors.abs().max())) @ terms.abs()
+            if bool((left[:, i].abs() > EXACT * FP64.u * sizes).any()):
+                found[i] = _is_rounding(terms, factors)
+        return found
 
-    def _follows(self, row: torch.Tensor, coefficients: torch.Tensor, left: torch.Tensor) -> bool:
-        """Whether a row is a combination of kept ones exactly, or but for the rounding of one of the rows.
 
-        What was computed with simple coefficients, and rounded, is no longer nearest to the combination with
-        them.
-        """
-        rows = torch.cat([self.c[self.kept], row[None]])
-        factors = torch.cat([-coefficients, row.new_ones(1)])
-        if bool((left.abs() <= EXACT * FP64.u * (factors.abs() @ rows.abs())).all()):
-            return True
-        factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
-        factors = factors / factors[factors != 0].abs().min()
-        simple = (factors / COARSE).round() * COARSE
-        if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
-            return False
-        rest = Doubled.of(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
-        return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
+def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
+    """Whether a sum of rows vanishes for simple factors but for the rounding of one row.
+
+    A row that was computed with simple factors, and rounded, is no longer nearest to the combination with
+    them.
+    """
+    factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
+    factors = factors / factors[factors != 0].abs().min()
+    simple = (factors / COARSE).round() * COARSE
+    if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
+        return False
+    rest = Doubled.of(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
+    return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
 
 
 def _half_spacing(x: torch.Tensor) -> torch.Tensor:
