@@ -18,6 +18,7 @@ from neula.algorithms.krylov.streamed_lstsq import HouseholderSums
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
 from neula.certificates.probes import PROBES
+from neula.engines import FP64
 from neula.kernels.doubled import Doubled, Pair, two_sum
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import LIMIT, shift
@@ -197,6 +198,9 @@ class HeldSums:
         changed[:n, :n] = lower @ r
         changed[:n, n:] = torch.linalg.solve_triangular(lower.T, z - p @ b, upper=False)
         changed[n:, n:] = values.clamp_min(0).sqrt()[:, None] * basis.T
+        # Zero may be a right-hand side that rounding errors of what was there have hidden.
+        before = (squares.diagonal() + z.square().sum(0)).sqrt().masked_fill(changed[:, n:].any(0), 0.0)
+        changed[n:, n:].diagonal().add_(FP64.u * before)
         gone = _seen(a, b, vectors).each(torch.neg)
         return self._with(changed, gone, -len(a), 1)
 
