@@ -104,3 +104,17 @@ def test_a_fit_of_dependent_columns_keeps_its_rows() -> None:
         fit.downdate([[2.0, 0.0]], [1.0])
     assert fit.rows == 2
     assert np.allclose(fit.solve().x, [0.6, 0.0])
+
+
+def test_right_hand_sides_that_larger_ones_have_hidden() -> None:
+    """Beside 1 nothing is known of ``2^-200``, even where removing the rows leaves zeros."""
+    for seed in (31, 76):
+        rng = np.random.default_rng(seed)
+        a, more = rng.standard_normal((4, 2)), rng.standard_normal((5, 2))
+        fit = neula.LeastSquares(2)
+        fit.update(a, a @ np.ones((2, 2)))
+        fit.update(more, 2.0**-200 * rng.standard_normal((5, 2)))
+        fit.downdate(a, a @ np.ones((2, 2)))
+        with pytest.warns(neula.AccuracyWarning):
+            result = fit.solve()
+        assert (result.forward_errors >= 1).all()
