@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -180,3 +182,57 @@ def test_a_full_disk_is_no_defect(arguments: tuple[str, ...], tmp_path: Path) ->
     assert found.returncode == 2
     assert "cannot be written: No space left on device" in found.stderr
     assert "Traceback" not in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\0" * 4096, "line 202 holds a zero byte"),
+        (b"4" * 4096, "line 202 is longer than 0 MiB"),
+        (b"3,4\n" * 4096, "memory are free"),
+        (b'3,"4\n' + b"4\n" * 4096, "memory are free"),
+        (b'3,"4\n' + b"4\n" * 100, "line 202 opens a quotation that is never closed"),
+    ],
+)
+def test_bombs_behind_a_good_beginning(
+    body: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neula.io.text.LONGEST", 1000)
+    monkeypatch.setattr("neula.io.memory.available", lambda: 8 * 1000)
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"x,y\n" + 200 * b"1,2\n" + body))
+    with pytest.raises(FileError, match=message):
+        read_matrix(tmp_path / "a.csv.gz")
+
+
+def test_arrays_that_do_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "a.npy", A)
+    np.savez_compressed(tmp_path / "a.npz", a=A)
+    monkeypatch.setattr("neula.io.memory.available", lambda: 80)
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(FileError, match="memory are free"):
+            read_matrix(tmp_path / name)
+
+
+def test_an_archive_of_something_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("notes", b"1,2\n")
+    with pytest.raises(FileError, match="notes is no array of NumPy"):
+        read_matrix(tmp_path / "a.npz")
+
+
+def test_parquet_with_names_twice_and_with_large_decimals(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table([pa.array([1.0]), pa.array([2.0])], names=["x", "x"]), path)
+    with pytest.raises(FileError, match="2 columns are named 'x'"):
+        read_matrix(path)
+    pq.write_table(pa.table({"id": pa.array([Decimal(2**53 + 1), None])}), path)
+    with pytest.raises(ValueError, match="9007199254740993, an integer that no float64 holds"):
+        read_matrix(path, missing="nan")
+
+
+def test_digits_of_other_scripts_are_no_numbers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\uff11,2\n3,4\n", encoding="utf-8")
+    with pytest.raises(FileError, match="neither numbers nor names"):
+        read_matrix(tmp_path / "a.csv")

@@ -73,13 +73,22 @@ def read_npy(file: InputFile) -> np.ndarray:
     """Read a ``.npy`` file."""
     # Mapping the file first compares the size in the header with the size of the file, so a truncated
     # file of a terabyte is noticed before its memory is asked for.
-    return np.array(np.load(file.path, mmap_mode="r", allow_pickle=False))
+    with np.errstate(over="ignore"):
+        mapped = np.load(file.path, mmap_mode="r", allow_pickle=False)
+    check_memory(file.name, (mapped.nbytes // 8,))
+    return np.array(mapped)
 
 
 def read_npz(file: InputFile, key: str | None) -> np.ndarray:
     """Read one array of an ``.npz`` file."""
     with file.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-        found: np.ndarray = archive[choose_array(file.name, list(archive.files), key)]
+        key = choose_array(file.name, list(archive.files), key)
+        member = key if key in archive.zip.namelist() else f"{key}.npy"
+        check_memory(file.name, (archive.zip.getinfo(member).file_size // 8,))
+        with archive.zip.open(member) as item:
+            if item.read(6) != np.lib.format.MAGIC_PREFIX:
+                raise FileError(f"{file.name}: {key} is no array of NumPy")
+        found: np.ndarray = archive[key]
         return found
 
 
@@ -205,11 +214,16 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
         wanted = [name for name in names if name not in index]
     if not wanted:
         raise FileError(f"{file.name}: holds no columns")
+    if len(set(wanted)) < len(wanted):
+        chosen_columns(file.name, names, next(name for name in wanted if wanted.count(name) > 1))
     check_memory(file.name, (pq.read_metadata(file.path).num_rows, len(wanted)))
     table = pq.read_table(file.path, columns=wanted)
     columns = []
     for name in wanted:
         column = table[name]
+        if pa.types.is_decimal(column.type) and column.type.scale <= 0:
+            whole = [int(value) for value in column.drop_null().to_pylist()]
+            in_float64(np.array(whole, dtype=object), f"{file.name}: {name}")
         if pa.types.is_decimal(column.type) or pa.types.is_boolean(column.type):
             column = column.cast(pa.float64())
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

@@ -80,7 +80,7 @@ class Layout:
             float(self.with_points(field))
         except ValueError:
             return False
-        return "_" not in field
+        return "_" not in field and field.isascii()  # float reads the digits of every script
 
     def with_points(self, text: str) -> str:
         """A text with decimal points; points, which separate thousands where commas do not, become commas."""
@@ -125,15 +125,20 @@ def lines_of(file: InputFile) -> Iterator[tuple[int, str]]:
     A line break inside quotes becomes a blank.
     """
     with _opened(file) as stream:
-        first, before = 0, ""
+        first, open_quotes, parts = 0, False, list[str]()
         for number, line in enumerate(stream, 1):
-            text = before + _without_comment(line.strip(" \r\n"))
-            if text.count('"') % 2:
-                first, before = first or number, text + " "
-            elif text.strip():
+            text = _without_comment(line.strip(" \r\n"))
+            open_quotes ^= text.count('"') % 2 == 1
+            if open_quotes or parts:
+                first = first or number
+                parts.append(text)
+                text = "" if open_quotes else " ".join(parts)
+            if len(parts) > LOOKED_AT:
+                break
+            if text.strip() and not open_quotes:
                 yield first or number, text
-                first, before = 0, ""
-        if before:
+                first, parts = 0, []
+        if parts:
             raise FileError(f"{file.name}: line {first} opens a quotation that is never closed")
 
 

@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from neula.errors import counted
 from neula.io.integers import WHOLE, inexact, is_exact
 from neula.io.layout import MISSING, Layout, below_header, hint, layout_of
+from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, shorten
 
@@ -35,15 +36,28 @@ LARGE = 1 << 25
 LONG = re.compile(r"[-+]?\d{16,}")
 """Integers that may be no float64."""
 
+LONGEST = 1 << 26
+"""Bytes that a line may have: two million columns, written with all digits."""
+
+
+class Extent(NamedTuple):
+    """Size of a text after decompression, and whether it may have comments."""
+
+    bytes: int
+    lines: int
+    comments: bool
+
 
 def read_text(
     file: InputFile, key: str | None, decimal: str, missing: MissingValues, header: bool | None, tell: Message
 ) -> Table:
     """Read a table of numbers; ``tell`` gets a line on whatever is not taken for numbers."""
     try:
+        extent = _extent(file)
         layout = layout_of(file, decimal, header)
         wanted = _wanted(file, layout, key, tell)
-        values = _numbers(file, layout, wanted, missing)
+        check_memory(file.name, (extent.lines, len(wanted)))
+        values = _numbers(file, layout, extent, wanted, missing)
     except UnicodeDecodeError as error:
         raise FileError(f"{file.name}: not a text in UTF-8 ({error}); convert it first") from error
     except csv.Error as error:
@@ -75,8 +89,10 @@ def _wanted(file: InputFile, layout: Layout, key: str | None, tell: Message) -> 
 # --- the numbers ------------------------------------------------------------------------------------------
 
 
-def _numbers(file: InputFile, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> np.ndarray:
-    values = _parsed(file, layout, wanted)
+def _numbers(
+    file: InputFile, layout: Layout, extent: Extent, wanted: Sequence[int], missing: MissingValues
+) -> np.ndarray:
+    values = _parsed(file, layout, extent, wanted)
     if values is None or (missing != "nan" and np.isnan(values).any()):
         fault = _fault(file, layout, wanted, missing)
         if values is None and not fault:
@@ -97,11 +113,12 @@ def _refuse_rounding(file: InputFile, layout: Layout, wanted: Sequence[int]) -> 
                     raise inexact(f"{file.name}: line {number}, column {i + 1}", int(field))
 
 
-def _parsed(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray | None:
+def _parsed(file: InputFile, layout: Layout, extent: Extent, wanted: Sequence[int]) -> np.ndarray | None:
     """The numbers, NaN for empty fields; None if something else is there than numbers."""
     has_pandas = importlib.util.find_spec("pandas") is not None
-    large = file.path.stat().st_size >= LARGE
-    parsers = [_by_numpy] * (not (large and has_pandas)) + [_by_pandas] * has_pandas
+    large = extent.bytes >= LARGE
+    by_pandas = partial(_by_pandas, comments=extent.comments)
+    parsers = [_by_numpy] * (not (large and has_pandas)) + [by_pandas] * has_pandas
     for parse in parsers:
         try:
             return parse(file, layout, wanted)
@@ -117,7 +134,7 @@ def _by_numpy(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndar
     return np.loadtxt(lines, delimiter=layout.delimiter, usecols=wanted, ndmin=2, quotechar='"')
 
 
-def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
+def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int], comments: bool) -> np.ndarray:
     import pandas as pd
 
     # Since version 3.1 the default rounds correctly, and asking for it is deprecated.
@@ -136,7 +153,7 @@ def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.nda
         **exact,
     )
     frame: Any = None
-    if not _has_comments(file):
+    if not comments:
         compression = "gzip" if file.kind.endswith(".gz") else None
         about = {"compression": compression, "encoding": "utf-8-sig", "decimal": layout.decimal}
         with suppress(pd.errors.ParserError):
@@ -147,10 +164,25 @@ def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.nda
     return np.asarray(frame[list(wanted)].to_numpy(np.float64))
 
 
-def _has_comments(file: InputFile) -> bool:
+def _extent(file: InputFile) -> Extent:
+    """Count bytes and lines; refuse early what is no text or does not fit into memory (gzip bombs)."""
+    size = lines = line = 0
+    comments = False
     opened = gzip.open if file.kind.endswith(".gz") else open
     with opened(file.path, "rb") as stream:
-        return any(b"#" in block for block in iter(partial(stream.read, 1 << 20), b""))
+        for block in iter(partial(stream.read, 1 << 20), b""):
+            if b"\0" in block:
+                number = lines + 1 + block.partition(b"\0")[0].count(b"\n")
+                raise FileError(f"{file.name}: line {number} holds a zero byte: it is damaged, or no text")
+            size += len(block)
+            lines += max(block.count(b"\n"), block.count(b"\r"))
+            end = max(block.rfind(b"\n"), block.rfind(b"\r"))
+            line = len(block) - 1 - end if end >= 0 else line + len(block)
+            if line > LONGEST:
+                raise FileError(f"{file.name}: line {lines + 1} is longer than {LONGEST >> 20} MiB")
+            check_memory(file.name, (lines, 1))
+            comments = comments or b"#" in block
+    return Extent(size, lines + (line > 0), comments)
 
 
 def _regular_lines(file: InputFile, layout: Layout) -> Iterator[str]:
