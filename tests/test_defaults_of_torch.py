@@ -38,6 +38,10 @@ CALLS: dict[str, Callable[[], Any]] = {
     "lstsq damped": lambda: neula.lstsq(TALL, B, damp=0.1, weights=np.abs(B) + 1).x,
     "lstsq batch": lambda: neula.lstsq(np.stack([TALL, TALL + 1]), np.stack([TWO, TWO])).x,
     "lstsq constrained": lambda: neula.lstsq(TALL, B, constraints=(TALL[:1], B[:1])).x,
+    "lstsq doubtful constraints": lambda: (
+        neula.lstsq(TALL, B, constraints=([[1, 1, 1, 0, 0], [3, 3, 3 + 1e-14, 0, 0]], [1, 3])).x
+    ),
+    "lstsq no constraints": lambda: neula.lstsq(TALL, B, constraints=(TALL[:0], B[:0])).x,
     "lstsq rgsqrf": lambda: neula.lstsq(TALL, B, algorithm="cgls").x,
     "held": held,
     "ridge": lambda: neula.ridge_path(TALL, B, [0.1, 1.0]).leave_one_out,
