@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
+import scipy.sparse
 from typer.testing import CliRunner
 
 from neula.cli import app
@@ -236,3 +238,16 @@ def test_digits_of_other_scripts_are_no_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\uff11,2\n3,4\n", encoding="utf-8")
     with pytest.raises(FileError, match="neither numbers nor names"):
         read_matrix(tmp_path / "a.csv")
+
+
+def test_matlab_before_version_7_3(tmp_path: Path) -> None:
+    path = tmp_path / "a.mat"
+    for value, kind in (("ab", "char"), (np.array([1, "a"], object), "cell"), ({"x": 1}, "struct")):
+        scipy.io.savemat(path, {"x": value})
+        with pytest.raises(FileError, match=f"of class {kind}, not numbers"):
+            read_matrix(path)
+    outside = scipy.sparse.csc_matrix(A)
+    outside.indices[3] = 1 << 28
+    scipy.io.savemat(path, {"x": outside})
+    with pytest.raises(FileError, match="truncated or damaged"):
+        read_matrix(path)

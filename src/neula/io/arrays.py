@@ -157,9 +157,12 @@ def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
     with file.path.open("rb") as stream:
         if stream.read(10) == b"MATLAB 7.3":
             return _read_mat_73(file, key)
-    shapes = {name: shape for name, shape, _ in scipy.io.whosmat(file.path)}
-    name = choose_array(file.name, list(shapes), key)
-    check_memory(file.name, shapes[name])
+    found = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(file.path)}
+    name = choose_array(file.name, list(found), key)
+    shape, kind = found[name]
+    if kind != "sparse":
+        _check_class(f"{file.name}: {name}", kind)
+    check_memory(file.name, shape)
     matrix = scipy.io.loadmat(file.path, variable_names=[name])[name]
     return as_dense(file.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
@@ -181,12 +184,16 @@ def _read_mat_73(file: InputFile, key: str | None) -> np.ndarray:
         if not isinstance(item, h5py.Dataset):
             raise FileError(f"{where} is a structure, or sparse: save it as a full matrix")
         kind = np.bytes_(item.attrs.get("MATLAB_class", b"double")).decode(errors="replace")
-        if kind not in _MATLAB_NUMBERS:
-            raise FileError(f"{where} is of class {kind}, not numbers: save it as a matrix of class double")
+        _check_class(where, kind)
         whole = _whole(_inside(item, file.name), file.name)
         if item.attrs.get("MATLAB_empty", 0):
             return np.zeros(whole.ravel().astype(int))  # what is stored is the shape
         return whole.T
+
+
+def _check_class(where: str, kind: str) -> None:
+    if kind not in _MATLAB_NUMBERS:
+        raise FileError(f"{where} is of class {kind}, not numbers: save it as a matrix of class double")
 
 
 def write_mat(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
