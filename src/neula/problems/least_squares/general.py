@@ -139,7 +139,8 @@ def solve_general(
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
-    b, factor, noise = b.unsqueeze(-1) if shapes.is_vector else b, general.factor, 0.0
+    b, factor = b.unsqueeze(-1) if shapes.is_vector else b, general.factor
+    noise = 0.0 if weights is None else 2 * FP64.u  # of rounded products
     if factor is not None:
         with call.computing():
             noise = _noise(factor, computed=general.computed)
