@@ -417,3 +417,14 @@ def test_a_symmetric_factor_that_overflows() -> None:
     np.testing.assert_allclose(neula.polar(A).U, 11**-0.5)
     with pytest.raises(OverflowError, match="H does not fit"):
         neula.polar(A, side="right")
+
+
+def test_near_the_end_of_the_range() -> None:
+    """LAPACK's eigenvalues do not converge there."""
+    a = np.eye(8, k=-1, dtype=np.float32) * np.float32(2.0**91)
+    a[0] = 2.0**126
+    result = neula.polar(a)
+    assert result.converged
+    wide = a.astype(np.float64)
+    residual = np.linalg.norm(wide - result.U.astype(np.float64) @ result.H.astype(np.float64))
+    assert residual <= 8 * 8 * 2.0**-24 * np.linalg.norm(wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import numpy as np
@@ -114,3 +115,15 @@ def test_results_that_underflow_in_their_dtype(dtype: type) -> None:
     with pytest.warns(neula.AccuracyWarning, match="wider dtype"):
         result = neula.lstsq(a, (b.astype(float) / 700).astype(dtype))
     assert result.backward_error > result.tolerance
+
+
+def test_rounded_products_with_weights_count() -> None:
+    """Also where nothing else is inexact, and the problem is scaled because its weights are far apart."""
+    a = np.outer([1, -3, 2], [3, -3, 4, 4, -3])
+    b = np.array([[1.0], [2.0], [5.0]]) / 3
+    weights = np.array([1.02420682e-100, 9.27674453e99, 1.26328142e100])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)
+        result = neula.lstsq(a, b, weights=weights, damp=0.64, certify="forward")
+    exact = LeastSquares(a, b, weights=weights, damp=0.64, rcond=5 * 2.0**-52)
+    assert (exact.errors(result.x, result.rank) <= result.forward_errors).all()

@@ -176,7 +176,10 @@ def polar_measures(
 
 def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The smallest and the largest eigenvalues of a batch of matrices, symmetric up to roundings."""
-    found = torch.linalg.eigvalsh(((a + a.mT) / 2).nan_to_num(0.0))  # residuals say where NaN is
+    # LAPACK fails near the ends of the range. Residuals say where NaN and Inf are.
+    a = a.nan_to_num(0.0, 0.0, 0.0)
+    size = a.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
+    found = torch.linalg.eigvalsh((a / size + (a / size).mT) / 2) * size.squeeze(-1)
     return found.amin(1), found.amax(1)
 
 

@@ -193,7 +193,7 @@ def _judge(verdict: Verdict, recipe: Any, damp: float, fit: Any, rows: Rows, cau
         if result.rank > rank or condition < FAIR:
             verdict.add("unsound", "rank", f"{result.rank}, and {rank} is right")
         return
-    if result.rank != rank or rank < n:
+    if result.rank != rank or rank < n or (warned and not np.isfinite(x).all()):
         return
     exact = gram.solve(rows.right)
     for j in range(x.shape[1]):
