@@ -346,7 +346,7 @@ class Path:
         damps, x = scaled.damps[:, None], x.movedim(0, 1)
         residual = scaled.b[:, None] - _times(a, x)
         gradient = _times(a.mT, residual).sub_(damps.square() * x)
-        below = torch.zeros_like(x[:, 0])
+        below = x.new_zeros(len(x), x.shape[2])
         for place in doubled:
             stack = torch.cat([a, damps[place].expand(len(x)).diag()])
             of_b = torch.cat([scaled.b, below])
