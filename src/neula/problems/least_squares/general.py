@@ -139,12 +139,14 @@ def solve_general(
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
-    b, factor = b.unsqueeze(-1) if shapes.is_vector else b, general.factor
-    noise = 0.0 if weights is None else 2 * FP64.u  # of rounded products
+    b, factor, noise = b.unsqueeze(-1) if shapes.is_vector else b, general.factor, 0.0
     if factor is not None:
         with call.computing():
             noise = _noise(factor, computed=general.computed)
     problem = Balanced.of(a, b, weights, options.damp, factor, limited=general.constraints is None)
+    if weights is not None and problem.exact:  # products are rounded, rows of the damping are not
+        share = over(lengths(problem.a[..., : a.shape[-2], :]), lengths(problem.a))
+        noise = 2 * FP64.u * float(share.max()) if share.numel() else 0.0
     unit = options.unit + noise
     plain = replace(options, damp=0.0, weights=None, dtype=torch.float64, unit=unit)
     if general.constraints is None:
