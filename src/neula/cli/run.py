@@ -196,7 +196,7 @@ class Run:
         )
 
     def _spooled(self, path: Path) -> InputFile:
-        """What comes through a pipe, or by the standard input, as a file: it may be read more than once."""
+        """Copy a pipe or the standard input into a file, which may be read more than once."""
         from neula.io.paths import STANDARD, InputFile, copy_pipe
 
         standard = str(path) == STANDARD

@@ -293,7 +293,7 @@ def _need_finite(A: Tensor, name: str) -> None:
 
 
 def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
-    """The same factors with the signs of neula, by operations that do not look at numbers."""
+    """Give R a nonnegative diagonal, by operations that vmap and tracing allow."""
     signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(R.dtype)
     rows = torch.nn.functional.pad(signs, (0, R.shape[-2] - signs.shape[-1]), value=1.0)
     if Q.ndim == R.ndim:  # not with mode="r"

@@ -17,7 +17,7 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 """Fields that stand for no value; ``nan`` is a number."""
 
 YEARS = range(1000, 3000)
-"""Whole numbers that are taken for years, and so for names, if there are none below."""
+"""Consecutive whole numbers in this range are taken for years, and so for names, if no row below has such."""
 
 LOOKED_AT = 10_000
 """Lines from which names are told from numbers where the first line leaves that open."""
@@ -148,7 +148,7 @@ def below_header(file: InputFile, layout: Layout) -> Iterator[tuple[int, str]]:
 
 
 def hint(field: str) -> str:
-    """What a field may be that is no number."""
+    """Kinds of fields that are not numbers."""
     if re.fullmatch(r"[-+]?\d*,\d+([eE][-+]?\d+)?", field):
         return " (for decimal commas give --decimal ,)"
     if re.fullmatch(r"[-+]?\d+\.\d+([eE][-+]?\d+)?", field):

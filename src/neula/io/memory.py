@@ -11,7 +11,7 @@ from neula.io.paths import FileError
 
 
 def sizes_here() -> tuple[int, int] | None:
-    """What is free of the main memory, and all of it; None where the system is not Linux."""
+    """Free and total main memory in bytes; None where the system is not Linux."""
     try:
         sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         free, total = (1024 * int(sizes[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
@@ -48,7 +48,7 @@ def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
 
 
 def _left_in_groups(mounted: Path, controllers: str, path: str) -> Iterator[float]:
-    """What the limits of a control group, and of all above it, leave.
+    """Yield the memory that a control group, and each group above it, leaves.
 
     In a container the path may be that of the host: then only its root is there.
     """

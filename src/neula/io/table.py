@@ -76,7 +76,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
 
 
 def advice(missing: MissingValues) -> str:
-    """What to do about an empty field."""
+    """Advice for an empty field."""
     return (
         "leave out such lines with --missing drop" if missing == "error" else "fill it in: every line counts"
     )

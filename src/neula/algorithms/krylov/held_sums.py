@@ -100,7 +100,7 @@ class HeldSums:
         return here._with(r, other, other.rows, max(1, other.updates))
 
     def in_units(self, other: HeldSums) -> HeldSums:
-        """The same sums divided by the powers of two of others."""
+        """These sums, divided by the powers of two that scale other sums."""
         of_a, of_b = self.of_a - other.of_a, self.of_b - other.of_b
         if not of_a and not bool(of_b.any()):
             return self

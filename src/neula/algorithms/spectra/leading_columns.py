@@ -15,7 +15,7 @@ FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""
 
 ALIKE = 16.0
-"""Columns whose norms differ by less lose nothing to Cholesky QR, but for this factor."""
+"""If column norms differ by less, Cholesky QR loses at most this factor of accuracy."""
 
 
 @dataclass(frozen=True)

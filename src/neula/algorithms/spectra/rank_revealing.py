@@ -56,7 +56,7 @@ class Deficient:
 
     @property
     def rounding(self) -> float:
-        """What rounding A makes of singular values that are zero, from above."""
+        """Upper bound on the singular values that rounding A makes of zero ones."""
         return rounding_of(self.a.shape[1], self.unit)
 
     @property
