@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import faulthandler
 import functools
 import itertools
 import math
@@ -44,6 +44,9 @@ ALL = (*PROBLEMS, *AREAS)
 
 SHARE = 50
 """Examples that a process judges at a time."""
+
+STUCK = 30.0
+"""Seconds after which an example hangs: where, is printed."""
 
 SHOWN = 3
 """Failures of a kind that are printed in full."""
@@ -176,29 +179,42 @@ def explore(seed: int, numbers: range, scope: Scope, where: Where) -> Tally:
     for number in numbers:
         recipe = draw(Seeded(seed, number), scope)
         start = time.monotonic()
+        faulthandler.dump_traceback_later(STUCK, file=sys.__stderr__)
         verdict, shown = run_one(recipe, where.device)
+        faulthandler.cancel_dump_traceback_later()
         tally.slowest = max(tally.slowest, (time.monotonic() - start, number))
         text = report(recipe, verdict, shown, where.command) if verdict.findings else ""
         tally.add(recipe, verdict, f"--seed {seed} --example {number}\n{text}")
     return tally
 
 
-def explored(workers: int, share: Callable[[range], Tally], count: int) -> Iterator[Tally]:
-    """The tallies of shares of the examples, as they come."""
+def explored(workers: int, share: Callable[[range], Tally], count: int, end: float) -> Iterator[Tally]:
+    """The tallies of shares of the examples, as they come; what hangs when time is up is a broken promise."""
     shares = itertools.takewhile(len, (range(k, min(k + SHARE, count)) for k in itertools.count(0, SHARE)))
     if workers == 1:
-        yield from map(share, shares)
+        for numbers in shares:
+            yield share(numbers)
+            if time.monotonic() > end:
+                return
         return
     # CUDA does not survive a fork.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
-    try:
-        pending = {pool.submit(share, numbers) for numbers in itertools.islice(shares, 2 * workers)}
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            pending |= {pool.submit(share, numbers) for numbers in itertools.islice(shares, len(done))}
-            yield from (each.result() for each in done)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    pending = {pool.submit(share, numbers): numbers for numbers in itertools.islice(shares, 2 * workers)}
+    while pending and time.monotonic() < end:
+        done, _ = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+        for each in done:
+            del pending[each]
+            yield each.result()
+        pending |= {pool.submit(share, numbers): numbers for numbers in itertools.islice(shares, len(done))}
+    pool.shutdown(wait=False, cancel_futures=True)
+    _, hanging = wait(pending, timeout=STUCK)
+    for each in hanging:
+        tally, numbers = Tally(), pending[each]
+        tally.found["violation"] = tally.kinds["violation", "no end", "an example"] = 1
+        tally.reports["violation", "no end", "an example"] = [f"one of the examples {numbers}"]
+        yield tally
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 @dataclass(frozen=True)
@@ -229,11 +245,8 @@ def main(arguments: list[str] | None = None) -> int:
     end = time.monotonic() + (60 * given.minutes if given.examples is None else math.inf)
     total = Tally()
     share = functools.partial(explore, seed, scope=scope, where=where)
-    with contextlib.closing(explored(given.workers, share, count)) as tallies:
-        for tally in tallies:
-            total.merge(tally)
-            if time.monotonic() > end:
-                break
+    for tally in explored(given.workers, share, count, end):
+        total.merge(tally)
     for (kind, reason, problem), reports in sorted(total.reports.items()):
         for text in reports:
             print(f"\n=== {kind} ({reason}) of {problem} ===\n{text}")

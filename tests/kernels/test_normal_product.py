@@ -40,8 +40,9 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
+# Interpreted, sums of several vectors take long: rows that all thread blocks go through twice.
 @pytest.mark.usefixtures("uninitialized_is_nan")
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (1000, 32), (130, 129), (150, 1030)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (530, 32), (70, 129), (7, 1030)])
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("with_b", [False, True])
 def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:

@@ -390,6 +390,7 @@ def _solution(
         rank=found.rank,
         doubt="",
         range_basis=q,
+        angle=spectrum.angle,
         norm=found.largest[0],
         condition=spectrum.condition,
         forward_error=row_space.error(coefficients, y, error, spectrum.angle),

@@ -79,6 +79,8 @@ class MinimumNorm:
         Why the rank is not certain; empty if it is.
     range_basis : Tensor, shape (m, rank)
         Orthonormal basis of the numerical range of B.
+    angle : float
+        By how much that may have turned.
     norm : float
         ``||B||_2``.
     condition : float
@@ -93,6 +95,7 @@ class MinimumNorm:
     rank: int
     doubt: str
     range_basis: torch.Tensor
+    angle: float
     norm: float
     condition: float
     forward_error: torch.Tensor
@@ -130,16 +133,16 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     coefficients = coefficients + left / s[:rank, None]
     ratio = over(over_rows.norms(b - u @ along)[0], s[0] * _lengths(coefficients))
     error = spectrum.coefficient_error(ratio)
+    angle, doubled = spectrum.angle, Doubled.of(problem.a[None])
+    if rank > 0:
+        refined = _refined(problem, doubled, u, s[:rank])
+        turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
+        better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
+        if bool(over_rows.agree((better <= error).all())):
+            coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
     if rank == n:
         y = v @ coefficients
     else:
-        angle, doubled = spectrum.angle, Doubled.of(problem.a[None])
-        if rank > 0:
-            refined = _refined(problem, doubled, u, s[:rank])
-            turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
-            better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
-            if bool(over_rows.agree((better <= error).all())):
-                coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
         row_space = RowSpace(v, problem.sizes)
         y = row_space.shortest(coefficients)
         error = row_space.error(coefficients, y, error, angle)
@@ -152,6 +155,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
         rank=rank,
         doubt=doubt,
         range_basis=u,
+        angle=spectrum.angle,
         norm=float(s[0]),
         condition=spectrum.condition,
         forward_error=error,

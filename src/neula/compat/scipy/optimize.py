@@ -132,11 +132,11 @@ def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     """What both take: a matrix and a vector of finite numbers."""
     need(not hasattr(A, "tocoo") and not hasattr(A, "matvec"))
     matrix, rhs = np.asarray(A), np.asarray(b)
+    for x in (matrix, rhs):
+        need_finite(x, ValueError("array must not contain infs or NaNs"))
     need(matrix.ndim == 2 and all(x.dtype.kind in "iubf" for x in (matrix, rhs)))
     matrix, rhs = matrix.astype(np.float64), rhs.astype(np.float64)
     need(rhs.shape in ((len(matrix),), (len(matrix), 1)))
-    for x in (matrix, rhs):
-        need_finite(x, ValueError("array must not contain infs or NaNs"))
     return matrix, rhs.ravel()
 
 

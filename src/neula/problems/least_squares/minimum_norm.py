@@ -123,20 +123,24 @@ class _Given:
         residual = solution.residual
         gradient, projected = over_rows.totals(matrix.T @ residual, solution.range_basis.T @ residual)
         norms_found = norms_of(scale, problems.b[0], solution.y, residual, gradient, projected, over_rows)
+        # What U makes of the residual, and what it may have missed of it.
+        norms_found.projected = norms_found.projected + solution.angle * norms_found.residual
         measures = norms_found.measures(scale.norm)
-        backward_error = (measures.backward_error + rounding[0]).amax()[None]
+        # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
+        refined_error = torch.minimum(measures.backward_error, solution.forward_error)
+        backward_error = (refined_error + rounding[0]).amax()[None]
         forward_error = rounded_error(solution.forward_error[None], rounding)
         bound = lstsq_bound(options.target, min(self.shape))
         residual = residual + matrix @ (solution.y - again)  # of x as it is returned
         b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
-        good = (measures.backward_error.amax() <= bound) & (not solution.doubt)
+        good = (refined_error.amax() <= bound) & (not solution.doubt)
         shorter = no_longer(r_norm, b_norm, self.shape)
         members = Members(
             x=x,
             residual_norm=problems.residual_norm(r_norm),
             forward_error=forward_error,
             backward_error=backward_error,
-            refined_error=measures.backward_error.amax()[None],
+            refined_error=refined_error.amax()[None],
             optimality=measures.optimality.amax()[None],
             condition=torch.full_like(backward_error, solution.condition),
             rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),

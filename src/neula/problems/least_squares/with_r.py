@@ -85,8 +85,9 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
     """Solutions in the units that were given, with what was measured."""
     found, over_rows = solved.found, options.over_rows
     shape = (over_rows.count(rows), solved.x.shape[1])
-    refined_error = found.measures.backward_error.amax(1)
-    backward_error = (found.measures.backward_error + solved.rounding + solved.low).amax(1)
+    # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
+    of_data = torch.minimum(found.measures.backward_error, found.forward_error)
+    refined_error, backward_error = of_data.amax(1), (of_data + solved.rounding + solved.low).amax(1)
     forward_error = rounded_error(found.forward_error, solved.rounding)
     shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
     sure = options.first_error(*shape) if problems.wide else SURE
