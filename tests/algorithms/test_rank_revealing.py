@@ -91,7 +91,8 @@ def test_solution_of_minimum_norm(m: int, n: int, rank: int, k: int) -> None:
 def test_basis_norm_condition_and_residual(m: int, n: int, rank: int) -> None:
     a, b = deficient(m, n, rank), torch.ones(m, 1, dtype=torch.float64)
     found, x = solved(a, b, rcond=1e-12)
-    basis, scaled = found.range_basis, a / sizes(a)
+    scaled = a / sizes(a)
+    basis = scaled @ found.coordinates.T
     assert basis.shape == (m, rank)
     identity = torch.eye(rank, dtype=torch.float64)
     assert torch.linalg.matrix_norm(basis.T @ basis - identity) <= 16 * m * U64
@@ -149,7 +150,7 @@ def test_rcond_zero_keeps_everything() -> None:
 def test_a_zero_matrix_has_rank_zero(m: int, n: int) -> None:
     a = torch.zeros(m, n, dtype=torch.float64)
     found, x = solved(a, torch.ones(m, 2, dtype=torch.float64), 1e-12)
-    assert (found.rank, found.norm, found.range_basis.shape) == (0, 0.0, (m, 0))
+    assert (found.rank, found.norm, found.row_basis.shape) == (0, 0.0, (n, 0))
     assert torch.equal(x, torch.zeros(n, 2, dtype=torch.float64))
     assert (found.forward_error == 0).all()
 

@@ -322,7 +322,8 @@ def _judge_error(verdict: Verdict, recipe: ConstrainedRecipe, truth: Truth, erro
     told = f"{type(error).__name__}: {error}"
     if isinstance(error, OverflowError):
         largest = max((abs(v) for v in truth.x.entries()), default=fmpq(0))
-        if not largest >= rational(1.7e308) and truth.full and recipe.c not in NEARLY:
+        knowable = truth.full and truth.consistent and recipe.c not in NEARLY
+        if knowable and largest < rational(1.7e308) and (_expected(recipe, truth) < SOLVABLE).all():
             verdict.add("violation", "raised", told)
     elif not (type(error) is ValueError and "contradict" in str(error)):
         verdict.add("violation", "raised", told)

@@ -132,6 +132,7 @@ def judge(recipe: DropInRecipe, device: str) -> tuple[Verdict, str]:
         if (type(found), str(found)) != (type(expected), str(expected)) and not _nearly_singular(a):
             verdict.add("violation", "error", f"{found!r}, the library {expected!r}")
         return verdict, snippet
+    eps = float(np.finfo(found[0].dtype).eps)
     if a.dtype == bool:  # versions of SciPy disagree
         found, expected = ([x.astype(float) for x in each] for each in (found, expected))
     if [(x.dtype, x.shape) for x in found] != [(x.dtype, x.shape) for x in expected]:
@@ -139,7 +140,7 @@ def judge(recipe: DropInRecipe, device: str) -> tuple[Verdict, str]:
             verdict.add("violation", "shapes", f"{[(x.dtype, x.shape) for x in found]}")
     elif finite and a.size and not _nearly_singular(a):
         error, other = (_residual(recipe, a, b, x) for x in (found, expected))
-        size = ROUNDING * max(a.shape) * float(np.finfo(found[0].dtype).eps)
+        size = ROUNDING * max(a.shape) * eps
         if not error <= max(size, 10 * other):
             verdict.add("unsound", "residual", f"{error}, of the library {other}")
     return verdict, snippet

@@ -241,13 +241,9 @@ class Overdetermined(Factored):
             gradient = self.over_rows.total_of_pairs(*pair)[None]
             of_rows = self.over_rows.norms(b, residual[None], dim=1)
             return self._found(high, residual[None], gradient, of_rows, DOUBLED * self._size)
-        residual, rest = self.doubled.residual(high, b, low)
-        if self.low is not None:
-            lost = -(self.low @ high) if self.b_low is None else self.b_low - self.low @ high
-            residual, rest = add_to_pair(residual, rest, lost)
-        gradient = self.over_rows.total_of_pairs(*self.doubled.transposed_pair(residual, rest))
-        if self.low is not None:
-            gradient = gradient + self.over_rows.total(self.low.mT @ residual)
+        residual, gradient = doubled_gradient(
+            self.doubled, b, high, low, a_low=self.low, b_low=self.b_low, over_rows=self.over_rows
+        )
         of_rows = self.over_rows.norms(b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, DOUBLED * self._size)
 
@@ -317,6 +313,40 @@ class Overdetermined(Factored):
     ) -> Norms:
         b_norm, residual_norm = of_rows
         return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
+
+
+def doubled_gradient(
+    doubled: Doubled,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None = None,
+    *,
+    a_low: torch.Tensor | None = None,
+    b_low: torch.Tensor | None = None,
+    over_rows: Reduction = HERE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``r = b - A x`` and ``A^T r``, computed in twice the working precision.
+
+    Parameters
+    ----------
+    doubled : Doubled
+        A, shape (batch, m, n).
+    b : Tensor, shape (batch, m, k)
+    x, x_low : Tensor, shape (batch, n, k)
+        An unevaluated sum.
+    a_low, b_low : Tensor, optional
+        What rounding A and b has lost.
+    over_rows : Reduction
+        Where other rows are.
+    """
+    residual, rest = doubled.residual(x, b, x_low)
+    if a_low is not None:
+        lost = -(a_low @ x) if b_low is None else b_low - a_low @ x
+        residual, rest = add_to_pair(residual, rest, lost)
+    gradient = over_rows.total_of_pairs(*doubled.transposed_pair(residual, rest))
+    if a_low is not None:
+        gradient = gradient + over_rows.total(a_low.mT @ residual)
+    return residual, gradient
 
 
 def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -77,10 +77,10 @@ class MinimumNorm:
     rank : int
     doubt : str
         Why the rank is not certain; empty if it is.
-    range_basis : Tensor, shape (m, rank)
-        Orthonormal basis of the numerical range of B.
-    angle : float
-        By how much that may have turned.
+    row_basis : Tensor, shape (n, rank)
+        Orthonormal basis V of the row space of the part of B that counts.
+    coordinates : Tensor, shape (rank, n)
+        ``B coordinates^T`` is an orthonormal basis of the numerical range of B, up to ``u condition``.
     norm : float
         ``||B||_2``.
     condition : float
@@ -94,8 +94,8 @@ class MinimumNorm:
     y: torch.Tensor
     rank: int
     doubt: str
-    range_basis: torch.Tensor
-    angle: float
+    row_basis: torch.Tensor
+    coordinates: torch.Tensor
     norm: float
     condition: float
     forward_error: torch.Tensor
@@ -154,8 +154,8 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
         y=y,
         rank=rank,
         doubt=doubt,
-        range_basis=u,
-        angle=spectrum.angle,
+        row_basis=v,
+        coordinates=vh[:rank] / s[:rank, None],
         norm=float(s[0]),
         condition=spectrum.condition,
         forward_error=error,

@@ -15,7 +15,7 @@ from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.engines import FP16_COR, FP64
+from neula.engines import FP16_COR, FP64, format_of
 from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.in_numpy import IN_NUMPY
@@ -290,6 +290,8 @@ class LeastSquaresJudge:
     ----------
     bound : float
         Largest backward error.
+    rounded_bound : float
+        The same of x as it is returned, in a dtype that may be narrower than the accuracy.
     certain_rcond : float
         What the singular values must exceed for the rank to be certain.
     together : bool
@@ -299,6 +301,7 @@ class LeastSquaresJudge:
     """
 
     bound: float
+    rounded_bound: float
     certain_rcond: float
     together: bool
     largest_error: float = SURE
@@ -306,9 +309,10 @@ class LeastSquaresJudge:
     @classmethod
     def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
         """The judge of problems of one shape."""
-        rows = m if together else options.rows(m, n)
-        bound = lstsq_bound(options.target, min(rows, n))
-        return cls(bound, options.certain_rcond((m, n)), together, options.largest_error)
+        bound = lstsq_bound(options.target, min(options.rows(m, n), n))
+        u = format_of(options.dtype).u
+        rounded = bound + (u if u > options.target.u else 0.0)
+        return cls(bound, rounded, options.certain_rcond((m, n)), together, options.largest_error)
 
     def measure(self, problems: object, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
@@ -316,7 +320,7 @@ class LeastSquaresJudge:
 
     def accepts(self, of: Mapping[str, Any]) -> Any:
         """Whether each is solved, from arrays or tensors of what was measured."""
-        accepted = of["accepted"] > 0
+        accepted = (of["accepted"] > 0) & (of["backward_error"] <= self.rounded_bound)
         if self.together:  # elsewhere the links themselves look at these
             full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
             accepted = accepted & full_rank & (of["refined_error"] <= self.bound)

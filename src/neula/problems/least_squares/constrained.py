@@ -38,8 +38,8 @@ class Found:
         Norms of the columns of A; ones where all of A vanishes.
     forward : Tensor, shape (..., k)
     backward : Tensor, shape (...)
-    of_a, of_b : Tensor of int, shape (..., 1, n), (..., 1, k)
-        Exponents by which columns of A and right-hand sides were divided.
+    problem : Balanced
+        In the same units.
     of_x : Tensor of int, shape (..., 1, k)
         By which x is to be multiplied, beside those of the columns.
     basis : Tensor, shape (n, q), or None
@@ -58,8 +58,7 @@ class Found:
     norms: torch.Tensor
     forward: torch.Tensor
     backward: torch.Tensor
-    of_a: torch.Tensor
-    of_b: torch.Tensor
+    problem: Balanced
     of_x: torch.Tensor
     basis: torch.Tensor | None = None
     constraint_rank: int | None = None
@@ -67,6 +66,23 @@ class Found:
     doubt: str = ""
     remark: str = ""
     before: tuple[Attempt, ...] = ()
+
+    def residuals(self, rounded: torch.Tensor, rounding: torch.Tensor) -> torch.Tensor:
+        """Norms of the residuals of x as it is returned, shape (..., k).
+
+        Parameters
+        ----------
+        rounded : Tensor, shape (..., n, k)
+            In scaled units.
+        rounding : Tensor, shape (..., k)
+            What that has lost, relative to x: where it is nothing, norms are those that were measured.
+        """
+        measured = residuals(self.solved.result, rounding)
+        if not bool(rounding.any()):
+            return measured
+        a, b = self.problem.a.detach(), self.problem.b.detach()
+        image = power_of_two_times(a @ rounded, self.of_x - self.problem.of_b)
+        return lengths(b - image).where(rounding > 0, measured)
 
     def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
         """What statistics are computed from, in the user's units.
@@ -78,18 +94,17 @@ class Found:
             How many are data, and not damping.
         is_vector : bool
         """
-        fit = self.solved.result.fit
+        fit, of_a = self.solved.result.fit, self.problem.of_a
         if not isinstance(fit, LinearFit):
             return fit
-        largest = self.of_a.amax(-1, keepdim=True) if self.of_a.numel() else self.of_a.sum(-1, keepdim=True)
-        of_a = replace(fit.shapes, a=largest).matrices[:, 0]
-        of_b = replace(fit.shapes, b=self.of_b.expand(*self.x.shape[:-2], *self.of_b.shape[-2:])).columns[
-            :, 0
-        ]
+        largest = of_a.amax(-1, keepdim=True) if of_a.numel() else of_a.sum(-1, keepdim=True)
+        of_b = self.problem.of_b.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
+        of_b = replace(fit.shapes, b=of_b).columns[:, 0]
         basis = self.basis
         if basis is not None:
-            relative = (largest - self.of_a).reshape(-1, len(basis))[0]
+            relative = (largest - of_a).reshape(-1, len(basis))[0]
             basis = shift(basis, relative[:, None])
+        of_a = replace(fit.shapes, a=largest).matrices[:, 0]
         return replace(
             fit,
             call=call,
@@ -126,9 +141,7 @@ def whitened(call: Call, problem: Balanced, options: Options, noise: float) -> F
         forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
     if not problem.exact:  # statistics depend on A beside the damping
         solved = replace(solved, result=replace(result, fit=None))
-    return Found(
-        solved, result.x, norms, forward, result.backward_errors, problem.of_a, problem.of_b, problem.of_b
-    )
+    return Found(solved, result.x, norms, forward, result.backward_errors, problem, problem.of_b)
 
 
 def constrained(
@@ -182,8 +195,7 @@ def _constrained(
         norms_of_columns(problem.a.detach()),
         torch.full_like(forward, torch.inf) if doubt else forward,
         torch.maximum(solved.result.backward_errors, worst_of(error)),
-        problem.of_a,
-        problem.of_b,
+        problem,
         of_x,
         null.basis,
         null.rank,

@@ -19,8 +19,8 @@ from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import System
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
-from neula.problems.least_squares.constrained import Found, constrained, residuals, whitened, worst_of
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.constrained import Found, constrained, whitened, worst_of
+from neula.problems.least_squares.problem import Options, no_longer
 from neula.problems.least_squares.solution import Solved
 
 
@@ -151,6 +151,8 @@ def solve_general(
     plain = replace(options, damp=0.0, weights=None, dtype=torch.float64, unit=unit)
     if general.constraints is None:
         found = whitened(call, problem, plain, noise)
+        if weights is not None and not problem.exact:
+            found = replace(found, forward=found.forward + _rounded_products(found))
     else:
         found = constrained(call, problem, plain, general.constraints, noise)
         if found.remark and not found.doubt:
@@ -173,21 +175,35 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
     return condition * (1 + condition * computed) * len(factor) ** 0.5 * FP64.u
 
 
+def _rounded_products(found: Found) -> torch.Tensor:
+    """What rounding the products with weights comes to where damping dominates, shape (..., k).
+
+    There x is ``A^T b`` divided by squares of the damping, each term of which is rounded three times.
+    """
+    norms, scaled = found.norms[..., None], found.problem
+    terms = scaled.a.detach().abs().mT @ scaled.b.detach().abs()
+    return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
+
+
 def _given_back(call: Call, shapes: System, found: Found, rows: int) -> Solved:
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
     result, bound = solved.result, solved.result.tolerance
-    of_x, of_b = found.of_x - found.of_a.mT, found.of_b.expand(*x.shape[:-2], 1, x.shape[-1])
+    of_x = found.of_x - found.problem.of_a.mT
+    of_b = found.problem.of_b.expand(*x.shape[:-2], 1, x.shape[-1])
     solution = power_of_two_times(x, of_x)
     returned = solution.detach().to(call.dtype).double()
     if bool(returned.isinf().any()):
         raise does_not_fit(call.dtype)
-    lost = x.detach() - power_of_two_times(returned, -of_x)
-    rest, size = (lengths(norms * y) for y in (lost, x.detach()))
+    rounded = power_of_two_times(returned, -of_x)
+    rest, size = (lengths(norms * y) for y in (x.detach() - rounded, x.detach()))
     rounding = over(rest, size)
     forward = rounded_error(found.forward, rounding)
     backward = found.backward + worst_of(rounding)
+    left = found.residuals(rounded, rounding)
     accepted = result.accepted & (worst_of(forward) <= SURE) & (backward <= bound)
+    if found.constraint_rank is None:
+        accepted = accepted & no_longer(left, lengths(found.problem.b), (rows, x.shape[-2])).all(-1)
     arrays = {
         "accepted": accepted,
         "backward_errors": backward,
@@ -201,7 +217,7 @@ def _given_back(call: Call, shapes: System, found: Found, rows: int) -> Solved:
         or solved.why
         or f"forward error {worst:.1e}, backward error {of_data:.1e} (bound {bound:.1e})"
     )
-    left = power_of_two_times(residuals(result, forward), of_b.squeeze(-2))
+    left = power_of_two_times(left, of_b.squeeze(-2))
     solution = solution.squeeze(-1) if shapes.is_vector else solution
     result = replace(
         result,

@@ -227,7 +227,7 @@ def lstsq(
         {"A": A, "b": b},
         engine=engine,
         accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-1 if damp else -2 :]) or 1),
         strict=strict,
         gradients=True,
         weights=weights,

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.krylov.batched_lstsq import doubled_gradient, lengths
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
+from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -38,17 +39,19 @@ def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) ->
     solution = minimum_norm(given.deficient, options.rcond)
     members, b_norm = given.members(solution, options)
     shape = given.shape
-    full_rank = min(options.rows(*shape), shape[1])
+    full_rank = options.full_rank(*shape)
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
     known = None if before is None or solution.rank < full_rank or solution.doubt else before.values
     if known is not None and bool((known.forward_error < members.forward_error).all()):
-        bound = lstsq_bound(options.target, min(shape))
+        bound = lstsq_bound(options.target, full_rank)
         good = (known.backward_error <= bound) & (known.forward_error <= SURE).all(1)
         good &= no_longer(known.residual_norm, b_norm, shape).all(1)
         if bool(good.all()) or not bool(members.accepted.all()):
             members = replace(known, rank=members.rank, accepted=good)
-    return Answer(members, label, solution.doubt)
+    longer = not (solution.doubt or bool(no_longer(members.residual_norm, b_norm, shape).all()))
+    doubt = f"rounding x to {options.dtype} makes the residual longer than b" if longer else solution.doubt
+    return Answer(members, label, doubt)
 
 
 def by_complete_orthogonal(
@@ -114,24 +117,27 @@ class _Given:
 
     def members(self, solution: MinimumNorm, options: Options) -> tuple[Members, torch.Tensor]:
         """The solution with its evidence, and the norms of b."""
-        problems, norms, over_rows = self.scaled, self.deficient.norms[None], options.over_rows
-        x = problems.unscale((solution.y / norms.mT)[None]).to(options.dtype).double()
-        again = problems.scale(x)[0] * norms.mT
-        size = lengths(solution.y[None])
-        rounding = over(lengths((again - solution.y)[None]), size)
-        matrix, scale = problems.a[0] / norms, Scale(torch.ones_like(norms[0]), solution.norm)
-        residual = solution.residual
-        gradient, projected = over_rows.totals(matrix.T @ residual, solution.range_basis.T @ residual)
-        norms_found = norms_of(scale, problems.b[0], solution.y, residual, gradient, projected, over_rows)
-        # What U makes of the residual, and what it may have missed of it.
-        norms_found.projected = norms_found.projected + solution.angle * norms_found.residual
-        measures = norms_found.measures(scale.norm)
+        problems, given, over_rows = self.scaled, self.deficient, options.over_rows
+        norms, z = given.norms[:, None], solution.y / given.norms[:, None]
+        x = problems.unscale(z[None]).to(options.dtype).double()
+        lost = z - problems.scale(x)[0]
+        rounding = over(lengths((lost * norms)[None]), lengths(solution.y[None]))
+        doubled, low = Doubled.of(given.a[None]), {"a_low": given.a_low, "b_low": given.b_low}
+        residual, gradient = (
+            part[0] for part in doubled_gradient(doubled, given.b[None], z[None], **low, over_rows=over_rows)
+        )
+        gradient = gradient / norms
+        # The gradient in the row space of what counts, and the residual in the range of it.
+        along, projected = solution.row_basis.T @ gradient, solution.coordinates @ gradient
+        scale = Scale(torch.ones_like(norms[:, 0]), solution.norm)
+        of_scaled = norms_of(scale, given.b, solution.y, residual, gradient, projected, over_rows)
+        measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)
         # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
         refined_error = torch.minimum(measures.backward_error, solution.forward_error)
         backward_error = (refined_error + rounding[0]).amax()[None]
         forward_error = rounded_error(solution.forward_error[None], rounding)
-        bound = lstsq_bound(options.target, min(self.shape))
-        residual = residual + matrix @ (solution.y - again)  # of x as it is returned
+        bound = lstsq_bound(options.target, options.full_rank(*self.shape))
+        residual = residual + given.a @ lost  # of x as it is returned
         b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
         good = (refined_error.amax() <= bound) & (not solution.doubt)
         shorter = no_longer(r_norm, b_norm, self.shape)

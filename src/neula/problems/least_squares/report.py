@@ -94,7 +94,7 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
     return LstsqResult(
         **report.common(),
         optimality=report.worst.get("optimality", 0.0),
-        tolerance=lstsq_bound(options.target, max(1, min(m, n))),
+        tolerance=lstsq_bound(options.target, max(1, options.full_rank(m, n))),
         residual_norm=Later(norms),
         rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
         full_rank=options.full_rank(m, n),
