@@ -306,15 +306,20 @@ class Fit:
         return np.array([[float(arb(s).mid()) for s in row] for row in rows])
 
 
-def minimum_near(fit: Fit, x: np.ndarray) -> np.ndarray | None:
-    """``x - x*`` to the digits of floating-point numbers; None unless Newton's method comes to a minimum."""
+def minimum_near(fit: Fit, x: np.ndarray, at_bounds: np.ndarray) -> np.ndarray | None:
+    """``x - x*`` to the digits of floating-point numbers, some variables being held at bounds; None unless
+    Newton's method comes to a minimum.
+    """
     p, units = [arb(v) for v in x.tolist()], fit.units.tolist()
+    free = np.flatnonzero(at_bounds == 0).tolist()
     for _ in range(12):
-        h = fit.hessian(p)
+        h, g, step = fit.hessian(p), fit.gradient(p), [arb(0)] * len(p)
         try:
-            step = [row[0].mid() for row in h.solve(arb_mat([[g] for g in fit.gradient(p)])).tolist()]
+            found = arb_mat([[h[i, j] for j in free] for i in free]).solve(arb_mat([[g[i]] for i in free]))
         except ZeroDivisionError:
             return None
+        for i, row in zip(free, found.tolist(), strict=True):
+            step[i] = row[0].mid()
         p = [(a - b).mid() for a, b in zip(p, step, strict=True)]
         lengths = [abs(float(s / arb(unit))) for s, unit in zip(step, units, strict=True)]
         if not max(lengths) < 1e3:
@@ -322,10 +327,8 @@ def minimum_near(fit: Fit, x: np.ndarray) -> np.ndarray | None:
         if max(lengths) < 1e-40:
             unit = [arb(u) for u in units]
             size = arb(fit.size) ** 2
-            scaled = [
-                [float(h[i, j] * unit[i] * unit[j] / size) for j in range(len(p))] for i in range(len(p))
-            ]
-            if not np.linalg.eigvalsh(np.array(scaled)).min() > 0:
+            scaled = [[float(h[i, j] * unit[i] * unit[j] / size) for j in free] for i in free]
+            if free and not np.linalg.eigvalsh(np.array(scaled)).min() > 0:
                 return None
             return np.array([float(arb(a) - b) for a, b in zip(x.tolist(), p, strict=True)])
     return None
@@ -364,7 +367,7 @@ def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
     if rank < n or not np.isfinite(x).all():
         return verdict, _shown(recipe)
     with flint.ctx.workprec(BITS):
-        left = minimum_near(fit, x)
+        left = minimum_near(fit, x, as_array(result.active_mask))
         jac = fit.jacobian(x) / fit.size
     if left is None:
         return verdict, _shown(recipe)

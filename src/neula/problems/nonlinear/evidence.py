@@ -82,7 +82,7 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, err
     errors : Errors
     """
     near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
-    held = bounds.held(x, -near.gradient)
+    held = _pressed(at, bounds.held(x, -near.gradient), errors, max(rows, n) * u)
     r, c = without(near.r, near.c, held)
     known = errors.columns <= UNKNOWN
     idle = (_without_influence(at, u * max(rows, 1)) | ~known) & ~held
@@ -117,6 +117,17 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, err
         stationarity=stationarity,
         forward_error=torch.where(full, forward, torch.inf),
     )
+
+
+def _pressed(at: Iterates, held: torch.Tensor, errors: Errors, u: float) -> torch.Tensor:
+    """Variables at bounds whose gradient is more than errors, and more than others have left.
+
+    A bound does not keep the rest of them where they are: they may as well move away from it.
+    """
+    near = at.near
+    slopes = near.gradient.abs() / torch.where(near.norms > 0, near.norms, 1.0)
+    left = slopes.masked_fill(held, 0.0).amax(1) + u * near.size
+    return held & (slopes > MARGIN * (errors.products + left[:, None]))
 
 
 def _of_full_rank(r: torch.Tensor, relative: torch.Tensor) -> torch.Tensor:
