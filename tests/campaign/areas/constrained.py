@@ -163,7 +163,8 @@ def judge(recipe: ConstrainedRecipe, device: str) -> tuple[Verdict, str]:
         return verdict, ""
     told, result, error = _called(recipe, given, damp)
     truth = Truth(given, damp)
-    if recipe.c == "sum" and recipe.p > 1 and len(truth.kept) == recipe.p:
+    rounded = recipe.c == "sum" and recipe.p > 1 and len(truth.kept) == recipe.p
+    if rounded and result is not None and result.constraint_rank < recipe.p:
         truth = Truth({**given, "C": given["C"][:-1], "d": given["d"][:-1]}, damp)
     _judged(verdict, recipe, truth, told, result, error)
     return verdict, _snippet(given, damp, recipe) if verdict.findings else ""
@@ -288,7 +289,8 @@ def _judged(
     if error is not None:
         _judge_error(verdict, recipe, truth, error)
         return
-    if truth.contradiction > CONTRADICTS and not told:
+    contradicts = truth.contradiction > CONTRADICTS and not _nearly_fulfilled(build(recipe), result.x)
+    if contradicts and not told:
         verdict.add("unsound", "contradiction", "no x fulfils the constraints, and nothing is said of it")
         return
     if not told and result.constraint_rank != len(truth.kept):
@@ -316,6 +318,18 @@ def _judged(
         expected = _expected(recipe, truth)
         if (expected < SOLVABLE).all():
             verdict.add("false alarm", "warning", f"expected {expected}, found {errors}, claimed {claimed}")
+
+
+def _nearly_fulfilled(given: dict[str, np.ndarray], x: np.ndarray) -> bool:
+    """Whether x fulfils constraints with right-hand sides that differ by roundings from those given."""
+    x = np.asarray(x).reshape(given["C"].shape[1], -1)
+    if not np.isfinite(x).all():
+        return False
+    c, d, exact = matrix(given["C"]), matrix(given["d"]), matrix(x)
+    rest, size = c * exact - d, matrix(np.abs(given["C"])) * matrix(np.abs(x))
+    pairs = zip(rest.entries(), size.entries(), d.entries(), strict=True)
+    spacing = rational(2.0**-1074)
+    return all(abs(r) <= rational(CONTRADICTS) * (s + abs(v)) + spacing for r, s, v in pairs)
 
 
 def _judge_error(verdict: Verdict, recipe: ConstrainedRecipe, truth: Truth, error: Exception) -> None:

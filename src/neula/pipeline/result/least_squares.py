@@ -36,8 +36,8 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     factorization : str
         What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
     constraint_error : float
-        With constraints ``||C x - d||`` relative to ``||C|| ||x|| + ||d||``, rows of C scaled to norms near
-        1; of the worst right-hand side.
+        With constraints the largest ``|C x - d|`` of a row relative to ``|C| |x| + |d|``, with absolute
+        values of all elements; of the worst right-hand side.
     constraint_rank : int or None
         With constraints the numerical rank of C that was used: of dependent constraints as many as are
         independent count. Where C as it is stored has a larger one, there is a warning. None without.

@@ -13,6 +13,9 @@ from neula.kernels.shift import LIMIT, shift
 ALIKE = 10
 """Columns whose sizes differ by fewer powers of two are not scaled before they are mixed by a null space."""
 
+OF_ZERO = -4 * LIMIT
+"""What stands for the exponent of zero, below those of quotients of any two products."""
+
 DOMINATES = 40
 """Damping of ``2^40 ||A||`` leaves ``A^T A`` nothing of a solution in doubled arithmetic."""
 
@@ -27,7 +30,7 @@ class Balanced:
         Whitened and weighted, with the rows of the damping; attached to the graph of what was given.
     b : Tensor, shape (..., m, k)
     of_a : Tensor of int, shape (..., 1, n)
-        Exponents by which the columns of A were divided; those of zero columns are ``-LIMIT``.
+        Exponents by which the columns of A were divided; those of zero columns are ``OF_ZERO``.
     of_b : Tensor of int, shape (..., 1, k)
         Likewise.
     exact : bool
@@ -87,7 +90,7 @@ class Balanced:
         if limited and n:
             top = self.of_a.amax(-1, keepdim=True)
             excess = (exponent - top - DOMINATES - (m * n).bit_length()).clamp(min=0)
-            excess = excess.masked_fill(top == -LIMIT, 0)
+            excess = excess.masked_fill(top == OF_ZERO, 0)
         of_a = torch.maximum(self.of_a, exponent - excess)
         below = torch.diag_embed(shift(fraction.expand(of_a.shape), exponent - excess - of_a).squeeze(-2))
         a = torch.cat([power_of_two_times(self.a, self.of_a - of_a), below], -2)
@@ -97,20 +100,20 @@ class Balanced:
     @property
     def relative(self) -> torch.Tensor:
         """Exponents of the columns relative to the largest one, of all matrices, shape (n,): zeros where they
-        are alike, and ``-LIMIT`` of zero columns.
+        are alike, and ``OF_ZERO`` of zero columns.
         """
         n = self.a.shape[-1]
         if not self.of_a.numel():
             return self.of_a.new_zeros(n)
         relative = (self.of_a - self.of_a.amax(-1, keepdim=True)).reshape(-1, n).amax(0)
-        zero = (self.of_a == -LIMIT).reshape(-1, n).all(0)
+        zero = (self.of_a == OF_ZERO).reshape(-1, n).all(0)
         alike = bool(((relative >= -ALIKE) | zero).all())
-        return (torch.zeros_like(relative) if alike else relative).masked_fill(zero, -LIMIT)
+        return (torch.zeros_like(relative) if alike else relative).masked_fill(zero, OF_ZERO)
 
     def in_units(self, relative: torch.Tensor) -> Self:
         """The same, columns of A divided by the exponent of each matrix and these of all of them."""
         largest = self.of_a.amax(-1, keepdim=True) if self.of_a.numel() else self.of_a.sum(-1, keepdim=True)
-        of_a = largest.masked_fill(largest == -LIMIT, 0) + relative
+        of_a = largest.masked_fill(largest == OF_ZERO, 0) + relative
         change = self.of_a - of_a
         a = power_of_two_times(self.a, change) if bool(change.any()) else self.a
         return replace(self, a=a, of_a=of_a)
@@ -124,7 +127,7 @@ def power_of_two_times(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor
 def exponents_of(x: torch.Tensor) -> torch.Tensor:
     """Binary exponents of the largest elements of columns, shape (..., 1, columns); 0 of zeros."""
     exponents = _exponents(x)
-    return exponents.masked_fill(exponents == -LIMIT, 0)
+    return exponents.masked_fill(exponents == OF_ZERO, 0)
 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:
@@ -135,10 +138,10 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
 
 
 def _exponents(x: torch.Tensor) -> torch.Tensor:
-    """Exponents of the largest finite elements of columns, shape (..., 1, columns); ``-LIMIT`` for zeros."""
-    exponents = torch.frexp(x.detach().nan_to_num(0.0, 0.0, 0.0))[1].masked_fill(x == 0, -LIMIT)
+    """Exponents of the largest finite elements of columns, shape (..., 1, columns); ``OF_ZERO`` for zeros."""
+    exponents = torch.frexp(x.detach().nan_to_num(0.0, 0.0, 0.0))[1].masked_fill(x == 0, OF_ZERO)
     if not x.shape[-2]:
-        return exponents.new_full((*x.shape[:-2], 1, x.shape[-1]), -LIMIT)
+        return exponents.new_full((*x.shape[:-2], 1, x.shape[-1]), OF_ZERO)
     return exponents.amax(-2, keepdim=True)
 
 
@@ -152,6 +155,6 @@ def _weighted(x: torch.Tensor, weights: torch.Tensor | None) -> tuple[torch.Tens
     of_x, of_weights = (torch.frexp(y.detach().nan_to_num(0.0, 0.0, 0.0))[1] for y in (x, weights))
     product = power_of_two_times(x, -of_x) * power_of_two_times(weights, -of_weights)
     of_products = of_x + of_weights
-    exponents = of_products.masked_fill(product == 0, -LIMIT)
+    exponents = of_products.masked_fill(product == 0, OF_ZERO)
     exponents = exponents.amax(-2, keepdim=True) if x.shape[-2] else _exponents(x)
     return power_of_two_times(product, of_products - exponents), exponents

@@ -10,12 +10,12 @@ import torch
 from neula.certificates.forward_error import ESTIMATED, least_squares_error, residual_ratio
 from neula.engines import FP64
 from neula.kernels.refining import over
-from neula.kernels.shift import LIMIT, shift
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
+from neula.problems.least_squares.balanced import OF_ZERO, Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import Options
@@ -178,23 +178,25 @@ def _constrained(
     of_b = torch.maximum(problem.of_b, of_x)
     if null.basis.shape[1]:  # x is in the units of the larger one of b and d
         null, of_x = null.scaled(of_x - of_b), of_b
-    of_x, of_b = (y.masked_fill(y == -LIMIT, 0) for y in (of_x, of_b))
+    of_x, of_b = (y.masked_fill(y == OF_ZERO, 0) for y in (of_x, of_b))
     problem = replace(problem, b=power_of_two_times(problem.b, problem.of_b - of_b), of_b=of_b)
     rest = _Rest.of(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
     options = replace(options, unit=options.unit + null.noise)
     doubt, remark = rest.doubts
     solved = _solved(call, rest.a, rest.b, options)
     z = solved.result.x
-    x = null.shortest + null.basis @ z
+    x = null.corrected(null.shortest + null.basis @ z)
     forward = rest.forward_errors(solved.result, x.detach(), z.detach())
-    error = null.error(x.detach()).expand(forward.shape)
+    error = null.errors(x.detach())  # of rows
     told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
     return Found(
         solved,
         x,
         norms_of_columns(problem.a.detach()),
         torch.full_like(forward, torch.inf) if doubt else forward,
-        torch.maximum(solved.result.backward_errors, worst_of(error)),
+        torch.maximum(solved.result.backward_errors, error[..., null.kept, :].flatten(-2).amax(-1))
+        if null.kept and forward.shape[-1]
+        else solved.result.backward_errors,
         problem,
         of_x,
         null.basis,
@@ -230,24 +232,25 @@ def _in_units(
 ) -> tuple[Balanced, NullSpace, torch.Tensor]:
     """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x."""
     c, d = constraints
-    zero, of_c = relative == -LIMIT, torch.where(c != 0, torch.frexp(c)[1], -LIMIT)
+    zero, of_c = relative == OF_ZERO, torch.where(c != 0, torch.frexp(c)[1], OF_ZERO)
     if bool(zero.any()):  # these columns are measured by C alone
-        others = (of_c - relative).masked_fill(zero | (of_c == -LIMIT), -LIMIT).amax(1, keepdim=True)
-        within = torch.where((of_c != -LIMIT) & (others != -LIMIT), of_c - others, -LIMIT)
+        others = (of_c - relative).masked_fill(zero | (of_c == OF_ZERO), OF_ZERO).amax(1, keepdim=True)
+        others = torch.where(others == OF_ZERO, of_c.amax(1, keepdim=True), others)
+        within = torch.where((of_c != OF_ZERO) & (others != OF_ZERO), of_c - others, OF_ZERO)
         within = within.amax(0) if len(c) else within.sum(0)
-        relative = torch.where(zero, within.masked_fill(within == -LIMIT, 0), relative)
+        relative = torch.where(zero, within.masked_fill(within == OF_ZERO, 0), relative)
     problem = problem.in_units(relative)
     whole = problem.of_a[..., :1] - relative[:1]
-    of_c = torch.where(c != 0, of_c - relative, -LIMIT)
+    of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
     of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
-    of_rows = of_rows.masked_fill(of_rows == -LIMIT, 0)
-    of_d = torch.where(d != 0, torch.frexp(d)[1] - of_rows, -LIMIT)
-    of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), -LIMIT)
+    of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
+    of_d = torch.where(d != 0, torch.frexp(d)[1] - of_rows, OF_ZERO)
+    of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), OF_ZERO)
     with call.computing():
         scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
         lost = (shift(scaled, relative + of_rows) != c).any(1)
         null = NullSpace.of(scaled, d, call.engine, lost.nonzero().flatten().tolist())
-    return problem, null, torch.where(of_d == -LIMIT, -LIMIT, of_d + whole)
+    return problem, null, torch.where(of_d == OF_ZERO, OF_ZERO, of_d + whole)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -10,8 +11,8 @@ from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.engines import FP64, Engine
 from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.problems.least_squares.balanced import lengths
 from neula.problems.orthogonal.qr import qr
 
 ROUNDINGS = 8.0
@@ -22,6 +23,9 @@ ROUNDING = 8.0
 
 STEPS = 5
 """Updates of coefficients in doubled arithmetic: each leaves ``u cond(C)`` of their error."""
+
+CORRECTIONS = 2
+"""Of points that fulfil the constraints but for rounding."""
 
 EXACT = 2.0**-20
 """Part of a unit roundoff below which a difference in doubled arithmetic counts as zero."""
@@ -102,23 +106,39 @@ class NullSpace:
         triangle = r[:rank, :rank]
         y = torch.linalg.solve_triangular(triangle.mT, d[..., kept, :], upper=False)
         condition = _condition(triangle) if rank else 1.0
-        return cls(
-            q[:, :rank] @ y, q[:, rank:], kept, dropped, condition, c, d, q[:, :rank], r[:rank], rounded
-        )
+        shortest, basis = q[:, :rank] @ y, q[:, rank:]
+        found = cls(shortest, basis, kept, dropped, condition, c, d, q[:, :rank], r[:rank], rounded)
+        return replace(found, shortest=found.corrected(shortest))
 
     def scaled(self, exponents: torch.Tensor) -> NullSpace:
         """That of d times powers of two, exponents of shape (..., 1, k)."""
         return replace(self, shortest=shift(self.shortest, exponents), d=shift(self.d, exponents))
 
-    def error(self, x: torch.Tensor) -> torch.Tensor:
-        """``||C x - d|| / (||C|| ||x|| + ||d||)`` of each column; 0 where both vanish."""
-        size = torch.linalg.matrix_norm(self.c) * lengths(x) + lengths(self.d)
-        residual = lengths(self.c @ x - self.d)
-        return torch.where(residual > 0, residual / size, 0.0)
+    def corrected(self, x: torch.Tensor) -> torch.Tensor:
+        """Move x by rounding errors, so that it fulfils the kept constraints up to its own rounding."""
+        if not self.rank or not x.numel():
+            return x
+        kept, right = self.c[self.kept][None], self.d[..., self.kept, :]
+        right = right.detach().expand(*x.shape[:-2], *right.shape[-2:]).movedim(-2, 0)
+        doubled, moved = Doubled.of(kept), torch.zeros_like(x.detach().movedim(-2, 0))
+        for _ in range(CORRECTIONS):
+            at = x.detach().movedim(-2, 0) + moved
+            left = doubled.residual(at.flatten(1)[None], right.flatten(1)[None])[0][0]
+            y = torch.linalg.solve_triangular(self.r[:, : self.rank].mT, left, upper=False)
+            moved = moved + (self.q @ y).unflatten(1, moved.shape[1:])
+        return x + moved.movedim(0, -2)
+
+    def sizes(self, x: torch.Tensor) -> torch.Tensor:
+        """``|C| |x| + |d|``, shape (..., p, k)."""
+        return self.c.abs() @ x.abs() + self.d.abs()
+
+    def errors(self, x: torch.Tensor) -> torch.Tensor:
+        """``|C x - d| / (|C| |x| + |d|)`` of each row, shape (..., p, k); 0 where both vanish."""
+        return over((self.c @ x - self.d).abs(), self.sizes(x))
 
     @property
     def tolerance(self) -> float:
-        """What such an error may be by rounding alone."""
+        """What the errors of rows may be by rounding alone."""
         return ROUNDING * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
@@ -128,8 +148,7 @@ class NullSpace:
         ------
         ValueError
         """
-        empty = bool(d[~c.any(1)].any())
-        if not empty and bool((self.error(self.shortest) <= self.tolerance).all()):
+        if not bool(d[~c.any(1)].any()) and self.follows:
             return
         nearest = torch.linalg.pinv(c) @ d
         residual = c @ nearest - d
@@ -142,37 +161,74 @@ class NullSpace:
         )
 
     @property
+    def follows(self) -> bool:
+        """Whether dropped right-hand sides are what the kept ones make them, but for rounding."""
+        if not self.dropped or not self.rank:
+            return True
+        x, (factors, left) = self.shortest.detach().abs(), self.combinations
+        sizes = self.sizes(x)
+        sizes = sizes[..., self.dropped, :] + factors.abs().mT @ sizes[..., self.kept, :]
+        rest = (self.c @ self.shortest.detach() - self.d)[..., self.dropped, :].abs()
+        return bool((rest <= self.tolerance * sizes + left.abs().mT @ x).all())
+
+    @cached_property
+    def combinations(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of dropped rows, as :meth:`combined` says."""
+        return self.combined(self.c[self.dropped])
+
+    @property
     def independent(self) -> dict[int, bool]:
         """Dropped constraints that do not follow from the kept ones, as :meth:`not_following` says."""
         if not self.rank or not self.dropped:
             return {}
         if self.rounded:
             return dict.fromkeys(self.rounded, False)
-        return {self.dropped[i]: x for i, x in self.not_following(self.c[self.dropped]).items()}
+        found = self.not_following(self.c[self.dropped], self.combinations)
+        return {self.dropped[i]: x for i, x in found.items()}
 
-    def not_following(self, rows: torch.Tensor) -> dict[int, bool]:
+    def combined(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The nearest combinations of kept constraints to rows, by doubled arithmetic.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (q, n)
+            Nearly such combinations.
+
+        Returns
+        -------
+        factors : Tensor, shape (rank, q)
+        left : Tensor, shape (n, q)
+            What they leave of each row.
+        """
+        kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
+        prepared, left = Doubled.of(kept.mT[None].contiguous()), wanted
+        factors = low = rows.new_zeros(self.rank, len(rows))
+        for _ in range(STEPS):
+            update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
+            factors, low = add_to_pair(factors, low, update)
+            left = prepared.residual(factors[None], wanted[None], low[None])[0][0]
+        return factors, left
+
+    def not_following(
+        self, rows: torch.Tensor, combinations: tuple[torch.Tensor, torch.Tensor] | None = None
+    ) -> dict[int, bool]:
         """Which of some rows, as they are stored, are no combination of kept constraints.
 
         Parameters
         ----------
         rows : Tensor, shape (q, n)
             Nearly such combinations, which doubled arithmetic decides.
+        combinations : (Tensor, Tensor), optional
+            What :meth:`combined` says of them, where it is known.
 
         Returns
         -------
         dict of int to bool
             Indices of rows; whether the rounding of one row explains the difference.
         """
-        kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
-        prepared, left = Doubled.of(kept.mT[None].contiguous()), wanted
-        coefficients = low = rows.new_zeros(self.rank, len(rows))
-        for _ in range(STEPS):
-            update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
-            coefficients, low = add_to_pair(coefficients, low, update)
-            left = prepared.residual(coefficients[None], wanted[None], low[None])[0][0]
-        found = {}
+        (coefficients, left), found = combinations or self.combined(rows), {}
         for i, row in enumerate(rows):
-            terms = torch.cat([kept, row[None]])
+            terms = torch.cat([self.c[self.kept], row[None]])
             factors = torch.cat([-coefficients[:, i], row.new_ones(1)])
             sizes = factors.abs().clamp(min=EXACT * float(factors.abs().max())) @ terms.abs()
             if bool((left[:, i].abs() > EXACT * FP64.u * sizes).any()):

@@ -89,8 +89,7 @@ class Estimates:
     def gcv(self) -> Bounded:
         """The same by generalized cross-validation: square roots, shape (p, k)."""
         m, trace = len(self.path.scaled.a), self.trace
-        value = m**0.5 * self.residual.value / trace.value
-        error = m**0.5 * self.residual.error / trace.value
+        value, error = (m**0.5 * y / trace.value.abs() for y in self.residual)
         return Bounded.of(value, error + torch.where(value == 0, 0.0, value * trace.relative))
 
     def known(self, found: Bounded, most: float = SURE) -> torch.Tensor:

@@ -1,0 +1,90 @@
+"""Examples that the campaign has found to be wrong once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from .areas.constrained import ConstrainedRecipe
+from .areas.dropins import DropInRecipe
+from .areas.fits import FitsRecipe
+from .areas.ridge import RidgeRecipe
+from .fuzz import run_one
+from .recipes import Member, Recipe
+
+PLAIN: dict[str, Any] = {"library": "numpy", "engine": "cpu"}
+
+FOUND = {
+    # The residual is far from orthogonal to what the computed singular vectors say is the range.
+    "range of the svd": Recipe(
+        "lstsq", 4, 4, 1, (Member("one_small", rhs="unit", rhs_power=-300),), damp=1e-8, seed=2757385
+    ),
+    # Rounded products with weights count, also where damping dominates.
+    "weights and damping": Recipe(
+        "lstsq", 1, 1, 3, (Member("counting"),), dtype="int64", damp=1e-8, weights=100, seed=1924634034
+    ),
+    # x underflows, and its rounding exceeded the bound that was reported, but not the one that was applied.
+    "bound with damping": Recipe(
+        "lstsq",
+        1,
+        4,
+        3,
+        (Member("kahan", columns=30, whole=300, rhs="integer"),),
+        damp=1.0,
+        seed=4125333490,
+    ),
+    # Rounded to half precision, x has a residual longer than b.
+    "residual of rounded x": Recipe(
+        *(
+            "lstsq",
+            10,
+            7,
+            2,
+            (Member("dependent", columns=1, whole=400, rhs="nearly orthogonal", binary=False),),
+        ),
+        dtype="float16",
+        damp=1e-8,
+        rcond=1e-8,
+        engine="emulated",
+        seed=2685890487,
+    ),
+    # A variable at a bound, with a multiplier that is noise, moves along a flat direction.
+    "bounds without force": FitsRecipe(
+        *("mixture", "2-point", "curve_fit", "torch", "cauchy", 12, -4, -1, -60, 0, 0, -1, 0, -2, True),
+        seed=1983851918,
+    ),
+    "bounds without force, three points": FitsRecipe(
+        *("sum", "3-point", "curve_fit", "torch", "linear", 20, -4, 14, -60, 1, 20, -1, 0, -4, True),
+        seed=2129945911,
+    ),
+    # In the units of A's columns a contradiction of 5e-5 is one of rounding.
+    "contradiction in other units": ConstrainedRecipe(
+        *("graded", "near", "contradiction", 5, 5, 6, 2, 450, 0, 450, 0, 0.0, ""), seed=864807405
+    ),
+    "contradiction beside a large column": ConstrainedRecipe(
+        *("sparse", "combined integer", "contradiction", 4, 5, 5, 1, 900, 0, 900, 60, 1000.0, "variances"),
+        seed=519186999,
+    ),
+    # The exponent of d was the one that stood for zero.
+    "exponent of zero": ConstrainedRecipe(
+        *("integer", "graded", "tiny", 6, 1, 2, 2, 1000, 1000, -1000, 0, 1e-8, ""), seed=1348936782
+    ),
+    # A trace that rounding errors made negative.
+    "negative trace": RidgeRecipe(
+        *("columns", 4, 4, "inside", "wide", 43, 0, 0, "cpu", "torch"), seed=3308219882
+    ),
+    # Unknowns that A knows nothing of, and C in units that differ.
+    "units of C alone": ConstrainedRecipe(
+        *("zero_lines", "copied integer", "random", 1, 4, 5, 1, 1000, 40, 1000, 60, 1000.0, ""),
+        seed=2182567754,
+    ),
+    # SciPy, which takes complex numbers, never ends with NaN.
+    "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_sound(name: str) -> None:
+    verdict, shown = run_one(FOUND[name], "cpu")
+    assert not verdict.findings, f"{verdict}\n{shown}"
