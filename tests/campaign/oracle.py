@@ -27,6 +27,9 @@ AMBIGUOUS = 1e-3
 """A singular value that is this close to the threshold, relative to it, may count or not: either rank is
 right."""
 
+DOUBLED = 2.0**-100
+"""Relative error of doubled products, with room for sums of some terms."""
+
 FIRST_BITS, LAST_BITS, ACCURATE_BITS = 320, 1 << 15, 100
 
 RESOLVED = 2.0**-170
@@ -309,16 +312,18 @@ class LeastSquares:
             return np.array([float(step / size) if size != 0 else 0.0 for size in sizes])
 
     def residual_ratios(self, x: np.ndarray) -> np.ndarray:
-        """``||b - A x|| / ||b||`` of each column."""
+        """``||b - A x|| / ||b||`` of each column, without what twice the working precision cannot see."""
         with ctx.workprec(FIRST_BITS * 2):
             a, found = arb_mat(self._a), []
+            sizes = arb_mat([[abs(v) for v in row] for row in a.tolist()])
             for given, b in zip(x.T, columns(arb_mat(self._b)), strict=True):
                 if not np.isfinite(given).all():
                     found.append(math.inf)
                     continue
                 r = norm(p - q for p, q in zip(b, (a * self._unknowns(given)).entries(), strict=True))
+                r -= DOUBLED * norm((sizes * self._unknowns(abs(given))).entries())
                 size = norm(b)
-                found.append(float(r / size) if size != 0 else (0.0 if r == 0 else math.inf))
+                found.append(float(r / size) if size != 0 else (math.inf if r > 0 else 0.0))
             return np.array(found)
 
 

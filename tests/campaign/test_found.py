@@ -24,6 +24,23 @@ FOUND = {
     "weights and damping": Recipe(
         "lstsq", 1, 1, 3, (Member("counting"),), dtype="int64", damp=1e-8, weights=100, seed=1924634034
     ),
+    # One of a batch is dominated by its damping, and others are not.
+    "weights and damping, a batch": Recipe(
+        *("lstsq", 4, 4, 0, (Member("hilbert", whole=30, rhs="mixed"), Member("dependent", whole=-100))),
+        batched=True,
+        damp=1e-8,
+        weights=15,
+        seed=991220614,
+    ),
+    # Small weights took residuals out of the range of single precision.
+    "small weights": Recipe(
+        *("lstsq", 1, 1, 3, (Member("wilkinson", whole=-12, rhs="nearly orthogonal"),)),
+        weights=100,
+        library="torch",
+        engine="emulated",
+        options=(("algorithm", "lsqr"),),
+        seed=1769725080,
+    ),
     # x underflows, and its rounding exceeded the bound that was reported, but not the one that was applied.
     "bound with damping": Recipe(
         "lstsq",

@@ -33,15 +33,15 @@ class Balanced:
         Exponents by which the columns of A were divided; those of zero columns are ``OF_ZERO``.
     of_b : Tensor of int, shape (..., 1, k)
         Likewise.
-    exact : bool
-        Whether no damping was limited.
+    limited : Tensor of bool, shape (..., 1), or None
+        Of which matrices the damping was limited; None for none.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     of_a: torch.Tensor
     of_b: torch.Tensor
-    exact: bool = True
+    limited: torch.Tensor | None = None
 
     @classmethod
     def of(
@@ -95,7 +95,13 @@ class Balanced:
         below = torch.diag_embed(shift(fraction.expand(of_a.shape), exponent - excess - of_a).squeeze(-2))
         a = torch.cat([power_of_two_times(self.a, self.of_a - of_a), below], -2)
         b = torch.cat([self.b, self.b.new_zeros(*self.b.shape[:-2], n, self.b.shape[-1])], -2)
-        return replace(self, a=a, b=b, of_a=of_a + 2 * excess, exact=not bool(excess.any()))
+        return replace(
+            self,
+            a=a,
+            b=b,
+            of_a=of_a + 2 * excess,
+            limited=excess.squeeze(-2) > 0 if bool(excess.any()) else None,
+        )
 
     @property
     def relative(self) -> torch.Tensor:

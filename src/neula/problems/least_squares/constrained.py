@@ -139,7 +139,7 @@ def whitened(call: Call, problem: Balanced, options: Options, noise: float) -> F
         condition = ESTIMATED * result.conditions[..., None]
         forward = forward + least_squares_error(condition, torch.full_like(size, noise), ratio)
         forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
-    if not problem.exact:  # statistics depend on A beside the damping
+    if problem.limited is not None:  # statistics depend on A beside the damping
         solved = replace(solved, result=replace(result, fit=None))
     return Found(solved, result.x, norms, forward, result.backward_errors, problem, problem.of_b)
 

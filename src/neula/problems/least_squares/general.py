@@ -144,15 +144,16 @@ def solve_general(
         with call.computing():
             noise = _noise(factor, computed=general.computed)
     problem = Balanced.of(a, b, weights, options.damp, factor, limited=general.constraints is None)
-    if weights is not None and problem.exact:  # products are rounded, rows of the damping are not
+    if weights is not None:  # products are rounded, rows of the damping are not
         share = over(lengths(problem.a[..., : a.shape[-2], :]), lengths(problem.a))
         noise = 2 * FP64.u * float(share.max()) if share.numel() else 0.0
     unit = options.unit + noise
     plain = replace(options, damp=0.0, weights=None, dtype=torch.float64, unit=unit)
     if general.constraints is None:
         found = whitened(call, problem, plain, noise)
-        if weights is not None and not problem.exact:
-            found = replace(found, forward=found.forward + _rounded_products(found))
+        if weights is not None and problem.limited is not None:
+            known = found.solved.result.forward_errors + _rounded_products(found)
+            found = replace(found, forward=torch.where(problem.limited, known, found.forward))
     else:
         found = constrained(call, problem, plain, general.constraints, noise)
         if found.remark and not found.doubt:

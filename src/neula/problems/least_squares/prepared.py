@@ -263,6 +263,9 @@ class Problem:
             replay = options.engine.alone.replay if options.over_rows.spread else called
             operator = LeastSquaresOperator(a, weights, damp, options.over_rows, replay)
             b = operator.right_hand_side(b)
+        if weights is not None:  # R of low precision solves for numbers near 1
+            again = power_of_two_scales(options.engine.column_max(b))
+            b, given_b, b_scales = b * again, given_b * again, b_scales * again
         if largest is not None:
             column_max = largest.of_a.double()
         else:  # A and b were finite when they were given
