@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import os
+import struct
 import subprocess
 import sys
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -250,4 +252,23 @@ def test_matlab_before_version_7_3(tmp_path: Path) -> None:
     outside.indices[3] = 1 << 28
     scipy.io.savemat(path, {"x": outside})
     with pytest.raises(FileError, match="truncated or damaged"):
+        read_matrix(path)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_types_that_matlab_does_not_know_are_no_crash(tmp_path: Path, sparse: bool, compressed: bool) -> None:
+    """SciPy's reader dies of them, and so would this process."""
+    path, matrix = tmp_path / "a.mat", np.diag([1.5, 2.5, 3.5])
+    given = {"A": scipy.sparse.csc_matrix(matrix) if sparse else matrix}
+    scipy.io.savemat(path, given, do_compression=compressed)
+    np.testing.assert_array_equal(read_matrix(path), matrix)
+    scipy.io.savemat(path, given, do_compression=False)
+    whole = bytearray(path.read_bytes())
+    whole[176:180] = struct.pack("<I", 99)  # the tag of the first numbers
+    if compressed:
+        inside = zlib.compress(whole[128:])
+        whole[128:] = struct.pack("<II", 15, len(inside)) + inside
+    path.write_bytes(whole)
+    with pytest.raises(FileError, match=r"damaged .*numbers of type 99"):
         read_matrix(path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from neula.errors import counted
 from neula.io.integers import InexactIntegerError, in_float64
+from neula.io.matlab import check_tags
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense
@@ -157,6 +158,7 @@ def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
     with file.path.open("rb") as stream:
         if stream.read(10) == b"MATLAB 7.3":
             return _read_mat_73(file, key)
+    check_tags(file.path)
     found = {name: (shape, kind) for name, shape, kind in scipy.io.whosmat(file.path)}
     name = choose_array(file.name, list(found), key)
     shape, kind = found[name]
