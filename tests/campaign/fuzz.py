@@ -45,7 +45,7 @@ ALL = (*PROBLEMS, *AREAS)
 SHARE = 50
 """Examples that a process judges at a time."""
 
-STUCK = 30.0
+STUCK = 90.0
 """Seconds after which an example hangs: where, is printed."""
 
 SHOWN = 3

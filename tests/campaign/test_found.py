@@ -96,6 +96,16 @@ FOUND = {
         *("zero_lines", "copied integer", "random", 1, 4, 5, 1, 1000, 40, 1000, 60, 1000.0, ""),
         seed=2182567754,
     ),
+    # LAPACK divides by pivots whose reciprocals overflow.
+    "tiny pivots": Recipe(
+        *("lu", 5, 5, 0, (Member("arrowhead", whole=-300, rhs="integer", binary=False),)),
+        layout="sliced",
+        seed=1954054462,
+    ),
+    "rounding of a robust fit": FitsRecipe(
+        *("line", "given", "least_squares", "numpy", "cauchy", 30, 0, 22, -60, 2, 0, -1, 30, 0, True),
+        seed=1467204116,
+    ),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }

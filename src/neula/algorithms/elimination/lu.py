@@ -9,6 +9,7 @@ arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ from neula.kernels.tournament import WIDTH
 
 WIDEST = 1024
 """Columns of a panel up to which the kernels of tournament pivoting keep its rows of U on the chip."""
+
+SMALL = 0.4
+"""Part of the exponents of a format up to which reciprocals of pivots are in its range."""
 
 WHOLE = 64
 """Matrices are bordered to multiples of so many rows, lines of memory in half precision: kernels and cuBLAS
@@ -227,7 +231,14 @@ def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
 def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
     """What algorithms of one precision come to where a library has them; also of a singular matrix."""
     pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
+    low, high = torch.aminmax(matrix)
+    power = -math.frexp(max(-float(low), float(high)))[1]
+    power = min(power, kept.max_exponent - 1) if power > SMALL * kept.max_exponent else 0
+    if power:  # pivots whose reciprocals overflow leave no digit
+        matrix.mul_(2.0**power)
     factorize(matrix, pivots, large=is_large(matrix.numel(), engine.tuning))
+    if power:
+        matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
     interchanges = Interchanges(pivots.long())
     packed = PackedLU(matrix, interchanges.permutation(), kept)
     vars(packed)["pivots"] = interchanges.pivots  # which are known already

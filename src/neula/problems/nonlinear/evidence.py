@@ -9,7 +9,7 @@ import torch
 from neula.algorithms.nonlinear.damped import norm
 from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.feasible import Bounds, without
-from neula.algorithms.nonlinear.gauss_newton import newton_steps
+from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS, newton_steps
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
 
 SLOWEST = 0.99
@@ -104,7 +104,7 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, err
     length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
     # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
     tilt = norm(errors.products.masked_fill(held | idle, 0.0), dim=1)
-    rounding = torch.maximum(u * (near.size + size), errors.residuals) * condition / size
+    rounding = torch.maximum(ROUNDINGS * u * (near.size + size), errors.residuals) * condition / size
     rounding = rounding + tilt * condition.square() / size
     forward = (length + rounding) / (1 - rate.clamp(max=SLOWEST))
     # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.

@@ -17,6 +17,7 @@ from neula.algorithms.lapack.gauss_newton import TINY, Near, minimized, polished
 from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual, Vectors
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.nonlinear.differentiate import UNKNOWN
+from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.certificates.forward_error import SURE, digits_of
@@ -171,7 +172,7 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     removable = length(near.c)
     forward = float(near.size > 0)
     if size > 0:
-        rounding = max(u * (near.size + size), function.unexplained(near.x)) * condition / size
+        rounding = max(ROUNDINGS * u * (near.size + size), function.unexplained(near.x)) * condition / size
         rounding += length(products) * condition * condition / size
         forward = (near.relative + rounding) / (1 - min(rate, SLOWEST))
     return {
