@@ -290,8 +290,8 @@ class LeastSquaresJudge:
     ----------
     bound : float
         Largest backward error.
-    rounded_bound : float
-        The same of x as it is returned, in a dtype that may be narrower than the accuracy.
+    rounding : float
+        What rounding x may add to that, to a dtype that is narrower than the accuracy.
     certain_rcond : float
         What the singular values must exceed for the rank to be certain.
     together : bool
@@ -301,7 +301,7 @@ class LeastSquaresJudge:
     """
 
     bound: float
-    rounded_bound: float
+    rounding: float
     certain_rcond: float
     together: bool
     largest_error: float = SURE
@@ -311,8 +311,8 @@ class LeastSquaresJudge:
         """The judge of problems of one shape."""
         bound = lstsq_bound(options.target, min(options.rows(m, n), n))
         u = format_of(options.dtype).u
-        rounded = bound + (u if u > options.target.u else 0.0)
-        return cls(bound, rounded, options.certain_rcond((m, n)), together, options.largest_error)
+        rounding = u if u > options.target.u else 0.0
+        return cls(bound, rounding, options.certain_rcond((m, n)), together, options.largest_error)
 
     def measure(self, problems: object, answer: Answer[Members]) -> torch.Tensor:
         """What :attr:`Members.names` says, for each problem."""
@@ -320,7 +320,7 @@ class LeastSquaresJudge:
 
     def accepts(self, of: Mapping[str, Any]) -> Any:
         """Whether each is solved, from arrays or tensors of what was measured."""
-        accepted = (of["accepted"] > 0) & (of["backward_error"] <= self.rounded_bound)
+        accepted = (of["accepted"] > 0) & (of["backward_error"] <= self.bound + self.rounding)
         if self.together:  # elsewhere the links themselves look at these
             full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
             accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
