@@ -22,7 +22,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +45,8 @@ ALL = (*PROBLEMS, *AREAS)
 SHARE = 50
 """Examples that a process judges at a time."""
 
-STUCK = 90.0
-"""Seconds after which an example hangs: where, is printed."""
+STUCK = 60.0
+"""Seconds after which it is printed where an example hangs; a share that takes five times as long does."""
 
 SHOWN = 3
 """Failures of a kind that are printed in full."""
@@ -200,21 +200,23 @@ def explored(workers: int, share: Callable[[range], Tally], count: int, end: flo
     # CUDA does not survive a fork.
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     pending = {pool.submit(share, numbers): numbers for numbers in itertools.islice(shares, 2 * workers)}
+    begun: dict[Future[Tally], float] = {}
     while pending and time.monotonic() < end:
         done, _ = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
         for each in done:
             del pending[each]
             yield each.result()
+        begun |= {each: time.monotonic() for each in pending if each.running() and each not in begun}
         pending |= {pool.submit(share, numbers): numbers for numbers in itertools.islice(shares, len(done))}
     pool.shutdown(wait=False, cancel_futures=True)
-    _, hanging = wait(pending, timeout=STUCK)
-    for each in hanging:
-        tally, numbers = Tally(), pending[each]
-        tally.found["violation"] = tally.kinds["violation", "no end", "an example"] = 1
-        tally.reports["violation", "no end", "an example"] = [f"one of the examples {numbers}"]
-        yield tally
     for process in multiprocessing.active_children():
         process.kill()
+    for each in begun.keys() & pending.keys():
+        if time.monotonic() - begun[each] > 5 * STUCK:
+            tally, key = Tally(), ("violation", "no end", "an example")
+            tally.found["violation"] = tally.kinds[key] = 1
+            tally.reports[key] = [f"one of the examples {pending[each]}"]
+            yield tally
 
 
 @dataclass(frozen=True)
