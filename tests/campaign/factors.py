@@ -158,9 +158,17 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
             rows = a[0][factors.permutation]
             given = unit_roundoff(example, None)  # L and U are given in the dtype of A, with its spacing
             smallest = max(tiny, 2.0 ** (2 - storage.max_exponent - storage.significand))
-            yield "get01", ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
+            found = ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
+            yield "get01", found / _growth(rows, outputs[0], outputs[1])
     else:
         yield "product", ratios.product_ratio(a[0].T, as_array(example.b[0]), outputs[0], u, tiny)
+
+
+def _growth(a: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> float:
+    """``|| |L| |U| || / ||A||``, by which errors grow (Higham 2002, theorem 9.3); at least 1."""
+    size = float(np.abs(a).max(initial=0.0)) or 1.0
+    products = np.abs(lower) @ np.abs(upper / size)
+    return max(1.0, float(products.sum(0).max() / np.abs(a / size).sum(0).max()))
 
 
 def _outputs(problem: str, result: Any) -> tuple[Any, ...]:

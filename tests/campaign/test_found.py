@@ -96,6 +96,14 @@ FOUND = {
         *("zero_lines", "copied integer", "random", 1, 4, 5, 1, 1000, 40, 1000, 60, 1000.0, ""),
         seed=2182567754,
     ),
+    # A vector that says little of the norm of A, whose columns have norm 1.
+    "norm from below": Recipe(
+        *("pos", 6, 6, 0, (Member("integer_gram", columns=3, rhs="nearly orthogonal"),)),
+        dtype="float32",
+        library="torch",
+        options=(("certify", "forward"),),
+        seed=3907049709,
+    ),
     # LAPACK divides by pivots whose reciprocals overflow.
     "tiny pivots": Recipe(
         *("lu", 5, 5, 0, (Member("arrowhead", whole=-300, rhs="integer", binary=False),)),

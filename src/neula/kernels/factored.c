@@ -600,7 +600,8 @@ void solve_factored(const struct system *system, double largest)
             solutions[i] += updates[i];
         known = known_of(system, solutions, residuals);
     }
-    known.condition *= of_look / length_of(image, n);
+    double of_norm = of_look / length_of(image, n);
+    known.condition *= of_norm > 1 ? of_norm : 1; /* columns have norm 1 */
     told[ACCEPTED] = known.good, told[UPDATES] = system->updates;
     told[CONDITION] = known.condition > 1 ? known.condition : 1;
     for (long c = 0; c < k; c++) {

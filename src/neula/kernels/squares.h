@@ -609,7 +609,7 @@ static void solve_group(const struct batch *batch, long first, struct room *room
     /* Solves err by so much at most: the true norm of the inverse is larger by 1 / (1 - rate). */
     vec estimate = root(square), inverse_norm = limits->margin * estimate;
     vec rate = limits->rounding * U * known.norm * inverse_norm / known.smallest;
-    vec condition = scaled_norm(batch, room) * estimate;
+    vec condition = larger(scaled_norm(batch, room), all(1)) * estimate; /* columns have norm 1 */
     struct told worst = {.good = rate <= all(limits->max_rate)};
     for (long c = 0; c < k; c++) {
         vec *found = x + c * height;

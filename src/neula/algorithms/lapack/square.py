@@ -377,6 +377,6 @@ def _schatten(a: np.ndarray) -> tuple[float, float]:
 
 
 def _norm_along(a: Products, sizes: np.ndarray) -> float:
-    """``||A D^-1||_2``, estimated."""
+    """``||A D^-1||_2``, estimated: at least 1, the norm of a column."""
     image = a.times(probe_array(len(sizes), 1)[:, 0] / sizes)
-    return length(a.transposed_times(image) / sizes) / length(image)
+    return max(1.0, length(a.transposed_times(image) / sizes) / length(image))

@@ -261,4 +261,4 @@ class Squares:
         norm = lengths(transposed_times(self._a, image) / self._sizes) / lengths(image)
         k = (images.shape[2] - 1) // max(1, len(steps))
         of_steps = [images[..., 1 + i * k : 1 + (i + 1) * k] for i in range(len(steps))]
-        return np.maximum(norm * inverse_norm, 1.0), of_steps
+        return np.maximum(np.maximum(norm, 1.0) * inverse_norm, 1.0), of_steps  # columns have norm 1

@@ -188,7 +188,7 @@ class Square:
         solves.finish()
         norms = norm, self.scaled_norm, inverse, self._left
         self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
-        self.condition = inverse * self.scaled_norm
+        self.condition = inverse * self.scaled_norm.clamp_min(1.0)  # columns have norm 1
         noise = (DOUBLED if doubled else 2 * FP64.u) * a.shape[-1] ** 0.5
         self._trust = Trust(sizes, wrong, inverse[:, None], norm[:, None], lengths(b), noise)
 
