@@ -103,7 +103,7 @@ def _skip(read: Read, order: str) -> tuple[int, int]:
 
 
 def _inflated(stream: IO[bytes], count: int) -> Read:
-    """What reads from compressed bytes, without more of them in memory than is asked for."""
+    """Return a function that reads decompressed bytes; it buffers one chunk at most."""
     source, left, ready = zlib.decompressobj(), count, b""
 
     def read(size: int) -> bytes:

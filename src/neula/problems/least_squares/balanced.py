@@ -14,7 +14,7 @@ ALIKE = 10
 """Columns whose sizes differ by fewer powers of two are not scaled before they are mixed by a null space."""
 
 OF_ZERO = -4 * LIMIT
-"""What stands for the exponent of zero, below those of quotients of any two products."""
+"""The exponent given to zero: less than that of any other number that occurs."""
 
 DOMINATES = 40
 """Damping of ``2^40 ||A||`` leaves ``A^T A`` nothing of a solution in doubled arithmetic."""

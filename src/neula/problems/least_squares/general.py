@@ -177,7 +177,7 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
 
 
 def _rounded_products(found: Found) -> torch.Tensor:
-    """What rounding the products with weights comes to where damping dominates, shape (..., k).
+    """Relative error of x by rounded products with weights, where damping dominates, shape (..., k).
 
     There x is ``A^T b`` divided by squares of the damping, each term of which is rounded three times.
     """

@@ -25,7 +25,7 @@ STEPS = 5
 """Updates of coefficients in doubled arithmetic: each leaves ``u cond(C)`` of their error."""
 
 CORRECTIONS = 2
-"""Of points that fulfil the constraints but for rounding."""
+"""Refinement steps of a point that fulfils the constraints."""
 
 EXACT = 2.0**-20
 """Part of a unit roundoff below which a difference in doubled arithmetic counts as zero."""
@@ -138,7 +138,7 @@ class NullSpace:
 
     @property
     def tolerance(self) -> float:
-        """What the errors of rows may be by rounding alone."""
+        """Largest error of a row that rounding explains."""
         return ROUNDING * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
@@ -162,7 +162,7 @@ class NullSpace:
 
     @property
     def follows(self) -> bool:
-        """Whether dropped right-hand sides are what the kept ones make them, but for rounding."""
+        """Whether dropped constraints agree with the kept ones, up to rounding."""
         if not self.dropped or not self.rank:
             return True
         x, (factors, left) = self.shortest.detach().abs(), self.combinations
