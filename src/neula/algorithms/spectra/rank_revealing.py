@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -53,6 +54,11 @@ class Deficient:
     b_low: torch.Tensor | None = None
     over_rows: Reduction = HERE
     unit: float = FP64.u
+
+    @cached_property
+    def doubled(self) -> Doubled:
+        """A, for products in twice the working precision."""
+        return Doubled.of(self.a[None])
 
     @property
     def rounding(self) -> float:
@@ -133,7 +139,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     coefficients = coefficients + left / s[:rank, None]
     ratio = over(over_rows.norms(b - u @ along)[0], s[0] * _lengths(coefficients))
     error = spectrum.coefficient_error(ratio)
-    angle, doubled = spectrum.angle, Doubled.of(problem.a[None])
+    angle, doubled = spectrum.angle, problem.doubled
     if rank > 0:
         refined = _refined(problem, doubled, u, s[:rank])
         turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u

@@ -17,7 +17,6 @@ from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
-from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -122,9 +121,10 @@ class _Given:
         x = problems.unscale(z[None]).to(options.dtype).double()
         lost = z - problems.scale(x)[0]
         rounding = over(lengths((lost * norms)[None]), lengths(solution.y[None]))
-        doubled, low = Doubled.of(given.a[None]), {"a_low": given.a_low, "b_low": given.b_low}
+        low = {"a_low": given.a_low, "b_low": given.b_low}
         residual, gradient = (
-            part[0] for part in doubled_gradient(doubled, given.b[None], z[None], **low, over_rows=over_rows)
+            part[0]
+            for part in doubled_gradient(given.doubled, given.b[None], z[None], **low, over_rows=over_rows)
         )
         gradient = gradient / norms
         # The gradient in the row space of what counts, and the residual in the range of it.
