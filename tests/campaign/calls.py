@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +19,12 @@ from .recipes import Example, Recipe, bounds_of, keywords
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call has returned or raised, and its warnings."""
+    """What a call has returned or raised, its warnings, and the seconds it took."""
 
     result: Any
     error: Exception | None
     warnings: tuple[warnings.WarningMessage, ...]
+    seconds: float = 0.0
 
     @property
     def warned(self) -> bool:
@@ -38,6 +41,20 @@ class Answer:
         ]
 
 
+def answer_of(function: Callable[[], Any]) -> Answer:
+    """Call a function, and keep what comes back: an error of any kind is an answer to be judged."""
+    result, error = None, None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        start = time.perf_counter()
+        try:
+            result = function()
+        except Exception as raised:
+            error = raised
+        seconds = time.perf_counter() - start
+    return Answer(result, error, tuple(caught), seconds)
+
+
 def call(example: Example, device: str = "cpu") -> Answer:
     """Run the function that the recipe names.
 
@@ -47,14 +64,7 @@ def call(example: Example, device: str = "cpu") -> Answer:
     device : str
         Of torch tensors, and of engine ``"auto"`` for NumPy arrays.
     """
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result, error = None, None
-        try:
-            result = _run(example, device)
-        except Exception as raised:  # an error of any kind is an answer to be judged
-            error = raised
-    return Answer(result, error, tuple(caught))
+    return answer_of(lambda: _run(example, device))
 
 
 def _run(example: Example, device: str) -> Any:

@@ -46,7 +46,15 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
         measured = _worst((more.ratios_of if recipe.problem in OTHERS else _ratios)(example, answer.result))
     except OverflowError:  # factors of a mixed matrix in a narrow dtype
         return
-    verdict.numbers.append(measured)
+    verdict.numbers.append(
+        {
+            "ratios": list(measured),
+            "errors": list(measured.values()),
+            "forward_errors": [ratios.THRESHOLD] * len(measured),
+            "accepted": not answer.warned,
+            "warned": answer.warned,
+        }
+    )
     if not answer.warned:
         for name, ratio in measured.items():
             if not ratio < ratios.THRESHOLD:

@@ -53,7 +53,7 @@ ESTIMATED_WITHIN = 10.0
 
 def judge(example: Example, answer: Answer) -> Verdict:
     """The verdict on an answer."""
-    verdict = Verdict()
+    verdict = Verdict.on(answer)
     for warning in answer.stray:
         verdict.add("violation", "stray warning", warning)
     if example.recipe.problem in SOLVERS:

@@ -177,7 +177,14 @@ def judge_bounded(example: Example, answer: Answer, verdict: Verdict) -> None:
                     verdict.add("unsound", "not unique", f"forward_error {claimed[i, j]}")
                 continue
             error = bounded.error(a, x[i, :, j], truth)
-            verdict.numbers.append({"error": error, "forward_error": float(claimed[i, j])})
+            verdict.numbers.append(
+                {
+                    "errors": [error],
+                    "forward_errors": [float(claimed[i, j])],
+                    "accepted": bool(accepted[i, j]),
+                    "warned": answer.warned,
+                }
+            )
             doubted = answer.warned and not (accepted[i, j] and claimed[i, j] < SURE)
             if not doubted and not error <= claimed[i, j] * (1 + 1e-9):
                 verdict.add("unsound", "error", f"error {error}, and forward_error {claimed[i, j]}")

@@ -10,6 +10,7 @@ import numpy as np
 from neula.engines import FORMATS, format_of
 from neula.pipeline.inputs import take
 
+from .calls import Answer
 from .recipes import Example, keywords
 
 DEFAULT_OPTIONS = {"certify", "accuracy", "mode"}
@@ -36,10 +37,32 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What is wrong with an answer, and the numbers of every member of the batch."""
+    """What is wrong with an answer, and the numbers of every member of the batch.
+
+    Attributes
+    ----------
+    numbers : list of dict
+        ``errors``, ``forward_errors``, ``rank``, ``accepted``, ``warned`` as far as they are known, and
+        whatever else explains the findings.
+    raised : str
+        Name of the error's class; empty if there is a result.
+    rank_ambiguous : bool
+        Whether a warning says so.
+    seconds : float
+        Of the call, without the judge.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     numbers: list[dict[str, Any]] = field(default_factory=list)
+    raised: str = ""
+    rank_ambiguous: bool = False
+    seconds: float = 0.0
+
+    @classmethod
+    def on(cls, answer: Answer) -> Verdict:
+        """An empty verdict that knows what was called."""
+        ambiguous = any("doubtful" in str(w.message) for w in answer.warnings)
+        return cls([], [], type(answer.error).__name__ if answer.error else "", ambiguous, answer.seconds)
 
     def has(self, kind: str) -> bool:
         return any(finding.kind == kind for finding in self.findings)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from tests.bounded.exact import matrix, rational
 
 import neula
 
+from ..calls import answer_of
 from ..matrices import KINDS
 from ..recipes import Scope, Source
 from ..verdict import Verdict
@@ -156,30 +157,25 @@ def _constraints(rng: np.random.Generator, recipe: ConstrainedRecipe, a: np.ndar
 
 def judge(recipe: ConstrainedRecipe, device: str) -> tuple[Verdict, str]:
     """Call, solve exactly, compare."""
-    verdict, given = Verdict(), build(recipe)
+    given = build(recipe)
     size = float(np.abs(given["A"]).max(initial=0.0))
     damp = recipe.damp * size if recipe.damp * size < 1e300 else 0.0
     if not all(np.isfinite(x).all() for x in given.values()):
-        return verdict, ""
-    told, result, error = _called(recipe, given, damp)
+        return Verdict(), ""
+    answer = answer_of(partial(_call, recipe, given, damp))
+    verdict, result = Verdict.on(answer), answer.result
     truth = Truth(given, damp)
     rounded = recipe.c == "sum" and recipe.p > 1 and len(truth.kept) == recipe.p
     if rounded and result is not None and result.constraint_rank < recipe.p:
         truth = Truth({**given, "C": given["C"][:-1], "d": given["d"][:-1]}, damp)
-    _judged(verdict, recipe, truth, told, result, error)
+    _judged(verdict, recipe, truth, answer.warned, result, answer.error)
     return verdict, _snippet(given, damp, recipe) if verdict.findings else ""
 
 
-def _called(recipe: ConstrainedRecipe, given: dict[str, np.ndarray], damp: float) -> tuple[bool, Any, Any]:
+def _call(recipe: ConstrainedRecipe, given: dict[str, np.ndarray], damp: float) -> Any:
     options: dict[str, Any] = {x: given[x] for x in ("weights", "covariance") if x in given}
     b, d = (given[x][:, 0] if recipe.k == 0 else given[x] for x in "bd")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            result = neula.lstsq(given["A"], b, constraints=(given["C"], d), damp=damp, **options)
-        except Exception as raised:  # an error of any kind is an answer to be judged
-            return False, None, raised
-    return any(issubclass(w.category, neula.AccuracyWarning) for w in caught), result, None
+    return neula.lstsq(given["A"], b, constraints=(given["C"], d), damp=damp, **options)
 
 
 class Truth:
@@ -308,7 +304,15 @@ def _judged(
             verdict.add("unsound", "rank", f"{result.rank}, and {truth.rank} is right")
         return
     errors = truth.errors(x)
-    verdict.numbers.append({"errors": errors, "claimed": claimed, "told": told, "rank": truth.rank})
+    verdict.numbers.append(
+        {
+            "errors": errors.tolist(),
+            "forward_errors": claimed.tolist(),
+            "rank": int(result.rank),
+            "accepted": bool(result.converged),
+            "warned": told,
+        }
+    )
     # Where rounding decides on the rank, a warning says that errors are those of constraints not rounded.
     doubted = told & (recipe.c in NEARLY) | (told & ~(claimed < 0.1))
     sound = ((errors <= claimed * (1 + 1e-9)) | doubted).all()

@@ -6,7 +6,7 @@ Newton's method begins where neula ends; neula's forward error is the distance t
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ from flint import arb, arb_mat
 
 import neula
 
-from ..calls import as_array
+from ..calls import answer_of, as_array
 from ..recipes import Scope, Source
 from ..verdict import Verdict
 
@@ -336,30 +336,23 @@ def minimum_near(fit: Fit, x: np.ndarray, at_bounds: np.ndarray) -> np.ndarray |
 
 def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
     """Compare neula's answer with the minimum nearby."""
-    verdict, fit = Verdict(), Fit.of(recipe)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        try:
-            with np.errstate(all="ignore"):
-                result = fit.run(device)
-        except Exception as error:
-            if "not finite at x0" not in str(error):
-                verdict.add("violation", "error", f"{type(error).__name__}: {error}")
-            return verdict, _shown(recipe)
-    warned = any(issubclass(w.category, neula.AccuracyWarning) for w in caught)
-    stray = [
-        str(w.message) for w in caught if not issubclass(w.category, (neula.AccuracyWarning, RuntimeWarning))
-    ]
-    if stray:
+    fit = Fit.of(recipe)
+    with np.errstate(all="ignore"):
+        answer = answer_of(lambda: fit.run(device))
+    verdict, result, warned = Verdict.on(answer), answer.result, answer.warned
+    if answer.error is not None:
+        if "not finite at x0" not in str(answer.error):
+            verdict.add("violation", "error", f"{verdict.raised}: {answer.error}")
+        return verdict, _shown(recipe)
+    usual = ("RuntimeWarning", "DeprecationWarning")
+    if stray := [text for text in answer.stray if not text.startswith(usual)]:
         verdict.add("violation", "warning", "; ".join(stray))
     if warned == result.converged:
         verdict.add("violation", "converged", f"warned: {warned}, converged: {result.converged}")
     x, n = as_array(result.x), len(fit.start)
     rank = min(fit.model.rank, recipe.m)
-    verdict.numbers.append(
-        {"claimed": result.forward_error, "rank": result.rank, "converged": result.converged}
-    )
+    told = {"rank": int(result.rank), "accepted": bool(result.converged), "warned": warned}
+    verdict.numbers.append({"forward_errors": [float(result.forward_error)], "errors": [math.nan], **told})
     if result.rank > rank or (result.converged and rank < n):
         verdict.add("unsound", "rank", f"rank {result.rank}, and every Jacobian has {rank}")
     if rank < n and bool(np.isfinite(as_array(result.standard_errors())).any()):
@@ -373,11 +366,13 @@ def judge(recipe: FitsRecipe, device: str) -> tuple[Verdict, str]:
         return verdict, _shown(recipe)
     norms = np.linalg.norm(jac, axis=0)
     error = float(np.linalg.norm(norms * left) / np.linalg.norm(norms * (x - left)))
-    verdict.numbers[0] |= {"true": error}
+    verdict.numbers[0]["errors"] = [error]
     if result.converged and not error <= SLACK * result.forward_error:
         verdict.add("unsound", "forward", f"claimed {result.forward_error:.2e}, true {error:.2e}")
     if not result.converged and _is_easy(fit, result, jac, norms, error):
-        verdict.add("false alarm", "warning", f"{[str(w.message) for w in caught][-1:]}, true {error:.2e}")
+        verdict.add(
+            "false alarm", "warning", f"{[str(w.message) for w in answer.warnings][-1:]}, true {error:.2e}"
+        )
     return verdict, _shown(recipe)
 
 

@@ -201,7 +201,14 @@ def _judge(verdict: Verdict, recipe: Any, damp: float, fit: Any, rows: Rows, cau
         size = sum((gram[i, i] * exact[i, j] ** 2 for i in range(n)), fmpq(0))
         tiny = sum((gram[i, i] * rational(2.0**-1074) ** 2 for i in range(n)), fmpq(0))
         error = float(arb(wrong / size).sqrt()) if size else (0.0 if wrong == 0 else math.inf)
-        told = {"error": error, "claimed": claimed[j], "warned": warned, "condition": condition}
+        told = {
+            "errors": [error],
+            "forward_errors": [float(claimed[j])],
+            "rank": int(result.rank),
+            "accepted": bool(result.converged),
+            "warned": warned,
+            "condition": condition,
+        }
         verdict.numbers.append(told)
         if not error <= claimed[j] * (1 + 1e-9) and not (warned and not claimed[j] < 0.1):
             verdict.add("unsound", "error", f"{told}")

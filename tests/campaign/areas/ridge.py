@@ -15,6 +15,7 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.sklearn import RidgeCV
 
+from ..calls import answer_of
 from ..exact import dyadic, integers
 from ..recipes import Scope, Source
 from ..verdict import Verdict
@@ -223,7 +224,7 @@ def relative_error(found: float, exact: fmpq, *, root: bool) -> float:
 
 def judge(recipe: RidgeRecipe, device: str) -> tuple[Verdict, str]:
     """Every number against its bound; whether a warning was due by what rounding errors of A change."""
-    verdict, (a, b, damps) = Verdict(), arrays(recipe)
+    a, b, damps = arrays(recipe)
     mean = recipe.kind == "centred"
     shown = (
         f"neula.ridge_path(np.array({a.tolist()}), np.array({b.tolist()}), {damps.tolist()}, "
@@ -231,10 +232,12 @@ def judge(recipe: RidgeRecipe, device: str) -> tuple[Verdict, str]:
     )
     engine = EmulatedEngine() if recipe.engine == "emulated" else recipe.engine
     given = [torch.from_numpy(y).to(device) for y in (a, b)] if recipe.library == "torch" else [a, b]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        path = neula.ridge_path(*given, damps, leverage=1 / len(a) if mean else 0.0, engine=engine)
-    warned = any(issubclass(w.category, neula.AccuracyWarning) for w in caught)
+    leverage = 1 / len(a) if mean else 0.0
+    answer = answer_of(lambda: neula.ridge_path(*given, damps, leverage=leverage, engine=engine))
+    verdict, path, warned = Verdict.on(answer), answer.result, answer.warned
+    if answer.error is not None:
+        verdict.add("violation", "raised", f"{verdict.raised}: {answer.error}")
+        return verdict, shown
     if warned == path.converged or path.converged != bool(path.accepted.all()):
         verdict.add("violation", "warning", f"converged {path.converged}, warned {warned}")
     with ctx.workprec(400):
@@ -280,6 +283,8 @@ def _judge_one(verdict: Verdict, numbers, truth: Truth, accepted: bool, damp: fl
     kind = "unsound" if accepted else "violation"
     path, i = numbers.args
     error, claimed = truth.error_of_x(rational(np.asarray(path.x[i].tolist()))), float(path.forward_errors[i])
+    told = {"accepted": accepted, "warned": not path.converged}
+    verdict.numbers.append({"errors": [error], "forward_errors": [claimed], **told})
     if error > claimed * (1 + 1e-6):
         verdict.add(kind, "x", f"damping {damp}: forward error {claimed:.1e}, true {error:.1e}")
     for name, exact in truth.numbers.items():

@@ -73,7 +73,8 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     """
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0)
-    return LUPair.of(neula.lu_factor(A, keep_a=not overwrite_a))
+    compute = {4: "fp32", 8: "fp64"}[A.itemsize]
+    return LUPair.of(neula.lu_factor(A, compute=compute, keep_a=not overwrite_a))
 
 
 @drop_in(linalg)

@@ -13,6 +13,7 @@ from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
+from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
@@ -132,7 +133,7 @@ class Evidence:
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
         if len(a) <= EXPLICIT:
-            measured = _by_library(a, rows, sizes)
+            measured = _by_library(a, sizes)
         elif update is None and _solve(factors, a, scales):
 
             def measured(right: torch.Tensor) -> torch.Tensor:
@@ -216,12 +217,15 @@ def _unknown(right: torch.Tensor) -> torch.Tensor:
     return right.new_tensor(torch.inf)
 
 
-def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Measure:
-    """Norms from an explicit inverse X of ``B = R A D^-1`` in double precision, which are bounds.
+def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
+    """Norms from an explicit inverse X of ``B = S A D^-1`` in double precision, which are bounds.
 
+    S scales rows to sizes near 1, which those of a definite A need not have when A has a diagonal of ones.
     ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, whoever made X.
     """
-    b = rows * a / sizes.mT
+    b = a / sizes.mT
+    rows = power_of_two_scales(b.abs().amax(1))[:, None]
+    b = rows * b
     identity = torch.eye(len(a), dtype=a.dtype, device=a.device)
     x = torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(b)[:2], identity)
     norm = torch.linalg.matrix_norm
@@ -229,7 +233,7 @@ def _by_library(a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor) -> Mea
     left = norm(identity - b @ x) + rounding
 
     def measured(right: torch.Tensor) -> torch.Tensor:
-        # P is small in the units of R; in others it may be larger, and so may what it stands for.
+        # P is small in the units of S; in others it may be larger, and so may what it stands for.
         size = schatten_bounds((x * (rows * right).mT)[None])[1][0, 0]
         return torch.where(left <= UNSOLVED, size / (1 - left), torch.inf)
 

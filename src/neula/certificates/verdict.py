@@ -1,0 +1,135 @@
+"""The verdict on solutions: whether what was measured of them suffices.
+
+Ways to a solution measure; they do not decide. What they measure is an :class:`Evidence`, whose fields are 0
+at best. A solution is accepted if each of them is at most its limit, so that the verdict is monotone: worse
+evidence is never accepted where better evidence is not, and of a batch the largest of each number decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from neula.engines import FP64
+
+X = TypeVar("X", float, np.ndarray, torch.Tensor)
+
+NEARLY = 1.2
+"""By how much singular values of an R may exceed those of A if ``||I - Q^T Q|| <= 1/4``, the largest norm
+that is refined with: ``1 / sqrt(3/4) = 1.155``."""
+
+
+@dataclass(frozen=True)
+class Evidence(Generic[X]):
+    """What was measured of a solution; of several right-hand sides the largest number.
+
+    Attributes
+    ----------
+    doubtful : float, ndarray or Tensor
+        1 if something forbids any use of the solution: an ambiguous rank, factors that may be those of
+        another matrix, numbers out of range, a refinement that was not ended; else 0.
+    residual : float, ndarray or Tensor
+        ``||b - A x|| / ||b||`` for x as it is returned, from above; 0 for 0/0.
+    refined_error : float, ndarray or Tensor
+        Backward error before x was rounded to its dtype.
+    backward_error : float, ndarray or Tensor
+        Of x as it is returned.
+    forward_error : float, ndarray or Tensor
+        Bound by one of the functions of :mod:`neula.certificates.forward_error`.
+    condition_bound : float, ndarray or Tensor
+        Condition number of A with columns of norm 1: proven, or three times an estimate; 0 if singular
+        values have decided the rank, which then need not be full.
+    """
+
+    doubtful: X
+    residual: X
+    refined_error: X
+    backward_error: X
+    forward_error: X
+    condition_bound: X
+
+    NAMES: ClassVar = (
+        "doubtful",
+        "residual",
+        "refined_error",
+        "backward_error",
+        "forward_error",
+        "condition_bound",
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each number of :class:`Evidence` may be.
+
+    Attributes
+    ----------
+    backward_error : float
+        Of both backward errors.
+    forward_error : float
+    residual : float
+        A solution is no worse than x = 0, but for rounding errors.
+    condition : float
+        Condition numbers below leave no doubt of full rank.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> limits = Limits.for_shape((3, 2), 1e-15, 0.1, rcond=2.0**-52)
+    >>> sound = Evidence(0.0, 0.5, 1e-16, 1e-16, 1e-15, 10.0)
+    >>> limits.accept(sound), limits.accept(replace(sound, forward_error=math.nan))
+    (True, False)
+    """
+
+    backward_error: float
+    forward_error: float
+    residual: float
+    condition: float = math.inf
+
+    @classmethod
+    def for_shape(
+        cls, shape: Sequence[int], backward_error: float, forward_error: float, rcond: float | None = None
+    ) -> Limits:
+        """The limits for a matrix of m rows, those of damping included, and n columns.
+
+        Parameters
+        ----------
+        shape : (int, int)
+        backward_error, forward_error : float
+        rcond : float, optional
+            Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
+            ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.
+        """
+        m, n = shape[-2:]
+        count = n if rcond is None else m + n
+        condition = math.inf if rcond is None else 1 / counting_rcond(shape, rcond)
+        return cls(backward_error, forward_error, 1 + count * FP64.u, condition)
+
+    def accept(self, evidence: Evidence[Any]) -> Any:
+        """Whether solutions are accepted: NaN never is.
+
+        Returns
+        -------
+        bool, ndarray of bool or Tensor of bool
+            As the numbers of the evidence.
+        """
+        return (
+            (evidence.doubtful == 0)
+            & (evidence.residual <= self.residual)
+            & (evidence.refined_error <= self.backward_error)
+            & (evidence.backward_error <= self.backward_error)
+            & (evidence.forward_error <= self.forward_error)
+            & (evidence.condition_bound < self.condition)
+        )
+
+
+def counting_rcond(shape: Sequence[int], rcond: float) -> float:
+    """What a singular value must exceed, relative to the largest one, to count beyond doubt: ``kappa`` leaves
+    full rank certain if ``1.2 kappa (rcond + max(m, n) u) < 1``.
+    """
+    return NEARLY * (rcond + max(shape[-2:]) * FP64.u)
