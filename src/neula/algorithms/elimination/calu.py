@@ -253,7 +253,7 @@ def factor_panel(
     if r % WIDTH:
         panel = pad(panel, (0, -r % WIDTH))
     width = panel.shape[1]
-    found = PanelFactors.of(panel, low, places.clone())
+    found = PanelFactors.for_panel(panel, low, places.clone())
     lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     following = torch.empty_like(block)

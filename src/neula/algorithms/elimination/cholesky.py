@@ -334,7 +334,7 @@ class _Factorization:
             work.factorize(slice(0, block.shape[1]))
             inverses = list(work.inverses.values())
             if parts:
-                operands = [Kept.of(x[0].mT) for x in inverses]
+                operands = [Kept.from_matrix(x[0].mT) for x in inverses]
                 inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
             return block, torch.cat(work.orders), *inverses
 

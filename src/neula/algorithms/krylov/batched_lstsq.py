@@ -147,7 +147,7 @@ class Factored:
         few: bool = False,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
-        self.doubled = Doubled.of(t, columns) if doubled else None
+        self.doubled = Doubled.from_matrix(t, columns) if doubled else None
         self.inverse = inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
         few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))

@@ -50,7 +50,7 @@ class ExactProblem:
 
     @cached_property
     def _doubled(self) -> Doubled:
-        return Doubled.of(self.a[None])
+        return Doubled.from_matrix(self.a[None])
 
     def evaluate(self, high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Residual and gradient of ``high + low``."""

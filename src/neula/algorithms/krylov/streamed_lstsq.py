@@ -176,7 +176,7 @@ class RefinementSums:
             self.gradient += summed[:, :k]
             self.images += summed[:, k:]
         else:
-            prepared = Doubled.of(a[None])
+            prepared = Doubled.from_matrix(a[None])
             high, low = prepared.residual(self.x[None], b[None], self.x_low[None])
             residual = high[0]
             more, more_low = prepared.transposed_pair(high, low)

@@ -58,7 +58,7 @@ class Deficient:
     @cached_property
     def doubled(self) -> Doubled:
         """A, for products in twice the working precision."""
-        return Doubled.of(self.a[None])
+        return Doubled.from_matrix(self.a[None])
 
     @property
     def rounding(self) -> float:

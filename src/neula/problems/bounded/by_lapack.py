@@ -23,7 +23,7 @@ from neula.algorithms.lapack.refinement import length
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.kernels import bounded_host
-from neula.kernels.bounded_host import Minimum
+from neula.kernels.bounded_host import BoundedMinimum
 from neula.kernels.host_matrices import DTYPES
 from neula.pipeline.call import Call
 from neula.pipeline.in_numpy import IN_NUMPY, array_of, arrays_of, is_large, of_single, x_of_single
@@ -52,7 +52,7 @@ class Alone:
     call : Call
     shapes : System
     options : Options
-    found : Minimum
+    found : BoundedMinimum
     x : array, shape (n,)
         As it is given back, but in double precision.
     evidence : Evidence
@@ -61,7 +61,7 @@ class Alone:
     call: Call
     shapes: System
     options: Options
-    found: Minimum
+    found: BoundedMinimum
     x: np.ndarray
     evidence: Evidence
 
@@ -169,7 +169,7 @@ def _by_lapack(
 
 
 class _Way(Protocol):
-    def __call__(self, *, of_all: bool) -> Minimum | None: ...
+    def __call__(self, *, of_all: bool) -> BoundedMinimum | None: ...
 
 
 def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:

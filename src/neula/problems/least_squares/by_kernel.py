@@ -20,7 +20,7 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
-from neula.kernels.seminormal_host import NUMBERS, Probes, Solved, Way
+from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
@@ -49,7 +49,12 @@ SHIFTED = "shifted cholesky fp64 + seminormal"
 DEPENDENT = "pivoted cholesky fp64 + seminormal"
 """What it does with dependent columns."""
 
-LABELS = {Way.GRAM: LABEL, Way.SHIFTED: SHIFTED, Way.FEW_ROWS: LABEL, Way.DEPENDENT: DEPENDENT}
+LABELS = {
+    SolutionMethod.GRAM: LABEL,
+    SolutionMethod.SHIFTED: SHIFTED,
+    SolutionMethod.FEW_ROWS: LABEL,
+    SolutionMethod.DEPENDENT: DEPENDENT,
+}
 
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
@@ -81,7 +86,7 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple
         # Without a factor nothing is known: condition numbers are NaN.
         return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
-    label, x, steps, rank = LABELS[Way(way)], found.x[0], int(steps), int(rank)
+    label, x, steps, rank = LABELS[SolutionMethod(way)], found.x[0], int(steps), int(rank)
     return Found(label, x, steps, backward, condition, optimality, errors, norms, rank), False
 
 
@@ -92,7 +97,7 @@ def batch_by_kernel(
     if problems.b.shape[2] > most_right(*problems.a.shape[1:]):
         return together(problems, before)
     report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
-    used = {Way.GRAM}
+    used = {SolutionMethod.GRAM}
     size = max(1, ELEMENTS // problems.a[0].numel())
     for a, b in problems.chunks(size):
         found = _solved(a, b, problems.options)
@@ -102,13 +107,13 @@ def batch_by_kernel(
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
-        used.update(Way(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
+        used.update(SolutionMethod(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
     return Answer(Members.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
 
 
-def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
+def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) -> Members:
     of, x = dict(zip(Members.names, numbers, strict=True)), torch.from_numpy(found.x)
     return Members(
         x=x,
@@ -120,7 +125,7 @@ def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
     )
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> SeminormalHostSolutions | None:
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.first_error(m, n))

@@ -206,7 +206,7 @@ def gradient_vanishes(
     """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
     (a, a_low), _ = _weighted(a.double(), weights, over_rows)
     (b, b_low), _ = _weighted(b.double(), weights, over_rows)
-    gradient = over_rows.total_of_pairs(*Doubled.of(a).transposed_pair(b, torch.zeros_like(b)))
+    gradient = over_rows.total_of_pairs(*Doubled.from_matrix(a).transposed_pair(b, torch.zeros_like(b)))
     if a_low is not None and b_low is not None:
         gradient = gradient + over_rows.total(a_low.mT @ b + a.mT @ b_low)
     return ~gradient.any(1)

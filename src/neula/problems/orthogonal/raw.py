@@ -123,7 +123,7 @@ def _reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, tor
     h = y.to(dtype)
     if batch.a.shape[2] > k:
         rest = (batch.a[..., k:] * scales[:, None, k:]).double()
-        rest = Reflectors.of(y, tau, torch.float64).apply(rest, transposed=True)
+        rest = Reflectors.from_householder(y, tau, torch.float64).apply(rest, transposed=True)
         h = torch.cat([h, rest.to(dtype) * inverse[..., k:]], 2)
     below = torch.ones(k, k, dtype=torch.bool, device=y.device).tril(-1)
     h[:, :k, :k] = torch.where(below, h[:, :k, :k], r * inverse[..., :k])

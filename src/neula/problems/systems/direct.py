@@ -181,7 +181,7 @@ class Square:
         measured: Images | None = None,
     ) -> None:
         self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
-        self.doubled = Doubled.of(a) if doubled else None
+        self.doubled = Doubled.from_matrix(a) if doubled else None
         z, self.scaled_norm, images = Images.of(a, sizes) if measured is None else measured
         solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]

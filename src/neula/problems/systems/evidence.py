@@ -181,7 +181,7 @@ class Evidence:
     ) -> tuple[Refined, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
-        doubled = Doubled.of((self.a * rows * columns.mT)[None])
+        doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
         unit = DOUBLED * len(b) ** 0.5
         norm = torch.linalg.vector_norm
 

@@ -172,7 +172,7 @@ def _in_reach(systems: Systems, label: str) -> bool:
 
 def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
     """By the kernel, which leaves those alone whose rows or columns are not of one size."""
-    square = seminormal.Square(2.0**NEAR, 2.0**ALIKE, options.positive)
+    square = seminormal.SquareSystemLimits(2.0**NEAR, 2.0**ALIKE, options.positive)
     limits = limits_of(options.digits, steps_of(options))
 
     def solved(a: torch.Tensor, b: torch.Tensor) -> Three:
