@@ -36,7 +36,7 @@ def bounds_of(n: int, width: float = 0.1) -> np.ndarray:
 def both(
     a: np.ndarray, b: np.ndarray, bounds: np.ndarray
 ) -> tuple[BoundedMinimum | None, BoundedMinimum | None]:
-    normal = Normal.of(a, b.astype(np.float64), bounds, large=False)
+    normal = Normal.factorize(a, b.astype(np.float64), bounds, large=False)
     known = None if normal is None else block_pivoting(normal, LIMITS, of_all=True)
     given = torch.from_numpy(a), torch.from_numpy(b)[:, None]
     return minimum(*given, bounds, LIMITS, of_all=True), known

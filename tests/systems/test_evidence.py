@@ -14,7 +14,7 @@ from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import MixedLU, mixed_lu
 from neula.algorithms.krylov import gmres
-from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
+from neula.algorithms.krylov.iterative_refinement import RefinedSystem, classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
@@ -92,7 +92,7 @@ def test_a_singular_matrix_is_not_regular() -> None:
     factors = factors_of(a, "fp32")
     found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     assert not found.is_regular
-    refined = Refined(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
+    refined = RefinedSystem(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
     assert found.forward_error(torch.ones(40, 1).double(), refined).item() == np.inf
 
 
@@ -113,7 +113,7 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
         forward=True,
         progress=None,
     )
-    start = Refined(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
+    start = RefinedSystem(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
     refined, error = found.refine_forward(b, start, classical(factors), options)
     true = torch.from_numpy(System(a.numpy(), b.numpy()).errors(refined.x.numpy(), 50))
     assert (true <= error).all()

@@ -20,7 +20,7 @@ from scipy.linalg import lapack
 from neula.algorithms.bounded.block_pivoting import PATIENCE
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.engines import FP64
 from neula.kernels.bounded_host import BoundedLimits, BoundedMinimum, Numbers
 from neula.kernels.magnitudes import MODERATE
@@ -78,7 +78,7 @@ class Face:
         norm, width = math.sqrt(length(self._gram.ravel())), len(self.free)
         if not width:
             return norm, 0.0, 1.0
-        triangle = Triangle(self._lower, np.ones(width), large=self._large)
+        triangle = TriangularFactor(self._lower, np.ones(width), large=self._large)
         return norm, triangle.inverse_norm, triangle.margin
 
 
@@ -157,7 +157,7 @@ class Normal:
         self._right = self._a.transposed_times(b) / self.sizes
 
     @classmethod
-    def of(cls, given: np.ndarray, b: np.ndarray, bounds: np.ndarray, *, large: bool) -> Normal | None:
+    def factorize(cls, given: np.ndarray, b: np.ndarray, bounds: np.ndarray, *, large: bool) -> Normal | None:
         """The same; None where numbers are not moderate, and where columns are dependent."""
         a = in_double(given, large=large)
         gram = gram_matrix(a, large=large)

@@ -179,7 +179,7 @@ def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:
     if small and a.dtype in DTYPES and shapes.b.dtype in DTYPES and bounded_host.available():
         return partial(bounded_host.minimum, a, shapes.b, bounds, limits)
     given, (b,) = arrays_of(shapes)
-    problem = Normal.of(given, b, bounds, large=is_large(given.size, options))
+    problem = Normal.factorize(given, b, bounds, large=is_large(given.size, options))
     return None if problem is None else partial(block_pivoting, problem, limits)
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.bounded.block_pivoting import Found
-from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
+from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
+from neula.algorithms.bounded.free_sets import Factorize, FreeBatch, FreeSetFactors, batches
 from neula.algorithms.bounded.reduced import Reduced
 from neula.certificates.forward_error import (
     ESTIMATED,
@@ -42,13 +42,13 @@ class _Residuals:
     b: torch.Tensor
 
 
-def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedValues:
+def values_of(problems: Bounded, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
     """Solutions rounded as they will be given back, and their evidence.
 
     Parameters
     ----------
     problems : Bounded
-    found : Found
+    found : ActiveSetSolution
     factorize : callable
         How columns of free variables are factorized: what is measured is as good as that.
     """
@@ -163,7 +163,7 @@ class _Known:
         self,
         problems: Reduced,
         batch: FreeBatch,
-        factor: Factor,
+        factor: FreeSetFactors,
         gradient: torch.Tensor,
     ) -> None:
         """Note what one batch says."""

@@ -13,9 +13,9 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.dependent import Dependent, Plain, Precise
-from neula.algorithms.lapack.refinement import Refined, length, refine, refine_rows
-from neula.algorithms.lapack.seminormal import Factor, Seminormal
-from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, length, refine, refine_rows
+from neula.algorithms.lapack.seminormal import SeminormalFactor, SeminormalProblem
+from neula.algorithms.lapack.square import SquareSystem
 from neula.algorithms.lapack.wide import Wide
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
@@ -38,7 +38,7 @@ do: from there on cutting them into slices takes longer (500 x 2000 on an AMD EP
 DIGITS = 1 << 20
 """Elements up to which they are."""
 
-System = Seminormal | Square | Wide | Plain | Precise
+System = SeminormalProblem | SquareSystem | Wide | Plain | Precise
 
 
 class Column(NamedTuple):
@@ -116,7 +116,7 @@ _Ways = Iterator[tuple[str, System, float]]
 def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> _Ways:
     """Cheapest first, each factorized when it is its turn."""
     m, n = a.shape
-    factors: list[Factor] = []
+    factors: list[SeminormalFactor] = []
     if m < n:
         yield from _wide(a, options)
     elif not refused:
@@ -131,26 +131,28 @@ def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Ways:
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
     for format in (FP32, FP64) if single else (FP64,):
-        found = Square.of(a, b, positive=False, single=format is FP32, doubled=doubled, large=large)
+        found = SquareSystem.factorize(
+            a, b, positive=False, single=format is FP32, doubled=doubled, large=large
+        )
         if found is not None:
             yield f"lu {format.name} with pivoting", found[0], options.largest_error
 
 
-def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
+def _tall(a: np.ndarray, options: Options, refused: list[SeminormalFactor]) -> _Ways:
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled
-    system = Seminormal.of(a, doubled=doubled, single=single, large=large, refused=refused)
+    system = SeminormalProblem.factorize(a, doubled=doubled, single=single, large=large, refused=refused)
     if system is not None:
         yield f"{system.method} + seminormal", system, options.largest_error
 
 
 def _wide(a: np.ndarray, options: Options) -> _Ways:
-    system = Wide.of(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
+    system = Wide.factorize(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
     if system is not None:
         yield f"{system.method} + seminormal", system, options.first_error(*a.shape)
 
 
-def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
+def _dependent(a: np.ndarray, options: Options, refused: list[SeminormalFactor]) -> _Ways:
     """In working precision where that leaves enough digits, unless more are asked for."""
     known = next((x for x in refused if x.method == "householder fp64"), None)
     large = is_large(a.size, options)
@@ -159,7 +161,9 @@ def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
         precise.append(True)
     for doubled in precise:
         rounding = rounding_of(a.shape[1], options.unit)
-        system = Dependent.of(a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known)
+        system = Dependent.factorize(
+            a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known
+        )
         if system is None:
             return
         error = options.largest_error if doubled or len(precise) == 1 else min(HALF, options.largest_error)
@@ -172,12 +176,12 @@ def _columns(
     """All solutions; None where one is not accepted, or the rank is in doubt."""
     if not isinstance(system, Dependent):
         least = ROUNDED_RANK * options.certain_rcond(system.shape)
-        if isinstance(system, Seminormal):
+        if isinstance(system, SeminormalProblem):
             least = options.counting_rcond(system.shape)
         if not system.condition_bound * least < 1:
             return None
     bound, columns = lstsq_bound(options.target, min(system.shape)), []
-    known = system.first if isinstance(system, Square) else [None] * len(b)
+    known = system.first if isinstance(system, SquareSystem) else [None] * len(b)
     for right, first in zip(b, known, strict=True):
         found = _solved(system, right, first, options)
         if found is None or not (found.backward_error <= bound and found.forward_error <= largest_error):
@@ -186,7 +190,9 @@ def _columns(
     return columns
 
 
-def _refined(system: System, b: np.ndarray, first: np.ndarray | None, options: Options) -> Refined | None:
+def _refined(
+    system: System, b: np.ndarray, first: np.ndarray | None, options: Options
+) -> RefinedVectorSolution | None:
     steps = min(MAX_STEPS, options.max_iterations)
     if isinstance(system, Wide | Precise):
         return refine_rows(system, b, options.digits, steps)
@@ -203,7 +209,7 @@ def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Op
         return None
     refined_error, optimality, forward_error = system.errors(b, found)
     # Residuals in working precision do not see what x lacks of the sum, unless that is all there is.
-    lost = found.x_low if system.doubled or isinstance(system, Square) else None
+    lost = found.x_low if system.doubled or isinstance(system, SquareSystem) else None
     x, rounding = found.x if system.scales is None else found.x * system.scales, 0.0
     if options.dtype != torch.float64:
         x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.refinement import InnerSolver, Refined
+from neula.algorithms.krylov.refinement import InnerSolver, RefinedLeastSquares
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
@@ -114,7 +114,7 @@ def unrefined(
     scale = Scale(columns, largest)
     projected = solve_rt(r.double() / problem.scales, gradient)
     norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
-    refined = Refined(x, norms.measures(scale.norm), norms.residual)
+    refined = RefinedLeastSquares(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt = ""

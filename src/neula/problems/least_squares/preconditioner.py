@@ -134,7 +134,7 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
         return r, *options.engine.alone.replay(known_of, (r,), "preconditioner")
 
     def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
+        triangle = BlockTriangular.from_factor(r, options.engine.tuning.inverted)
         found = Preconditioner.of(r, triangle)
         return triangle.inverses, found.columns, found.extremes
 

@@ -13,7 +13,7 @@ from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, refine
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, RefinedLeastSquares, refine
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale
@@ -81,7 +81,7 @@ class Evidence:
             return math.inf
         return max(1.0, self.scale.norm / self.smallest)
 
-    def forward_error(self, refined: Refined) -> torch.Tensor:
+    def forward_error(self, refined: RefinedLeastSquares) -> torch.Tensor:
         """Bound on the relative error of ``D x``, shape (k,)."""
         if refined.forward_error is not None:
             return refined.forward_error
@@ -95,7 +95,7 @@ class Evidence:
 
 
 def answer_of(
-    problem: Problem, label: str, refined: Refined, evidence: Evidence, doubt: str
+    problem: Problem, label: str, refined: RefinedLeastSquares, evidence: Evidence, doubt: str
 ) -> Answer[Members]:
     """A solution in the user's units, with its evidence.
 

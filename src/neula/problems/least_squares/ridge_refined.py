@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement, System
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
@@ -259,7 +259,7 @@ def _refined_wide(a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor) -> tupl
     return x, Bounded.of(*(shift(y, of_b - of_rows) for y in (residual, error)))
 
 
-def _steps(system: System, b: torch.Tensor) -> Refinement:
+def _steps(system: FactoredProblems, b: torch.Tensor) -> Refinement:
     """All that make anything smaller."""
     refinement = Refinement(system, b, 0.0)
     while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):

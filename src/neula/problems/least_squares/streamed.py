@@ -12,12 +12,7 @@ import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
-from neula.algorithms.krylov.streamed_lstsq import (
-    GramSums,
-    HouseholderSums,
-    Refined,
-    RefinementSums,
-)
+from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums, StreamedUpdate
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
@@ -307,7 +302,7 @@ class Streamed(Alone):
         steps = self.reader.passes - begun
         return Answer(members, label, coordinates.doubt, iterations=steps, history=tuple(history))
 
-    def _members(self, refined: Refined, x: torch.Tensor, low: torch.Tensor) -> Members:
+    def _members(self, refined: StreamedUpdate, x: torch.Tensor, low: torch.Tensor) -> Members:
         """What is known of a solution after its last update."""
         of, options, shape = refined.coordinates, self.options, (self.reader.count, self.n)
         columns, right = self.scales[: self.n, None], self.scales[self.n :]
@@ -347,7 +342,7 @@ def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) ->
     r = sums.r()
     if r is None:
         raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
-    coordinates = Coordinates.of(r)
+    coordinates = Coordinates.from_factor(r)
     condition = coordinates.condition
     rcond = problem.options.certain_rcond((problem.reader.count, problem.n))
     if not (FP64.u * condition**2 <= GRAM_RATE and condition * rcond * ROUNDED_RANK < 1):

@@ -16,7 +16,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
-    System,
+    FactoredProblems,
     refine_doubled,
 )
 from neula.algorithms.krylov.one_launch import limits_of
@@ -217,7 +217,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
     )
 
 
-def _refine(system: System, b: torch.Tensor, options: Options, blind_steps: int) -> DoubledSolution:
+def _refine(system: FactoredProblems, b: torch.Tensor, options: Options, blind_steps: int) -> DoubledSolution:
     return refine_doubled(
         system,
         b,

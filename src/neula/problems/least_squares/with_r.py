@@ -51,7 +51,7 @@ def system_of(
 
 
 def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return Triangles.of(*known).tensors
+    return Triangles.from_factor(*known).tensors
 
 
 @dataclass(frozen=True)

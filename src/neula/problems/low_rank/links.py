@@ -12,7 +12,7 @@ from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r, truncate
 from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.algorithms.spectra.ritz import Ritz
-from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
@@ -43,7 +43,9 @@ def by_iteration(
     rank = options.rank
     assert rank is not None
     evidence = _Evidence(problems, rank, most)
-    operator = Operator.of(a, problems.norm, options.exact, options.exact.using(options.low))
+    operator = MixedPrecisionOperator.from_matrix(
+        a, problems.norm, options.exact, options.exact.using(options.low)
+    )
     # Elsewhere a kernel multiplies so many vectors while it reads A once.
     together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
     others = random_vectors(a.shape[1], a.dtype, a.device) if together else None

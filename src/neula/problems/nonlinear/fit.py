@@ -148,7 +148,7 @@ def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
     usual = usual_tolerance(at.x.dtype)
     tight = torch.zeros_like(at.status, dtype=torch.bool)
     for status in (GTOL, FTOL, XTOL, BOTH):
-        tight |= (at.status == status) & (tolerances.of(status) <= usual)
+        tight |= (at.status == status) & (tolerances.select(status) <= usual)
     return tight.nonzero()[:, 0]
 
 

@@ -184,7 +184,7 @@ class Prediction:
                 call,
                 None,
                 "5-point" if mode in SCHEMES and mode != "cs" else mode,
-                Differences("5-point", Bounds.of(-endless, endless)),
+                Differences("5-point", Bounds.from_arrays(-endless, endless)),
                 self.jac is None,
                 x.abs(),
             )

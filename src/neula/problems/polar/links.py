@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from neula.algorithms.polar.iteration import polar_factor, taken_on
-from neula.algorithms.polar.polynomials import Step
+from neula.algorithms.polar.polynomials import OddPolynomial
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
@@ -23,7 +23,9 @@ Solution = Answer[PolarValues]
 PolarLink = Link[Matrices, PolarValues]
 
 
-def polynomials(label: str, arithmetic: Arithmetic, steps: Sequence[Step], *, on: bool = False) -> PolarLink:
+def polynomials(
+    label: str, arithmetic: Arithmetic, steps: Sequence[OddPolynomial], *, on: bool = False
+) -> PolarLink:
     """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
 
     def answer(matrices: Matrices, before: Solution | None) -> Solution:

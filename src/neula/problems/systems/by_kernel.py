@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, available, solved
+from neula.algorithms.lapack.compiled import NAMES, TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import digits_of
@@ -42,7 +42,7 @@ def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
     return some and usual and here and not named and options.engine.tuning.lapack
 
 
-def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> CompiledSolutions | None:
     """Small systems, one or a batch; None where this is no way for them."""
     n = a.shape[-1]
     if n > LARGEST or not _takes(a, b, options):
@@ -51,7 +51,9 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     return solved(a, b, *asked, definite=options.positive)
 
 
-def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
+def _large(
+    call: Call, a: torch.Tensor, b: torch.Tensor, options: Options
+) -> tuple[CompiledSolutions, Format] | None:
     """One larger system, where it is accepted, and in which format its factors are."""
     n, tuning = a.shape[-1], options.engine.tuning
     rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left

@@ -13,7 +13,7 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
-from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.square import SquareSystem
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64, Format
@@ -68,7 +68,9 @@ def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any]
     large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
-        found = Square.of(a, b, positive=options.positive, single=single, doubled=doubled, large=large)
+        found = SquareSystem.factorize(
+            a, b, positive=options.positive, single=single, doubled=doubled, large=large
+        )
         columns = None if found is None else solutions_of(found[0], b, options)
         if found is not None and columns is not None:
             format = "fp32" if single else "fp64"
@@ -90,7 +92,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
     for member, right in zip(array_of(a), array_of(b), strict=True):
         columns = list(np.ascontiguousarray(right.T, np.float64))
         with np.errstate(all="ignore"):  # what is not finite is not accepted
-            one = Square.of(
+            one = SquareSystem.factorize(
                 member,
                 columns,
                 positive=options.positive,
@@ -127,7 +129,7 @@ def _worst(histories: list[list[float]]) -> tuple[float, ...]:
     return tuple(max(h[min(step, len(h) - 1)] for h in histories) for step in range(steps))
 
 
-def solutions_of(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
+def solutions_of(system: SquareSystem, right: list[np.ndarray], options: Options) -> list[_Column] | None:
     """The solutions; None where one is not accepted."""
     bound, columns = solve_bound(options.target, len(right[0])), []
     for b, first in zip(right, system.first, strict=True):
@@ -157,7 +159,7 @@ def _result(
     call: Call,
     shapes: System,
     options: Options,
-    found: tuple[Square, float],
+    found: tuple[SquareSystem, float],
     label: str,
     columns: list[_Column],
 ) -> SolveResult[Any]:

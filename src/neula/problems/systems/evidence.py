@@ -11,7 +11,7 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import Beside, RefinedSystem, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
@@ -159,7 +159,7 @@ class Evidence:
         """``||D x||``, shape (k,)."""
         return torch.linalg.vector_norm(self.sizes * x, dim=0)
 
-    def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:
+    def forward_error(self, b: torch.Tensor, refined: RefinedSystem) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
         if self.measured is not None:
             return self.measured
@@ -177,8 +177,8 @@ class Evidence:
         return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
-        self, b: torch.Tensor, start: Refined, update: UpdateSolver, options: Options
-    ) -> tuple[Refined, torch.Tensor]:
+        self, b: torch.Tensor, start: RefinedSystem, update: UpdateSolver, options: Options
+    ) -> tuple[RefinedSystem, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
         doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
@@ -199,7 +199,7 @@ class Evidence:
         error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
         residual, iterations = b - self.a @ found.x, start.iterations + found.iterations
         return (
-            Refined(found.x, residual, start.backward_error, iterations, start.history),
+            RefinedSystem(found.x, residual, start.backward_error, iterations, start.history),
             torch.where(self.is_regular, error, torch.inf),
         )
 

@@ -171,7 +171,7 @@ def cholesky_factors(a: torch.Tensor, scaled: Scaled, engine: Engine) -> tuple[F
         )
     width = engine.tuning.inverted_width(lower.shape[-1])
     if width:
-        inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+        inverted = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)
         factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b.clone())))
     else:
         factors = found.solving(lambda b: torch.cholesky_solve(b, lower))

@@ -29,7 +29,7 @@ from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
-    Refined,
+    RefinedSystem,
     UpdateSolver,
     cg_refinement,
     classical,
@@ -106,7 +106,7 @@ def mixed_in_double(system: System, before: Solution | None) -> Solution:
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    factors = ButterfliedInverses.of(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
+    factors = ButterfliedInverses.factorize(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
     report(1.0)
     return _refined(system, MIXED, factors, FP64)
 
@@ -178,7 +178,7 @@ def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
         raise NotPositiveDefiniteError(order)
     lower, leading = found.lower[0], found.leading
     lost = None if leading is None else leading.lost(lower)
-    return CholeskyFactor.of(lower, engine.storage, tuning.inverted_width(n), lost)
+    return CholeskyFactor.from_factor(lower, engine.storage, tuning.inverted_width(n), lost)
 
 
 def _mixed(system: System, format: Format) -> Solution:
@@ -220,7 +220,7 @@ def _refine(
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
     target, report = system.bound / 4, stage(options.progress, "refining")
 
-    def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
+    def run(update: UpdateSolver, start: RefinedSystem | None, stagnation: float) -> RefinedSystem:
         return refine(
             system.a,
             system.b,
@@ -302,7 +302,7 @@ def _too_poor(system: System, factors: Factorization) -> bool:
     return not bool(gram.isfinite().all()) or bool(torch.linalg.eigvalsh(gram)[1] > TOO_POOR**2)
 
 
-def _doubt(system: System, refined: Refined) -> str:
+def _doubt(system: System, refined: RefinedSystem) -> str:
     """Factors in a low format cannot tell that A is singular, but the size of x may."""
     condition = _condition_at_least(system, refined)
     if condition <= SINGULAR / FP64.u:
@@ -310,13 +310,13 @@ def _doubt(system: System, refined: Refined) -> str:
     return f"condition number at least {condition:.1e}: A may be singular"
 
 
-def _condition_at_least(system: System, refined: Refined) -> float:
+def _condition_at_least(system: System, refined: RefinedSystem) -> float:
     """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
     bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
     return float(torch.stack(bounds).min())
 
 
-def _members(system: System, refined: Refined, evidence: Evidence, growth: float) -> Members:
+def _members(system: System, refined: RefinedSystem, evidence: Evidence, growth: float) -> Members:
     """The solution in the user's units, with its evidence."""
     options = system.options
     x = system.unscale(refined.x).to(options.dtype).double()

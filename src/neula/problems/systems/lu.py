@@ -352,13 +352,13 @@ def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], N
     work = a.to(engine.device)
     if not len(a):
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
-        kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
+        kept = KeptMatrix.from_matrix(a, 0.0, engine) if options.keep_a else None
         return _Factorized(nothing, work.new_zeros(()), kept)
     largest = largest_of(work)
     if not math.isfinite(top := float(largest)):
         check_finite(work, largest, "A")
     check_range(work, top, storage)
-    kept = KeptMatrix.of(a, top, engine) if options.keep_a else None
+    kept = KeptMatrix.from_matrix(a, top, engine) if options.keep_a else None
     if options.transform is not None:
         work = options.transform.mixed(work, engine)
         largest = largest_of(work)

@@ -264,7 +264,7 @@ def _solved(
 
     def factorized() -> Factors:
         if label == MIXED:
-            return _OfOne(ButterfliedInverses.of(a[0], sizes[0, 0, 0], engine.tuning))
+            return _OfOne(ButterfliedInverses.factorize(a[0], sizes[0, 0, 0], engine.tuning))
         return _definite(scaled, engine) if definite else _NormalEquations.of(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.
