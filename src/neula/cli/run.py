@@ -186,7 +186,7 @@ class Run:
         self.progress(f"reading {argument}", 0.0)
         path, key = split_key(argument)
         return read_table(
-            self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.of(path),
+            self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.from_path(path),
             key=key,
             column_as_vector=name not in MATRICES,
             decimal=decimal,

@@ -30,7 +30,7 @@ from neula.pipeline.in_numpy import IN_NUMPY, array_of, arrays_of, is_large, of_
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.in_arrays import Evidence, evidence_of, rate_of
 from neula.problems.bounded.links import EXCHANGES
@@ -50,7 +50,7 @@ class Alone:
     Attributes
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     options : Options
     found : BoundedMinimum
     x : array, shape (n,)
@@ -59,7 +59,7 @@ class Alone:
     """
 
     call: Call
-    shapes: System
+    shapes: BatchedProblem
     options: Options
     found: BoundedMinimum
     x: np.ndarray
@@ -106,14 +106,14 @@ class Alone:
 
 
 def solve_by_lapack(
-    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
+    call: Call, shapes: BatchedProblem, options: Options, bounds: np.ndarray, *, of_all: bool
 ) -> Alone | None:
     """The solution where it is accepted, and the problem is one for this way.
 
     Parameters
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     options : Options
     bounds : array, shape (2, n)
     of_all : bool
@@ -131,7 +131,7 @@ def solve_by_lapack(
     return None
 
 
-def _suits(shapes: System, options: Options) -> bool:
+def _suits(shapes: BatchedProblem, options: Options) -> bool:
     """Whether there is one problem with one right-hand side in the memory of the host, not too large."""
     engine, a = options.engine, shapes.a
     here = engine.device.type == "cpu" and engine.tuning.lapack and a.is_cpu and shapes.b.is_cpu
@@ -142,7 +142,7 @@ def _suits(shapes: System, options: Options) -> bool:
 
 
 def _by_lapack(
-    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
+    call: Call, shapes: BatchedProblem, options: Options, bounds: np.ndarray, *, of_all: bool
 ) -> Alone | None:
     solve = _way(shapes, options, bounds)
     found = None if solve is None else solve(of_all=of_all)
@@ -172,7 +172,7 @@ class _Way(Protocol):
     def __call__(self, *, of_all: bool) -> BoundedMinimum | None: ...
 
 
-def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:
+def _way(shapes: BatchedProblem, options: Options, bounds: np.ndarray) -> _Way | None:
     """What solves the problem: the kernel, or NumPy; None where numbers are not moderate."""
     a, limits = shapes.a, limits_of(options.max_iterations or EXCHANGES)
     small = a.shape[1] <= WIDEST and a.numel() <= LARGEST
@@ -183,6 +183,6 @@ def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:
     return None if problem is None else partial(block_pivoting, problem, limits)
 
 
-def _bound(shapes: System, options: Options) -> float:
+def _bound(shapes: BatchedProblem, options: Options) -> float:
     """Largest backward error."""
     return lstsq_bound(options.target, shapes.a.shape[1])

@@ -19,7 +19,7 @@ from neula.pipeline.derivatives import changed_residual
 from neula.pipeline.functions import Answerer, Attached, Tensors
 from neula.pipeline.gradients import known
 from neula.pipeline.result import LsqLinearResult, NNLSResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 
 R = TypeVar("R", NNLSResult, LsqLinearResult)
 
@@ -86,7 +86,7 @@ def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, looks: 
     return torch.where(refused & (right != 0), math.nan, z)
 
 
-def attached(call: Call, shapes: System, result: R) -> R:
+def attached(call: Call, shapes: BatchedProblem, result: R) -> R:
     """A result, its tensors attached to the graphs of A and b where somebody wants that."""
     if not call.differentiable:
         return result

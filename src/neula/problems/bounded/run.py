@@ -16,7 +16,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.result import Attempt
-from neula.pipeline.shapes import System, broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.bounded.by_lapack import Alone, R, solve_by_lapack
 from neula.problems.bounded.chain import BoundedJudge, chain
 from neula.problems.bounded.gradient import attached
@@ -30,7 +30,7 @@ class Solved:
     Attributes
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     whole : Whole
     run : Run
     values : BoundedValues
@@ -38,7 +38,7 @@ class Solved:
     """
 
     call: Call
-    shapes: System
+    shapes: BatchedProblem
     whole: Whole
     run: Run[BoundedValues]
     values: BoundedValues

@@ -20,7 +20,7 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import answer_of_first
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.by_kernel import LABEL
 from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
@@ -30,7 +30,7 @@ from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
 
 
-def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:
+def begin_at_once(call: Call, shapes: BatchedProblem, problems: Problems) -> Answer[Members] | None:
     """What the first link finds for problems that are solved together; None where others begin."""
     options, empty = problems.options, 0 in (problems.a.numel(), problems.b.numel())
     (count, m, n), tuning = problems.a.shape, options.engine.tuning
@@ -47,7 +47,7 @@ def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Memb
 
 
 def solved_at_once(
-    call: Call, shapes: System, options: Options, begun: Answer[Members]
+    call: Call, shapes: BatchedProblem, options: Options, begun: Answer[Members]
 ) -> LstsqResult[Any] | None:
     """The solutions where all are accepted; the host waits."""
     if begun.measured is None or begun.doubt:
@@ -62,7 +62,7 @@ def solved_at_once(
     values, first, known = begun.values, call.first, shapes.without_numbers()
     device, wrap, errors = first.tensor.device, first.wrap, (of["backward_error"], of["forward_error"])
 
-    def later(arranged: Callable[[System], torch.Tensor]) -> Later:
+    def later(arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
         return Later(lambda: wrap(arranged(known).contiguous().to(device)))
 
     fields = {
@@ -90,7 +90,7 @@ def solved_at_once(
         "fit": LinearFit(call, shapes, options, values.x, values.residual_norm),
         "seconds": call.seconds,
     }
-    return LstsqResult.of(fields)
+    return LstsqResult.from_fields(fields)
 
 
 def _extremes(measured: torch.Tensor) -> tuple[list[float], list[float]]:

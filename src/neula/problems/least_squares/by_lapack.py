@@ -21,7 +21,7 @@ from neula.pipeline.in_numpy import FEW, array_of, arrays_of, is_large, is_singl
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.by_kernel import LABEL, most_right, solve_by_kernel
 from neula.problems.least_squares.in_arrays import solved_in_arrays
 from neula.problems.least_squares.prepared import Problems, Way
@@ -29,7 +29,7 @@ from neula.problems.least_squares.problem import Members, Options
 from neula.problems.least_squares.report import Found, result_of
 
 
-def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
+def solve_by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> LstsqResult[Any] | None:
     """The solution where it is accepted, and the problem is one for this way."""
     if not _suits(shapes, options):
         return None
@@ -44,7 +44,7 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult
     return None if found is None else result_of(call, shapes, options, found)
 
 
-def _formed(shapes: System, options: Options) -> System:
+def _formed(shapes: BatchedProblem, options: Options) -> BatchedProblem:
     """``[diag(weights) A; damp I]`` and the right-hand sides that go with it, in double precision."""
     a, b, n = shapes.a.double(), shapes.b.double(), shapes.a.shape[1]
     if options.weights is not None:
@@ -55,7 +55,7 @@ def _formed(shapes: System, options: Options) -> System:
     return replace(shapes, a=a, b=b)
 
 
-def _with_rounded_weights(given: System, found: Found, options: Options) -> Found | None:
+def _with_rounded_weights(given: BatchedProblem, found: Found, options: Options) -> Found | None:
     """Errors of the problem whose weighted elements are not rounded; None where they are too large.
 
     Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
@@ -73,7 +73,7 @@ def _with_rounded_weights(given: System, found: Found, options: Options) -> Foun
     return found._replace(forward_errors=errors, backward_error=found.backward_error + FP64.u)
 
 
-def _by_library(call: Call, shapes: System, options: Options, *, refused: bool) -> Found | None:
+def _by_library(call: Call, shapes: BatchedProblem, options: Options, *, refused: bool) -> Found | None:
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if not is_large(shapes.a.numel(), options):
             with suppress(MemoryError):
@@ -116,7 +116,7 @@ def each_by_lapack(
     return Answer(values, used, iterations=steps)
 
 
-def _by_lapack(shapes: System, options: Options, *, refused: bool) -> Found | None:
+def _by_lapack(shapes: BatchedProblem, options: Options, *, refused: bool) -> Found | None:
     a, b = arrays_of(shapes)
     solved = solved_in_arrays(a, b, options, refused=refused)
     if solved is None:
@@ -135,7 +135,7 @@ def _by_lapack(shapes: System, options: Options, *, refused: bool) -> Found | No
     )
 
 
-def _suits(shapes: System, options: Options) -> bool:
+def _suits(shapes: BatchedProblem, options: Options) -> bool:
     """Whether there is one problem, neither too large nor with too many right-hand sides.
 
     Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the

@@ -17,7 +17,7 @@ from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.problem import Options
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
@@ -67,7 +67,7 @@ class LinearFit:
     Attributes
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     options : Options
     x : Tensor, shape (P, n, K)
         The solution.
@@ -82,7 +82,7 @@ class LinearFit:
     """
 
     call: Call
-    shapes: System
+    shapes: BatchedProblem
     options: Options
     x: torch.Tensor
     norms: torch.Tensor

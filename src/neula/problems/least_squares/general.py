@@ -16,7 +16,7 @@ from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.result import IllConditionedWarning
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.constrained import Found, constrained, whitened, worst_of
@@ -132,7 +132,7 @@ def _checked_factor(lower: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def solve_general(
-    call: Call, shapes: System, options: Options, weights: torch.Tensor | None, general: General
+    call: Call, shapes: BatchedProblem, options: Options, weights: torch.Tensor | None, general: General
 ) -> Solved:
     """Whiten and scale, remove the constraints, solve what is left, and say what that has cost in digits."""
     a, b = (call.here(call.operands[name].graph).double() for name in ("A", "b"))
@@ -186,7 +186,7 @@ def _rounded_products(found: Found) -> torch.Tensor:
     return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
 
 
-def _given_back(call: Call, shapes: System, found: Found, rows: int) -> Solved:
+def _given_back(call: Call, shapes: BatchedProblem, found: Found, rows: int) -> Solved:
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
     result, bound = solved.result, solved.result.tolerance

@@ -19,7 +19,7 @@ from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
 from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
-from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
@@ -338,7 +338,7 @@ class LeastSquares:
                 sources[name] = row_blocks(x)
                 continue
             taken = take(x, name)
-            sources[name] = Sliced(taken.tensor)
+            sources[name] = SlicedArray(taken.tensor)
             like = taken.wrap if name == "b" else like
         shapes = {name: source.shape for name, source in sources.items()}
         m = shapes["A"][0] if shapes["A"] else 0

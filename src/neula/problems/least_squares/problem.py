@@ -25,7 +25,7 @@ NEARLY = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(solutions.Options):
+class Options(solutions.SolutionOptions):
     """What is asked for.
 
     Attributes

@@ -15,8 +15,8 @@ from neula.pipeline.chain import Run
 from neula.pipeline.in_numpy import of_single, x_of_single
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.result.statistics import Fit
-from neula.pipeline.shapes import System
+from neula.pipeline.result.statistics import FittedProblem
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, does_not_fit, numbers_of, rounded_away, unsure
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import Members, Options
@@ -47,7 +47,7 @@ class Found(NamedTuple):
     rank: int
 
 
-def result_of(call: Call, shapes: System, options: Options, found: Found) -> LstsqResult[Any]:
+def result_of(call: Call, shapes: BatchedProblem, options: Options, found: Found) -> LstsqResult[Any]:
     """The same as a user has it; most read x and nothing else."""
     bound, worst, norms = (
         lstsq_bound(options.target, options.full_rank(*shapes.a.shape)),
@@ -79,10 +79,10 @@ def result_of(call: Call, shapes: System, options: Options, found: Found) -> Lst
         "fit": Later(fit),
     }
     of_all = of_single(call, shapes, options, found.backward_error, found.condition, found.forward_errors)
-    return LstsqResult.of(known | of_all)
+    return LstsqResult.from_fields(known | of_all)
 
 
-def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqResult:
+def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
     run, options = report.run, cast(Options, report.options)
     values, of = run.found, numbers_of(run)
@@ -105,7 +105,7 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
     )
 
 
-def norms_of(residual_norm: torch.Tensor, shapes: System) -> float | list[float]:
+def norms_of(residual_norm: torch.Tensor, shapes: BatchedProblem) -> float | list[float]:
     """A number, or those of all right-hand sides."""
     norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
     return norms[0] if len(norms) == 1 else norms

@@ -15,7 +15,7 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
-from neula.pipeline.shapes import System, broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.problem import Options
 from neula.problems.least_squares.ridge_refined import Estimates
@@ -172,7 +172,7 @@ def _options(call: Call, a: torch.Tensor) -> Options:
 
 
 def _result(
-    call: Call, shapes: System, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
+    call: Call, shapes: BatchedProblem, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
 ) -> tuple[RidgePath, str]:
     """What a user is told, zeros for columns of zeros, and why it is not accepted."""
     path, scaled, bound, solutions = found.path, found.path.scaled, found.bound, found.x.value

@@ -15,7 +15,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.by_lapack import solve_by_lapack
@@ -60,7 +60,7 @@ class Solved:
         return self.result
 
 
-def begin_system(call: Call, shapes: System, options: Options) -> LstsqResult | None:
+def begin_system(call: Call, shapes: BatchedProblem, options: Options) -> LstsqResult | None:
     """What the first link has launched, where that waits for nothing."""
     with call.computing():
         blind = replace(options, looks=False)
@@ -84,7 +84,7 @@ def begin_system(call: Call, shapes: System, options: Options) -> LstsqResult | 
 
 def solve_system(
     call: Call,
-    shapes: System,
+    shapes: BatchedProblem,
     options: Options,
     weights: torch.Tensor | None,
     begun: Answer[Members] | None = None,
@@ -118,7 +118,7 @@ def solve_system(
     return Solved(result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run))
 
 
-def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
+def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
     """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
     if not shapes.shares:
         return None
@@ -126,7 +126,7 @@ def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
     return spoilt if bool(spoilt.any()) else None
 
 
-def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
+def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: BatchedProblem) -> None:
     """Say that nothing is known of right-hand sides with NaN or Inf."""
     values, columns = run.found, shapes.for_columns(spoilt)
     for known in (values.forward_error, values.residual_norm):
@@ -138,7 +138,11 @@ def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
 
 
 def _attached(
-    call: Call, shapes: System, options: Options, weights: torch.Tensor | None, result: LstsqResult[Any]
+    call: Call,
+    shapes: BatchedProblem,
+    options: Options,
+    weights: torch.Tensor | None,
+    result: LstsqResult[Any],
 ) -> LstsqResult[Any]:
     """A result, its x attached to the graphs of the operands and weights."""
     return attached(call, shapes, result, lambda *of: _attach(weights, options, result.ranks, *of))

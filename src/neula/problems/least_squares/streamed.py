@@ -18,7 +18,7 @@ from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
-from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.pipeline.call import Call
@@ -105,7 +105,7 @@ def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
     if is_source(x):
         return row_blocks(x), None
     taken = take(x, name)
-    return Sliced(taken.tensor), taken
+    return SlicedArray(taken.tensor), taken
 
 
 def _check_shapes(a: Source, b: Source, damp: float) -> None:

@@ -42,7 +42,7 @@ class Alone(NamedTuple):
             "seconds": call.seconds,
             "accepted": Later(lambda: call.first.wrap_array(np.ones(found.q.shape[:-2], bool))),
         }
-        return QRResult.of(fields)
+        return QRResult.from_fields(fields)
 
 
 def factorized_by_lapack(call: Call, options: Options) -> Alone | None:

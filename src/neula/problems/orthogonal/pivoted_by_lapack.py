@@ -49,7 +49,7 @@ def pivoted_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] 
         "seconds": call.seconds,
         "accepted": Later(lambda: call.first.wrap_array(np.ones((), bool))),
     }
-    return QRResult.of(fields)
+    return QRResult.from_fields(fields)
 
 
 def _suits(call: Call, options: Options) -> bool:

@@ -20,7 +20,7 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, is_large
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System as Shapes
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 LARGEST = 208
@@ -112,7 +112,7 @@ def _of_columns(known: torch.Tensor) -> torch.Tensor:
     return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
 
 
-def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | None:
+def solve_by_kernel(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
     """The result where all systems are accepted, and are some for this way."""
     if 0 in shapes.batch:
         return None
@@ -142,7 +142,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     def later(known: torch.Tensor) -> Later:
         return Later(lambda: wrap(layout.of_members(known).contiguous()))
 
-    return SolveResult.of(
+    return SolveResult.from_fields(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),
             "converged": True,

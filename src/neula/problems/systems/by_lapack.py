@@ -31,7 +31,7 @@ from neula.pipeline.in_numpy import (
     x_of_single,
 )
 from neula.pipeline.result import Attempt, SolveResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.systems.problem import Members, Options, Systems, in_words
 
 WORTH = 48
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
     history: list[float]
 
 
-def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+def solve_by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
     """The solution where it is accepted, and the system is one for this way."""
     n, tuning = shapes.a.shape[-1], options.engine.tuning
     named = options.pivot is not None or options.compute is not None
@@ -63,7 +63,7 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
             return _by_lapack(call, shapes, options)
 
 
-def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+def _by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
     a, b = arrays_of(shapes)
     large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
@@ -157,7 +157,7 @@ def solutions_of(system: SquareSystem, right: list[np.ndarray], options: Options
 
 def _result(
     call: Call,
-    shapes: System,
+    shapes: BatchedProblem,
     options: Options,
     found: tuple[SquareSystem, float],
     label: str,
@@ -180,4 +180,4 @@ def _result(
         "method": label,
     }
     more = of_single(call, shapes, options, backward_error, system.condition, forward_errors)
-    return SolveResult.of(known | more)
+    return SolveResult.from_fields(known | more)

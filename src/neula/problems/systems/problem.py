@@ -21,7 +21,7 @@ STRIP = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(solutions.Options):
+class Options(solutions.SolutionOptions):
     """What is asked for.
 
     Attributes

@@ -23,8 +23,7 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import System as Shapes
-from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
     accept_digits,
@@ -228,7 +227,7 @@ def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
     return call.by_host(engine, has_kernel=has_kernel, most=tuning.by_host_system, library=not queued)
 
 
-def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
+def _begun(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult | None:
     """What the first link has launched, where that waits for nothing."""
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     n = matrices.shape[-1]
@@ -253,7 +252,7 @@ def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
 
 
 def _finished(
-    call: Call, shapes: Shapes, options: Options, begun: Answer[Members] | None = None
+    call: Call, shapes: BatchedProblem, options: Options, begun: Answer[Members] | None = None
 ) -> SolveResult:
     if begun is None:
         found = solve_by_kernel(call, shapes, options) or solve_by_lapack(call, shapes, options)
@@ -284,7 +283,7 @@ def _finished(
     return _attached(call, shapes, options, result)
 
 
-def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult) -> SolveResult:
+def _attached(call: Call, shapes: BatchedProblem, options: Options, result: SolveResult) -> SolveResult:
     compute = None if options.compute is None else options.compute.name
     how: Any = {"assume_a": "pos" if options.positive else "gen", "pivot": options.pivot, "compute": compute}
     how |= {"max_iterations": options.max_iterations, "strict": call.strict}
