@@ -102,7 +102,7 @@ def test_weighted_rows_lose_nothing(damp: float) -> None:
     rng = np.random.default_rng(2)
     b, weights = torch.from_numpy(rng.standard_normal((M, 1))), torch.from_numpy(rng.random(M) + 0.1)
     operator = LeastSquaresOperator(a, weights, damp)
-    scaled = ScaledProblems.of(a[None], b[None], weights, damp)
+    scaled = ScaledProblems.from_arrays(a[None], b[None], weights, damp)
     assert scaled.a_low is not None
     assert scaled.b_low is not None
     unit = torch.exp2(scaled.b_columns[0].double())

@@ -27,7 +27,7 @@ from neula.io.matrices import random_matrix
 from neula.kernels import seminormal, seminormal_cuda, seminormal_host
 from neula.kernels.launch import shared_memory
 from neula.kernels.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.systems.queued import NORMAL_EQUATIONS
 
 HAS_GPU = torch.cuda.is_available()
@@ -149,7 +149,7 @@ def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tens
 
 
 def test_names_are_those_that_judges_read() -> None:
-    assert Members.names == NAMES
+    assert LeastSquaresSolutions.names == NAMES
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_large_systems_find_their_evidence_on_the_way(
     a = scales[:, None] * conditioned(300, cond) * scales
     x = np.random.default_rng(k).standard_normal((300, k))
     if not rows:
-        monkeypatch.setattr(evidence.InverseProbe, "of", lambda *_: pytest.fail("not on the way"))
+        monkeypatch.setattr(evidence.InverseProbe, "from_factors", lambda *_: pytest.fail("not on the way"))
     found = neula.solve(a, a @ x, assume_a="pos", engine="emulated")
     assert found.converged
     assert found.method == "cholesky fp16 + cg"

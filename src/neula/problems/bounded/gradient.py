@@ -24,7 +24,7 @@ from neula.pipeline.shapes import BatchedProblem
 R = TypeVar("R", NNLSResult, LsqLinearResult)
 
 
-class Bounded(Attached):
+class BoundedFunction(Attached):
     """x of least squares within bounds, and as evidence at which of them it is."""
 
     operands = 2
@@ -98,14 +98,14 @@ def attached(call: Call, shapes: BatchedProblem, result: R) -> R:
     a, b = (x.graph for x in call.operands.values())
     a, b = a.expand(*batch, *a.shape[-2:]), columns(b.to(a.device))
     b = b.expand(*batch, *b.shape[-2:])
-    x = Bounded.apply(a, b, known(columns(result.x), columns(result.active_mask)))[0]
+    x = BoundedFunction.apply(a, b, known(columns(result.x), columns(result.active_mask)))[0]
     found = with_residuals(result, a, b, x, is_vector=is_vector)
     if not isinstance(found, LsqLinearResult):
         return found
     free = columns(found.unbounded_sol)
     # Where columns are dependent it is zero, and stays so; but it is zero where b is, too.
     constant = ~(free != 0).any(-2, keepdim=True) & (b != 0).any(-2, keepdim=True)
-    (free,) = Bounded.apply(a, b, known(free, constant.expand(free.shape)))[:1]
+    (free,) = BoundedFunction.apply(a, b, known(free, constant.expand(free.shape)))[:1]
     return replace(found, unbounded_sol=free.squeeze(-1) if is_vector else free)
 
 

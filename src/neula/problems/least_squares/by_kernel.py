@@ -24,10 +24,10 @@ from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutio
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.prepared import Way as Step
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.report import Found
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.report import SingleProblemSolution
 
 LARGEST, WIDEST = 1 << 17, 128
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
@@ -71,7 +71,9 @@ def most_right(m: int, n: int) -> int:
     return max(FEW, RIGHT // max(1, m * n))
 
 
-def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Found | None, bool]:
+def solve_by_kernel(
+    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> tuple[SingleProblemSolution | None, bool]:
     """One problem, b having shape (m, k): the solution where it is accepted, and whether the
     rank of A is in doubt.
     """
@@ -87,12 +89,16 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple
         return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
     label, x, steps, rank = LABELS[SolutionMethod(way)], found.x[0], int(steps), int(rank)
-    return Found(label, x, steps, backward, condition, optimality, errors, norms, rank), False
+    return SingleProblemSolution(label, x, steps, backward, condition, optimality, errors, norms, rank), False
 
 
 def batch_by_kernel(
-    problems: Problems, before: Answer[Members] | None, *, label: str, together: Step
-) -> Answer[Members]:
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
+    *,
+    label: str,
+    together: Step,
+) -> Answer[LeastSquaresSolutions]:
     """All of a batch; many right-hand sides are better taken otherwise."""
     if problems.b.shape[2] > most_right(*problems.a.shape[1:]):
         return together(problems, before)
@@ -110,12 +116,12 @@ def batch_by_kernel(
         used.update(SolutionMethod(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-    return Answer(Members.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
+    return Answer(LeastSquaresSolutions.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
 
 
-def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) -> Members:
-    of, x = dict(zip(Members.names, numbers, strict=True)), torch.from_numpy(found.x)
-    return Members(
+def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) -> LeastSquaresSolutions:
+    of, x = dict(zip(LeastSquaresSolutions.names, numbers, strict=True)), torch.from_numpy(found.x)
+    return LeastSquaresSolutions(
         x=x,
         forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
         residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
@@ -125,7 +131,7 @@ def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) ->
     )
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> SeminormalHostSolutions | None:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.first_error(m, n))

@@ -32,7 +32,7 @@ from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import collect, why
 
 
@@ -238,7 +238,7 @@ class LeastSquares:
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
         nothing: dict[str, Any] = {"algorithm": None, "compute": None, "weights": None, "progress": None}
-        options = Options(
+        options = LeastSquaresOptions(
             engine=call.engine,
             target=call.target,
             dtype=torch.float64,
@@ -250,7 +250,7 @@ class LeastSquares:
         )
         with call.computing():
             held = Held(self._sums, self._exponents, options)
-            judge = LeastSquaresJudge.of(max(self.rows, self.n), self.n, options, together=False)
+            judge = LeastSquaresJudge.for_shape(max(self.rows, self.n), self.n, options, together=False)
             judge = replace(judge, bound=held.bound)
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
         report = Report(call, broadcast_system(a, right), options, run)

@@ -23,7 +23,7 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
-from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, Options
+from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, LeastSquaresOptions
 
 SINGLE = 3000
 """Order up to which LU in single precision comes first, where no more is asked for: it does up to condition
@@ -41,7 +41,7 @@ DIGITS = 1 << 20
 System = SeminormalProblem | SquareSystem | Wide | Plain | Precise
 
 
-class Column(NamedTuple):
+class LeastSquaresColumn(NamedTuple):
     """What is known of one right-hand side."""
 
     x: np.ndarray
@@ -53,7 +53,7 @@ class Column(NamedTuple):
     steps: int
 
 
-class Solved(NamedTuple):
+class ArraySolution(NamedTuple):
     """A problem that is solved.
 
     Attributes
@@ -62,17 +62,19 @@ class Solved(NamedTuple):
         How.
     condition : float
     rank : int
-    columns : list of Column
+    columns : list of LeastSquaresColumn
         Solutions.
     """
 
     label: str
     condition: float
     rank: int
-    columns: list[Column]
+    columns: list[LeastSquaresColumn]
 
 
-def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> Solved | None:
+def solved_in_arrays(
+    a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions, *, refused: bool
+) -> ArraySolution | None:
     """One problem by the first way whose solutions are accepted.
 
     Parameters
@@ -80,7 +82,7 @@ def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, re
     a : array, shape (m, n)
     b : list of array, shape (m,)
         float64.
-    options : Options
+    options : LeastSquaresOptions
     refused : bool
         Whether it is known that the rank of A is in doubt.
     """
@@ -90,11 +92,11 @@ def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, re
         columns = _columns(system, b, options, largest_error)
         if columns is not None:
             rank = system.rank if isinstance(system, Dependent) else min(a.shape)
-            return Solved(label, system.condition, rank, columns)
+            return ArraySolution(label, system.condition, rank, columns)
     return _without_zeros(a, b, options)
 
 
-def _without_zeros(a: np.ndarray, b: list[np.ndarray], options: Options) -> Solved | None:
+def _without_zeros(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions) -> ArraySolution | None:
     """The problem without columns of zeros, if there are some: the shortest x is zero there."""
     counting = np.asarray(a.any(axis=0))
     if counting.all() or not counting.any():
@@ -113,7 +115,7 @@ _Ways = Iterator[tuple[str, System, float]]
 """Labels, systems, and what forward errors may be."""
 
 
-def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> _Ways:
+def _ways(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions, *, refused: bool) -> _Ways:
     """Cheapest first, each factorized when it is its turn."""
     m, n = a.shape
     factors: list[SeminormalFactor] = []
@@ -126,7 +128,7 @@ def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool
     yield from _dependent(a, options, factors)
 
 
-def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Ways:
+def _square(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions) -> _Ways:
     """By half the operations of a QR; what did it comes first."""
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
@@ -138,7 +140,7 @@ def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Ways:
             yield f"lu {format.name} with pivoting", found[0], options.largest_error
 
 
-def _tall(a: np.ndarray, options: Options, refused: list[SeminormalFactor]) -> _Ways:
+def _tall(a: np.ndarray, options: LeastSquaresOptions, refused: list[SeminormalFactor]) -> _Ways:
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled
     system = SeminormalProblem.factorize(a, doubled=doubled, single=single, large=large, refused=refused)
@@ -146,13 +148,13 @@ def _tall(a: np.ndarray, options: Options, refused: list[SeminormalFactor]) -> _
         yield f"{system.method} + seminormal", system, options.largest_error
 
 
-def _wide(a: np.ndarray, options: Options) -> _Ways:
+def _wide(a: np.ndarray, options: LeastSquaresOptions) -> _Ways:
     system = Wide.factorize(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
     if system is not None:
         yield f"{system.method} + seminormal", system, options.first_error(*a.shape)
 
 
-def _dependent(a: np.ndarray, options: Options, refused: list[SeminormalFactor]) -> _Ways:
+def _dependent(a: np.ndarray, options: LeastSquaresOptions, refused: list[SeminormalFactor]) -> _Ways:
     """In working precision where that leaves enough digits, unless more are asked for."""
     known = next((x for x in refused if x.method == "householder fp64"), None)
     large = is_large(a.size, options)
@@ -171,8 +173,8 @@ def _dependent(a: np.ndarray, options: Options, refused: list[SeminormalFactor])
 
 
 def _columns(
-    system: System, b: list[np.ndarray], options: Options, largest_error: float
-) -> list[Column] | None:
+    system: System, b: list[np.ndarray], options: LeastSquaresOptions, largest_error: float
+) -> list[LeastSquaresColumn] | None:
     """All solutions; None where one is not accepted, or the rank is in doubt."""
     if not isinstance(system, Dependent):
         least = ROUNDED_RANK * options.certain_rcond(system.shape)
@@ -191,7 +193,7 @@ def _columns(
 
 
 def _refined(
-    system: System, b: np.ndarray, first: np.ndarray | None, options: Options
+    system: System, b: np.ndarray, first: np.ndarray | None, options: LeastSquaresOptions
 ) -> RefinedVectorSolution | None:
     steps = min(MAX_STEPS, options.max_iterations)
     if isinstance(system, Wide | Precise):
@@ -199,7 +201,9 @@ def _refined(
     return refine(system, b, options.digits, steps, first)
 
 
-def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Options) -> Column | None:
+def _solved(
+    system: System, b: np.ndarray, first: np.ndarray | None, options: LeastSquaresOptions
+) -> LeastSquaresColumn | None:
     """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
     b_norm = length(b)
     if not 1 / MODERATE <= b_norm <= MODERATE:
@@ -218,7 +222,7 @@ def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Op
     residual_norm = length(found.residual if lost is None else found.residual + system.change(lost))
     if not residual_norm <= b_norm * (1 + sum(system.shape) * FP64.u):
         return None
-    return Column(
+    return LeastSquaresColumn(
         x,
         residual_norm,
         rounded_error(forward_error, rounding),

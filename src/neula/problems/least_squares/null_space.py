@@ -79,7 +79,7 @@ class NullSpace:
         return ROUNDINGS * self.condition * FP64.u
 
     @classmethod
-    def of(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
+    def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
         """Factorize.
 
         Parameters

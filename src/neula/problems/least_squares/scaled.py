@@ -74,7 +74,7 @@ class ScaledProblems:
         return cls(a.double(), None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -146,7 +146,7 @@ class ScaledProblems:
     @cached_property
     def rows(self) -> ScaledRows:
         """The same problem with its rows scaled: for solutions of minimum norm."""
-        return ScaledRows.of(self)
+        return ScaledRows.from_problems(self)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ScaledRows:
     units: torch.Tensor
 
     @classmethod
-    def of(cls, problems: ScaledProblems) -> ScaledRows:
+    def from_problems(cls, problems: ScaledProblems) -> ScaledRows:
         units = problems.units
 
         def rescaled(x: torch.Tensor | None, exponents: torch.Tensor) -> torch.Tensor | None:

@@ -39,7 +39,7 @@ class Start:
     scale: torch.Tensor | None
 
     @classmethod
-    def of(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
+    def from_arrays(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
         """Check it.
 
         Raises

@@ -16,11 +16,11 @@ from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import finite_members
-from neula.problems.polar.problem import Matrices, Options, PolarValues
+from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 Solution = Answer[PolarValues]
 
-PolarLink = Link[Matrices, PolarValues]
+PolarLink = Link[PolarMatrices, PolarValues]
 
 
 def polynomials(
@@ -28,7 +28,7 @@ def polynomials(
 ) -> PolarLink:
     """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: PolarMatrices, before: Solution | None) -> Solution:
         options = matrices.options
         engine = options.engine.using(arithmetic)
 
@@ -51,7 +51,7 @@ def polynomials(
     return Link(label, answer, inherits=on, queued=not on)
 
 
-def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solution:
+def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
     """The singular value decomposition, which knows the rank, in float32 or float64."""
     options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(options.work)
@@ -76,7 +76,7 @@ def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solut
 
 
 def _answer(
-    options: Options, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
+    options: PolarOptions, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
     if options.progress is not None:
         options.progress(label, 1.0)

@@ -18,7 +18,7 @@ SIDES = ("right", "left")
 
 
 @dataclass(frozen=True)
-class Options:
+class PolarOptions:
     """What is asked for.
 
     Attributes
@@ -102,17 +102,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Matrices(Batch):
+class PolarMatrices(Batch):
     """A batch of matrices as they were given.
 
     Attributes
     ----------
     a : Tensor, shape (batch, m, n)
-    options : Options
+    options : PolarOptions
     """
 
     a: torch.Tensor
-    options: Options
+    options: PolarOptions
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from neula.pipeline.in_numpy import FEW, is_large
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.problem import Members, Options, Systems, in_words
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 LARGEST = 208
 """Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
@@ -33,7 +33,7 @@ def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     return 0 < n <= LARGEST and 0 < k <= FEW and all(dtype in TAKEN for dtype in dtypes) and available()
 
 
-def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
+def _takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     """Whether kernels are for such arrays, and what is asked for."""
     named = options.pivot is not None or options.compute is not None
     here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
@@ -42,7 +42,7 @@ def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
     return some and usual and here and not named and options.engine.tuning.lapack
 
 
-def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> CompiledSolutions | None:
+def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> CompiledSolutions | None:
     """Small systems, one or a batch; None where this is no way for them."""
     n = a.shape[-1]
     if n > LARGEST or not _takes(a, b, options):
@@ -52,7 +52,7 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> CompiledSoluti
 
 
 def _large(
-    call: Call, a: torch.Tensor, b: torch.Tensor, options: Options
+    call: Call, a: torch.Tensor, b: torch.Tensor, options: SystemsOptions
 ) -> tuple[CompiledSolutions, Format] | None:
     """One larger system, where it is accepted, and in which format its factors are."""
     n, tuning = a.shape[-1], options.engine.tuning
@@ -81,7 +81,7 @@ def _large(
     return None if found is None else (found, format)
 
 
-def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
+def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
     options, a, b = systems.options, systems.a, systems.b
     found = _small(a, b, options)
@@ -89,7 +89,7 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
         return None
     accepted, backward_error, condition, growth, _, *history = found.known[: len(NAMES)]
     accepted = accepted > 0
-    values = Members(
+    values = SystemsSolutions(
         x=found.x,
         forward_error=_of_columns(found.known).contiguous(),
         backward_error=backward_error,
@@ -102,7 +102,7 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
     return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
 
-def label_of(format: Format, options: Options) -> str:
+def label_of(format: Format, options: SystemsOptions) -> str:
     """As the links of the chain are called."""
     return f"cholesky {format.name}" if options.positive else f"lu {format.name} with pivoting"
 
@@ -112,7 +112,7 @@ def _of_columns(known: torch.Tensor) -> torch.Tensor:
     return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
 
 
-def solve_by_kernel(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
+def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     """The result where all systems are accepted, and are some for this way."""
     if 0 in shapes.batch:
         return None

@@ -32,13 +32,13 @@ from neula.pipeline.in_numpy import (
 )
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.problem import Members, Options, Systems, in_words
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 WORTH = 48
 """Order from which on a system takes longer than the calls for it."""
 
 
-class _Column(NamedTuple):
+class _SystemColumn(NamedTuple):
     """What is known of one right-hand side."""
 
     x: np.ndarray
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
     history: list[float]
 
 
-def solve_by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
+def solve_by_lapack(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     """The solution where it is accepted, and the system is one for this way."""
     n, tuning = shapes.a.shape[-1], options.engine.tuning
     named = options.pivot is not None or options.compute is not None
@@ -63,7 +63,7 @@ def solve_by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> Sol
             return _by_lapack(call, shapes, options)
 
 
-def _by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> SolveResult[Any] | None:
+def _by_lapack(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     a, b = arrays_of(shapes)
     large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
@@ -79,7 +79,7 @@ def _by_lapack(call: Call, shapes: BatchedProblem, options: Options) -> SolveRes
     return None
 
 
-def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
+def each_by_lapack(systems: Systems, format: Format) -> Answer[SystemsSolutions] | None:
     """All of a batch, one after the other, where matrices take longer than the calls for one; None where one
     of them is not accepted.
     """
@@ -105,7 +105,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
             return None
         found.append((solved, one[0].condition, one[1]))
     solutions, conditions, growths = zip(*found, strict=True)
-    values = Members(
+    values = SystemsSolutions(
         x=_tensor([[c.x for c in columns] for columns in solutions]).mT,
         forward_error=_tensor([[c.forward_error for c in columns] for columns in solutions]),
         backward_error=_tensor([max(c.backward_error for c in columns) for columns in solutions]),
@@ -129,7 +129,9 @@ def _worst(histories: list[list[float]]) -> tuple[float, ...]:
     return tuple(max(h[min(step, len(h) - 1)] for h in histories) for step in range(steps))
 
 
-def solutions_of(system: SquareSystem, right: list[np.ndarray], options: Options) -> list[_Column] | None:
+def solutions_of(
+    system: SquareSystem, right: list[np.ndarray], options: SystemsOptions
+) -> list[_SystemColumn] | None:
     """The solutions; None where one is not accepted."""
     bound, columns = solve_bound(options.target, len(right[0])), []
     for b, first in zip(right, system.first, strict=True):
@@ -151,17 +153,17 @@ def solutions_of(system: SquareSystem, right: list[np.ndarray], options: Options
         if longer or not (backward_error <= bound and forward_error <= options.largest_error):
             return None
         history = [*system.history, measured]
-        columns.append(_Column(x, forward_error, backward_error, history))
+        columns.append(_SystemColumn(x, forward_error, backward_error, history))
     return columns
 
 
 def _result(
     call: Call,
     shapes: BatchedProblem,
-    options: Options,
+    options: SystemsOptions,
     found: tuple[SquareSystem, float],
     label: str,
-    columns: list[_Column],
+    columns: list[_SystemColumn],
 ) -> SolveResult[Any]:
     system, growth = found
     x, forward_errors = np.array([column.x for column in columns]).T, [c.forward_error for c in columns]

@@ -164,7 +164,7 @@ def lu_factor(
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
-    options = _Options(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
+    options = _LUOptions(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
     found = []
     with call.computing():
         for i, index in enumerate(indices):
@@ -327,7 +327,7 @@ def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: 
 
 
 @dataclass(frozen=True)
-class _Options:
+class _LUOptions:
     engine: Engine
     storage: Format
     variant: str
@@ -347,7 +347,7 @@ class _Factorized:
     matrix: KeptMatrix | None
 
 
-def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], None] | None) -> _Factorized:
+def _factorize(a: torch.Tensor, options: _LUOptions, on_columns: Callable[[int], None] | None) -> _Factorized:
     engine, storage = options.engine, options.storage
     work = a.to(engine.device)
     if not len(a):

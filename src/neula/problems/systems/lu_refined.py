@@ -29,7 +29,7 @@ from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.by_lapack import solutions_of
 from neula.problems.systems.lu_checks import UNSURE
-from neula.problems.systems.problem import Options
+from neula.problems.systems.problem import SystemsOptions
 
 
 def solved_by_lapack(
@@ -57,7 +57,7 @@ def solved_by_lapack(
         F.kept.products()  # that A is what it was
         system, columns = copy(square), list(np.ascontiguousarray(array_of(right).T, np.float64))
         system.first = [system.start(column) for column in columns]
-        options = Options(
+        options = SystemsOptions(
             engine=engine,
             target=target,
             dtype=dtype,
