@@ -81,7 +81,7 @@ class ProgressReport:
             self._console.print(f"neula: {stage}, {fraction:.0%} after {elapsed:.0f} s", soft_wrap=True)
 
 
-class Run:
+class CommandRun:
     """One run of a command: what it has read and written, the time it took, and how it ends."""
 
     def __init__(
@@ -357,7 +357,7 @@ def _as_bytes(answer: Answer) -> bytes:
 
 
 @contextmanager
-def running(command: str, as_json: bool = False) -> Iterator[Run]:
+def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
     """Show progress; turn errors and warnings into a line on stderr, and errors into an exit code."""
     err = show.plain_console(stderr=True)
     try:
@@ -368,7 +368,7 @@ def running(command: str, as_json: bool = False) -> Iterator[Run]:
 
             warnings.showwarning = in_one_line  # type: ignore[assignment]
             with ProgressReport(err) as progress, ExitStack() as held:
-                yield Run(command, as_json, err, progress, held)
+                yield CommandRun(command, as_json, err, progress, held)
     except BrokenPipeError:
         raise
     except Exception as error:
