@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.compared import FOLDER, MACHINES, Source, comparisons, milliseconds, shown
-from neula.papers.data import Data
+from neula.papers.data import ExperimentData
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def bounds(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
 def of_sizes(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """The benchmark of sizes beside its floors, and beside torch."""
     yield "what", "size", "GFLOP", "GB", "floor, ms", "measured, ms", "times the floor", "torch, ms"
-    for row in Data.read(folder / f"sizes-{MACHINES['H200']}.json").rows:
+    for row in ExperimentData.read(folder / f"sizes-{MACHINES['H200']}.json").rows:
         if row.get("floor_ms"):
             work = milliseconds(row["gflop"]), f"{row['gb']:.2g}"
             times = milliseconds(row["floor_ms"]), milliseconds(row["ms"])
@@ -110,7 +110,7 @@ def _shape(size: tuple[int, ...]) -> tuple[int, int]:
 def rates(folder: Path = FOLDER) -> tuple[dict[str, float], float]:
     """TFLOP/s of large products in each format, and gigabytes a second of a copy, as measured."""
     files = {name: folder / f"{name}-{MACHINES['H200']}.json" for name in ("kernels", "qr")}
-    unit = Data.read(files["kernels"]).rows.where(unit="fp16")[0]
-    double = Data.read(files["qr"]).rows.where(accuracy="fp64", bound_by="operations")[0]
+    unit = ExperimentData.read(files["kernels"]).rows.where(unit="fp16")[0]
+    double = ExperimentData.read(files["qr"]).rows.where(accuracy="fp64", bound_by="operations")[0]
     fp64 = 2e-9 * double["m"] * double["n"] ** 2 / double["floor_ms"]
     return {"fp16": unit["unit_tflops"], "fp64": fp64}, unit["copy_gbytes"]

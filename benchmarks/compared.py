@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from neula.papers.data import Data, Row, Rows
+from neula.papers.data import ExperimentData, Measurements, Row
 
 FOLDER = Path(__file__).parent / "data"
 
@@ -64,7 +64,7 @@ class Comparison:
 def comparisons(source: Source, folder: Path = FOLDER) -> list[Comparison]:
     """What a source holds; nothing where it has not been measured."""
     path = folder / f"{source.benchmark}-{MACHINES[source.machine]}.json"
-    rows = Data.read(path).rows if path.exists() else Rows()
+    rows = ExperimentData.read(path).rows if path.exists() else Measurements()
     return [
         Comparison(
             size_of(row),

@@ -23,7 +23,7 @@ import neula.compat.torch
 from benchmarks.compared import FOLDER, MACHINES, milliseconds
 from benchmarks.harness import Results
 from neula.cli.sweep import LATER, SLOWER
-from neula.papers.data import Data
+from neula.papers.data import ExperimentData
 from neula.papers.measuring import rested_seconds
 
 NAME = "drop_ins"
@@ -176,7 +176,7 @@ CASES: Sequence[tuple[str, str, Sequence[Any], Callable[[Any], Call]]] = [
 
 def of_drop_ins(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Times of both, from the smallest size to the largest; in bold what is slower than it may be."""
-    rows = Data.read(folder / f"{NAME}-{MACHINES['CPU']}.json").rows
+    rows = ExperimentData.read(folder / f"{NAME}-{MACHINES['CPU']}.json").rows
     sizes = zip(("x".join(map(str, size)) for size in TALL), ORDERS, POINTS, strict=True)
     yield "function", *("<br>".join(map(str, size)) for size in sizes)
     for library, function, _, _ in CASES:

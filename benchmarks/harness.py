@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from neula.papers.data import Data, Rows, show
+from neula.papers.data import ExperimentData, Measurements, show
 from neula.papers.measuring import circumstances, data_file
 
 
@@ -21,7 +21,7 @@ class Results:
 
     name: str
     device: torch.device
-    rows: Rows = field(default_factory=Rows)
+    rows: Measurements = field(default_factory=Measurements)
 
     def add(self, **row: Any) -> None:
         """Keep a row and print it."""
@@ -34,7 +34,7 @@ class Results:
         """Write NAME-DEVICE.json (rows and circumstances) and .csv (rows)."""
         about = circumstances(self.device)
         path = data_file(folder, self.name, about)
-        Data.of(about, self.rows).write(path)
+        ExperimentData.from_rows(about, self.rows).write(path)
         return path
 
     def table(self) -> Table:

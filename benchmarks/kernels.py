@@ -142,14 +142,14 @@ def _residual(device: torch.device, m: int, n: int) -> Case:
         "fp64",
         11.0 * m * n,
         a.nbytes,
-        partial(Doubled.of(a).residual, x, y),
+        partial(Doubled.from_matrix(a).residual, x, y),
     )
 
 
 def _transposed_product(device: torch.device, m: int, n: int) -> Case:
     """Two more operations than a residual, for the low part of Y."""
     a, _, y = _doubles(device, m, n)
-    run = partial(Doubled.of(a).transposed_product, y, y * 2.0**-54)
+    run = partial(Doubled.from_matrix(a).transposed_product, y, y * 2.0**-54)
     return Case("doubled: A^T Y", f"{m} x {n}", "fp64", 13.0 * m * n, a.nbytes, run)
 
 

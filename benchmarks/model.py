@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from neula.papers.data import Data, Rows, show
+from neula.papers.data import ExperimentData, Measurements, show
 from neula.papers.drawing import Axes, new_canvas
 
 DATA = Path(__file__).parent / "data"
@@ -206,7 +206,7 @@ def fits(machine: Machine, m: float, n: int, gpus: int) -> bool:
     return 1.5 * 8 * m * n / gpus + 3 * 8 * n * n <= machine.capacity
 
 
-def machine_of(rows: Rows, start: Machine = H100) -> Machine:
+def machine_of(rows: Measurements, start: Machine = H100) -> Machine:
     """A machine by the constants that were measured on it.
 
     The rate at which A is gone through is what one GPU has left for it of its time: kernels that only read
@@ -231,7 +231,7 @@ def machine_of(rows: Rows, start: Machine = H100) -> Machine:
     return replace(machine, over=max(machine.host, statistics.median(left))) if left else machine
 
 
-def _solved(rows: Rows) -> Iterator[tuple[float, int, int, float]]:
+def _solved(rows: Measurements) -> Iterator[tuple[float, int, int, float]]:
     """Rows, columns, GPUs and seconds of least squares; of weak scaling the share of one, in its time."""
     for row in rows.where(problem="lstsq float64"):
         yield row["m"], row["n"], 1, row["one_ms"] / 1e3
@@ -249,7 +249,7 @@ MEASURED = (
 """On one H100, where there are no other data."""
 
 
-def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
+def compared(rows: Measurements, machine: Machine) -> Iterator[dict[str, Any]]:
     """What the model says of what was measured, one row for each number of GPUs."""
     alone = set()
     for row in rows:
@@ -264,7 +264,7 @@ def compared(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
         yield _compared(row, row["processes"], row["ms"], lstsq(machine, m, n, row["processes"]), m)
 
 
-def compared_qr(rows: Rows, machine: Machine) -> Iterator[dict[str, Any]]:
+def compared_qr(rows: Measurements, machine: Machine) -> Iterator[dict[str, Any]]:
     """The same of QR over processes."""
     for row in rows:
         problem, gpus = str(row["problem"]), row["processes"]
@@ -302,7 +302,7 @@ def _busy(time: Time) -> float:
     return (time.factorization + time.passes) / time.total
 
 
-def draw(machine: Machine, rows: Rows, path: Path) -> None:
+def draw(machine: Machine, rows: Measurements, path: Path) -> None:
     """Speed with more GPUs: as it was measured, of a matrix of one size, and with as many rows on each."""
     canvas = new_canvas(15, 4.4)
     seen, strong, weak = canvas.subplots(1, 3)
@@ -332,7 +332,7 @@ def draw(machine: Machine, rows: Rows, path: Path) -> None:
     canvas.savefig(path, dpi=130)
 
 
-def _draw_measured(axes: Axes, machine: Machine, rows: Rows) -> None:
+def _draw_measured(axes: Axes, machine: Machine, rows: Measurements) -> None:
     """Points for what was measured, and broken lines for what the model says."""
     for place, (problem, m, n) in enumerate(DRAWN):
         some = rows.where(problem=problem, m=m, n=n)
@@ -351,10 +351,10 @@ def _draw_measured(axes: Axes, machine: Machine, rows: Rows) -> None:
     axes.set_title("Measured (points), and the model (lines)")
 
 
-def measured_rows() -> Rows:
+def measured_rows() -> Measurements:
     """Data of all GPUs on which ``distributed`` was run."""
     files = sorted(DATA.glob("distributed-nvidia-*.json"))
-    return Rows(row for file in files for row in Data.read(file).rows)
+    return Measurements(row for file in files for row in ExperimentData.read(file).rows)
 
 
 def main(
@@ -364,11 +364,11 @@ def main(
     rows = measured_rows()
     machine = machine_of(rows)
     for title, found in (
-        ("lstsq float64, measured and as the model says", compared(rows or Rows(MEASURED), machine)),
+        ("lstsq float64, measured and as the model says", compared(rows or Measurements(MEASURED), machine)),
         ("qr, measured and as the model says", compared_qr(rows, machine)),
         ("lstsq float64, as the model expects", expected(machine)),
     ):
-        shown = Rows(found)
+        shown = Measurements(found)
         table = Table(*shown.fields, title=title)
         for row in shown:
             table.add_row(*(show(row.get(name)) for name in shown.fields))

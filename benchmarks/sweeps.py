@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.compared import FOLDER, milliseconds, shown, size_of
-from neula.papers.data import Data, Row
+from neula.papers.data import ExperimentData, Row
 
 SWEPT = {
     "EPYC": "amd-epyc",
@@ -39,7 +39,7 @@ def of_special_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
 
 def _times_and_errors(path: Path) -> Iterator[Sequence[str]]:
     yield "", "size", "neula, ms", "peer, ms", "forward error", "peer"
-    for row in Data.read(path).rows:
+    for row in ExperimentData.read(path).rows:
         ms, known = milliseconds(row["ms"]), row["forward_error"]
         yield (
             f"`{row['problem']}`",
@@ -54,7 +54,7 @@ def _times_and_errors(path: Path) -> Iterator[Sequence[str]]:
 def of_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Neula's times relative to those of its peers; in bold what is slower than it may be."""
     paths = {name: folder / f"bench-sweep-{machine}.json" for name, machine in SWEPT.items()}
-    found = {name: Data.read(path).rows for name, path in paths.items() if path.exists()}
+    found = {name: ExperimentData.read(path).rows for name, path in paths.items() if path.exists()}
     yield "", "size", *(f"{name}, {dtype}" for name in found for dtype in DTYPES)
     keys = dict.fromkeys((row["problem"], row["shape"]) for rows in found.values() for row in rows)
     for problem, shape in keys:

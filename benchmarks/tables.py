@@ -15,7 +15,7 @@ from benchmarks.bounds import bounds, of_sizes
 from benchmarks.compared import FOLDER, MACHINES, Comparison, Source, comparisons, milliseconds, shown
 from benchmarks.drop_ins import of_drop_ins
 from benchmarks.sweeps import of_hard_sweep, of_special_sweep, of_sweep
-from neula.papers.data import Data
+from neula.papers.data import ExperimentData
 
 _TABLE = re.compile(
     r"(?P<mark><!-- table: (?P<name>[\w ]+) -->\n)(?P<old>.*?)(?P<end><!-- end of table -->)", re.S
@@ -97,7 +97,7 @@ def _times(one: Comparison) -> tuple[str, str, str, str]:
 def accuracy(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Correct digits of the coefficients that NIST has certified."""
     yield "data set", "condition", "neula", "SciPy", "torch"
-    for row in Data.read(folder / f"nist-{MACHINES['CPU']}.json").rows:
+    for row in ExperimentData.read(folder / f"nist-{MACHINES['CPU']}.json").rows:
         digits = (f"{row[name]:.1f}" for name in ("digits", "scipy_digits", "torch_digits"))
         yield row["set"], f"{row['condition']:.2g}".replace("e+0", "e"), *digits
 

@@ -8,8 +8,8 @@ from least_squares_options import options_of
 from neula.engines import EmulatedEngine, Engine
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares import links
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 
 M, N = 300, 40
 U = 2.0**-53
@@ -24,9 +24,9 @@ def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
     return (u * s) @ vh * torch.logspace(-8, 8, N, dtype=torch.float64), b
 
 
-def problems_of(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> Problems:
+def problems_of(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> LeastSquaresProblems:
     """A batch of them, in double precision, with rows that are here or spread over processes."""
-    return Problems(a, b, options_of(engine or EmulatedEngine(), rcond=M * 2 * U))
+    return LeastSquaresProblems(a, b, options_of(engine or EmulatedEngine(), rcond=M * 2 * U))
 
 
 def solved(
@@ -36,7 +36,7 @@ def solved(
     *,
     compute: str = "fp32",
     plainly: bool = False,
-) -> Answer[Members]:
+) -> Answer[LeastSquaresSolutions]:
     """What the link finds."""
     problems = problems_of(a[None], b[None], engine)
     return links.by_gram(problems, None, label="by gram", compute=compute, plainly=plainly)

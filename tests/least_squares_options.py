@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from neula.engines import FP64, Engine
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import LeastSquaresOptions
 
 
-def options_of(engine: Engine, **asked: Any) -> Options:
+def options_of(engine: Engine, **asked: Any) -> LeastSquaresOptions:
     """Everything in double precision, as the public function chooses it unless asked for something else."""
     given: dict[str, Any] = {
         "target": FP64,
@@ -23,4 +23,4 @@ def options_of(engine: Engine, **asked: Any) -> Options:
         "damp": 0.0,
         "weights": None,
     }
-    return Options(engine=engine, **{**given, **asked})
+    return LeastSquaresOptions(engine=engine, **{**given, **asked})

@@ -10,7 +10,7 @@ from neula.engines import FP16_COR, FP64, EmulatedEngine, select_engine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
 from neula.problems.orthogonal.links import refined_from_gram
-from neula.problems.orthogonal.problem import Matrices, Options
+from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 CPU = select_engine("cpu", torch.device("cpu"))
 U = 2.0**-53
@@ -76,7 +76,7 @@ def test_a_gram_matrix_to_start_from(compute, zero) -> None:
     if zero:
         a[:, 5] = 0
     link = refined_from_gram(compute)
-    answer = link.answer(Matrices(a[None], Options(FP64, EmulatedEngine())), None)
+    answer = link.answer(QRMatrices(a[None], QROptions(FP64, EmulatedEngine())), None)
     assert answer.label == f"cholesky {compute} + cholesky-qr fp64"
     assert max(errors(a, answer.values.q[0], answer.values.r[0])) < 10 * 24 * U
 

@@ -18,9 +18,9 @@ from neula.kernels import seminormal_host
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import chain as lstsq_chain
 from neula.problems.least_squares.preconditioner import LIMITS
-from neula.problems.least_squares.problem import Options as LeastSquares
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.systems import chain as solve_chain
-from neula.problems.systems.problem import Options as Systems
+from neula.problems.systems.problem import SystemsOptions
 
 CPU = cpu_tuning(("fp32", "fp64"))
 H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
@@ -60,7 +60,7 @@ COMMON: dict[str, Any] = {
 # ---------------------------------------------------------------- least squares
 
 
-def least_squares_of(tuning: Tuning, **asked: Any) -> LeastSquares:
+def least_squares_of(tuning: Tuning, **asked: Any) -> LeastSquaresOptions:
     return options_of(engine_of(tuning), **{"rcond": 1e-13, **asked})
 
 
@@ -259,8 +259,8 @@ def test_the_svd_improves_the_best_that_was_found() -> None:
 # ---------------------------------------------------------------- linear systems
 
 
-def systems_of(tuning: Tuning, **asked: Any) -> Systems:
-    return Systems(engine=engine_of(tuning), **{**COMMON, "positive": False, "pivot": None, **asked})
+def systems_of(tuning: Tuning, **asked: Any) -> SystemsOptions:
+    return SystemsOptions(engine=engine_of(tuning), **{**COMMON, "positive": False, "pivot": None, **asked})
 
 
 def solved(tuning: Tuning, n: int, count: int = 1, **asked: Any) -> list[str]:

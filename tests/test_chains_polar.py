@@ -9,7 +9,7 @@ import pytest
 from neula.engines import BF16, FP16, FP32, FP64, EmulatedEngine, Format, Tuning
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.problems.polar.chain import chain
-from neula.problems.polar.problem import Options
+from neula.problems.polar.problem import PolarOptions
 
 CPU = cpu_tuning(("bf16", "fp32", "fp64"))
 H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
@@ -18,7 +18,7 @@ H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
 def tried(tuning: Tuning, target: Format, **asked: Any) -> list[str]:
     engine = EmulatedEngine("cpu")
     engine.tuning = tuning
-    return [link.label for link in chain(Options(target, engine, **asked))]
+    return [link.label for link in chain(PolarOptions(target, engine, **asked))]
 
 
 def test_on_an_h200() -> None:

@@ -9,14 +9,8 @@ import torch
 
 from neula.engines import FORMATS, EmulatedEngine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
-from neula.problems.orthogonal.chain import (
-    Layout,
-    chain_alone,
-    chain_tall,
-    chain_together,
-    go_together,
-)
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.chain import MatrixLayout, chain_alone, chain_tall, chain_together, go_together
+from neula.problems.orthogonal.problem import QROptions
 
 H200 = cuda_tuning((9, 0), replayed_bytes=290 << 20)
 CPU = cpu_tuning(("bf16", "fp32", "fp64"))
@@ -38,8 +32,8 @@ def alone(m: int, n: int, accuracy: str, **named: Any) -> list[str]:
     """Labels of the chain for one matrix, on an H200 if nothing else is said."""
     engine = named.pop("engine", OnH200("cpu"))
     dtype = torch.float64 if accuracy == "fp64" else torch.float32
-    layout = Layout(m, n, named.pop("dtype", dtype), **named.pop("layout", {}))
-    return [link.label for link in chain_alone(layout, Options(FORMATS[accuracy], engine, **named))]
+    layout = MatrixLayout(m, n, named.pop("dtype", dtype), **named.pop("layout", {}))
+    return [link.label for link in chain_alone(layout, QROptions(FORMATS[accuracy], engine, **named))]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +290,7 @@ def test_tsqr_on_an_h200(accuracy: str, labels: list[str]) -> None:
 
 
 def test_what_works_in_the_memory_of_a_ends_the_chain_where_memory_runs_out() -> None:
-    options = Options(FORMATS["fp32"], OnH200("cpu"), in_place=True)
-    in_place = chain_alone(Layout(32768, 16384, torch.float32), options)
+    options = QROptions(FORMATS["fp32"], OnH200("cpu"), in_place=True)
+    in_place = chain_alone(MatrixLayout(32768, 16384, torch.float32), options)
     assert all(link.overwrites for link in in_place)
     assert [link.inherits for link in in_place] == [False, True, True, True]

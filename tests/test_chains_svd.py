@@ -9,7 +9,7 @@ import pytest
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Tuning
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.problems.low_rank.chain import block_width, chain, worth
-from neula.problems.low_rank.problem import Options
+from neula.problems.low_rank.problem import SVDOptions
 
 CPU = cpu_tuning(("fp32", "fp64"))
 H200 = cuda_tuning((9, 0), replayed_bytes=290_000_000)
@@ -19,7 +19,7 @@ WITHOUT_KERNELS = cuda_tuning((9, 0), replayed_bytes=290_000_000, corrected=Fals
 def tried(tuning: Tuning, m: int, n: int, rank: int | None = None, **asked: Any) -> list[str]:
     engine = EmulatedEngine("cpu")
     engine.tuning = tuning
-    options = Options(**{"target": FP32, "part": None, "engine": engine, "rank": rank, **asked})
+    options = SVDOptions(**{"target": FP32, "part": None, "engine": engine, "rank": rank, **asked})
     return [link.label for link in chain(m, n, options)]
 
 
@@ -91,7 +91,7 @@ def test_the_block_is_wider_than_the_rank(rank: int, width: int) -> None:
     assert block_width(500, rank) == width
 
 
-def _options(tuning: Tuning, rank: int) -> Options:
+def _options(tuning: Tuning, rank: int) -> SVDOptions:
     engine = EmulatedEngine("cpu")
     engine.tuning = tuning
-    return Options(FP32, None, engine, rank)
+    return SVDOptions(FP32, None, engine, rank)

@@ -16,7 +16,7 @@ from neula.engines import FORMATS, FP32, FP64, CpuEngine, Format
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.engines.tuning import Tuning
 from neula.problems.definite.chain import chain
-from neula.problems.definite.problem import Options
+from neula.problems.definite.problem import CholeskyOptions
 
 ENGINES = ["cpu", "emulated"]
 
@@ -237,7 +237,7 @@ H200 = cuda_tuning((9, 0), replayed_bytes=1 << 28)
     ],
 )
 def test_what_is_tried(tuning: Tuning, count: int, n: int, target: Format, labels: list[str]) -> None:
-    options = Options(target, engine_of(tuning))
+    options = CholeskyOptions(target, engine_of(tuning))
     assert [link.label for link in chain(count, n, options)] == [f"cholesky {name}" for name in labels]
 
 

@@ -440,7 +440,7 @@ def interrupt(*_: Any, **__: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "moment", ["neula.lstsq", "neula.cli.run.Run.check", "typer.core.TyperCommand.parse_args"]
+    "moment", ["neula.lstsq", "neula.cli.run.CommandRun.check", "typer.core.TyperCommand.parse_args"]
 )
 def test_an_interruption_is_one_line(moment: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moment, interrupt)

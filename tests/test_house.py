@@ -1,4 +1,5 @@
-"""The house is small: files of 400 lines at most, functions of 60 lines of code, few entries on top.
+"""The house is small: files of 400 lines at most, functions of 60 lines of code, few entries on top,
+and a name means one thing.
 
 Which room may know which is checked by import-linter (``make lint``; the rooms are in pyproject.toml).
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +95,18 @@ def test_only_public_names_are_imported(sources: dict[str, str]) -> None:
         return {name for name in names if name.startswith("_")} - {"__version__"}
 
     assert {name: found for name, source in sources.items() if (found := private(source))} == {}
+
+
+def test_a_name_has_one_meaning(sources: dict[str, str]) -> None:
+    """Class names are unique, leading underscores ignored; no function is named ``of``."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                places[node.name.lstrip("_")].append(path)
+            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lstrip("_") == "of":
+                places["of"] += [path, path]
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
 def test_few_entries() -> None:

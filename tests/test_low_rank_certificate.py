@@ -115,14 +115,14 @@ def test_nothing_is_accepted_that_may_have_been_missed(monkeypatch: pytest.Monke
     """A random block that happens to be orthogonal to a leading singular vector."""
     s = torch.cat([0.8 ** torch.arange(20, dtype=torch.float64), torch.full((580,), 1e-3).double()])
     a, _, v = triplets(600, s, 600)
-    image = subspace_iteration.Operator.transposed_times
+    image = subspace_iteration.MixedPrecisionOperator.transposed_times
 
     def unlucky(operator, y):  # type: ignore[no-untyped-def]
         """Rounding errors would bring it back."""
         found = image(operator, y)
         return found - torch.outer(v[:, 0], v[:, 0] @ found)
 
-    monkeypatch.setattr(subspace_iteration.Operator, "transposed_times", unlucky)
+    monkeypatch.setattr(subspace_iteration.MixedPrecisionOperator, "transposed_times", unlucky)
     with pytest.warns(neula.AccuracyWarning):
         result = neula.svd_lowrank(a, 5, algorithm="iteration")
     assert not result.converged

@@ -275,7 +275,7 @@ def test_matrices_that_did_not_change_are_none(dtype: torch.dtype, factorial: fl
     if dtype == torch.float64:
         a = a * factorial * torch.logspace(0, -60, 50, dtype=torch.float64)[:, None]
     a = a.to(dtype)
-    kept = KeptMatrix.of(a, float(a.abs().max()), EmulatedEngine())
+    kept = KeptMatrix.from_matrix(a, float(a.abs().max()), EmulatedEngine())
     assert kept.products().a.data_ptr() == a.data_ptr()
     # The same matrix with other sums, as another number of threads may make them.
     again = a[:, torch.arange(49, -1, -1)][:, torch.arange(49, -1, -1)].T.contiguous().T

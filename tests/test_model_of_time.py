@@ -8,14 +8,14 @@ import pytest
 import torch
 from benchmarks import constants, model, stream
 
-from neula.papers.data import Rows
+from neula.papers.data import Measurements
 
 
 def test_what_was_measured() -> None:
     """Within 15% where GPUs work for longer than their hosts launch; in the model hosts do that meanwhile."""
     rows = model.measured_rows()
     compared = [
-        *model.compared(Rows(model.MEASURED), model.H100),
+        *model.compared(Measurements(model.MEASURED), model.H100),
         *model.compared(rows, model.machine_of(rows)),
     ]
     assert {row["gpus"] for row in compared} == {1, 2, 4}
@@ -71,7 +71,7 @@ def test_more_gpus(n: int) -> None:
 
 
 def test_constants_from_data() -> None:
-    rows = Rows(
+    rows = Measurements(
         [
             {"problem": "lstsq float64", "m": 1000, "n": 10, "processes": 2, "ms": 20.0, "one_ms": 30.0},
             {"problem": "constant", "what": "gram low", "value": 4e14, "processes": 2},
@@ -103,7 +103,7 @@ def test_benchmarks_run(monkeypatch: pytest.MonkeyPatch) -> None:
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        rows = Rows(constants.measured(torch.device("cpu"), None, 1))
+        rows = Measurements(constants.measured(torch.device("cpu"), None, 1))
     finally:
         torch.distributed.destroy_process_group()
     assert all(value > 0 for value in rows.where(what="memory").column("value"))

@@ -20,7 +20,7 @@ from neula.engines.formats import FORMATS
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline.pending import first_answer
 from neula.problems.polar.chain import PolarJudge, chain
-from neula.problems.polar.problem import Matrices, Options
+from neula.problems.polar.problem import PolarMatrices, PolarOptions
 
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "allclose", "masked_select"}
 
@@ -151,11 +151,11 @@ def test_polar_factors_are_judged_where_they_are() -> None:
         neula.finish(neula.polar(a[:1], accuracy=accuracy, engine=GPU))
         with NobodyLooks():
             pending = neula.polar(a, accuracy=accuracy, engine=GPU, wait=False)
-        options = Options(FORMATS[accuracy], GPU)
-        judge = PolarJudge.of(a, options)
-        first = first_answer(chain(options), Matrices(a, options), judge)
+        options = PolarOptions(FORMATS[accuracy], GPU)
+        judge = PolarJudge.for_batch(a, options)
+        first = first_answer(chain(options), PolarMatrices(a, options), judge)
         assert first is not None
-        verdict = judge.verdict(first, judge.measure(Matrices(a, options), first).numpy())
+        verdict = judge.verdict(first, judge.measure(PolarMatrices(a, options), first).numpy())
         assert pending.accepted.tolist() == verdict.accepted.tolist()
         assert pending.accepted[[0, 1, 7]].tolist() == [True, True, False]
         with pytest.warns(neula.AccuracyWarning, match=r"A\[7\]: residual nan"):

@@ -16,9 +16,9 @@ from neula.engines import FP32, FP64, CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
-from neula.problems.orthogonal.factors import Factors as Found
+from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import QRLink, together
-from neula.problems.orthogonal.problem import Matrices, Options
+from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 ENGINE = CpuEngine("cpu")
 
@@ -62,8 +62,8 @@ class Recorded:
         return together(label, torch.float32, self, scaled=scaled)
 
 
-def factorized(a: torch.Tensor, chain: list[QRLink], **options: Any) -> Found:
-    return factorize_together(a, chain, Options(**{"target": FP32, "engine": ENGINE} | options))
+def factorized(a: torch.Tensor, chain: list[QRLink], **options: Any) -> QRFactors:
+    return factorize_together(a, chain, QROptions(**{"target": FP32, "engine": ENGINE} | options))
 
 
 def test_each_link_gets_what_the_one_before_missed() -> None:
@@ -170,14 +170,14 @@ def test_complete_factors(m: int, n: int) -> None:
     assert (factors.q.shape, factors.r.shape) == ((2, m, m), (2, m, n))
     torch.testing.assert_close(factors.q @ factors.r, a)
     torch.testing.assert_close(factors.q.mT @ factors.q, torch.eye(m).expand(2, m, m))
-    none = Found.of_nothing(a[:0], "complete", FP32)
+    none = QRFactors.of_nothing(a[:0], "complete", FP32)
     assert (none.q.shape[1:], none.r.shape[1:]) == (factors.q.shape[1:], factors.r.shape[1:])
 
 
 def test_scales_of_a_batch() -> None:
     """Powers of two, also for float16 columns whose scales float16 could not hold; 1 for zeros."""
     a = torch.tensor([[[3.0, 0.0, 6e-8], [1.0, 0.0, 0.0]]], dtype=torch.float16)
-    assert Matrices(a, Options(FP32, ENGINE)).scales().tolist() == [[0.25, 1.0, 2.0**23]]
+    assert QRMatrices(a, QROptions(FP32, ENGINE)).scales().tolist() == [[0.25, 1.0, 2.0**23]]
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
@@ -212,11 +212,11 @@ def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
     """What the first links have found, and what comes of it."""
     a = torch.rand(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     a[1] = torch.finfo(torch.float64).max
-    begun = begin(a, Options(target=FP32, engine=ENGINE))
+    begun = begin(a, QROptions(target=FP32, engine=ENGINE))
     assert begun is not None
     _, accepted, found = begun
     assert accepted.tolist() == [True, False]
-    factors = factorize(a, "reduced", Options(target=FP32, engine=ENGINE), found)
+    factors = factorize(a, "reduced", QROptions(target=FP32, engine=ENGINE), found)
     assert factors.accepted.tolist() == [True, False]
     assert "overflows float64" in factors.attempts[-1].reason
 

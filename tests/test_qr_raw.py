@@ -176,6 +176,6 @@ def test_products_with_reflectors(transposed: bool) -> None:
     h, tau = torch.geqrf(random(2, 150, 130))
     tau[:, 3] = 0.0
     x = random(2, 150, 4, seed=1)
-    for reflectors in (Reflectors.of(h, tau, torch.float64), Reflectors.in_blocks(h, tau)):
+    for reflectors in (Reflectors.from_householder(h, tau, torch.float64), Reflectors.in_blocks(h, tau)):
         found = reflectors.apply(x, transposed=transposed)
         assert gap(found, torch.ormqr(h, tau, x, transpose=transposed)) <= 150 * 2.0**-52

@@ -41,7 +41,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 def table_of(path: Path, content: str, **options: Any) -> Table:
     path.write_bytes(content.encode())
-    return read_table(InputFile.of(path), **options)
+    return read_table(InputFile.from_path(path), **options)
 
 
 # --- text -------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_every_bit_of_every_kind_of_text(tmp_path: Path, parser: str, name: str)
     values = values[np.isfinite(values)][:2700].reshape(-1, 3)
     table = Table(values, columns=("a", "b, c", "d"), rows=tuple(f"r {i}" for i in range(len(values))))
     write_files({tmp_path / name: {"x": table}})
-    read = read_table(InputFile.of(tmp_path / name))
+    read = read_table(InputFile.from_path(tmp_path / name))
     assert read.values.tobytes() == values.tobytes()
     assert read.columns == table.columns
 
@@ -473,7 +473,7 @@ def test_parquet(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     columns = {"i": [1, 2], "f": [0.5, None], "d": [Decimal("1.5"), Decimal("2.5")], "t": ["a", "b"]}
     pq.write_table(pa.table(columns), path)
-    table = read_table(InputFile.of(path), key="d,i")
+    table = read_table(InputFile.from_path(path), key="d,i")
     np.testing.assert_array_equal(table.values, [[1.5, 1], [2.5, 2]])
     assert table.columns == ("d", "i")
     with pytest.raises(FileError, match=r"column 'f' has 1 empty field \(leave out .* --missing drop"):
@@ -493,7 +493,7 @@ def test_parquet_leaves_the_index_of_a_frame_out(tmp_path: Path) -> None:
     frame = pd.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0], "site": ["a", "b"]})
     for index in (frame.set_index("site"), frame[["x", "y"]], frame[["x", "y"]].iloc[[1, 0]]):
         index.to_parquet(tmp_path / "t.parquet")
-        assert read_table(InputFile.of(tmp_path / "t.parquet")).columns == ("x", "y")
+        assert read_table(InputFile.from_path(tmp_path / "t.parquet")).columns == ("x", "y")
 
 
 @pytest.mark.parametrize("extension", [".parquet", ".h5", ".mat"])

@@ -173,7 +173,7 @@ def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> Non
     a = matrices(1, 20, 6, "geometric", 1e7)
     a = a if shape[0] == 20 else a.mT.contiguous()
     b, weights = noise(1, shape[0], 1), noise(shape[0]).exp()
-    problems = ScaledProblems.of(a, b, weights, 0.0)
+    problems = ScaledProblems.from_arrays(a, b, weights, 0.0)
     assert problems.a_low is not None
     judge = LeastSquares(a[0].numpy(), b[0].numpy(), weights=weights.numpy(), rcond=0.0)
     errors, bounds = [], []

@@ -13,7 +13,7 @@ from tests.half_engine import HalfEngine
 
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
-    Cholesky,
+    CholeskyFactorization,
     cholesky,
     library_cholesky,
     recursion_pays,
@@ -38,7 +38,7 @@ def definite(n: int, seed: int = 0) -> torch.Tensor:
     return g @ g.T / n
 
 
-def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: Any) -> Cholesky:
+def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: Any) -> CholeskyFactorization:
     a = a if a.ndim == 3 else a[None]
     work = working_matrices(len(a), a.shape[1], engine).copy_(a)
     return cholesky(work, engine, leaf=leaf, **options)
@@ -205,7 +205,7 @@ def test_solves_to_the_accuracy_of_the_format(engine: Engine, width: int) -> Non
     a, n = definite(120), 120
     b = torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     before = b.clone()
-    factor = CholeskyFactor.of(factorized(a, engine).lower[0], engine.storage, width)
+    factor = CholeskyFactor.from_factor(factorized(a, engine).lower[0], engine.storage, width)
     reference = torch.linalg.solve(a, b)
     bound = 10 * float(torch.linalg.cond(a)) * engine.format.u * math.sqrt(n)
     for factors in (factor, factor.in_double()):
@@ -220,7 +220,7 @@ def test_solves_to_the_accuracy_of_the_format(engine: Engine, width: int) -> Non
 @pytest.mark.parametrize("width", [0, 32])
 def test_solving_in_double_keeps_only_the_errors_of_the_factor(width: int) -> None:
     engine = EmulatedEngine(format="fp16")
-    factor = CholeskyFactor.of(factorized(definite(90), engine).lower[0], engine.storage, width)
+    factor = CholeskyFactor.from_factor(factorized(definite(90), engine).lower[0], engine.storage, width)
     lower = factor.lower.double().tril()
     b = torch.ones(90, 1, dtype=torch.float64)
     error = [float((lower @ (lower.T @ f.solve(b)) - b).abs().max()) for f in (factor, factor.in_double())]
@@ -333,7 +333,7 @@ def test_on_a_gpu(arithmetic: str, count: int) -> None:
     lower = found.lower.double().tril()
     error = torch.linalg.matrix_norm(a - lower @ lower.mT) / torch.linalg.matrix_norm(a)
     assert (error <= 20 * engine.format.u).all()
-    factor = CholeskyFactor.of(found.lower[0], engine.storage, engine.tuning.inverted_width(n))
+    factor = CholeskyFactor.from_factor(found.lower[0], engine.storage, engine.tuning.inverted_width(n))
     b = torch.ones(n, 2, dtype=torch.float64, device="cuda")
     bound = 10 * 20 * engine.format.u * math.sqrt(n)
     assert (a[0] @ factor.solve(b) - b).abs().max() <= bound

@@ -29,7 +29,7 @@ def solved(
     a: torch.Tensor, b: torch.Tensor, rcond: float, weights: torch.Tensor | None = None
 ) -> tuple[MinimumNorm | str, Deficient, torch.Tensor]:
     """What is found, the problem in numbers near 1, and x in the units of A and b."""
-    problems = ScaledProblems.of(a[None], b[None], weights, 0.0)
+    problems = ScaledProblems.from_arrays(a[None], b[None], weights, 0.0)
     norms = problems.norms[0]
     sizes = problems.sizes[0, :, 0]
     problem = Deficient(problems.a[0], problems.b[0], norms[0], sizes / sizes.max())

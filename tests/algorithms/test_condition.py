@@ -61,7 +61,7 @@ def test_usually_within_a_few_percent(n: int) -> None:
 @pytest.mark.parametrize("width", [None, 128])
 def test_both_at_once(width: int | None) -> None:
     r = triangular("geometric", 150, 1e4)
-    triangle = r if width is None else BlockTriangular.of(r, width)
+    triangle = r if width is None else BlockTriangular.from_factor(r, width)
     both = extreme_singular_values(r, triangle).tolist()
     assert both[0] == largest_singular_value(r)
     assert both[1] == pytest.approx(smallest_singular_value(r), rel=1e-10)

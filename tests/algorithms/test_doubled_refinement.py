@@ -15,7 +15,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     COMPUTED,
     MAX_RATE,
     MAX_STEPS,
-    Evaluation,
+    DoubledEvaluation,
     add_to_pair,
     refine_doubled,
 )
@@ -84,11 +84,11 @@ class Diagonal:
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(unknowns, dim=1)
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         self.seen.append(high.clone())
         residual = (b - high) - low
         correction = (1 - self.rates[:, None]) * residual
-        return Evaluation(correction, self.size(residual - correction) + self.floors, residual)
+        return DoubledEvaluation(correction, self.size(residual - correction) + self.floors, residual)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
@@ -185,11 +185,11 @@ def test_a_poor_first_correction_is_forgiven() -> None:
     poor = system([0.01])
     first = poor.evaluate
 
-    def evaluate(b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         found = first(b, high, low)
         off = 3.0 if len(poor.seen) == 1 else 1.0
         correction = off * found.update
-        return Evaluation(correction, poor.size(found.residual - correction), found.residual)
+        return DoubledEvaluation(correction, poor.size(found.residual - correction), found.residual)
 
     poor.evaluate = evaluate  # type: ignore[method-assign]
     found = refine_doubled(poor, b, tolerance=U64 / 2)

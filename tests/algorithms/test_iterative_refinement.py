@@ -13,7 +13,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     Beside,
     Companions,
     OnTheWay,
-    Refined,
+    RefinedSystem,
     cg_refinement,
     classical,
     gmres_refinement,
@@ -161,7 +161,7 @@ def test_right_hand_sides_end_for_themselves() -> None:
         seen.append(residual.shape[1])
         return factors.solve(residual), 1
 
-    start = Refined.start(b)
+    start = RefinedSystem.start(b)
     start.x[:, 0] = torch.linalg.solve(a, b[:, 0])
     start.residual[:, 0] = b[:, 0] - a @ start.x[:, 0]
     start.backward_error[0] = 1e-9

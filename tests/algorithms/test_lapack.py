@@ -14,10 +14,10 @@ import torch
 import neula
 from exact_solutions import error_of, exactly, least_squares, product, solved
 from neula.algorithms.lapack import products
-from neula.algorithms.lapack.doubled import Sliced
-from neula.algorithms.lapack.seminormal import Seminormal
-from neula.algorithms.lapack.square import Square
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.doubled import SlicedMatrix
+from neula.algorithms.lapack.seminormal import SeminormalProblem
+from neula.algorithms.lapack.square import SquareSystem
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.kernels import probes_host
 
@@ -48,7 +48,7 @@ def test_products_are_doubled(shape: tuple[int, int], kind: str, rng: np.random.
         a, b = ELEMENTS[kind](rng, shape), rng.standard_normal(shape[0])
         x = ELEMENTS[kind](rng, (shape[1], 1))[:, 0]
         x_low = U * x * rng.uniform(-1, 1, shape[1])
-        sliced = Sliced(a, float(np.abs(a).max()))
+        sliced = SlicedMatrix(a, float(np.abs(a).max()))
         high, low = sliced.residual(x, x_low, b)
         image = product(exactly(a), pairs_of(x, x_low))
         missed = distance(pairs_of(high, low), [Fraction(p) - q for p, q in zip(b, image, strict=True)])
@@ -74,9 +74,9 @@ def test_slices_of_zeros_and_of_one_element_that_is_the_norm() -> None:
     zero = np.zeros(3)
     for largest in (1.0, 2.0 - 2.0**-52, 2.0**-300, 3e200):
         a = np.array([[largest, 0.0, 0.0]])
-        high, low = Sliced(a, largest).residual(np.array([1.0, 0.0, 0.0]), zero, np.array([largest]))
+        high, low = SlicedMatrix(a, largest).residual(np.array([1.0, 0.0, 0.0]), zero, np.array([largest]))
         assert (high.item(), low.item()) == (0.0, 0.0)
-    high, low = Sliced(np.ones((2, 3)), 1.0).residual(zero, zero, np.array([1.0, -3.0]))
+    high, low = SlicedMatrix(np.ones((2, 3)), 1.0).residual(zero, zero, np.array([1.0, -3.0]))
     assert (high.tolist(), low.tolist()) == ([1.0, -3.0], [0.0, 0.0])
 
 
@@ -114,7 +114,7 @@ def test_the_norm_of_an_inverse_is_bounded(n: int, rng: np.random.Generator) -> 
     a = rng.standard_normal((3 * n, n))
     lower = np.asfortranarray(np.linalg.cholesky(a.T @ a))
     rows = rng.uniform(0.5, 2, n)
-    triangle = Triangle(lower, rows)
+    triangle = TriangularFactor(lower, rows)
     norm = np.linalg.norm(rows[:, None] * np.linalg.inv(lower.T), 2)
     assert norm <= triangle.inverse_norm <= 4 * norm
     y = rng.standard_normal((n, 2))
@@ -212,14 +212,14 @@ def test_what_has_no_good_factors_is_left(rng: np.random.Generator) -> None:
     a = rng.standard_normal((20, 4))
     a[:, 3] = a[:, 1] + 1e-9 * a[:, 2]
     with np.errstate(all="ignore"):
-        assert Seminormal.of(a, doubled=True, single=False) is None
-        assert Seminormal.of(1e200 * a[:, :3], doubled=False, single=False) is None
-        assert Seminormal.of(np.full((5, 2), np.nan), doubled=False, single=True) is None
+        assert SeminormalProblem.factorize(a, doubled=True, single=False) is None
+        assert SeminormalProblem.factorize(1e200 * a[:, :3], doubled=False, single=False) is None
+        assert SeminormalProblem.factorize(np.full((5, 2), np.nan), doubled=False, single=True) is None
     square = a[:4].copy()
     square[3] = square[2]
     for unusable in (square, np.diag([1.0, 1e-6, 1.0, 1.0]), np.full((4, 4), np.nan)):
         with np.errstate(all="ignore"):
-            assert Square.of(unusable, [], positive=False, single=False, doubled=True) is None
+            assert SquareSystem.factorize(unusable, [], positive=False, single=False, doubled=True) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])

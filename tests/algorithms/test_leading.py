@@ -32,7 +32,7 @@ def factorized(a: torch.Tensor, *, give_up: bool) -> CholeskyFactor:
     assert not found.order.any()
     lower = found.lower[0].tril()
     lost = None if found.leading is None else found.leading.lost(lower)
-    return CholeskyFactor.of(lower, torch.float32, 2 * BLOCK, lost)
+    return CholeskyFactor.from_factor(lower, torch.float32, 2 * BLOCK, lost)
 
 
 def test_what_rounding_would_hide_is_kept() -> None:
@@ -66,7 +66,7 @@ def test_solves_with_what_was_lost(n: int, width: int, k: int, columns: int) -> 
     low[:, :k] += 0.01  # anything: it is made good
     lost = (whole - low)[:, :k]
     low[:, k:], whole[:, k:] = whole[:, k:].half(), whole[:, k:].half().double()
-    blocks = InvertedBlocks.of(low, torch.float64, upper=False, width=width, lost=lost)
+    blocks = InvertedBlocks.from_factor(low, torch.float64, upper=False, width=width, lost=lost)
     b = torch.randn(n, columns, dtype=torch.float64, generator=generator)
     for solver, matrix in ((blocks, whole), (blocks.mT, whole.T)):
         x = solver.solve(b.clone())

@@ -81,7 +81,7 @@ def test_one_bad_singular_value_is_seen(kind: str, target: object) -> None:
         w[None, None], x[None, None], DOUBLE, exactly=True, within=False, weighted=target is BF16
     )
     found = PolarNumbers(*measured.numpy())
-    bounds = PolarBounds.of(target, k, 320)  # type: ignore[arg-type]
+    bounds = PolarBounds.for_shape(target, k, 320)  # type: ignore[arg-type]
     orthonormal = found.orthogonality[0] <= bounds.orthogonality
     near = found.residual[0] <= bounds.residual
     assert orthonormal == (kind not in ("bad value", "larger value"))

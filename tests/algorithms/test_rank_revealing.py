@@ -40,7 +40,7 @@ def solved(
     a: torch.Tensor, b: torch.Tensor, rcond: float, weights: torch.Tensor | None = None
 ) -> tuple[MinimumNorm, torch.Tensor]:
     """The solution, and its x in the units of A."""
-    problems = ScaledProblems.of(a[None], b[None], weights, 0.0)
+    problems = ScaledProblems.from_arrays(a[None], b[None], weights, 0.0)
     norms = problems.norms[0]
     low = (None if x is None else x[0] for x in (problems.a_low, problems.b_low))
     problem = Deficient(problems.a[0], problems.b[0], norms[0], problems.sizes[0, :, 0] / 64, *low)

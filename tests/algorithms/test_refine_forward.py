@@ -9,7 +9,7 @@ import torch
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
-from neula.algorithms.krylov.refinement import Refined, refine
+from neula.algorithms.krylov.refinement import RefinedLeastSquares, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
@@ -32,8 +32,11 @@ def low_precision_r(a: torch.Tensor, format: str) -> torch.Tensor:
 
 
 def refined(
-    operator: LeastSquaresOperator, r: torch.Tensor, problem: ExactProblem, start: Refined | None = None
-) -> tuple[Refined, torch.Tensor]:
+    operator: LeastSquaresOperator,
+    r: torch.Tensor,
+    problem: ExactProblem,
+    start: RefinedLeastSquares | None = None,
+) -> tuple[RefinedLeastSquares, torch.Tensor]:
     """What the chain does: bring x to its backward error, then the forward error down."""
     sizes = torch.linalg.vector_norm(operator.dense(), dim=0)
     largest, smallest = extreme_singular_values(r / sizes, r / sizes).tolist()
@@ -99,7 +102,7 @@ def test_weighted_rows_lose_nothing(damp: float) -> None:
     rng = np.random.default_rng(2)
     b, weights = torch.from_numpy(rng.standard_normal((M, 1))), torch.from_numpy(rng.random(M) + 0.1)
     operator = LeastSquaresOperator(a, weights, damp)
-    scaled = ScaledProblems.of(a[None], b[None], weights, damp)
+    scaled = ScaledProblems.from_arrays(a[None], b[None], weights, damp)
     assert scaled.a_low is not None
     assert scaled.b_low is not None
     unit = torch.exp2(scaled.b_columns[0].double())

@@ -15,7 +15,7 @@ from exact_solutions import error_of
 from neula.algorithms.lapack import independent
 from neula.algorithms.lapack.dependent import Dependent, Precise
 from neula.algorithms.lapack.independent import Independent
-from neula.algorithms.lapack.refinement import Refined, refine, refine_rows
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, refine, refine_rows
 from neula.algorithms.lapack.wide import Wide
 from neula.engines import FP64
 from neula.kernels import seminormal_host
@@ -24,7 +24,7 @@ from shortest_solutions import UNITS, integers, scaled, shortest
 U = FP64.u
 
 
-def refined(system: Any, b: np.ndarray) -> tuple[np.ndarray, Refined]:
+def refined(system: Any, b: np.ndarray) -> tuple[np.ndarray, RefinedVectorSolution]:
     steps = refine_rows if isinstance(system, Precise | Wide) else refine
     found = steps(system, b, U)
     assert found is not None
@@ -43,7 +43,7 @@ def test_dependent_columns(
     for _ in range(5):
         factors, b = scaled(rng, integers(rng, m, n, rank), UNITS[units]), rng.standard_normal(m)
         a = factors[0] @ factors[1]
-        system = Dependent.of(a, max(m, n) * 2 * U, doubled=doubled)
+        system = Dependent.factorize(a, max(m, n) * 2 * U, doubled=doubled)
         assert system is not None
         assert system.rank == rank
         x, found = refined(system, b)
@@ -64,7 +64,7 @@ def test_fewer_rows_than_columns(m: int, n: int, units: str, rng: np.random.Gene
         a, b = left @ right, rng.standard_normal(m)
         a[:, -1] = 0.0
         right[:, -1] = 0.0
-        system = Wide.of(a)
+        system = Wide.factorize(a)
         assert system is not None
         x, found = refined(system, b)
         assert error_of(a, x, shortest((left, right), b)) <= system.errors(b, found)[2] <= 2 * U
@@ -76,7 +76,7 @@ def test_rows_of_all_sizes(spread: int, rng: np.random.Generator) -> None:
     left, right = integers(rng, 5, 9, 5)
     left *= np.exp2(rng.integers(-spread, spread + 1, (5, 1)))
     a, b = left @ right, rng.standard_normal(5)
-    system = Wide.of(a)
+    system = Wide.factorize(a)
     assert system is not None
     x, found = refined(system, b)
     assert error_of(a, x, shortest((left, right), b)) <= system.errors(b, found)[2] <= 2 * U
@@ -108,7 +108,7 @@ def test_larger_ones_by_either_library(
     u, s, vh = np.linalg.svd(a)
     expected = (vh[:rank].T / s[:rank]) @ (u[:, :rank].T @ b)
     for doubled in (True, False):
-        system = Dependent.of(a, m * 2 * U, doubled=doubled, large=large)
+        system = Dependent.factorize(a, m * 2 * U, doubled=doubled, large=large)
         assert system is not None
         assert system.rank == rank
         x, found = refined(system, b)
@@ -126,24 +126,24 @@ def test_a_gap_is_needed(rng: np.random.Generator) -> None:
     graded = (q * [1.0, 0.5, 1e-4, 3e-12, 1e-12, 3e-13]) @ p.T
     with np.errstate(all="ignore"):
         for doubled in (True, False):
-            assert Dependent.of(graded, 1e-12, doubled=doubled) is None
-            assert Dependent.of(1e200 * graded, 1e-8, doubled=doubled) is None
-            assert Dependent.of(np.zeros((4, 2)), 1e-12, doubled=doubled) is None
-            assert Dependent.of(np.full((4, 2), np.nan), 1e-12, doubled=doubled) is None
-        clear = Dependent.of(graded, 1e-8, doubled=True)
+            assert Dependent.factorize(graded, 1e-12, doubled=doubled) is None
+            assert Dependent.factorize(1e200 * graded, 1e-8, doubled=doubled) is None
+            assert Dependent.factorize(np.zeros((4, 2)), 1e-12, doubled=doubled) is None
+            assert Dependent.factorize(np.full((4, 2), np.nan), 1e-12, doubled=doubled) is None
+        clear = Dependent.factorize(graded, 1e-8, doubled=True)
         assert clear is not None
         assert clear.rank == 3
         dependent_rows = graded[:3].copy()
         dependent_rows[2] = dependent_rows[1]
-        assert Wide.of(dependent_rows) is None
-        assert Wide.of(np.full((2, 4), np.nan)) is None
+        assert Wide.factorize(dependent_rows) is None
+        assert Wide.factorize(np.full((2, 4), np.nan)) is None
 
 
 def test_updates_leave_the_space_of_the_rows() -> None:
     """R is so ill-conditioned that the first x is far too long: errors of what shortens it stay."""
     rows = [[-4200009, -1199933, 6000018, 600003], [1400044, 400001, -2000068, -200008]]
     a = np.array([*rows, [2799994, 799949, -3999994, -400000]], dtype=float)
-    system = Dependent.of(a, 1e-15, doubled=False)
+    system = Dependent.factorize(a, 1e-15, doubled=False)
     if system is not None:
         _, found = refined(system, np.array([1200006.0, -400016.0, -800000.0]))
         assert system.errors(np.array([1200006.0, -400016.0, -800000.0]), found)[2] > 1
@@ -197,7 +197,7 @@ def test_what_is_dropped_counts(rng: np.random.Generator) -> None:
     rows = norms[:, None] * vh[:rank].T
     expected = rows @ np.linalg.solve(rows.T @ rows, u[:, :rank].T @ b / t[:rank])
     for doubled in (True, False):
-        system = Dependent.of(a, 1e-4, doubled=doubled)
+        system = Dependent.factorize(a, 1e-4, doubled=doubled)
         assert system is not None
         assert system.rank == rank
         x, found = refined(system, b)
@@ -214,7 +214,7 @@ def test_columns_that_count(pivoted: int, rng: np.random.Generator, monkeypatch:
     columns[:, 1] = columns[:, 0] + 1e-7 * columns[:, 1]
     columns = columns / np.linalg.norm(columns, axis=0)
     core = independent.reflected(columns[:, rng.permutation(n)], large=True)
-    found = Independent.of(core, (60, n), 60 * 2 * U, large=True)
+    found = Independent.factorize(core, (60, n), 60 * 2 * U, large=True)
     assert found is not None
     assert found.rank == 20
     assert sorted(found.order.tolist()) == list(range(n))

@@ -15,7 +15,7 @@ from neula.algorithms.spectra.ritz import (
     orthonormal_blindly,
     ritz_triplets,
 )
-from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.shipped import cuda_tuning
 from neula.io import matrices
@@ -60,7 +60,11 @@ def test_triplets(spectrum: str, dtype: torch.dtype, m: int) -> None:
     a, u = with_spectrum(s, m).to(dtype), U32 if dtype == torch.float32 else U64
     engine, bound = engine_of(dtype), 40 * u * float(s.norm())
     found, products = subspace_iteration(
-        Operator.of(a, float(s.norm()), engine, engine), k, width, gap_over(bound, k), 200
+        MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine),
+        k,
+        width,
+        gap_over(bound, k),
+        200,
     )
     assert products <= 60
     wide, left, right = a.double(), found.u.double(), found.v.double()
@@ -80,7 +84,9 @@ def test_subspaces_may_come_from_half_precision(spectrum: str, scale: float) -> 
     k = 8
     s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double() * scale
     a = with_spectrum(s, 300).float()
-    operator = Operator.of(a, float(s.norm()), EmulatedEngine("cpu", "fp32"), EmulatedEngine("cpu", "fp16"))
+    operator = MixedPrecisionOperator.from_matrix(
+        a, float(s.norm()), EmulatedEngine("cpu", "fp32"), EmulatedEngine("cpu", "fp16")
+    )
     assert float(operator.low.abs().max()) < 2.0**15 / 4
     found, _ = subspace_iteration(operator, k, 16, gap_over(1e-3 * float(s[k - 1]), k), 100)
     assert float(found.rest.diagonal()[:k].sum().sqrt()) <= 1e-3 * float(s[k - 1])
@@ -93,7 +99,9 @@ def test_columns_behind_a_gap_are_left_out(spectrum: str, width: int) -> None:
     s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
     a, norm = with_spectrum(s, 400), float(s.norm())
     bound = 40 * U64 * norm
-    found, _ = subspace_iteration(Operator.of(a, norm, engine, engine), k, 24, gap_over(bound, k), 200)
+    found, _ = subspace_iteration(
+        MixedPrecisionOperator.from_matrix(a, norm, engine, engine), k, 24, gap_over(bound, k), 200
+    )
     assert len(found.s) == width
     assert float((found.s[:k] - s[:k]).abs().max()) <= bound
 
@@ -102,7 +110,7 @@ def test_it_stops_where_it_would_take_too_long() -> None:
     s = torch.linspace(1, 0.999, N, dtype=torch.float64)
     a, engine = with_spectrum(s, N), engine_of(torch.float64)
     found, products = subspace_iteration(
-        Operator.of(a, float(s.norm()), engine, engine), 8, 16, gap_over(1e-14, 8), 50
+        MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine), 8, 16, gap_over(1e-14, 8), 50
     )
     assert products == 2
     assert float(found.rest.diagonal()[:8].sum().sqrt()) > 1e-6
@@ -112,7 +120,7 @@ def test_it_stops_where_it_would_take_too_long() -> None:
 def test_what_is_not_finite_ends_it(fill: float) -> None:
     a, engine = torch.full((30, 20), fill), engine_of(torch.float32)
     found, products = subspace_iteration(
-        Operator.of(a, math.nan, engine, engine), 2, 8, gap_over(1e-3, 2), 50
+        MixedPrecisionOperator.from_matrix(a, math.nan, engine, engine), 2, 8, gap_over(1e-3, 2), 50
     )
     assert products == 2
     assert bool(found.s.isnan().all())
@@ -184,7 +192,7 @@ def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) ->
     s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
     a, u, engine = with_spectrum(s, 200).to(dtype), U32 if dtype == torch.float32 else U64, on_a_gpu(dtype)
     bound = 40 * u * float(s.norm())
-    operator = Operator.of(a, float(s.norm()), engine, engine)
+    operator = MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine)
     found, _ = subspace_iteration(operator, 8, 16, gap_over(bound, 8), 200)
     assert float((found.s[:8] - s[:8]).abs().max()) <= bound
     assert found.loss <= 100 * u

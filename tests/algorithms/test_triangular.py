@@ -31,7 +31,7 @@ def test_solves_are_backward_stable_up_to_the_condition_of_a_block(
 ) -> None:
     r = triangle(n, dtype)
     scales = 2.0 ** (torch.arange(n, dtype=torch.float64) % 5 - 2)
-    blocks = BlockTriangular.of(r, width=2 * LEAF).scaled(scales)
+    blocks = BlockTriangular.from_factor(r, width=2 * LEAF).scaled(scales)
     x = torch.randn(n, k, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     full = r.double() / scales
     # An inverted block X of order w has |X R - I| <= w u |X| |R|, at most w u times its condition number, and
@@ -50,7 +50,7 @@ def test_solves_are_backward_stable_up_to_the_condition_of_a_block(
 def test_any_width_gives_the_same_solution(width: int) -> None:
     r = triangle(5 * LEAF)
     x = torch.ones(5 * LEAF, 1, dtype=torch.float64)
-    blocks = BlockTriangular.of(r, width)
+    blocks = BlockTriangular.from_factor(r, width)
     assert blocks.inverses.shape[1] <= min(width, 8 * LEAF), "no wider than needed"
     expected = torch.linalg.solve_triangular(r.double(), x, upper=True)
     assert (blocks.solve(x) - expected).norm() <= 10 * 5 * LEAF * 2.0**-23 * expected.norm()
@@ -67,16 +67,16 @@ def test_inverses_of_many_blocks() -> None:
 def test_singular_and_poisoned_factors_are_noticed() -> None:
     r = triangle(300)
     r[7, 7] = 0.0
-    assert extreme_singular_values(r, BlockTriangular.of(r, 256))[1] == 0.0
+    assert extreme_singular_values(r, BlockTriangular.from_factor(r, 256))[1] == 0.0
     r[7, 7] = float("nan")
-    assert not extreme_singular_values(r, BlockTriangular.of(r, 256))[1] > 0
+    assert not extreme_singular_values(r, BlockTriangular.from_factor(r, 256))[1] > 0
 
 
 def test_inputs_are_left_alone() -> None:
     r = triangle(300)
     x = torch.ones(300, 2, dtype=torch.float64)
     kept = r.clone()
-    blocks = BlockTriangular.of(r, 128)
+    blocks = BlockTriangular.from_factor(r, 128)
     blocks.solve(x)
     blocks.solve_transposed(x)
     assert torch.equal(r, kept)
@@ -88,7 +88,7 @@ def test_inputs_are_left_alone() -> None:
 def test_on_a_gpu_it_does_the_same_without_waiting(k: int) -> None:
     r, x = triangle(700).cuda(), torch.ones(700, k, dtype=torch.float64, device="cuda")
     r = r.T.contiguous().T
-    blocks = BlockTriangular.of(r, 256)
+    blocks = BlockTriangular.from_factor(r, 256)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

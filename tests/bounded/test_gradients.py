@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import neula
 from neula.pipeline.gradients import known
-from neula.problems.bounded.gradient import Bounded
+from neula.problems.bounded.gradient import BoundedFunction
 
 GENERATOR = torch.Generator().manual_seed(3)
 
@@ -78,7 +78,7 @@ def test_numbers_are_those_without_a_gradient() -> None:
 
 def test_what_has_no_gradient() -> None:
     twice, x = torch.ones(4, 2).double(), torch.full((2, 1), 0.5).double()
-    attached = Bounded.apply(twice.requires_grad_(), torch.ones(4, 1).double(), known(x, x < 0))[0]
+    attached = BoundedFunction.apply(twice.requires_grad_(), torch.ones(4, 1).double(), known(x, x < 0))[0]
     with pytest.raises(ValueError, match="have no gradient there"):
         attached.sum().backward()
     with pytest.raises(ValueError, match="gradient"):

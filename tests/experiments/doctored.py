@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from neula.papers.data import Data, Row, Rows
+from neula.papers.data import ExperimentData, Measurements, Row
 from neula.papers.drawing import new_canvas
 from neula.papers.figure import Figure
 from neula.papers.measuring import seconds_of
@@ -27,9 +27,9 @@ def timed_once(*modules: ModuleType) -> Iterator[None]:
         yield
 
 
-def stored(rows: Iterable[Row]) -> Rows:
+def stored(rows: Iterable[Row]) -> Measurements:
     """Rows as they come back from a file."""
-    return Data.of({}, rows).rows
+    return ExperimentData.from_rows({}, rows).rows
 
 
 def every(condition: Row, **change: Callable[[float], float | None]) -> Doctor:
@@ -51,14 +51,14 @@ def by_lie(lies: Sequence[tuple[Figure, int, str, Doctor]]) -> pytest.MarkDecora
     return pytest.mark.parametrize(("figure", "number", "doctor"), cases)
 
 
-def deny(figure: Figure, number: int, doctor: Doctor, rows: Rows) -> None:
+def deny(figure: Figure, number: int, doctor: Doctor, rows: Measurements) -> None:
     """The judge of a claim says no to doctored data."""
-    changed = Rows(doctor(row) for row in rows)
+    changed = Measurements(doctor(row) for row in rows)
     assert changed != rows
     assert not figure.claims[number].judge(changed).holds
 
 
-def axes_drawn(figure: Figure, rows: Rows) -> int:
+def axes_drawn(figure: Figure, rows: Measurements) -> int:
     """Draw a figure and save the picture; how many axes it has."""
     pytest.importorskip("matplotlib")
     assert figure.draw is not None

@@ -11,8 +11,8 @@ import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, stored
 
 from neula.io.matrices import SPECTRA, random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.qr import accuracy as acc
 
 SHAPE = (384, 192)
@@ -22,13 +22,13 @@ LEVELS = 2 + math.log2(SHAPE[1])
 
 
 @pytest.fixture(scope="module")
-def accuracy() -> Rows:
-    return stored(acc.measure_accuracy(Setting(Scale.small), SHAPE))
+def accuracy() -> Measurements:
+    return stored(acc.measure_accuracy(Setting(ExperimentScale.small), SHAPE))
 
 
 @pytest.fixture(scope="module")
-def overflow() -> Rows:
-    return stored(acc.measure_overflow(Setting(Scale.small), (512, 256)))
+def overflow() -> Measurements:
+    return stored(acc.measure_overflow(Setting(ExperimentScale.small), (512, 256)))
 
 
 def every(condition: Row, change: Callable[[Row], Row]) -> Doctor:
@@ -124,8 +124,8 @@ def test_claims_hold(figure: Figure, request: pytest.FixtureRequest) -> None:
         assert any(character.isdigit() for character in verdict.measured)
 
 
-def test_twice_for_all_holds_below_a_condition_of_the_roundoff(accuracy: Rows) -> None:
-    mild = Rows(row for row in accuracy if row["cond"] * U16 < 0.1)
+def test_twice_for_all_holds_below_a_condition_of_the_roundoff(accuracy: Measurements) -> None:
+    mild = Measurements(row for row in accuracy if row["cond"] * U16 < 0.1)
     assert acc.FIGURE_4.claims[TWICE_FOR_ALL[1]].judge(mild).holds
 
 
@@ -150,7 +150,7 @@ def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
 # --- Figures 3 and 4 --------------------------------------------------------------------------------------
 
 
-def values(rows: Rows, method: str, quantity: str, spectrum: str = "arithmetic") -> np.ndarray:
+def values(rows: Measurements, method: str, quantity: str, spectrum: str = "arithmetic") -> np.ndarray:
     """For conditions from 10 to 1e7; 1 is the identity up to rounding."""
     part = [row for row in rows if (row["method"], row["spectrum"]) == (method, spectrum)]
     assert [row["cond"] for row in part] == [10.0**k for k in range(8)]
@@ -160,27 +160,27 @@ def values(rows: Rows, method: str, quantity: str, spectrum: str = "arithmetic")
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize(("method", "u"), [("RGSQRF", U16), ("RHOUQR", U16), ("SGEQRF", U32)])
 def test_backward_error_does_not_depend_on_the_condition(
-    accuracy: Rows, spectrum: str, method: str, u: float
+    accuracy: Measurements, spectrum: str, method: str, u: float
 ) -> None:
     errors = values(accuracy, method, "backward_error", spectrum)
     assert errors.max() <= 3 * u * LEVELS
     assert errors.max() < 10 * errors.min()  # while the condition number grows by 1e6
 
 
-def test_a_second_pass_leaves_the_backward_error(accuracy: Rows) -> None:
+def test_a_second_pass_leaves_the_backward_error(accuracy: Measurements) -> None:
     for spectrum in SPECTRA:
         once, twice = (values(accuracy, m, "backward_error", spectrum) for m in ("RGSQRF", "RGSQRF-Reortho"))
         # It adds the rounding errors of a Q of norm 1, which are smaller than those of the first pass.
         assert (twice < 2 * once).all()
 
 
-def test_low_and_single_precision_are_as_far_apart_as_their_roundoffs(accuracy: Rows) -> None:
+def test_low_and_single_precision_are_as_far_apart_as_their_roundoffs(accuracy: Measurements) -> None:
     ratio = np.median(values(accuracy, "RGSQRF", ERROR) / values(accuracy, "SGEQRF", ERROR))
     assert U16 / U32 / 30 < ratio < 30 * U16 / U32
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
-def test_orthogonality_is_lost_with_the_condition(accuracy: Rows, spectrum: str) -> None:
+def test_orthogonality_is_lost_with_the_condition(accuracy: Measurements, spectrum: str) -> None:
     once = values(accuracy, "RGSQRF", "orthogonality", spectrum)
     assert once[0] <= 6 * U16 * LEVELS * 10  # at condition 10
     assert (once[4:] > 0.1).all()  # far beyond 1/u nothing is left
@@ -188,13 +188,13 @@ def test_orthogonality_is_lost_with_the_condition(accuracy: Rows, spectrum: str)
     assert (np.diff(growing) > 0).all()
 
 
-def test_orthogonality_grows_in_proportion_for_the_papers_spectrum(accuracy: Rows) -> None:
+def test_orthogonality_grows_in_proportion_for_the_papers_spectrum(accuracy: Measurements) -> None:
     once = values(accuracy, "RGSQRF", "orthogonality")
     steps = once[1:3] / once[:2]  # condition 10 to 100 to 1000
     assert ((steps > 5) & (steps < 100)).all()  # between the first and the second power
 
 
-def test_two_passes_are_flat_for_the_papers_spectrum(accuracy: Rows) -> None:
+def test_two_passes_are_flat_for_the_papers_spectrum(accuracy: Measurements) -> None:
     losses = values(accuracy, "RGSQRF-Reortho", "orthogonality")
     assert losses.max() <= 6 * U16 * LEVELS
     assert losses.max() < 4 * losses.min()
@@ -204,14 +204,14 @@ def test_two_passes_are_flat_for_the_papers_spectrum(accuracy: Rows) -> None:
 @pytest.mark.parametrize(
     ("method", "u"), [("RGSQRF until orthogonal", U16), ("RHOUQR", U16), ("SGEQRF", U32)]
 )
-def test_orthogonality_is_flat(accuracy: Rows, spectrum: str, method: str, u: float) -> None:
+def test_orthogonality_is_flat(accuracy: Measurements, spectrum: str, method: str, u: float) -> None:
     losses = values(accuracy, method, "orthogonality", spectrum)
     assert losses.max() <= 6 * u * LEVELS
     assert np.median(losses[3:]) < 4 * np.median(losses[:3])
 
 
 def test_the_default_panel_is_compared_where_it_is_another() -> None:
-    setting = Setting(Scale.small)
+    setting = Setting(ExperimentScale.small)
     assert setting.numerics.tuning.single.panel == "caqr"
     a = random_matrix("arithmetic", 64, 16, dtype=torch.float32)
     names = [name for name, _ in acc._factorizations(a, setting.numerics)]
@@ -251,7 +251,7 @@ def test_worst_column_is_that_of_numpy() -> None:
 # --- section 3.5 ------------------------------------------------------------------------------------------
 
 
-def test_overflow_is_where_the_range_ends(overflow: Rows) -> None:
+def test_overflow_is_where_the_range_ends(overflow: Measurements) -> None:
     """Entries of columns to 1e4 are below 65504, of those to 1e6 many are above."""
     lost = [row["exponent"] for row in overflow if row["scaling"] == "without" and not row["finite"]]
     assert min(lost) in (5, 6)
@@ -259,7 +259,7 @@ def test_overflow_is_where_the_range_ends(overflow: Rows) -> None:
     assert all(row["finite"] for row in overflow if row["scaling"] == "with")
 
 
-def test_underflow_is_where_the_range_ends(overflow: Rows) -> None:
+def test_underflow_is_where_the_range_ends(overflow: Measurements) -> None:
     errors = {row["exponent"]: row["backward_error"] for row in overflow.where(scaling="without")}
     bound = 3 * U16 * (2 + math.log2(256))
     # Normal numbers of fp16 end at 6e-5: columns to 1e-4 lose some bits, what is below 6e-8 vanishes.
@@ -267,7 +267,7 @@ def test_underflow_is_where_the_range_ends(overflow: Rows) -> None:
     assert all(errors[e] > 0.1 for e in acc.EXPONENTS if e <= -9)
 
 
-def test_scaling_makes_the_range_irrelevant(overflow: Rows) -> None:
+def test_scaling_makes_the_range_irrelevant(overflow: Measurements) -> None:
     """Scaling by powers of two changes no bit of the result, whatever the range of the columns."""
     part = overflow.where(scaling="with")
     errors, losses = np.array(part.column("backward_error")), np.array(part.column("orthogonality"))
@@ -282,7 +282,7 @@ def test_scaling_makes_the_range_irrelevant(overflow: Rows) -> None:
 
 @pytest.mark.gpu
 def test_measured_on_a_gpu() -> None:
-    setting = Setting(Scale.paper)
+    setting = Setting(ExperimentScale.paper)
     assert (setting.numerics.name, setting.numerics.format.name) == ("cuda", "fp16")
     rows = stored(acc.measure_accuracy(setting, (1024, 512)))
     assert {acc.RGSQRF, acc.REORTHO, acc.RHOUQR, acc.SGEQRF} < set(rows.column("method"))

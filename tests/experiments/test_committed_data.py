@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from neula.papers.data import Data
-from neula.papers.figure import Figure, Scale
+from neula.papers.data import ExperimentData
+from neula.papers.figure import ExperimentScale, Figure
 from neula.papers.lu import LU_PAPER
 from neula.papers.qr import QR_PAPER
 from neula.papers.reproduce import Paper, _page
@@ -36,10 +36,10 @@ def again(paper: Paper) -> str:
     return f"make it again: neula experiment {paper.command} all --redraw --out {out}"
 
 
-def committed(paper: Paper, figure: Figure) -> Data:
+def committed(paper: Paper, figure: Figure) -> ExperimentData:
     path = folder(paper) / f"{figure.name}.json"
     assert path.exists(), f"{path} is missing: measure it with --scale paper and commit it"
-    return Data.read(path)
+    return ExperimentData.read(path)
 
 
 @every_figure
@@ -55,7 +55,7 @@ def test_claims_can_be_judged(paper: Paper, figure: Figure) -> None:
 @every_figure
 def test_measured_at_the_papers_scale(paper: Paper, figure: Figure) -> None:
     about = committed(paper, figure).about
-    assert about["scale"] == Scale.paper
+    assert about["scale"] == ExperimentScale.paper
     assert about["cuda"]
     assert all(about[name] for name in ("date", "device", "neula", "torch"))
 

@@ -12,20 +12,20 @@ from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.qr import iterations as cond
 from neula.papers.qr import least_squares as ls
 
 
 @pytest.fixture(scope="module")
-def refinement() -> Rows:
-    return stored(ls.measure_refinement(Setting(Scale.small)))
+def refinement() -> Measurements:
+    return stored(ls.measure_refinement(Setting(ExperimentScale.small)))
 
 
 @pytest.fixture(scope="module")
-def iterations() -> Rows:
-    return stored(cond.measure_iterations(Setting(Scale.small), (512, 256)))
+def iterations() -> Measurements:
+    return stored(cond.measure_iterations(Setting(ExperimentScale.small), (512, 256)))
 
 
 def as_in_the_paper(m: int, n: int, kind: str, cond: float | None) -> list[Row]:
@@ -43,9 +43,11 @@ def as_in_the_paper(m: int, n: int, kind: str, cond: float | None) -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def solvers() -> Rows:
+def solvers() -> Measurements:
     shapes = [(1024, 512), (2048, 512), (8192, 256)]
-    return Rows(row for shape in shapes for matrix in ls.MATRICES for row in as_in_the_paper(*shape, *matrix))
+    return Measurements(
+        row for shape in shapes for matrix in ls.MATRICES for row in as_in_the_paper(*shape, *matrix)
+    )
 
 
 DATA = {"figure8": "solvers", "figure9": "refinement", "iterations": "iterations"}
@@ -114,7 +116,7 @@ def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
 
 def test_solvers_are_measured() -> None:
     shapes = [(1100, 100), (2800, 64)]  # large enough for the chain that the paper is about
-    rows = stored(ls.measure_solvers(Setting(Scale.small), shapes))
+    rows = stored(ls.measure_solvers(Setting(ExperimentScale.small), shapes))
     assert len(rows) == len(shapes) * len(ls.MATRICES) * 3
     for case in ls._cases(rows):
         assert case.refined["converged"]
@@ -127,11 +129,11 @@ def test_solvers_are_measured() -> None:
 # --- Figure 9 ---------------------------------------------------------------------------------------------
 
 
-def gradients(rows: Rows, solver: str) -> np.ndarray:
+def gradients(rows: Measurements, solver: str) -> np.ndarray:
     return np.array([row["gradient"] for row in rows if row["solver"] == solver])
 
 
-def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Rows) -> None:
+def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Measurements) -> None:
     single, double = gradients(refinement, "SCuSOLVE"), gradients(refinement, "DCuSOLVE")
     direct, refined = gradients(refinement, "RGSQRF direct"), gradients(refinement, "RGSQRF + CGLS")
     assert len(single) == 7
@@ -141,13 +143,13 @@ def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Ro
     assert (refined < 10 * double).all()
 
 
-def test_single_and_double_grow_with_the_condition(refinement: Rows) -> None:
+def test_single_and_double_grow_with_the_condition(refinement: Measurements) -> None:
     for solver in ("SCuSOLVE", "DCuSOLVE", "RGSQRF + CGLS"):
         values = gradients(refinement, solver)
         assert 30 < values[-1] / values[0] < 3e4  # in proportion: 1e3
 
 
-def test_double_is_that_of_numpy(refinement: Rows) -> None:
+def test_double_is_that_of_numpy(refinement: Measurements) -> None:
     row = refinement.where(solver="RGSQRF + CGLS", cond=1e4)[0]
     a = random_matrix("cluster_small", row["m"], row["n"], cond=1e4, seed=3)
     b = ls.right_hand_side(a)
@@ -188,7 +190,7 @@ def test_bound() -> None:
     assert counts == sorted(counts)
 
 
-def test_worst_spectrum_nears_the_bound(iterations: Rows) -> None:
+def test_worst_spectrum_nears_the_bound(iterations: Measurements) -> None:
     """A bound that nothing comes near would not be a test."""
     part = [row for row in iterations.where(spectrum="geometric") if row["cgls"] and row["cgls"] > 10]
     assert len(part) > 3
@@ -196,7 +198,7 @@ def test_worst_spectrum_nears_the_bound(iterations: Rows) -> None:
         assert cond.iteration_bound(row["cond_preconditioned"]) < 2 * row["cgls"]
 
 
-def test_rounding_errors_leave_condition_in_proportion(iterations: Rows) -> None:
+def test_rounding_errors_leave_condition_in_proportion(iterations: Measurements) -> None:
     """``cond(A R^-1) - 1`` goes with the unit roundoff: a factor of 8 from fp16 to bf16."""
     fp16, bf16 = (iterations.where(spectrum="arithmetic", format=name) for name in ("fp16", "bf16"))
     for coarse, fine in zip(bf16, fp16, strict=True):

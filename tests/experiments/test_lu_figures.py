@@ -21,8 +21,8 @@ import neula
 from neula.certificates.lu import lu_bound
 from neula.engines import FP16, FP32, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.lu import LU_PAPER
 from neula.papers.lu import accuracy as acc
 from neula.papers.lu import bounds as bnd
@@ -50,7 +50,7 @@ from neula.papers.lu.algorithms import (
 
 ENGINE = EmulatedEngine("cpu", "fp16")
 U16, U32 = 2.0**-11, 2.0**-24
-SMALL = Setting(Scale.small)
+SMALL = Setting(ExperimentScale.small)
 
 # --- data that fulfil every claim -------------------------------------------------------------------------
 
@@ -102,23 +102,23 @@ def made_up_rates(orders: tuple[int, ...]) -> list[Row]:
     ]
 
 
-def dominant() -> Rows:
+def dominant() -> Measurements:
     coarser = [
         {"n": 4096, "algorithm": name, "unit": EMULATED, "format": "bf16", "error": error, "bound": 1.0}
         for name, error in ((HALF, 3e-2), (BUFFERED, 1e-2))
     ]
     measured = [row for n in ORDERS for row in made_up_errors(n, ALGORITHMS)]
-    return Rows([*measured, *coarser, *made_up_rates(ORDERS)])
+    return Measurements([*measured, *coarser, *made_up_rates(ORDERS)])
 
 
-def tunable() -> Rows:
-    return Rows(row for n in ORDERS for row in made_up_errors(n, COMPARED))
+def tunable() -> Measurements:
+    return Measurements(row for n in ORDERS for row in made_up_errors(n, COMPARED))
 
 
-def applications() -> Rows:
+def applications() -> Measurements:
     """The paper's own numbers, for the speed too."""
     speed = dict(zip(COMPARED, (23.7, 35.8, 46.5, 37.0), strict=True))
-    return Rows(
+    return Measurements(
         {
             "matrix": problem.name,
             "n": problem.n,
@@ -133,7 +133,7 @@ def applications() -> Rows:
     )
 
 
-def refined() -> Rows:
+def refined() -> Measurements:
     """Factors that contract as their accuracy has it, with iterations to match."""
     contraction = {HALF: 8e-4, SINGLE: 1e-4, BUFFERED: 7e-4, WIDE_PANELS: 8e-5, DOUBLY_LOW: 1e-4}
     rows = []
@@ -154,28 +154,28 @@ def refined() -> Rows:
                         "gmres": gmres,
                     }
                 )
-    return Rows(rows)
+    return Measurements(rows)
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, Rows]:
+def tables() -> dict[str, Measurements]:
     return {
         "table1": stored(bnd.measure_storage(SMALL, 300)),
         "table2": stored(bnd.measure_panels(SMALL, 300)),
     }
 
 
-SOURCES: dict[str, Callable[[], Rows]] = {
+SOURCES: dict[str, Callable[[], Measurements]] = {
     **{f"figure{number}": dominant for number in range(1, 5)},
     "figure5": tunable,
-    "figure6": lambda: Rows(made_up_rates(ORDERS)),
+    "figure6": lambda: Measurements(made_up_rates(ORDERS)),
     "table3": applications,
     "iterations": refined,
 }
 
 
-def source(figure: Figure, request: pytest.FixtureRequest) -> Rows:
-    measured: dict[str, Rows] = request.getfixturevalue("tables")
+def source(figure: Figure, request: pytest.FixtureRequest) -> Measurements:
+    measured: dict[str, Measurements] = request.getfixturevalue("tables")
     return measured[figure.name] if figure.name in measured else stored(SOURCES[figure.name]())
 
 
@@ -304,10 +304,10 @@ def test_every_claim_is_lied_about() -> None:
     assert lied_about == {(f.name, number) for f in LU_PAPER.figures for number in range(len(f.claims))}
 
 
-def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Rows]) -> None:
+def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Measurements]) -> None:
     judge = bnd.TABLE_1.claims[1].judge
     peaks = {SINGLE: 4.0, HALF: 2.0, BUFFERED: 9.0}
-    rows = Rows(row | {"MB at most": peaks[row["algorithm"]]} for row in tables["table1"])
+    rows = Measurements(row | {"MB at most": peaks[row["algorithm"]]} for row in tables["table1"])
     assert not judge(rows).holds
     assert "MB at most" in judge(rows).measured
 
@@ -316,13 +316,13 @@ def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Rows]) ->
 
 
 @pytest.fixture(scope="module")
-def measured() -> Rows:
+def measured() -> Measurements:
     """Four panels of the paper's width."""
     with timed_once(perf):
         return stored(acc.measure_dominant(SMALL, [1024]))
 
 
-def test_rows_of_the_figures(measured: Rows) -> None:
+def test_rows_of_the_figures(measured: Measurements) -> None:
     judged = [(row["algorithm"], row["format"]) for row in measured if "error" in row]
     assert judged == [(name, "fp16") for name in ALGORITHMS] + [(HALF, "bf16"), (BUFFERED, "bf16")]
     assert {row["unit"] for row in measured if "error" in row} == {EMULATED}
@@ -331,7 +331,7 @@ def test_rows_of_the_figures(measured: Rows) -> None:
     assert all(row["ms"] > 0 for row in timed)
 
 
-def test_errors_of_the_paper(measured: Rows) -> None:
+def test_errors_of_the_paper(measured: Measurements) -> None:
     """In its order, below the bounds, and with fp16 storage lossy in Algorithm 3.1 only."""
     accurate = [claim for claim in F4.claims if "fast" not in claim.text and "errs as 4.1" not in claim.text]
     assert len(accurate) == 4
@@ -441,7 +441,7 @@ def test_underflow_does_not_count() -> None:
     assert bnd.factorization_error(a, factors) <= 2 * U16
 
 
-def test_rows_of_the_tables(tables: dict[str, Rows]) -> None:
+def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
     assert tables["table1"].column("algorithm") == [SINGLE, HALF, BUFFERED]
     assert tables["table1"].column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
     assert tables["table1"].column("MB at most") == [None] * 3
@@ -485,7 +485,7 @@ def test_files_of_the_user_and_formulas(
     bf16_unit(True)  # without one there is a note more, that the low format is fp32
     few(monkeypatch, "gyro", "smt", "torsion1")
     write_sparse(tmp_path / "smt" / "smt.mtx")
-    setting = Setting(Scale.small, matrices=tmp_path)
+    setting = Setting(ExperimentScale.small, matrices=tmp_path)
     rows = stored(suite.measure_applications(setting))
     assert rows.column("matrix") == ["smt"] * 4 + ["torsion1"] * 4
     assert rows.column("from") == ["file"] * 4 + ["formula"] * 4
@@ -504,7 +504,7 @@ def test_without_files_there_are_formulas(
 ) -> None:
     bf16_unit(True)
     few(monkeypatch, "torsion1")
-    setting = Setting(Scale.small)
+    setting = Setting(ExperimentScale.small)
     assert {row["from"] for row in suite.measure_applications(setting)} == {"formula"}
     assert setting.notes == []
 
@@ -512,14 +512,14 @@ def test_without_files_there_are_formulas(
 def test_a_file_comes_before_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, "torsion1")
     a = write_sparse(tmp_path / "torsion1.mtx")
-    [(_, source)] = suite._available(Setting(Scale.small, matrices=tmp_path))
+    [(_, source)] = suite._available(Setting(ExperimentScale.small, matrices=tmp_path))
     assert (source.kind, source.n) == ("file", 60)
     assert np.array_equal(source.load().numpy(), a)
 
 
 def test_large_matrices_are_left_out_at_the_small_scale(tmp_path: Path) -> None:
     (tmp_path / "gyro.mtx.gz").write_bytes(b"not read")
-    setting = Setting(Scale.small, matrices=tmp_path)
+    setting = Setting(ExperimentScale.small, matrices=tmp_path)
     assert [problem.name for problem, _ in suite._available(setting)] == [
         "wathen120",
         "jnlbrng1",
@@ -640,7 +640,7 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
     """Without the claims on rounding after every few products, which hardware does not do, so that 3.1 with
     an fp16 matrix errs less than 2.1, and on times.
     """
-    rows = stored(acc.measure_dominant(Setting(Scale.paper), [1024, 2048]))
+    rows = stored(acc.measure_dominant(Setting(ExperimentScale.paper), [1024, 2048]))
     for unit in (UNIT, EMULATED):
         assert {row["algorithm"] for row in rows.where(unit=unit)} == set(ALGORITHMS) - (
             {STANDARD} if unit == UNIT else set()
@@ -653,7 +653,7 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_tunable_matrices_on_a_gpu() -> None:
-    rows = stored(acc.measure_tunable(Setting(Scale.paper), [1024]))
+    rows = stored(acc.measure_tunable(Setting(ExperimentScale.paper), [1024]))
     for claim in F5.claims:
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
@@ -663,7 +663,7 @@ def test_tunable_matrices_on_a_gpu() -> None:
 def test_tables_on_a_gpu() -> None:
     for figure in (bnd.TABLE_1, bnd.TABLE_2):
         measure = bnd.measure_storage if figure is bnd.TABLE_1 else bnd.measure_panels
-        rows = stored(measure(Setting(Scale.paper), 8192))
+        rows = stored(measure(Setting(ExperimentScale.paper), 8192))
         for claim in figure.claims:
             verdict = claim.judge(rows)
             assert verdict.holds, f"{claim.text}: {verdict.measured}"
@@ -671,7 +671,7 @@ def test_tables_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_rates_on_a_gpu() -> None:
-    rows = stored(perf.measure_performance(Setting(Scale.paper), [2048]))
+    rows = stored(perf.measure_performance(Setting(ExperimentScale.paper), [2048]))
     assert rows.column("algorithm") == [*COMPARED, perf.LIBRARY, perf.LIBRARY_UNPIVOTED]
     assert all(row["tflops"] > 0 for row in rows)
 
@@ -679,7 +679,7 @@ def test_rates_on_a_gpu() -> None:
 @pytest.mark.gpu
 def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(its, "CONDITIONS", [1e1])
-    rows = stored(its.measure_iterations(Setting(Scale.paper), 256))
+    rows = stored(its.measure_iterations(Setting(ExperimentScale.paper), 256))
     assert its.ITERATIONS.claims[0].judge(rows).holds
     assert None not in rows.column("gmres")
 
@@ -687,5 +687,5 @@ def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 def test_applications_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, "torsion1")
-    rows = stored(suite.measure_applications(Setting(Scale.paper)))
+    rows = stored(suite.measure_applications(Setting(ExperimentScale.paper)))
     assert rows.column("algorithm") == list(COMPARED)

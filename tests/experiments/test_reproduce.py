@@ -22,9 +22,9 @@ from typer.testing import CliRunner, Result
 
 from neula import cli
 from neula.cli.app import app
-from neula.papers.data import Data, Row, Rows, show
+from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
-from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.papers.figure import Claim, ClaimCheck, ExperimentScale, Figure, Setting
 from neula.papers.lu import LU_PAPER
 from neula.papers.measuring import circumstances, median_seconds, seconds_of
 from neula.papers.qr import QR_PAPER
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # --- data -------------------------------------------------------------------------------------------------
 
-ROWS = Rows(
+ROWS = Measurements(
     [
         {"solver": "one", "n": 1, "error": 0.5},
         {"solver": "two", "n": 1, "error": None},
@@ -52,7 +52,7 @@ def test_rows_are_selected_by_their_values() -> None:
     assert ROWS.where(n=3) == []
     assert ROWS.where(note=None) == [ROWS[0], ROWS[1]]
     assert ROWS.where() == ROWS
-    assert isinstance(ROWS.where(n=1), Rows)
+    assert isinstance(ROWS.where(n=1), Measurements)
 
 
 def test_columns_and_fields() -> None:
@@ -61,7 +61,7 @@ def test_columns_and_fields() -> None:
     assert ROWS.numbers("error")[::2] == [0.5, 0.25]
     assert math.isnan(ROWS.numbers("error")[1])
     assert ROWS.fields == ["solver", "n", "error", "note"]
-    assert Rows().fields == []
+    assert Measurements().fields == []
 
 
 def test_rows_are_grouped_in_order_of_appearance() -> None:
@@ -73,22 +73,24 @@ def test_rows_are_grouped_in_order_of_appearance() -> None:
 
 def test_what_is_not_finite_becomes_none() -> None:
     rows: list[Row] = [{"a": math.nan, "b": -math.inf, "c": 1e300, "d": 3, "e": "nan", "f": True}]
-    assert Data.of({}, iter(rows)).rows == [{"a": None, "b": None, "c": 1e300, "d": 3, "e": "nan", "f": True}]
+    assert ExperimentData.from_rows({}, iter(rows)).rows == [
+        {"a": None, "b": None, "c": 1e300, "d": 3, "e": "nan", "f": True}
+    ]
 
 
 def test_data_come_back_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "data.json"
-    written = Data.of(
+    written = ExperimentData.from_rows(
         {"scale": "small", "notes": ["less"]}, [*ROWS, {"error": 0.1 + 0.2}, {"error": math.nan}]
     )
     written.write(path)
-    assert Data.read(path) == written
-    assert isinstance(Data.read(path).rows, Rows)
+    assert ExperimentData.read(path) == written
+    assert isinstance(ExperimentData.read(path).rows, Measurements)
     json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
 def test_csv_holds_the_rows(tmp_path: Path) -> None:
-    Data.of({}, ROWS).write(tmp_path / "data.json")
+    ExperimentData.from_rows({}, ROWS).write(tmp_path / "data.json")
     with (tmp_path / "data.csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["solver", "n", "error", "note"],
@@ -103,7 +105,7 @@ def test_files_that_hold_something_else(content: str, tmp_path: Path) -> None:
     path = tmp_path / "data.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=r"data\.json: no data of an experiment .* measure it again"):
-        Data.read(path)
+        ExperimentData.read(path)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +129,13 @@ def test_show(value: Any, text: str) -> None:
 def test_the_papers_scale_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"scale 'paper' needs an NVIDIA GPU .* take scale 'small' on a CPU"):
-        Setting(Scale.paper)
+        Setting(ExperimentScale.paper)
 
 
 @pytest.mark.parametrize("unit", [True, False])
 def test_the_small_scale_is_that_of_a_cpu(unit: bool, bf16_unit: Callable[[bool], None]) -> None:
     bf16_unit(unit)
-    setting = Setting(Scale.small)
+    setting = Setting(ExperimentScale.small)
     assert setting.device == torch.device("cpu")
     assert setting.pick(small="here", paper="there") == "here"
     assert (setting.numerics.name, setting.numerics.format.name) == ("emulated", "fp16")
@@ -154,7 +156,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocate
 
 def test_what_does_not_fit_on_a_gpu_is_left_out_and_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_gpu(monkeypatch, free=7 * 10**9, reserved=4 * 10**9, allocated=10**9)
-    setting = Setting(Scale.paper)
+    setting = Setting(ExperimentScale.paper)
     assert setting.device == torch.device("cuda", 0)
     assert setting.pick(small=1, paper=2) == 2
     # 10 GB: what torch has reserved and does not use counts as free.
@@ -165,11 +167,11 @@ def test_what_does_not_fit_on_a_gpu_is_left_out_and_noted(monkeypatch: pytest.Mo
 
 def test_tracking_reports_how_far_it_is() -> None:
     told: list[tuple[str, float]] = []
-    setting = Setting(Scale.small, lambda step, fraction: told.append((step, fraction)))
+    setting = Setting(ExperimentScale.small, lambda step, fraction: told.append((step, fraction)))
     seen = [(case, len(told)) for case in setting.track([10, 20, 30, 40], lambda case: f"case {case}")]
     assert seen == [(10, 1), (20, 2), (30, 3), (40, 4)]  # told before the work, not after it
     assert told[:4] == [("case 10", 0.0), ("case 20", 0.25), ("case 30", 0.5), ("case 40", 0.75)]
-    assert list(Setting(Scale.small).track([1, 2])) == [1, 2]
+    assert list(Setting(ExperimentScale.small).track([1, 2])) == [1, 2]
 
 
 # --- measuring --------------------------------------------------------------------------------------------
@@ -199,7 +201,7 @@ def test_circumstances_are_those_of_this_machine() -> None:
 
 # --- a tiny paper -----------------------------------------------------------------------------------------
 
-calls: list[Scale] = []
+calls: list[ExperimentScale] = []
 
 
 @pytest.fixture(autouse=True)
@@ -219,17 +221,17 @@ def measure_more(setting: Setting) -> Iterator[Row]:
     yield from ({"n": n, "error": 1.0} for n in range(LONG_TABLE + 1))
 
 
-def draw(rows: Rows, canvas: Canvas) -> None:
+def draw(rows: Measurements, canvas: Canvas) -> None:
     lines(canvas.subplots(), rows, "n", "error", "method")
 
 
-def falls(rows: Rows) -> Verdict:
+def falls(rows: Measurements) -> ClaimCheck:
     errors = [error for error in rows.column("error") if error is not None]
-    return Verdict(errors == sorted(errors, reverse=True), f"[from] {errors[0]:.2g} to {errors[-1]:.2g}")
+    return ClaimCheck(errors == sorted(errors, reverse=True), f"[from] {errors[0]:.2g} to {errors[-1]:.2g}")
 
 
-def is_finite(rows: Rows) -> Verdict:
-    return Verdict(None not in rows.column("error"), f"not finite for {rows.column('error').count(None)}")
+def is_finite(rows: Measurements) -> ClaimCheck:
+    return ClaimCheck(None not in rows.column("error"), f"not finite for {rows.column('error').count(None)}")
 
 
 PICTURE = Figure(
@@ -254,7 +256,9 @@ def run(out: Path, name: str = "all", paper: Paper = PAPER, redraw: bool = False
     """What is printed."""
     screen = io.StringIO()
     console = Console(file=screen, width=100)
-    reproduce(paper, name, Scale.small, out, redraw=redraw, console=console, progress=lambda *_: None)
+    reproduce(
+        paper, name, ExperimentScale.small, out, redraw=redraw, console=console, progress=lambda *_: None
+    )
     return screen.getvalue()
 
 
@@ -274,7 +278,7 @@ def test_files(tmp_path: Path, bf16_unit: Callable[[bool], None]) -> None:
     written = {f"{name}.{kind}" for name in ("picture", "table", "long") for kind in ("json", "csv")}
     assert set(os.listdir(tmp_path / "a" / "b")) == written | {"picture.png", "index.md"}
     assert (tmp_path / "a" / "b" / "picture.png").read_bytes().startswith(b"\x89PNG")
-    data = Data.read(tmp_path / "a" / "b" / "picture.json")
+    data = ExperimentData.read(tmp_path / "a" / "b" / "picture.json")
     assert data.rows.column("error") == [0.1, 0.05, 0.025, None]
     assert data.about["scale"] == "small"
     assert data.about["notes"] == ["the [largest] one is left out"]
@@ -285,7 +289,7 @@ def test_files(tmp_path: Path, bf16_unit: Callable[[bool], None]) -> None:
 def test_the_engine_of_times(emulated: bool, engine: str, tmp_path: Path) -> None:
     table = replace(TABLE, emulated_times=emulated)
     run(tmp_path, paper=replace(PAPER, figures=(table,)))
-    about = Data.read(tmp_path / "table.json").about
+    about = ExperimentData.read(tmp_path / "table.json").about
     assert about["time"].startswith(engine)
     assert about["accuracy"] == "emulated in fp16"
 
@@ -293,7 +297,7 @@ def test_the_engine_of_times(emulated: bool, engine: str, tmp_path: Path) -> Non
 def test_figures_that_share_their_data_are_measured_once(tmp_path: Path) -> None:
     run(tmp_path)
     assert len(calls) == 1
-    assert Data.read(tmp_path / "picture.json") == Data.read(tmp_path / "table.json")
+    assert ExperimentData.read(tmp_path / "picture.json") == ExperimentData.read(tmp_path / "table.json")
 
 
 def test_one_figure(tmp_path: Path) -> None:
@@ -306,7 +310,9 @@ def test_one_figure(tmp_path: Path) -> None:
 def test_progress(tmp_path: Path) -> None:
     told: list[tuple[str, float]] = []
     console = Console(file=io.StringIO())
-    reproduce(PAPER, "table", Scale.small, tmp_path, console=console, progress=lambda *x: told.append(x))
+    reproduce(
+        PAPER, "table", ExperimentScale.small, tmp_path, console=console, progress=lambda *x: told.append(x)
+    )
     assert [fraction for _, fraction in told[:3]] == pytest.approx([0, 1 / 3, 2 / 3])
     assert told[0][0] == "table: n = 1"
     assert told[-1] == ("", 1.0)
@@ -384,7 +390,7 @@ def test_redraw_judges_the_data_of_the_folder(tmp_path: Path) -> None:
     assert "does not hold here: the error |e| falls" in screen
     assert "| [from] 1 to 2 | **no** |" in page(tmp_path)
     assert (tmp_path / "picture.png").exists()
-    assert Data.read(tmp_path / "picture.json").rows == rows
+    assert ExperimentData.read(tmp_path / "picture.json").rows == rows
 
 
 def test_redraw_needs_data(tmp_path: Path) -> None:
@@ -415,7 +421,7 @@ def test_data_that_lack_what_the_claims_need(rows: list[Row], tmp_path: Path) ->
     "error", [StopIteration(), ZeroDivisionError("by 0"), KeyError("B"), ValueError("empty")]
 )
 def test_whatever_a_judge_trips_over(error: Exception, tmp_path: Path) -> None:
-    def trip(rows: Rows) -> Verdict:
+    def trip(rows: Measurements) -> ClaimCheck:
         raise error
 
     clumsy = replace(PAPER, figures=(replace(TABLE, claims=(Claim("it works", trip),)),))
@@ -460,7 +466,7 @@ def test_drawing_says_how_to_get_matplotlib() -> None:
 def test_lines_leave_out_what_is_none() -> None:
     pytest.importorskip("matplotlib")
     axes = new_canvas(3, 2).subplots()
-    rows = Rows([*ROWS, {"solver": "three", "n": 5}])
+    rows = Measurements([*ROWS, {"solver": "three", "n": 5}])
     lines(axes, rows, "n", "error", "solver")
     [line] = axes.get_lines()  # "two" and "three" have no point
     assert line.get_label() == "one"
@@ -521,7 +527,7 @@ def test_experiment_and_redraw(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert result.stdout.count("holds: ") == 3
     assert "does not hold" not in result.stdout
     assert "Scaled down: " in Path("X/index.md").read_text()
-    assert len(Data.read(folder / "X" / "overflow.json").rows) == 2 * len(EXPONENTS)
+    assert len(ExperimentData.read(folder / "X" / "overflow.json").rows) == 2 * len(EXPONENTS)
     again = experiment("qr-paper", "overflow", "--out", "X", "--redraw")
     assert again.exit_code == 0, again.output
     assert again.stdout == result.stdout
@@ -537,7 +543,7 @@ def test_experiment_by_default(
     monkeypatch.setattr(f"neula.papers.{name}", PAPER)
     result = experiment(command, "table")
     assert result.exit_code == 0, result.output
-    assert calls == [Scale.small]
+    assert calls == [ExperimentScale.small]
     assert (folder / command / "table.json").exists()
 
 

@@ -17,8 +17,8 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.qr_svd import qr_svd
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix, singular_values
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.qr import low_rank, models
 from neula.papers.qr import performance as perf
 from neula.papers.qr import rates as pieces
@@ -53,8 +53,8 @@ def both_products(format: str) -> models.Rates:
     return {k: 2 / (1 / tn[k] + 1 / nn[k]) for k in tn}
 
 
-def papers_table3() -> Rows:
-    rows = Rows(
+def papers_table3() -> Measurements:
+    rows = Measurements(
         {"m": M, "k": k} | dict(zip(COLUMNS, rates, strict=True)) for k, rates in PAPERS_TABLE_3.items()
     )
     rows.where(k=128)[0]["CAQR panel"] = CAQR_RATE
@@ -66,9 +66,9 @@ def study_row(method: str, format: str, block: int | None, kind: str, tflops: fl
     return head | {"kind": kind, "tflops": tflops, "default": block == 128}
 
 
-def papers_figure1() -> Rows:
+def papers_figure1() -> Measurements:
     """Formula (4), and measurements somewhat below it."""
-    rows = Rows([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
+    rows = Measurements([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
     for block in (128, 256, 512, 1024):
         for format in ("low", "fp32"):
             rate = models.predicted_householder(N, block, column("SGEQRF"), both_products(format))
@@ -77,9 +77,9 @@ def papers_figure1() -> Rows:
     return rows
 
 
-def papers_figure2() -> Rows:
+def papers_figure2() -> Measurements:
     """Formula (7), and measurements somewhat below it."""
-    rows = Rows([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
+    rows = Measurements([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
     for block in (128, 256):
         for method, format, rate in (
             (models.RGSQRF, "low", 0.9 * CAQR_RATE),
@@ -98,9 +98,9 @@ SHAPES = [(32768, 32768), (32768, 16384), (131072, 4096), (4194304, 128)]
 DEFAULT = "RGSQRF, cholesky panel"
 
 
-def bars(speedups: Mapping[str, tuple[float, ...]]) -> Rows:
+def bars(speedups: Mapping[str, tuple[float, ...]]) -> Measurements:
     """Times of methods, given how many times faster than the slowest they are for each of the shapes."""
-    rows = Rows()
+    rows = Measurements()
     for number, (m, n) in enumerate(SHAPES):
         flops = 2 * m * n * n - 2 * n**3 / 3
         for method, values in speedups.items():
@@ -113,12 +113,12 @@ def bars(speedups: Mapping[str, tuple[float, ...]]) -> Rows:
 ONE = (1.0,) * len(SHAPES)
 
 
-def papers_figure5() -> Rows:
+def papers_figure5() -> Measurements:
     rows = bars({perf.REORTHO: (3.7, 5.0, 7.7, 4.0), perf.WITH_Q: ONE})
-    return Rows(row | {"passes": 2 if row["method"] == perf.REORTHO else None} for row in rows)
+    return Measurements(row | {"passes": 2 if row["method"] == perf.REORTHO else None} for row in rows)
 
 
-def papers_figure6() -> Rows:
+def papers_figure6() -> Measurements:
     caqr, householder = (3.0, 4.0, 8.0, 14.6), (2.5, 2.9, 2.0, 1.0)
     return bars(
         {
@@ -130,7 +130,7 @@ def papers_figure6() -> Rows:
     )
 
 
-def papers_figure7() -> Rows:
+def papers_figure7() -> Measurements:
     accuracy = {perf.ON_ON: (3e-4, 0.2), perf.OFF_ON: (1e-4, 0.1), perf.OFF_OFF: (1e-7, 1e-4)}
     rows = bars({perf.ON_ON: (2.9, 2.5, 1.7, 1.0), perf.OFF_ON: (2.8, 2.5, 1.7, 1.0), perf.OFF_OFF: ONE})
     head = {"m": 32768, "n": 4096, "format": "fp16"}
@@ -139,8 +139,8 @@ def papers_figure7() -> Rows:
     return rows
 
 
-def papers_table4() -> Rows:
-    rows = Rows()
+def papers_table4() -> Measurements:
+    rows = Measurements()
     for rank, error in {16: 0.977, 64: 0.908, 128: 0.818, 256: 0.649, 512: 0.353}.items():
         head = {"rank": rank, "m": 524288, "n": 1024, "error": error, "smallest": error / 1.0001}
         rows.append(head | {"method": low_rank.RGSQRF_SVD, "ms": 125.0})
@@ -148,7 +148,7 @@ def papers_table4() -> Rows:
     return rows
 
 
-PAPERS: dict[str, Callable[[], Rows]] = {
+PAPERS: dict[str, Callable[[], Measurements]] = {
     "table3": papers_table3,
     "figure1": papers_figure1,
     "figure2": papers_figure2,
@@ -353,9 +353,9 @@ TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, Rows]:
+def measured() -> dict[str, Measurements]:
     """All figures at sizes that take no time."""
-    setting = Setting(Scale.small)
+    setting = Setting(ExperimentScale.small)
     with timed_once(pieces, perf, low_rank):
         return {name: stored(make(setting, TINY.get(name, (512, 512)))) for name, make in MEASURE.items()}
 
@@ -365,7 +365,7 @@ def test_each_figure_measures_this() -> None:
 
 
 @by_name
-def test_measuring(figure: Figure, measured: dict[str, Rows]) -> None:
+def test_measuring(figure: Figure, measured: dict[str, Measurements]) -> None:
     rows = measured[figure.name]
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     rates = [row[name] for row in rows for name in ("ms", "tflops", "speedup") if row.get(name) is not None]
@@ -377,7 +377,7 @@ def test_measuring(figure: Figure, measured: dict[str, Rows]) -> None:
 
 @by_name
 @pytest.mark.parametrize("source", ["measured", "paper"])
-def test_draws(figure: Figure, source: str, measured: dict[str, Rows]) -> None:
+def test_draws(figure: Figure, source: str, measured: dict[str, Measurements]) -> None:
     if figure.draw is None:
         assert figure.name.startswith("table")
         return
@@ -385,7 +385,7 @@ def test_draws(figure: Figure, source: str, measured: dict[str, Rows]) -> None:
     assert axes_drawn(figure, rows) == 1
 
 
-def test_table_3_has_the_rates_that_the_formulas_need(measured: dict[str, Rows]) -> None:
+def test_table_3_has_the_rates_that_the_formulas_need(measured: dict[str, Measurements]) -> None:
     rows = measured["table3"]
     assert rows.column("k") == [32, 64, 128, 256, 512]
     everywhere = [f"{name} {piece}" for name in ("low", "fp32") for piece in ("TN", "NN", "step")]
@@ -399,7 +399,7 @@ def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.Mon
     """All pieces at the rate 2: so are all predictions, those of RGSQRF charged with fewer operations."""
     monkeypatch.setattr(pieces, "tflops", lambda flops, run: 2.0)
     for measure in (models.measure_householder, models.measure_recursion):
-        rows = Rows(measure(Setting(Scale.small), (256, 256)))
+        rows = Measurements(measure(Setting(ExperimentScale.small), (256, 256)))
         assert len(rows) > 4
         for row in rows:
             charged = row["method"].startswith("RGSQRF") and row["kind"] != models.MEASURED
@@ -409,9 +409,9 @@ def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.Mon
 def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row | ({"panel": 2.0} if row["k"] < 512 else {}) for row in papers_table3()]
     monkeypatch.setattr(pieces, "measure_rates", lambda setting, shape: iter(rows))
-    table = pieces.RateTable(Setting(Scale.small), None)
-    assert table.of("SGEQRF") == column("SGEQRF")
-    assert table.of("panel") == {128: 2.0, 256: 2.0}
+    table = pieces.RateTable(Setting(ExperimentScale.small), None)
+    assert table.select("SGEQRF") == column("SGEQRF")
+    assert table.select("panel") == {128: 2.0, 256: 2.0}
     assert table.products("low") == pytest.approx(both_products("low"))
     assert table.products("fp32") == pytest.approx(both_products("fp32"))
 
@@ -420,13 +420,13 @@ def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece is given one second: what is left are its operations."""
     m, n = 512, 256
     monkeypatch.setattr(pieces, "tflops", lambda flops, run: flops)
-    rows = Rows(pieces.measure_rates(Setting(Scale.small), (m, n)))
+    rows = Measurements(pieces.measure_rates(Setting(ExperimentScale.small), (m, n)))
     for row in rows:
         k = row["k"]
         assert row["low TN"] == row["fp32 NN"] == row["SGEQRF"] == row["WY panel"] == 2 * m * k * k
         assert row["low step"] == 4 * m * k * k
         assert row["low wide step"] == 4 * m * k * max(k, n // 2)
-    library = next(models.measure_householder(Setting(Scale.small), (m, n)))
+    library = next(models.measure_householder(Setting(ExperimentScale.small), (m, n)))
     assert library["tflops"] == 2 * m * n * n - 2 * n**3 / 3
 
 
@@ -436,7 +436,7 @@ def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
-def test_times_rates_and_speedups_agree(name: str, measured: dict[str, Rows]) -> None:
+def test_times_rates_and_speedups_agree(name: str, measured: dict[str, Measurements]) -> None:
     peer = {"figure5": "SGEQRF + SORGQR", "figure6": "SGEQRF", "figure7": "(off, off)"}[name]
     for row in measured[name]:
         if row.get("ms") is None:
@@ -469,7 +469,7 @@ def test_repeated_steps_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def low_format() -> Mapping[str, Row]:
-    return {row["method"]: row for row in perf._low_format_accuracy(Setting(Scale.small))}
+    return {row["method"]: row for row in perf._low_format_accuracy(Setting(ExperimentScale.small))}
 
 
 def test_low_format_in_the_panel_costs_accuracy(low_format: Mapping[str, Row]) -> None:
@@ -481,7 +481,7 @@ def test_low_format_in_the_panel_costs_accuracy(low_format: Mapping[str, Row]) -
 
 
 def test_the_verdict_is_that_of_these_errors(low_format: Mapping[str, Row]) -> None:
-    rows = Rows([*papers_figure7()[:-3], *low_format.values()])
+    rows = Measurements([*papers_figure7()[:-3], *low_format.values()])
     assert perf.FIGURE_7.claims[2].judge(rows).holds
 
 
@@ -497,7 +497,7 @@ def optimal_errors(a: np.ndarray) -> Iterator[float]:
         yield float(np.linalg.norm(left) / np.linalg.norm(a))
 
 
-def test_table_4_is_optimal(measured: dict[str, Rows]) -> None:
+def test_table_4_is_optimal(measured: dict[str, Measurements]) -> None:
     rows = measured["table4"]
     m, n = rows[0]["m"], rows[0]["n"]
     best = list(optimal_errors(random_matrix("arithmetic", m, n, cond=1e6, seed=9).numpy()))
@@ -537,7 +537,7 @@ def test_approximation_error_is_that_of_numpy() -> None:
 
 @pytest.mark.gpu
 def test_the_papers_scale_is_that_of_the_gpu() -> None:
-    setting = Setting(Scale.paper)
+    setting = Setting(ExperimentScale.paper)
     assert setting.device.type == "cuda"
     assert (setting.numerics.name, setting.numerics.format.name) == ("cuda", "fp16")
     assert (setting.speed.name, setting.speed.device) == ("cuda", setting.device)
@@ -550,7 +550,7 @@ def test_the_papers_scale_is_that_of_the_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("figure", [perf.FIGURE_5, perf.FIGURE_6, perf.FIGURE_7], ids=lambda f: f.name)
 def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
-    rows = stored(MEASURE[figure.name](Setting(Scale.paper), [(1024, 512), (4096, 128)]))
+    rows = stored(MEASURE[figure.name](Setting(ExperimentScale.paper), [(1024, 512), (4096, 128)]))
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     times = [row["ms"] for row in rows if row.get("ms") is not None]
     assert len(times) >= 4
@@ -562,7 +562,7 @@ def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("figure", [pieces.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
 def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
-    rows = stored(MEASURE[figure.name](Setting(Scale.paper), (4096, 1024)))
+    rows = stored(MEASURE[figure.name](Setting(ExperimentScale.paper), (4096, 1024)))
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     for claim in figure.claims:
         claim.judge(rows)
@@ -570,5 +570,5 @@ def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
 
 @pytest.mark.gpu
 def test_low_rank_is_measured_on_a_gpu() -> None:
-    rows = stored(low_rank.measure_low_rank(Setting(Scale.paper), (2048, 320)))
+    rows = stored(low_rank.measure_low_rank(Setting(ExperimentScale.paper), (2048, 320)))
     assert low_rank.TABLE_4.claims[0].judge(rows).holds

@@ -13,8 +13,8 @@ import pytest
 import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Scale, Setting
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.tsqr import TSQR_PAPER, modes
 from neula.papers.tsqr import accuracy as acc
 from neula.papers.tsqr import performance as perf
@@ -27,16 +27,16 @@ U16, U32 = 2.0**-11, 2.0**-24
 
 
 @pytest.fixture(scope="module")
-def underflow() -> Rows:
-    return stored(under.measure_underflow(Setting(Scale.small), 1 << 16))
+def underflow() -> Measurements:
+    return stored(under.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
 
 
 @pytest.fixture(scope="module")
-def products() -> Rows:
-    return stored(prod.measure_products(Setting(Scale.small), 32, range(4, 13)))
+def products() -> Measurements:
+    return stored(prod.measure_products(Setting(ExperimentScale.small), 32, range(4, 13)))
 
 
-def on_hardware(rows: Rows) -> Rows:
+def on_hardware(rows: Measurements) -> Measurements:
     """As if a unit had done what the emulated one did."""
     unit = {
         prod.TOWARD_ZERO: prod.HARDWARE,
@@ -44,10 +44,10 @@ def on_hardware(rows: Rows) -> Rows:
         prod.EMULATED_UNCORRECTED: prod.UNCORRECTED,
     }
     done = [row | {"product": unit[row["product"]]} for row in rows if row["product"] in unit]
-    return Rows([*rows, *done])
+    return Measurements([*rows, *done])
 
 
-def made_up_accuracy() -> Rows:
+def made_up_accuracy() -> Measurements:
     """Errors of about a unit roundoff of the format, which grow a little with m."""
     of_mode = {
         modes.FP16_COR: 1.3 * U32,
@@ -58,7 +58,7 @@ def made_up_accuracy() -> Rows:
         modes.AUTO: U32,
         modes.HOUSEHOLDER: U32,
     }
-    return Rows(
+    return Measurements(
         {"m": 2**k, "n": 128, "method": method, "residual": error * k / 5, "orthogonality": error * k / 3}
         for k in range(10, 14)
         for method, error in of_mode.items()
@@ -79,20 +79,22 @@ MILLISECONDS = {
 """For 1024 matrices of 256 x 128, or one of 2^18 rows."""
 
 
-def made_up_times(sizes: list[Row]) -> Rows:
+def made_up_times(sizes: list[Row]) -> Measurements:
     """In proportion to the number of rows."""
     times = [
         size | {"method": method, "ms": ms * size["m"] * size["batch"] / 2**18}
         for size in sizes
         for method, ms in MILLISECONDS.items()
     ]
-    return Rows(row | {"tflops": None if row["method"] == perf.COPY else 1 / row["ms"]} for row in times)
+    return Measurements(
+        row | {"tflops": None if row["method"] == perf.COPY else 1 / row["ms"]} for row in times
+    )
 
 
 TALL = [{"m": 2**k, "batch": 1} for k in range(10, 20)]
 BATCHES = [{"m": 256, "batch": 2**k} for k in range(13)]
 
-Source = Callable[[pytest.FixtureRequest], Rows]
+Source = Callable[[pytest.FixtureRequest], Measurements]
 SOURCES: dict[str, Source] = {
     "underflow": lambda request: request.getfixturevalue("underflow"),
     "products": lambda request: on_hardware(request.getfixturevalue("products")),
@@ -215,7 +217,7 @@ def test_every_claim_is_lied_about() -> None:
     assert lied_about == {(f.name, number) for f in TSQR_PAPER.figures for number in range(len(f.claims))}
 
 
-def test_claims_about_hardware_do_not_hold_without_any(products: Rows) -> None:
+def test_claims_about_hardware_do_not_hold_without_any(products: Measurements) -> None:
     verdicts = [claim.judge(products) for claim in prod.PRODUCTS.claims]
     assert [verdict.holds for verdict in verdicts] == [True, True, True, False, True, False]
     assert all("0 products measured" in verdict.measured for verdict in verdicts if not verdict.holds)
@@ -276,12 +278,12 @@ def test_scaling_shifts_the_probabilities() -> None:
 # --- products ---------------------------------------------------------------------------------------------
 
 
-def errors_of(rows: Rows, name: str) -> dict[int, float]:
+def errors_of(rows: Measurements, name: str) -> dict[int, float]:
     part = rows.where(product=name)
     return dict(zip(part.column("k"), part.column("error"), strict=True))
 
 
-def test_truncated_sums_err_in_proportion_to_their_length(products: Rows) -> None:
+def test_truncated_sums_err_in_proportion_to_their_length(products: Measurements) -> None:
     errors = errors_of(products, prod.TOWARD_ZERO)
     for k in (2**9, 2**11):
         # k / BLOCK truncations of sums that grow as sqrt(k): their mean is an error of half a unit in the
@@ -290,7 +292,7 @@ def test_truncated_sums_err_in_proportion_to_their_length(products: Rows) -> Non
         assert U32 * steps / 3 < errors[k] < 2 * U32 * steps
 
 
-def test_sums_in_runs_err_as_fp32_does(products: Rows) -> None:
+def test_sums_in_runs_err_as_fp32_does(products: Measurements) -> None:
     runs, nearest = (errors_of(products, name) for name in (prod.TOWARD_ZERO_RUNS, prod.NEAREST))
     for k in runs:
         # Two truncated blocks to a run and k / 64 sums to nearest, random in sign.
@@ -298,7 +300,7 @@ def test_sums_in_runs_err_as_fp32_does(products: Rows) -> None:
     assert runs[LONG] < 1.5 * nearest[LONG]
 
 
-def test_all_products_of_a_size_multiply_the_same_matrices(products: Rows) -> None:
+def test_all_products_of_a_size_multiply_the_same_matrices(products: Measurements) -> None:
     """One truncated block is one run."""
     assert errors_of(products, prod.TOWARD_ZERO)[16] == errors_of(products, prod.TOWARD_ZERO_RUNS)[16]
 
@@ -317,7 +319,7 @@ def test_measures_of_a_factorization() -> None:
 
 
 def test_accuracy_of_the_modes() -> None:
-    rows = stored(acc.measure_accuracy(Setting(Scale.small), range(9, 10)))
+    rows = stored(acc.measure_accuracy(Setting(ExperimentScale.small), range(9, 10)))
     assert rows.column("method") == [*modes.MODES, modes.AUTO, modes.HOUSEHOLDER]
     assert set(rows.column("m")) == {512}
     # Not that some accuracy is lost: that depends on the matrix.
@@ -338,10 +340,10 @@ METHODS = [*modes.MODES, modes.AUTO, *PEERS]
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_times(figure: Figure, measure: Callable[..., Rows], size: Row) -> None:
+def test_times(figure: Figure, measure: Callable[..., Measurements], size: Row) -> None:
     power = 8 if figure is perf.PERFORMANCE else 1
     with timed_once(perf):
-        rows = stored(measure(Setting(Scale.small), range(power, power + 1)))
+        rows = stored(measure(Setting(ExperimentScale.small), range(power, power + 1)))
     assert figure.measure is measure
     assert rows.column("method") == METHODS
     for row in rows:
@@ -363,7 +365,7 @@ def test_operations() -> None:
 
 @pytest.mark.gpu
 def test_underflow_on_a_gpu() -> None:
-    rows = stored(under.measure_underflow(Setting(Scale.paper), 1 << 16))
+    rows = stored(under.measure_underflow(Setting(ExperimentScale.paper), 1 << 16))
     assert under.UNDERFLOW_FIGURE.claims[2].judge(rows).holds
 
 
@@ -372,7 +374,7 @@ def test_products_on_a_gpu() -> None:
     """All claims, also those about hardware, but how long the library lets the unit sum: on an H200 it cuts
     sums of more than 2^13 products into pieces.
     """
-    rows = stored(prod.measure_products(Setting(Scale.paper), exponents=range(7, 14)))
+    rows = stored(prod.measure_products(Setting(ExperimentScale.paper), exponents=range(7, 14)))
     for claim in (c for c in prod.PRODUCTS.claims if "hardware errs as" not in c.text):
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
@@ -380,7 +382,7 @@ def test_products_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_accuracy_of_the_modes_on_a_gpu() -> None:
-    rows = stored(acc.measure_accuracy(Setting(Scale.paper), range(10, 17, 3)))
+    rows = stored(acc.measure_accuracy(Setting(ExperimentScale.paper), range(10, 17, 3)))
     for number in (0, 1, 3, 4):
         verdict = acc.ACCURACY.claims[number].judge(rows)
         assert verdict.holds, verdict.measured
@@ -392,7 +394,7 @@ def test_accuracy_of_the_modes_on_a_gpu() -> None:
     [(perf.PERFORMANCE, perf.measure_performance), (perf.BATCHED, perf.measure_batches)],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_times_on_a_gpu(figure: Figure, measure: Callable[..., Rows]) -> None:
-    rows = stored(measure(Setting(Scale.paper), range(10, 11)))
+def test_times_on_a_gpu(figure: Figure, measure: Callable[..., Measurements]) -> None:
+    rows = stored(measure(Setting(ExperimentScale.paper), range(10, 11)))
     assert rows.column("method") == METHODS
     assert all(milliseconds > 0 for milliseconds in rows.column("ms"))

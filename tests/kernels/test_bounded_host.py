@@ -12,7 +12,7 @@ from tests.bounded.kkt import U, by_enumeration, violation
 from capabilities import CAPABILITIES, compiled_for
 from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
 from neula.kernels import bounded_host
-from neula.kernels.bounded_host import Minimum, minimum
+from neula.kernels.bounded_host import BoundedMinimum, minimum
 
 pytestmark = pytest.mark.skipif(not bounded_host.available(), reason="no C compiler")
 
@@ -33,8 +33,10 @@ def bounds_of(n: int, width: float = 0.1) -> np.ndarray:
     return np.array((lower, upper))
 
 
-def both(a: np.ndarray, b: np.ndarray, bounds: np.ndarray) -> tuple[Minimum | None, Minimum | None]:
-    normal = Normal.of(a, b.astype(np.float64), bounds, large=False)
+def both(
+    a: np.ndarray, b: np.ndarray, bounds: np.ndarray
+) -> tuple[BoundedMinimum | None, BoundedMinimum | None]:
+    normal = Normal.factorize(a, b.astype(np.float64), bounds, large=False)
     known = None if normal is None else block_pivoting(normal, LIMITS, of_all=True)
     given = torch.from_numpy(a), torch.from_numpy(b)[:, None]
     return minimum(*given, bounds, LIMITS, of_all=True), known

@@ -59,7 +59,7 @@ def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     before = panel.clone()
     whole = torch.full((m + 5, r + 3), torch.nan, dtype=torch.float16, device=DEVICE)
     lower, upper = whole[2 : m + 2, 1 : r + 1], torch.full_like(whole[:r, :r], torch.nan)
-    found = PanelFactors.of(panel, torch.float16)
+    found = PanelFactors.for_panel(panel, torch.float16)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     following = torch.empty_like(block)
     for start in range(0, r, WIDTH):

@@ -111,7 +111,7 @@ def check_transposed_product(of: Doubled, a: torch.Tensor, high: torch.Tensor, l
 
 def check(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> None:
     """Both products, with right-hand sides that cancel and that do not."""
-    of = Doubled.of(a)
+    of = Doubled.from_matrix(a)
     check_residual(of, a, x, b)
     check_residual(of, a, x, a @ x, 0.7 * U * x)
     check_transposed_product(of, a, b, 0.7 * U * b)
@@ -167,21 +167,21 @@ def test_sizes_of_columns(way: str) -> None:
     scales = powers_of_two(-266, 266, 0, -32, 36, 0, -498)
     a, x, b = normal(1, 9, 7), normal(1, 7, 3), normal(1, 9, 3)
     a[..., 5] = 0
-    of = Doubled.of(a * scales.mT, 0.7 * sizes[None, :, None])
-    expected = Doubled.of(a).residual(x, b, 0.7 * U * x)
+    of = Doubled.from_matrix(a * scales.mT, 0.7 * sizes[None, :, None])
+    expected = Doubled.from_matrix(a).residual(x, b, 0.7 * U * x)
     high, low = of.residual(x / scales, b, 0.7 * U * x / scales)
     bound = BOUND * (7 * a.abs().amax() * x.abs().amax() + b.abs())
     assert (((high - expected[0]) + (low - expected[1])).abs() <= 2 * bound).all()
     z = of.transposed_product(b, 0.7 * U * b) / scales
     size = 9 * a.abs().amax() * b.abs().amax()
-    difference = (z - Doubled.of(a).transposed_product(b, 0.7 * U * b)).abs()
+    difference = (z - Doubled.from_matrix(a).transposed_product(b, 0.7 * U * b)).abs()
     assert (difference <= 2 * (BOUND * size + U * z.abs())).all()
 
 
 @pytest.mark.usefixtures("way")
 def test_other_products() -> None:
     a, x, y = normal(2, 7, 5), normal(2, 5, 2), normal(2, 7, 2)
-    of = Doubled.of(a)
+    of = Doubled.from_matrix(a)
     check_residual(of.mT, a.mT, y, a.mT @ y)
     check_residual(of.mT.mT, a, x, a @ x)
     check_transposed_product(of.mT, a.mT, x, 0.5 * U * x)
@@ -193,16 +193,16 @@ def test_zeros() -> None:
     zero = torch.zeros(1, 3, 3, dtype=torch.float64, device=DEVICE)
     b = normal(1, 3, 3)
     for a, x in ((zero, b), (b, zero)):
-        high, low = Doubled.of(a).residual(x, b)
+        high, low = Doubled.from_matrix(a).residual(x, b)
         assert torch.equal(high, b)
         assert torch.equal(low, zero)
-        assert torch.equal(Doubled.of(a).product(x), zero)
+        assert torch.equal(Doubled.from_matrix(a).product(x), zero)
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("batch", "m", "n", "k"), [(0, 3, 2, 1), (2, 3, 2, 0), (2, 0, 3, 1), (2, 3, 0, 1)])
 def test_empty(batch: int, m: int, n: int, k: int) -> None:
-    of, b = Doubled.of(normal(batch, m, n)), normal(batch, m, k)
+    of, b = Doubled.from_matrix(normal(batch, m, n)), normal(batch, m, k)
     high, low = of.residual(torch.zeros(batch, n, k, dtype=b.dtype, device=DEVICE), b)
     assert torch.equal(high, b)
     assert torch.equal(low, torch.zeros_like(b))
@@ -214,10 +214,13 @@ def test_empty(batch: int, m: int, n: int, k: int) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_stays_where_it_is(bad: float) -> None:
     a, x, b = normal(3, 4, 5), normal(3, 5, 2), normal(3, 4, 2)
-    expected = Doubled.of(a).residual(x, b), Doubled.of(a).transposed_product(b, U * b)
+    expected = Doubled.from_matrix(a).residual(x, b), Doubled.from_matrix(a).transposed_product(b, U * b)
     a[1, 2, 3] = bad
     x[2, 0, 1] = bad
-    (high, low), z = Doubled.of(a).residual(x, b), Doubled.of(a).transposed_product(b, U * b)
+    (high, low), z = (
+        Doubled.from_matrix(a).residual(x, b),
+        Doubled.from_matrix(a).transposed_product(b, U * b),
+    )
     for got, before in ((high, expected[0][0]), (low, expected[0][1])):
         assert torch.equal(got[0], before[0])
         assert not got[1, 2].isfinite().any()
@@ -231,7 +234,7 @@ def check_large_inner_dimension(rows: int) -> None:
     """No products cancel: all sums are as large as they may be."""
     n = 20000
     a, x, b = 1 - 0.1 * normal(1, rows, n).abs(), 2 - U * normal(1, n, 1).abs(), normal(1, rows, 1)
-    of = Doubled.of(a)
+    of = Doubled.from_matrix(a)
     check_residual(of, a, x, b)
     check_residual(of, a, x, of.product(x), 0.7 * U * x)
     check_transposed_product(of.mT, a.mT, x, 0.7 * U * x)
@@ -258,7 +261,7 @@ def test_slices_in_registers_err_by_less_than_certificates_assume(way: str, posi
     if positive:
         a, x = a.abs(), x.abs()
     b = a @ x
-    residual = Doubled.of(a).residual(x, b)
+    residual = Doubled.from_matrix(a).residual(x, b)
     error = distances((residual[0][0], residual[1][0]), numbers(b[0]) - numbers(a[0]) @ numbers(x[0]))
     lengths = torch.linalg.vector_norm(a[0], dim=1)[:, None] * torch.linalg.vector_norm(x[0], dim=0)
     assert (error <= 2 * n**0.5 * 2.0**-104 * lengths).all()
@@ -299,13 +302,13 @@ def test_what_a_gpu_takes(
     a = normal(batch, n, m).mT if columns else normal(batch, m, n)
     x, b = normal(batch, n, k), normal(batch, m, k)
     assert runs(doubled.doubled_product, DEVICE)
-    of = Doubled.of(a)
+    of = Doubled.from_matrix(a)
     assert of.slices is None
     high, low = of.residual(x, a @ x, U * x)
     z = of.transposed_product(b, U * b)
     assert torch.equal(of.residual(x, a @ x, U * x)[0], high)
     monkeypatch.setattr(doubled, "runs", lambda *_: False)
-    of = Doubled.of(a)
+    of = Doubled.from_matrix(a)
     expected = of.residual(x, a @ x, U * x)
     size = a.abs().amax((1, 2))[:, None, None]
     assert (low.abs() <= U * high.abs()).all()
@@ -323,7 +326,7 @@ def test_what_matrix_units_take(k: int) -> None:
     m, n = 70001, 401
     sizes = powers_of_two(*range(-200, 201))
     a, x, b = normal(1, m, n), normal(1, n, k), normal(1, m, k)
-    of, high_of = Doubled.of(a * sizes.mT, sizes[None]), Doubled.of(a).residual(x, b, U * x)
+    of, high_of = Doubled.from_matrix(a * sizes.mT, sizes[None]), Doubled.from_matrix(a).residual(x, b, U * x)
     assert doubled.many_products.takes(a, x)
     high, low = of.residual(x / sizes, b, U * x / sizes)
     z = of.transposed_product(b, U * b) / sizes
@@ -334,7 +337,7 @@ def test_what_matrix_units_take(k: int) -> None:
     size = a.abs().max() * x.abs().amax(1, keepdim=True)
     difference = ((high - high_of[0]) + (low - high_of[1])).abs()
     assert (difference <= 2 * BOUND * (n * size + b.abs())).all()
-    expected = Doubled.of(a).transposed_product(b, U * b)
+    expected = Doubled.from_matrix(a).transposed_product(b, U * b)
     size = a.abs().max() * b.abs().amax(1, keepdim=True)
     assert ((z - expected).abs() <= 2 * (BOUND * m * size + U * z.abs())).all()
 
@@ -344,13 +347,13 @@ def test_what_matrix_units_take(k: int) -> None:
 def test_nothing_waits_for_the_gpu(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     a, x, b = normal(2, 50, 20), normal(2, 20, 2), normal(2, 50, 2)
     monkeypatch.setattr(doubled, "runs", lambda *_: kernel)
-    Doubled.of(a).residual(x, b)  # compiles
-    Doubled.of(a).transposed_product(b, U * b)
+    Doubled.from_matrix(a).residual(x, b)  # compiles
+    Doubled.from_matrix(a).transposed_product(b, U * b)
     torch.cuda.synchronize()
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        high, low = Doubled.of(a).residual(x, b)
-        Doubled.of(a).transposed_product(high, low)
+        high, low = Doubled.from_matrix(a).residual(x, b)
+        Doubled.from_matrix(a).transposed_product(high, low)
     finally:
         torch.cuda.set_sync_debug_mode(before)

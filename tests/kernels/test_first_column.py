@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from neula.kernels.first_column import Projected, with_first_column, without_first_column
+from neula.kernels.first_column import ProjectedMatrices, with_first_column, without_first_column
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -17,7 +17,7 @@ U = 2.0**-53
 
 
 class Ways(NamedTuple):
-    without: Callable[[torch.Tensor, torch.Tensor], Projected]
+    without: Callable[[torch.Tensor, torch.Tensor], ProjectedMatrices]
     restored: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 

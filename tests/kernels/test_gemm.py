@@ -397,12 +397,12 @@ def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
     from neula.kernels.gemm_split_triton import split
     from neula.kernels.gemm_tiles import configs
-    from neula.kernels.gemm_triton import _filling, _Product
+    from neula.kernels.gemm_triton import _filling, _SplitProduct
     from neula.kernels.launch import multiprocessors
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
     for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
-        product = _Product(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
+        product = _SplitProduct(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
         filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
         smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
         assert _filling(product) in (filling or smallest)

@@ -82,7 +82,7 @@ def test_a_few_thread_blocks_go_from_tile_to_tile(
     if not HAS_GPU and subtract.func is not multiply_kept.reference:
         monkeypatch.setattr("neula.kernels.gemm_triton.multiprocessors", lambda device: 3)
     x = uniform(300 if HAS_GPU else 140, 64, 5)
-    kept = Kept.of(x)
+    kept = Kept.from_matrix(x)
     one, other = (torch.zeros(len(x), len(x), device=DEVICE) for _ in range(2))
     subtract(one, kept, kept)
     units = torch.cuda.get_device_properties(DEVICE).multi_processor_count if HAS_GPU else 3
@@ -92,7 +92,7 @@ def test_a_few_thread_blocks_go_from_tile_to_tile(
 
 def test_a_product_is_rounded_as_it_is_stored(functions: Functions) -> None:
     _, subtract = functions
-    x, y = Kept.of(uniform(70, 64, 6)), Kept.of(uniform(33, 64, 7))
+    x, y = Kept.from_matrix(uniform(70, 64, 6)), Kept.from_matrix(uniform(33, 64, 7))
     exact = subtract(torch.zeros(70, 33, device=DEVICE), x, y)
     room = torch.full((33, 70), torch.nan, dtype=torch.float16, device=DEVICE).T
     subtract(room, x, y, beta=0.0)

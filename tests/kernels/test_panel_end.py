@@ -45,7 +45,7 @@ def test_rows_and_u_go_where_they_belong(m: int, r: int, above: int, way: Way) -
     pivots = torch.cat([low, rest])[torch.randperm(r, generator=generator)].to(DEVICE)
     whole = torch.randn(m, width, generator=generator).half().to(DEVICE)
     upper = torch.randn(width, width, generator=generator).half().to(DEVICE)
-    found = PanelFactors.of(whole.float(), torch.float16)
+    found = PanelFactors.for_panel(whole.float(), torch.float16)
     found.places[:above] = ELSEWHERE
     found.places[pivots] = torch.arange(r, dtype=torch.int32, device=DEVICE)
     found.pivots[:r] = pivots

@@ -26,8 +26,8 @@ from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.kernels import seminormal, seminormal_cuda, seminormal_host
 from neula.kernels.launch import shared_memory
-from neula.kernels.seminormal import NAMES, Seminormal, Square, columns_of
-from neula.problems.least_squares.problem import Members
+from neula.kernels.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.systems.queued import NORMAL_EQUATIONS
 
 HAS_GPU = torch.cuda.is_available()
@@ -35,9 +35,9 @@ DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 LIMITS = limits_of(FP64.u / 2, 3)
-SYSTEM = Square(near=2.0**100, alike=2.0**3, definite=False)
-DEFINITE = Square(near=2.0**100, alike=2.0**3, definite=True)
-Solve = Callable[..., Seminormal]
+SYSTEM = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=False)
+DEFINITE = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=True)
+Solve = Callable[..., SeminormalSolutions]
 
 
 @pytest.fixture(name="solve", params=["triton", "cuda", "c"])
@@ -47,16 +47,19 @@ def _solve(request: pytest.FixtureRequest) -> Solve:
     kernel = request.getfixturevalue(f"in_{request.param}")
 
     def solve(
-        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
-    ) -> Seminormal:
+        a: torch.Tensor,
+        b: torch.Tensor,
+        dtype: torch.dtype = torch.float64,
+        square: SquareSystemLimits | None = None,
+    ) -> SeminormalSolutions:
         found = kernel(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
-        return Seminormal(*(x.cpu() for x in found))
+        return SeminormalSolutions(*(x.cpu() for x in found))
 
     return solve
 
 
 @pytest.fixture
-def in_triton(uninitialized_is_nan: None) -> Callable[..., Seminormal]:
+def in_triton(uninitialized_is_nan: None) -> Callable[..., SeminormalSolutions]:
     pytest.importorskip("triton")
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -74,15 +77,18 @@ def in_c() -> Solve:
         pytest.skip("no C compiler")
 
     def solve(
-        a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64, square: Square | None = None
-    ) -> Seminormal:
+        a: torch.Tensor,
+        b: torch.Tensor,
+        dtype: torch.dtype = torch.float64,
+        square: SquareSystemLimits | None = None,
+    ) -> SeminormalSolutions:
         if square is not None or dtype.itemsize < 4:
             pytest.skip("not for this kernel")
         found = seminormal_host.solved(a, b, dtype, LIMITS)
         rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
         numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]
         columns = (torch.from_numpy(x).view(len(a), -1) for x in (found.forward_error, found.residual_norm))
-        return Seminormal(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
+        return SeminormalSolutions(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
 
     return solve
 
@@ -90,7 +96,7 @@ def in_c() -> Solve:
 @pytest.fixture
 def in_cuda(
     uninitialized_is_nan: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Seminormal]:
+) -> Callable[..., SeminormalSolutions]:
     if not HAS_GPU:
         launches = request.getfixturevalue("launches")
         monkeypatch.setattr(
@@ -128,7 +134,7 @@ def noise(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(3), dtype=torch.float64)
 
 
-def said(found: Seminormal) -> dict[str, list[float]]:
+def said(found: SeminormalSolutions) -> dict[str, list[float]]:
     return dict(zip(NAMES, found.numbers.tolist(), strict=True))
 
 
@@ -143,7 +149,7 @@ def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tens
 
 
 def test_names_are_those_that_judges_read() -> None:
-    assert Members.names == NAMES
+    assert LeastSquaresSolutions.names == NAMES
 
 
 @pytest.mark.parametrize(
@@ -343,9 +349,11 @@ def test_columns_of_a_problem() -> None:
 
 @pytest.mark.parametrize("cond", [1.0, 1e4])
 @pytest.mark.parametrize(("m", "n"), [(33, 33), (40, 16), (90, 49), (64, 64)])
-def test_wide_matrices(in_cuda: Callable[..., Seminormal], m: int, n: int, cond: float) -> None:
+def test_wide_matrices(in_cuda: Callable[..., SeminormalSolutions], m: int, n: int, cond: float) -> None:
     a, b = matrices(1, m, n, cond), noise(1, m, 1)
-    found = Seminormal(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), torch.float64, LIMITS)))
+    found = SeminormalSolutions(
+        *(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), torch.float64, LIMITS))
+    )
     of = said(found)
     assert of["accepted"] == [1.0]
     assert of["rank"] == [n]
@@ -357,7 +365,9 @@ def test_wide_matrices(in_cuda: Callable[..., Seminormal], m: int, n: int, cond:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_more_rows_than_there_is_room_for(in_cuda: Callable[..., Seminormal], dtype: torch.dtype) -> None:
+def test_more_rows_than_there_is_room_for(
+    in_cuda: Callable[..., SeminormalSolutions], dtype: torch.dtype
+) -> None:
     """They are read some at a time."""
     m, n = (600, 40) if dtype == torch.float64 else (1300, 40)
     a, b = matrices(1, m, n).to(dtype), noise(1, m, 1).to(dtype)
@@ -365,7 +375,7 @@ def test_more_rows_than_there_is_room_for(in_cuda: Callable[..., Seminormal], dt
     room = shared_memory(DEVICE)
     if not HAS_GPU:
         assert seminormal_cuda.rows_at_a_time(m, n, size, room) < m
-    found = Seminormal(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS)))
+    found = SeminormalSolutions(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS)))
     assert said(found)["accepted"] == [1.0]
     assert (true_errors(a.double(), b.double(), found.x) <= found.forward_error).all()
     residual = torch.linalg.vector_norm(b.double() - a.double() @ found.x, dim=1)
@@ -405,7 +415,7 @@ def test_rows_at_a_time(size: int, m: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounding(in_cuda: Callable[..., Seminormal], dtype: torch.dtype) -> None:
+def test_rounding(in_cuda: Callable[..., SeminormalSolutions], dtype: torch.dtype) -> None:
     """To nearest, ties to even, below the normal numbers and beyond the largest, as torch rounds."""
     limits = torch.finfo(dtype)
     b = noise(1, 16, 1)

@@ -13,7 +13,7 @@ from exact_solutions import error_of
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.engines import FP64
 from neula.kernels import seminormal_host
-from neula.kernels.seminormal_host import NUMBERS, Probes, Solved, Way
+from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
 from shortest_solutions import UNITS, integers, scaled, shortest
 
 pytestmark = pytest.mark.skipif(not seminormal_host.available(), reason="no C compiler")
@@ -25,7 +25,7 @@ SHAPES = [(3, 2, 1), (10, 3, 2), (9, 6, 4), (12, 12, 7), (5, 9, 3), (20, 8, 7), 
 
 def by_kernel(
     a: np.ndarray, b: np.ndarray, rcond: float | None = None, *, probes: bool = True, count: int = 8
-) -> tuple[Solved, dict[str, np.ndarray]]:
+) -> tuple[SeminormalHostSolutions, dict[str, np.ndarray]]:
     """What it says of a batch, or of one problem."""
     m, n = a.shape[-2:]
     rcond = max(m, n) * 2 * U if rcond is None else rcond
@@ -51,7 +51,7 @@ def test_dependent_columns(m: int, n: int, rank: int, units: str, rng: np.random
     a, b = np.stack([left @ right for left, right in problems]), rng.standard_normal((3, m, 2))
     found, of = by_kernel(a, b)
     assert of["accepted"].all()
-    assert (of["way"] == Way.DEPENDENT).all()
+    assert (of["way"] == SolutionMethod.DEPENDENT).all()
     assert of["rank"].tolist() == [rank, min(rank, 2), rank]
     assert (of["backward_error"] <= 8 * max(m, n) * U).all()
     for i, factors in enumerate(problems):
@@ -77,7 +77,7 @@ def test_fewer_rows_than_columns(m: int, n: int, units: str, rng: np.random.Gene
     a[:, -1] = right[:, -1] = 0.0
     found, of = by_kernel(a, b, probes=n <= 128)
     assert of["accepted"] == 1
-    assert of["way"] == Way.FEW_ROWS
+    assert of["way"] == SolutionMethod.FEW_ROWS
     assert of["rank"] == m
     assert of["backward_error"] <= 2 * U
     for c in range(2):
@@ -106,7 +106,7 @@ def test_dependent_rows(rng: np.random.Generator) -> None:
     factors = integers(rng, 6, 9, 4)
     a, b = factors[0] @ factors[1], rng.standard_normal((6, 1))
     found, of = by_kernel(a, b)
-    assert (of["accepted"], of["way"], of["rank"]) == (1, Way.DEPENDENT, 4)
+    assert (of["accepted"], of["way"], of["rank"]) == (1, SolutionMethod.DEPENDENT, 4)
     assert error_of(a, found.x[0, :, 0], shortest(factors, b[:, 0])) <= found.forward_error[0] <= 4 * U
     found, of = by_kernel(a, b, probes=False)
     assert of["accepted"] == 0

@@ -55,7 +55,7 @@ def padded(a: torch.Tensor) -> torch.Tensor:
 
 def blank(m: int, r: int, low: torch.dtype = torch.float32) -> PanelFactors:
     """Nothing is known, and nothing is there to be read."""
-    found = PanelFactors.of(torch.empty(m, r, device=DEVICE), low)
+    found = PanelFactors.for_panel(torch.empty(m, r, device=DEVICE), low)
     for blocks in (found.factors, found.l_inverses, found.u_inverses):
         blocks.fill_(math.nan)
     return found

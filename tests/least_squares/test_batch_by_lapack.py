@@ -15,7 +15,7 @@ from neula.algorithms.lapack.seminormals import Seminormals
 from neula.engines import FP32, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares.batch_by_lapack import batch_by_lapack
-from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.prepared import LeastSquaresProblems
 
 U64 = 2.0**-53
 
@@ -29,7 +29,7 @@ def batch(m: int, n: int, conditions: tuple[float, ...], k: int = 2) -> tuple[np
 
 def solved(a: np.ndarray, b: np.ndarray, **asked: object) -> object:
     options = replace(OPTIONS, **asked)
-    problems = Problems(torch.from_numpy(a), torch.from_numpy(b), options)
+    problems = LeastSquaresProblems(torch.from_numpy(a), torch.from_numpy(b), options)
     return batch_by_lapack(problems, None, label="", together=lambda *_: pytest.fail("not this way")).values
 
 

@@ -8,7 +8,7 @@ import torch
 from gram_problems import M, N, U, problem, solved
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP64
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e3])
@@ -20,7 +20,7 @@ def test_all_digits_are_sure(condition: float) -> None:
     check(a, b, found)
 
 
-def check(a: torch.Tensor, b: torch.Tensor, found: Members) -> None:
+def check(a: torch.Tensor, b: torch.Tensor, found: LeastSquaresSolutions) -> None:
     """Errors of x are those of another solution, and what is claimed."""
     sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
     scaled = a / sizes.T

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import neula
-from neula.problems.least_squares.prepared import Problem
+from neula.problems.least_squares.prepared import PreparedProblem
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -19,13 +19,13 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """Those of matrices that are prepared."""
     found: list[torch.dtype] = []
-    of = Problem.of
+    from_arrays = PreparedProblem.from_arrays
 
-    def noted(a: torch.Tensor, *others: Any) -> Problem:
+    def noted(a: torch.Tensor, *others: Any) -> PreparedProblem:
         found.append(a.dtype)
-        return of(a, *others)
+        return from_arrays(a, *others)
 
-    monkeypatch.setattr(Problem, "of", noted)
+    monkeypatch.setattr(PreparedProblem, "from_arrays", noted)
     return found
 
 

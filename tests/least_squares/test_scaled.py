@@ -70,7 +70,7 @@ def test_exactly_the_problem_that_was_given(
     a[0, :, 1] = 0
     b = spread(rng, (1, m, 2), decades)
     weights = spread(rng, (m,), 300) if weighs else None
-    problems = ScaledProblems.of(a, b, weights, damp)
+    problems = ScaledProblems.from_arrays(a, b, weights, damp)
     assert problems.wide == (m < n and not damp)
     expected_a, expected_b = weighted(a[0], weights), weighted(b[0], weights)
     if damp:
@@ -90,7 +90,7 @@ def test_rows_of_wide_problems(decades: int, weighs: bool, rng: np.random.Genera
     """As columns of T, in units that have nothing to do with each other."""
     a, b = spread(rng, (1, 3, 5), decades), spread(rng, (1, 3, 2), 0)
     weights = spread(rng, (3,), 200) if weighs else None
-    problems = ScaledProblems.of(a, b, weights, 0.0)
+    problems = ScaledProblems.from_arrays(a, b, weights, 0.0)
     rows = problems.rows
     largest = rows.t[0].abs().amax(0)
     assert ((largest >= 0.5) & (largest <= 1)).all()
@@ -106,7 +106,7 @@ def test_rows_of_wide_problems(decades: int, weighs: bool, rng: np.random.Genera
 @pytest.mark.parametrize("damp", [0.0, 1e-3, 1e150])
 def test_numbers_near_one(decades: int, damp: float, rng: np.random.Generator) -> None:
     a, b = spread(rng, (2, 7, 4), decades), spread(rng, (2, 7, 2), decades)
-    problems = ScaledProblems.of(a, b, spread(rng, (7,), 300), damp)
+    problems = ScaledProblems.from_arrays(a, b, spread(rng, (7,), 300), damp)
     for x in (problems.a, problems.b):
         # A product of two fractions is a quarter at least; it may be rounded up to one.
         largest = x.abs().amax(1)
@@ -117,7 +117,7 @@ def test_numbers_near_one(decades: int, damp: float, rng: np.random.Generator) -
 def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None:
     """Back and forth without an error: multiplications by powers of two."""
     a = spread(rng, (2, 7, 4), 0) * 10.0 ** torch.linspace(-60, 60, 4, dtype=torch.float64)
-    problems = ScaledProblems.of(a, spread(rng, (2, 7, 2), 10), None, 0.0)
+    problems = ScaledProblems.from_arrays(a, spread(rng, (2, 7, 2), 10), None, 0.0)
     y = spread(rng, (2, 4, 2), 4)
     x = problems.unscale(y)
     assert torch.equal(problems.scale(x), y)
@@ -132,7 +132,7 @@ def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None
 
 def test_zero_columns_have_no_size() -> None:
     a = torch.tensor([[[0.0, 1e-300], [0.0, 2e-300]]], dtype=torch.float64)
-    problems = ScaledProblems.of(a, torch.ones(1, 2, 1, dtype=torch.float64), None, 0.0)
+    problems = ScaledProblems.from_arrays(a, torch.ones(1, 2, 1, dtype=torch.float64), None, 0.0)
     assert problems.sizes[0, 0, 0] == 0
     assert 0.25 <= problems.sizes[0, 1, 0] <= 2
     assert (problems.norms[0, 0, 0], problems.columns[0, 0, 0]) == (1, 0)
@@ -140,7 +140,7 @@ def test_zero_columns_have_no_size() -> None:
 
 def test_everything_is_zero() -> None:
     zero = torch.zeros(1, 3, 2, dtype=torch.float64)
-    problems = ScaledProblems.of(zero, zero, torch.ones(3, dtype=torch.float64), 0.0)
+    problems = ScaledProblems.from_arrays(zero, zero, torch.ones(3, dtype=torch.float64), 0.0)
     assert not problems.a.any()
     assert not problems.b.any()
     assert not problems.sizes.any()

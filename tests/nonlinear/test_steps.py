@@ -80,7 +80,7 @@ def test_feasible_steps(size):
     r, c = problems("regular", count=40)
     x = torch.rand(40, 5, dtype=torch.float64, generator=GENERATOR)
     x[:10] = x[:10].round()  # in the corners
-    bounds = Bounds.of(torch.zeros_like(x), torch.ones_like(x))
+    bounds = Bounds.from_arrays(torch.zeros_like(x), torch.ones_like(x))
     radius = torch.full((40,), size, dtype=torch.float64)
     model = Quadratic(r, c, torch.ones_like(x))
     p, _ = feasible_steps(x, model, bounds, radius, torch.zeros_like(radius))
@@ -90,7 +90,7 @@ def test_feasible_steps(size):
     gradient = (r.mT @ c[..., None])[..., 0]
     stationary = (bounds.held(x, -gradient) | (gradient == 0)).all(1)
     assert (model.decrease(p)[~stationary] > 0).all()
-    wide = Bounds.of(x - 1e9, x + 1e9)
+    wide = Bounds.from_arrays(x - 1e9, x + 1e9)
     np.testing.assert_allclose(
         feasible_steps(x, model, wide, radius, torch.zeros_like(radius))[0],
         damped_steps(r, c, torch.ones_like(x), radius, torch.zeros_like(radius))[0],
@@ -184,14 +184,14 @@ def test_many_tangents_are_one_product(way, product, monkeypatch):
 def test_differences(scheme):
     endless = torch.full_like(X, math.inf)
     out = torch.empty_like(EXACT)
-    Differences(scheme, Bounds.of(-endless, endless))(wavy, X, wavy(X), X.abs(), out)
+    Differences(scheme, Bounds.from_arrays(-endless, endless))(wavy, X, wavy(X), X.abs(), out)
     error = (out - EXACT).abs().max().item()
     # Ten derivatives' worth of truncation, and rounding: both go with the same power of the unit roundoff.
     assert error < 100 * differentiate.noise(scheme, 2.0**-52)
 
 
 def test_differences_at_zero_are_as_long_as_x_has_been():
-    differences = Differences("2-point", Bounds.of(-torch.ones(1, 3), torch.ones(1, 3)))
+    differences = Differences("2-point", Bounds.from_arrays(-torch.ones(1, 3), torch.ones(1, 3)))
     x, typical = torch.tensor([[0.0, 1e-12, 1e-3]]).double(), torch.tensor([[1e3, 1e3, 1e-3]]).double()
     steps = differences.steps(x, typical)
     expected = 2.0**-26 * torch.tensor([1e3, 1e3, 1e-3])

@@ -24,7 +24,7 @@ from neula.kernels.dispatch import Kernel
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.together import FACTORS
 from over_processes.problems import counts_of, noise
 
@@ -241,7 +241,9 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     return FACTORS[name](local[None], over_rows=over_rows)[0]
 
 
-def by_gram(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Members:
+def by_gram(
+    rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]
+) -> LeastSquaresSolutions:
     """Least squares by the Gram matrix in low precision and the corrected seminormal equations."""
     size = distributed.get_world_size(group)
     over_rows = RowsOfGroup(counts_of(len(a), size), group)

@@ -16,7 +16,7 @@ from campaign.oracle import LeastSquares
 from neula.engines import CpuEngine, Engine, select_engine
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline import call, left_to_host
-from neula.pipeline.solutions import Options
+from neula.pipeline.solutions import SolutionOptions
 from neula.problems.least_squares import run
 from neula.problems.systems import direct
 
@@ -44,7 +44,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     counts: list[int] = []
 
-    def counted(options: Options, count: int, work: int) -> Engine | None:
+    def counted(options: SolutionOptions, count: int, work: int) -> Engine | None:
         found = left_to_host.host_for(options, count, work)
         counts.extend([] if found is None else [count])
         return found

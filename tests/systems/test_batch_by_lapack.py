@@ -11,7 +11,7 @@ import torch
 import neula
 from campaign.oracle import System
 from neula.algorithms.lapack.batches import SlicedBatch
-from neula.algorithms.lapack.doubled import Sliced, error_of
+from neula.algorithms.lapack.doubled import SlicedMatrix, error_of
 from neula.algorithms.lapack.squares import Squares, cholesky, lu
 from neula.engines import FP32, FP64
 from neula.engines.shipped import cpu_tuning
@@ -226,7 +226,7 @@ def test_slices_of_a_batch_are_those_of_each(slices: int) -> None:
     gradient = together.gradient(high, low)
     small = error_of((13, 7), slices) * float(np.linalg.norm(x))
     for i in range(3):
-        one = Sliced(a[i], float(largest[i]))
+        one = SlicedMatrix(a[i], float(largest[i]))
         for j in range(2):
             exact = one.residual(x[i, :, j], np.zeros(7), b[i, :, j])
             assert np.allclose(high[i, :, j], exact[0], rtol=1e-12, atol=small * largest[i])

@@ -88,7 +88,7 @@ def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.stack(found), posinf=1, neginf=1)
 
 
-def check(found: compiled.Solved, a: np.ndarray, b: np.ndarray) -> None:
+def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> None:
     """What is accepted is as accurate as it says."""
     accepted = found.known[0].numpy() > 0
     for i in np.flatnonzero(accepted):
@@ -195,7 +195,7 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
             )
         if found is not None and found.known[0] > 0:
             accepted.add(name)
-            check(compiled.Solved(found.x[None], found.known[:, None]), a[None], b[None])
+            check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a[None], b[None])
     return accepted
 
 
@@ -347,7 +347,7 @@ def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> 
     found = factored.solved_by_factors(a, b, torch.float32, 0.1, bound, single=True, large=False)
     assert found is not None
     assert found.known[0] > 0 or exponent == 7
-    check(compiled.Solved(found.x[None], found.known[:, None]), a.numpy()[None], b.numpy()[None])
+    check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a.numpy()[None], b.numpy()[None])
 
 
 def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,7 +358,7 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
 
         def solved(
             a: torch.Tensor, b: torch.Tensor, threads: int, monkeypatch: pytest.MonkeyPatch = monkeypatch
-        ) -> compiled.Solved:
+        ) -> compiled.CompiledSolutions:
             monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
             found = compiled.solved(a, b, torch.float64, U64 / 2, 0.1, 1e-14)
             assert found is not None

@@ -11,7 +11,7 @@ from tests.campaign.oracle import System
 import neula
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.lapack import square
-from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.square import SquareSystem
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 
 pytestmark = pytest.mark.usefixtures("by_kernels_or_numpy")
@@ -40,10 +40,10 @@ KINDS = {
 }
 
 
-def found(a: np.ndarray, b: np.ndarray, *, large: bool, **how: bool) -> Square | None:
+def found(a: np.ndarray, b: np.ndarray, *, large: bool, **how: bool) -> SquareSystem | None:
     how = {"positive": False, "single": False, "doubled": False} | how
     with np.errstate(all="ignore"):
-        one = Square.of(a, [b], large=large, **how)
+        one = SquareSystem.factorize(a, [b], large=large, **how)
     return None if one is None else one[0]
 
 

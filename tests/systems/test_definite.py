@@ -174,7 +174,7 @@ def test_large_systems_find_their_evidence_on_the_way(
     a = scales[:, None] * conditioned(300, cond) * scales
     x = np.random.default_rng(k).standard_normal((300, k))
     if not rows:
-        monkeypatch.setattr(evidence.InverseProbe, "of", lambda *_: pytest.fail("not on the way"))
+        monkeypatch.setattr(evidence.InverseProbe, "from_factors", lambda *_: pytest.fail("not on the way"))
     found = neula.solve(a, a @ x, assume_a="pos", engine="emulated")
     assert found.converged
     assert found.method == "cholesky fp16 + cg"
@@ -263,7 +263,9 @@ def test_cg_refinement_where_factors_alone_do_not_converge() -> None:
     a = torch.from_numpy(conditioned(128, 2000.0))
     engine = EmulatedEngine(format="fp16")
     work = working_matrices(1, 128, engine).copy_(a)
-    factors = CholeskyFactor.of(cholesky(work, engine, leaf=32, shift=4.0).lower[0], engine.storage, 0)
+    factors = CholeskyFactor.from_factor(
+        cholesky(work, engine, leaf=32, shift=4.0).lower[0], engine.storage, 0
+    )
     b = torch.ones(128, 1, dtype=torch.float64)
     found = refine(
         a,
@@ -298,7 +300,7 @@ def test_inverted_blocks_solve_as_substitution_does(
     lu, pivots, _ = torch.linalg.lu_factor_ex(a)
     solver = inverted_lu(lu, pivots, replace(INVERTING, inverted_from=1))
     assert solver is not None
-    solver = InvertedLU.of(lu, solver.permutation[..., 0], width)
+    solver = InvertedLU.from_factors(lu, solver.permutation[..., 0], width)
     b = random_matrix("normal", n, k, seed=1, dtype=torch.float64).expand(*batch, n, k)
     before = b.clone()
     for found, matrix in ((solver.solve(b), a), (solver.solve_transposed(b), a.mT)):
@@ -339,7 +341,7 @@ def test_solve_with_inverted_blocks(positive: bool, monkeypatch: pytest.MonkeyPa
 
 def test_blocks_in_two_precisions() -> None:
     t = torch.eye(70) + 0.1 * random_matrix("normal", 70, 70, dtype=torch.float32).tril(-1)
-    blocks = InvertedBlocks.of(t, torch.float64, upper=False, width=16)
+    blocks = InvertedBlocks.from_factor(t, torch.float64, upper=False, width=16)
     x = torch.ones(70, 2, dtype=torch.float64)
     assert torch.allclose(t.double() @ blocks.solve(x.clone()), x, rtol=0, atol=1e-13)
     assert torch.allclose(t.double().T @ blocks.mT.solve(x.clone()), x, rtol=0, atol=1e-13)

@@ -15,13 +15,13 @@ from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.direct import Square, _worst, solve_directly
+from neula.problems.systems.direct import FactoredSystems, _worst, solve_directly
 from neula.problems.systems.library_factors import _LU, SingularMember
-from neula.problems.systems.problem import Members, Options, Systems
-from neula.problems.systems.scaled import ALIKE, NEAR, Scaled
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems
 
 U64 = 2.0**-53
-OPTIONS = Options(
+OPTIONS = SystemsOptions(
     engine=CpuEngine("cpu"),
     target=FP64,
     dtype=torch.float64,
@@ -46,7 +46,7 @@ def in_units(a: torch.Tensor, rows: float, columns: float) -> torch.Tensor:
     return a * 10.0 ** r[:, None] * 10.0 ** c[torch.arange(n) * 3 % n]
 
 
-def solved(a: torch.Tensor, b: torch.Tensor, options: Options = OPTIONS) -> Members:
+def solved(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions = OPTIONS) -> SystemsSolutions:
     return solve_directly(Systems(a, b, options)).values
 
 
@@ -72,7 +72,7 @@ def check_sizes(largest: torch.Tensor, exponents: torch.Tensor) -> None:
 @pytest.mark.parametrize("columns", UNITS)
 def test_scaled_systems_are_those_that_were_given(rows: int, columns: int) -> None:
     a, b = in_units(noise(2, 7, 7), rows, columns), noise(2, 7, 2)
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     check_exact(scaled.a, scaled.rows + scaled.columns, a)
     check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
     assert scaled.trivial == (rows == columns == 0)
@@ -92,7 +92,7 @@ def test_matrices_that_are_alike_and_near_one_stay(size: int) -> None:
     """Whatever the others of a batch are; where they are not near one, they are scaled."""
     stays, graded = torch.ldexp(1 + noise(7, 7).abs().clamp_max(3), torch.tensor(size)), noise(7, 7)
     a, b = torch.stack([stays, in_units(graded, 30, 30)]), noise(2, 7, 1)
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     check_exact(scaled.a, scaled.rows + scaled.columns, a)
     assert torch.equal(scaled.a[0], stays) == (abs(size) < NEAR)
     assert scaled.columns[1].any()
@@ -105,7 +105,7 @@ def test_matrices_that_are_alike_and_near_one_stay(size: int) -> None:
 def test_scaled_at_the_ends_of_the_range(sign: int) -> None:
     a = torch.ldexp(noise(1, 5, 5), torch.tensor(sign * 1015))
     b = torch.ldexp(noise(1, 5, 1), torch.tensor(-sign * 1015))
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     check_exact(scaled.a, scaled.rows + scaled.columns, a)
     check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
 
@@ -113,7 +113,7 @@ def test_scaled_at_the_ends_of_the_range(sign: int) -> None:
 def test_zeros_stay() -> None:
     a = noise(1, 4, 4)
     a[0, 2], a[0, :, 1] = 0, 0
-    scaled = Scaled.of(a, torch.zeros(1, 4, 2, dtype=torch.float64))
+    scaled = ScaledSystems.from_arrays(a, torch.zeros(1, 4, 2, dtype=torch.float64))
     check_exact(scaled.a, scaled.rows + scaled.columns, a)
     assert not scaled.b.any()
     assert scaled.norms[0, 1, 0] == 1
@@ -123,9 +123,11 @@ def test_zeros_stay() -> None:
 def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     a = torch.stack([random_matrix("geometric", 12, 12, cond=cond, seed=s) for s in range(3)])
     b = noise(3, 12, 2)
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
-    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=True)
+    square = FactoredSystems(
+        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=True
+    )
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     x = scaled.unscale(found.x)
     for i in range(3):
@@ -138,9 +140,11 @@ def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
 def test_without_doubled_residuals(cond: float) -> None:
     """The bound holds, and grows with the condition number."""
     a, b = random_matrix("geometric", 12, 12, cond=cond)[None], noise(1, 12, 2)
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
-    square = Square(scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=False)
+    square = FactoredSystems(
+        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=False
+    )
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
@@ -234,10 +238,10 @@ def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:
     """Matrices near 1 stay as they are, but for right-hand sides whose squares underflow beside others."""
     a = torch.eye(3, dtype=torch.float64).repeat(2, 1, 1)
     b = torch.ones(2, 3, 1, dtype=torch.float64)
-    assert Scaled.of(a, b).given
-    assert Scaled.of(a, 0 * b).given
+    assert ScaledSystems.from_arrays(a, b).given
+    assert ScaledSystems.from_arrays(a, 0 * b).given
     b[1] *= 1e-250
-    assert not Scaled.of(a, b).given
+    assert not ScaledSystems.from_arrays(a, b).given
     assert torch.equal(solve_directly(Systems(a, b, OPTIONS)).values.x, b)
 
 

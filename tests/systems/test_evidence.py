@@ -14,14 +14,14 @@ from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import MixedLU, mixed_lu
 from neula.algorithms.krylov import gmres
-from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement
+from neula.algorithms.krylov.iterative_refinement import RefinedSystem, classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.problems.systems import evidence, links
-from neula.problems.systems.evidence import ESTIMATED, Evidence
-from neula.problems.systems.problem import Options
+from neula.problems.systems.evidence import ESTIMATED, SystemEvidence
+from neula.problems.systems.problem import SystemsOptions
 
 U64 = 2.0**-53
 FORMATS = ["fp16", "fp32", "fp64"]
@@ -69,7 +69,9 @@ def test_condition(kind: str, n: int, format: str, gmres: bool) -> None:
     a = matrix(kind, n)
     factors = factors_of(a, format)
     correct = gmres_refinement(a, factors) if gmres else None
-    found = Evidence.of(a, factors, factors.scales, correct, 60, torch.linalg.vector_norm(a, dim=0))
+    found = SystemEvidence.measure(
+        a, factors, factors.scales, correct, 60, torch.linalg.vector_norm(a, dim=0)
+    )
     true = float(torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0)))
     assert true / 10 <= float(found.condition) <= 10 * true
     assert found.is_regular
@@ -81,7 +83,7 @@ def test_condition_beyond_the_format(n: int, format: str) -> None:
     """1e6: factors in fp16 do not solve with A, and GMRES does."""
     a = random_matrix("cluster_small", n, n, cond=1e6, seed=1)
     factors = factors_of(a, format)
-    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
+    found = SystemEvidence.measure(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     true = float(torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=0)))
     assert true / 10 <= float(found.condition) <= 10 * true
 
@@ -90,9 +92,9 @@ def test_a_singular_matrix_is_not_regular() -> None:
     a = random_matrix("normal", 40, 40)
     a[:, 7] = a[:, 3]
     factors = factors_of(a, "fp32")
-    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
+    found = SystemEvidence.measure(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     assert not found.is_regular
-    refined = Refined(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
+    refined = RefinedSystem(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
     assert found.forward_error(torch.ones(40, 1).double(), refined).item() == np.inf
 
 
@@ -101,8 +103,8 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
     a = random_matrix("geometric", 50, 50, cond=cond, seed=1)
     b = torch.from_numpy(np.random.default_rng(1).standard_normal((50, 2)))
     factors = factors_of(a, format)
-    found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
-    options = Options(
+    found = SystemEvidence.measure(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
+    options = SystemsOptions(
         engine=EmulatedEngine(),
         target=FP64,
         dtype=torch.float64,
@@ -113,7 +115,7 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
         forward=True,
         progress=None,
     )
-    start = Refined(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
+    start = RefinedSystem(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
     refined, error = found.refine_forward(b, start, classical(factors), options)
     true = torch.from_numpy(System(a.numpy(), b.numpy()).errors(refined.x.numpy(), 50))
     assert (true <= error).all()
@@ -174,7 +176,9 @@ def test_norms_of_inverses_are_not_underestimated(n: int, count: int, kind: str,
     for cond in 10.0 ** rng.uniform(3, 18, count):
         a = torch.from_numpy(with_singular_values(singular_values(kind, n, cond, rng), rng))
         factors = factors_of(a, format)
-        found = Evidence.of(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
+        found = SystemEvidence.measure(
+            a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0)
+        )
         if cond < 1e12 and n <= EXPLICIT:
             assert found.is_regular
         if found.is_regular:
@@ -193,8 +197,10 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     """GMRES solves for the probe together with the system, and for nothing else."""
     for module in (evidence, links):
         monkeypatch.setattr(module, "COSTLY", 100)
-    begun, of = [], evidence.InverseProbe.of
-    monkeypatch.setattr(evidence.InverseProbe, "of", lambda *x: [begun.append(of(*x)), begun[-1]][1])
+    begun, probe = [], evidence.InverseProbe.from_factors
+    monkeypatch.setattr(
+        evidence.InverseProbe, "from_factors", lambda *x: [begun.append(probe(*x)), begun[-1]][1]
+    )
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
     a = random_matrix("geometric", 150, 150, cond=2e4)
     x = random_matrix("normal", 150, k)

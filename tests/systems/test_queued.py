@@ -20,7 +20,7 @@ from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import at_once, queued
 from neula.problems.systems.links import MIXED
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.scaled import ScaledSystems
 
 LIBRARY = "lu fp64 with pivoting"
 
@@ -262,7 +262,7 @@ def test_matrices_of_one_size_are_not_scaled(size: float, n: int, positive: bool
     u = random_matrix("normal", n, n)
     a = size * (u @ u.mT / n + torch.eye(n) if positive else u)
     x = torch.linspace(1, 2, n, dtype=torch.float64)
-    assert Scaled.as_given(a[None], (a @ x)[None, :, None]) is not None
+    assert ScaledSystems.as_given(a[None], (a @ x)[None, :, None]) is not None
     found = neula.solve(a, a @ x, assume_a="pos" if positive else "gen", engine=ENGINE)
     assert found.converged
     assert found.method == (DEFINITE if positive else MIXED)

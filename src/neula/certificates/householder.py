@@ -42,7 +42,7 @@ def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch
     (batch, m, n), k = h.shape, tau.shape[1]
     g, probes = (gaussian_probes(size, h.device).double() for size in (n, k))
     dg = scales[:, :, None].double() * g
-    reflectors = Reflectors.of(h, tau, torch.float64)
+    reflectors = Reflectors.from_householder(h, tau, torch.float64)
     start = dg.new_zeros(batch, m, 2 * g.shape[1])
     start[:, :k] = torch.cat([h[:, :k].triu().double() @ dg, probes.expand(batch, -1, -1)], 2)
     image, basis = reflectors.apply(start).chunk(2, 2)

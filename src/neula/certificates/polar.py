@@ -66,7 +66,7 @@ class PolarBounds:
     orthogonality: float
 
     @classmethod
-    def of(cls, target: Format, m: int, n: int) -> PolarBounds:
+    def for_shape(cls, target: Format, m: int, n: int) -> PolarBounds:
         """Those of an accuracy, for matrices of this shape.
 
         For bf16 singular values are to be within ``2^-7``, twice the unit roundoff, whatever the shape;
@@ -183,7 +183,7 @@ def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return found.amin(1), found.amax(1)
 
 
-def _lacking(steps: Lanczos, squares: torch.Tensor) -> torch.Tensor:
+def _lacking(steps: LanczosDecomposition, squares: torch.Tensor) -> torch.Tensor:
     """``||A - A U^T U||``, as far as the basis sees, from ``V^T A A^T V`` for the basis V."""
     diagonal, beside = (x.double() for x in steps.numbers)
     count = diagonal.shape[1]
@@ -204,7 +204,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
     return logarithm.exp()
 
 
-class Lanczos(NamedTuple):
+class LanczosDecomposition(NamedTuple):
     """What a few Lanczos steps have made of a batch of symmetric matrices.
 
     Attributes
@@ -220,7 +220,9 @@ class Lanczos(NamedTuple):
     basis: torch.Tensor
 
 
-def lanczos(multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int) -> Lanczos:
+def lanczos(
+    multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
+) -> LanczosDecomposition:
     """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization.
 
     Parameters
@@ -239,7 +241,7 @@ def lanczos(multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tenso
         image = multiply(basis[:, step, :, None])
         numbers.append(advance(image[..., 0].contiguous(), basis, step))
     diagonal, beside = (torch.stack(x, 1) for x in zip(*numbers, strict=True))
-    return Lanczos((diagonal, beside), basis.mT)
+    return LanczosDecomposition((diagonal, beside), basis.mT)
 
 
 class PolarNumbers(NamedTuple):

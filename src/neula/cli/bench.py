@@ -25,14 +25,14 @@ from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
 from neula.engines.formats import FormatName
 from neula.kernels.precision import exact_matmul
-from neula.papers.data import Data, Row, Rows, show
+from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import Canvas, new_canvas, speedup_bars
 from neula.papers.errors import optimality
 from neula.papers.measuring import circumstances, data_file, householder_flops, median_seconds
 from neula.pipeline.result import LstsqResult
 
 if TYPE_CHECKING:
-    from neula.cli.run import Run
+    from neula.cli.run import CommandRun
 
 PICTURES = (".svg", ".png", ".pdf")
 
@@ -47,7 +47,7 @@ GEMM_ROWS = 512
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchmarkCase:
     """One problem, for neula and for torch."""
 
     shape: tuple[int, ...]
@@ -59,17 +59,17 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchmarkProblem:
     """What is solved: cases for a device and shapes, the call of torch beside it, and the error of both."""
 
-    cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[Case]]
+    cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[BenchmarkCase]]
     gpu: list[tuple[int, int]]
     cpu: list[tuple[int, int]]
     peer: str
     error: str
 
 
-def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = None) -> Data:
+def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = None) -> ExperimentData:
     """Measure one of :data:`PROBLEMS`, on a CPU with small shapes; ``on_row`` gets each row as it comes.
 
     Times are in milliseconds; ``ratio`` is torch's time over neula's, ``of_rate`` the part of the rate of
@@ -77,23 +77,25 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
     """
     problem = PROBLEMS[name]
     format, rate = product_rate(device)
-    rows = Rows()
+    rows = Measurements()
     for case in problem.cases(device, _fitting(problem, device)):
         rows.append(_measure(case, rate, repeats=5 if device.type == "cuda" else 3))
         if on_row is not None:
             on_row(rows[-1])
     about = {"problem": name, "peer": problem.peer, "error": problem.error}
-    return Data.of({**about, "format": format, "tflops": rate, **circumstances(device)}, rows)
+    return ExperimentData.from_rows(
+        {**about, "format": format, "tflops": rate, **circumstances(device)}, rows
+    )
 
 
-def run_all(names: Iterable[str], report: Run, *, cpu: bool, **of_sweep: Any) -> list[Data]:
+def run_all(names: Iterable[str], report: CommandRun, *, cpu: bool, **of_sweep: Any) -> list[ExperimentData]:
     """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row.
 
     What else is given is for :func:`neula.cli.sweep.run`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
-    def measured(name: str) -> Data:
+    def measured(name: str) -> ExperimentData:
         report.progress(f"measuring {name}", 0.0)
         if name == sweep.NAME:
             return sweep.run(device, lambda row: report.say(sweep.line(row)), **of_sweep)
@@ -121,7 +123,7 @@ def product_rate(device: torch.device) -> tuple[str, float]:
     return best, rates[best] / 1e3
 
 
-def _measure(case: Case, rate: float, repeats: int) -> Row:
+def _measure(case: BenchmarkCase, rate: float, repeats: int) -> Row:
     seconds = median_seconds(case.run, repeats, warmup=2)
     peer = median_seconds(case.peer, max(1, repeats // 2))
     result = case.run()
@@ -147,7 +149,7 @@ def _method(result: Any) -> str | None:
     return str(attempts[-1].method) if attempts else None
 
 
-def _fitting(problem: Problem, device: torch.device) -> list[tuple[int, int]]:
+def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int, int]]:
     """Shapes for which there is memory."""
     if device.type != "cuda":
         return problem.cpu
@@ -167,12 +169,12 @@ def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
 
-def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
         a = _normal(m, n, device, torch.float32)
         peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(_qr_error, a)
         for accuracy in _low_accuracies(device):
-            yield Case((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
+            yield BenchmarkCase((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
 
 
 def _qr_error(a: torch.Tensor, factors: Any) -> float:
@@ -181,23 +183,23 @@ def _qr_error(a: torch.Tensor, factors: Any) -> float:
     return max(certificate.residual, certificate.orthogonality)
 
 
-def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
         a, b = (_normal(m, k, device, torch.float64, seed) for seed, k in ((1, n), (2, 1)))
         peer = partial(torch.linalg.lstsq, a, b, driver="gels")
         error = partial(_lstsq_error, a, b)
-        yield Case((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
+        yield BenchmarkCase((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
 
 
 def _lstsq_error(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
     return optimality(a, b, found.x if isinstance(found, LstsqResult) else found.solution)
 
 
-def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
         a, rank = _normal(m, n, device, torch.float32), n // 16
         for accuracy in _low_accuracies(device):
-            yield Case(
+            yield BenchmarkCase(
                 (m, n, rank),
                 accuracy,
                 partial(neula.svd_lowrank, a, rank, accuracy=accuracy),
@@ -206,7 +208,7 @@ def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Ca
                 partial(_svd_error, a),
             )
         decaying = _decaying(m, n, rank, device)
-        yield Case(
+        yield BenchmarkCase(
             (m, n, rank),
             f"{PART:g}",
             partial(neula.svd_lowrank, decaying, rank, accuracy=PART),
@@ -244,7 +246,7 @@ def _truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
     return u[:, :rank], s[:rank], vh[:rank]
 
 
-def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Case]:
+def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     modes = ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",)
     for m, n in shapes:
         a, b = (_normal(rows, n, device, torch.float32, seed) for seed, rows in ((1, m), (2, n)))
@@ -252,7 +254,7 @@ def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[C
         peer = partial(exact_matmul, a, b)
         for mode in modes:
             run = partial(neula.matmul, a, b, compute=mode)
-            yield Case((m, n, n), mode, run, peer, 2 * m * n * n, error)
+            yield BenchmarkCase((m, n, n), mode, run, peer, 2 * m * n * n, error)
 
 
 def _gemm_error(exact: torch.Tensor, c: torch.Tensor) -> float:
@@ -260,28 +262,28 @@ def _gemm_error(exact: torch.Tensor, c: torch.Tensor) -> float:
 
 
 PROBLEMS = {
-    "qr": Problem(
+    "qr": BenchmarkProblem(
         _qr,
         [(32768, 16384), (16384, 16384), (131072, 4096), (524288, 1024), (8192, 8192), (16384, 1024)],
         [(8192, 512), (2048, 1024)],
         "torch.linalg.qr",
         "the larger of ||A - QR|| / ||A|| and ||I - Q^T Q|| / sqrt(n), estimated",
     ),
-    "lstsq": Problem(
+    "lstsq": BenchmarkProblem(
         _lstsq,
         [(32768, 16384), (131072, 4096), (524288, 1024), (16384, 2048)],
         [(8192, 512), (4096, 1024)],
         'torch.linalg.lstsq(driver="gels")',
         "||A^T r|| / (||A|| ||r||)",
     ),
-    "svd": Problem(
+    "svd": BenchmarkProblem(
         _svd,
         [(524288, 1024), (131072, 2048), (262144, 512)],
         [(8192, 256), (4096, 512)],
         "torch.linalg.svd, truncated; to 0.01 torch.svd_lowrank",
         "||A - U diag(s) Vh|| / ||A||, estimated",
     ),
-    "gemm": Problem(
+    "gemm": BenchmarkProblem(
         _gemm,
         [(4096, 4096), (8192, 8192), (16384, 16384)],
         [(1024, 1024), (2048, 2048)],
@@ -295,7 +297,7 @@ PROBLEMS = {
 # --- what is shown ---
 
 
-def table(data: Data) -> Table:
+def table(data: ExperimentData) -> Table:
     """The rows of one problem for a terminal."""
     about = data.about
     if about["problem"] == sweep.NAME:
@@ -342,7 +344,7 @@ def line(row: Row) -> str:
     return f"{row['shape']} {row['accuracy']}: {show(row['ms'])} ms, {ratio}, error {row['error']:.1e}"
 
 
-def write(data: Data, folder: Path) -> Path:
+def write(data: ExperimentData, folder: Path) -> Path:
     """Write ``bench-PROBLEM-DEVICE.json`` and ``.csv``; what a sweep was asked for stands between."""
     kind = f"-{data.about['condition']:g}".replace("+", "") if "condition" in data.about else ""
     kind = "-special" if "special" in data.about else kind
@@ -351,19 +353,19 @@ def write(data: Data, folder: Path) -> Path:
     return path
 
 
-def read(folder: Path) -> list[Data]:
+def read(folder: Path) -> list[ExperimentData]:
     """What :func:`write` has written there, in the order of :data:`PROBLEMS`."""
     paths = sorted(folder.glob("bench-*.json"))
     if not paths:
         raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")
-    found, names = {path: Data.read(path) for path in paths}, [*PROBLEMS, sweep.NAME]
+    found, names = {path: ExperimentData.read(path) for path in paths}, [*PROBLEMS, sweep.NAME]
     for path, data in found.items():
         if data.about.get("problem") not in names:
             raise ValueError(f"{path} does not hold what neula bench writes: take it out of the folder")
     return sorted(found.values(), key=lambda data: names.index(data.about["problem"]))
 
 
-def draw(results: list[Data]) -> Canvas:
+def draw(results: list[ExperimentData]) -> Canvas:
     """How many times as fast as torch, one picture for all problems."""
     canvas = new_canvas(5.5 * min(2, len(results)), 3.6 * -(-len(results) // 2))
     panels = canvas.subplots(-(-len(results) // 2), min(2, len(results)), squeeze=False).flatten()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from neula.cli.options import Mode
-from neula.cli.run import Run
+from neula.cli.run import CommandRun
 
 if TYPE_CHECKING:
     from neula.io.table import Table
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_factors(
-    run: Run, a: str, mode: Mode, output: str | None, q_file: str | None, r_file: str | None
+    run: CommandRun, a: str, mode: Mode, output: str | None, q_file: str | None, r_file: str | None
 ) -> None:
     """Raise before the work if the factors could not be written."""
     if mode is Mode.r and q_file is not None:
@@ -23,7 +23,7 @@ def check_factors(
 
 
 def write_factors(
-    run: Run, result: QRResult, a: Table, output: str | None, q_file: str | None, r_file: str | None
+    run: CommandRun, result: QRResult, a: Table, output: str | None, q_file: str | None, r_file: str | None
 ) -> None:
     """Write Q and R together, and each alone; the columns of R have the names of those of A."""
     r = {"R": replace(a, values=result.R)}

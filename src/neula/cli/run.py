@@ -81,7 +81,7 @@ class ProgressReport:
             self._console.print(f"neula: {stage}, {fraction:.0%} after {elapsed:.0f} s", soft_wrap=True)
 
 
-class Run:
+class CommandRun:
     """One run of a command: what it has read and written, the time it took, and how it ends."""
 
     def __init__(
@@ -186,7 +186,7 @@ class Run:
         self.progress(f"reading {argument}", 0.0)
         path, key = split_key(argument)
         return read_table(
-            self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.of(path),
+            self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.from_path(path),
             key=key,
             column_as_vector=name not in MATRICES,
             decimal=decimal,
@@ -357,7 +357,7 @@ def _as_bytes(answer: Answer) -> bytes:
 
 
 @contextmanager
-def running(command: str, as_json: bool = False) -> Iterator[Run]:
+def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
     """Show progress; turn errors and warnings into a line on stderr, and errors into an exit code."""
     err = show.plain_console(stderr=True)
     try:
@@ -368,7 +368,7 @@ def running(command: str, as_json: bool = False) -> Iterator[Run]:
 
             warnings.showwarning = in_one_line  # type: ignore[assignment]
             with ProgressReport(err) as progress, ExitStack() as held:
-                yield Run(command, as_json, err, progress, held)
+                yield CommandRun(command, as_json, err, progress, held)
     except BrokenPipeError:
         raise
     except Exception as error:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from neula.cli import show
-from neula.cli.run import Run
+from neula.cli.run import CommandRun
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +46,7 @@ def named(x: np.ndarray, a: Table, b: Table) -> Table:
     return Table(x, columns=b.columns or unnamed, rows=a.columns)
 
 
-def finish_solution(run: Run, result: LstsqResult | SolveResult, shown: show.Shown, a: Table) -> None:
+def finish_solution(run: CommandRun, result: LstsqResult | SolveResult, shown: show.Shown, a: Table) -> None:
     """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
     facts, rows = shown
     error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"

@@ -23,7 +23,7 @@ from neula.certificates.low_rank import low_rank_error
 from neula.certificates.qr import qr_certificate
 from neula.engines import FP64
 from neula.io.matrices import random_matrix
-from neula.papers.data import Data, Row, Rows, show
+from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import MARKERS, Axes, log_log
 from neula.papers.errors import optimality
 from neula.papers.measuring import circumstances, householder_flops, rested_seconds
@@ -75,7 +75,7 @@ def run(
     quick: bool = False,
     condition: float | None = None,
     special: bool = False,
-) -> Data:
+) -> ExperimentData:
     """Measure all sizes, or those that take a minute together; ``on_row`` gets each row as it comes.
 
     Matrices are normal, or have geometric singular values of a condition number; or problems are
@@ -83,7 +83,7 @@ def run(
     medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula takes no more than
     :data:`SLOWER` times the peer's and :data:`LATER`.
     """
-    rows = Rows()
+    rows = Measurements()
     for task in special_tasks(device) if special else tasks(device, condition):
         if quick and task.flops > QUICK_FLOPS:
             continue
@@ -94,7 +94,7 @@ def run(
     about = {"problem": NAME, "peer": PEER, "error": error, **circumstances(device)}
     about |= {} if condition is None else {"condition": condition}
     about |= {"special": True} if special else {}
-    return Data.of(about, rows)
+    return ExperimentData.from_rows(about, rows)
 
 
 def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
@@ -350,7 +350,7 @@ _HEADINGS = {
 }
 
 
-def table(data: Data) -> Table:
+def table(data: ExperimentData) -> Table:
     """The rows for a terminal."""
     count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
     condition = data.about.get("condition")
@@ -382,7 +382,7 @@ def line(row: Row) -> str:
     return f"{row['problem']} {row['shape']} {row['dtype']}: {show(row['ms'])} ms, {beside}, {row['method']}"
 
 
-def draw(axes: Axes, data: Data) -> None:
+def draw(axes: Axes, data: ExperimentData) -> None:
     """Each row is a point by the times of both; those below the line are fast."""
     for number, (problem, rows) in enumerate(data.rows.by("problem").items()):
         axes.plot(rows.numbers("peer_ms"), rows.numbers("ms"), MARKERS[number], label=problem, alpha=0.7)

@@ -103,7 +103,7 @@ class _Packed:
         ]
 
     @classmethod
-    def of(cls, results: Tensors) -> _Packed:
+    def from_tensors(cls, results: Tensors) -> _Packed:
         """Copy small results to a buffer."""
         places, end = [], 0
         for x in results:
@@ -317,7 +317,7 @@ def _capture(
     try:
         # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        outputs = _Packed.of(function(*inputs))
+        outputs = _Packed.from_tensors(function(*inputs))
         graph.capture_end()
     except BaseException as error:
         with contextlib.suppress(RuntimeError):  # what has failed, has not begun or is at its end

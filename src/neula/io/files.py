@@ -90,7 +90,7 @@ def read_matrix(
         An integer in a text, a table or a Matrix Market file is no float64.
     """
     return read_table(
-        InputFile.of(path),
+        InputFile.from_path(path),
         key=key,
         column_as_vector=column_as_vector,
         decimal=decimal,

@@ -26,7 +26,7 @@ _SWAPPED = str.maketrans(",.", ".,")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TextLayout:
     """How the lines of a file are to be read.
 
     Attributes
@@ -87,7 +87,7 @@ class Layout:
         return text if self.decimal == "." else text.translate(_SWAPPED)
 
 
-def layout_of(file: InputFile, decimal: str, header: bool | None) -> Layout:
+def layout_of(file: InputFile, decimal: str, header: bool | None) -> TextLayout:
     """Look at the first lines, and at all of them where these do not say whether they name columns.
 
     Raises
@@ -100,7 +100,7 @@ def layout_of(file: InputFile, decimal: str, header: bool | None) -> Layout:
     if first is None:
         raise FileError(f"{file.name}: holds no numbers")
     (number, text), (_, below) = first, second or first
-    layout = Layout(_delimiter(file, below, decimal), decimal)
+    layout = TextLayout(_delimiter(file, below, decimal), decimal)
     fields, width = layout.fields(text), len(layout.fields(below))
     layout = replace(layout, header=number, width=width)
     named, assumed = (header, "") if header is not None else _decided(file, layout, fields, second is None)
@@ -142,7 +142,7 @@ def lines_of(file: InputFile) -> Iterator[tuple[int, str]]:
             raise FileError(f"{file.name}: line {first} opens a quotation that is never closed")
 
 
-def below_header(file: InputFile, layout: Layout) -> Iterator[tuple[int, str]]:
+def below_header(file: InputFile, layout: TextLayout) -> Iterator[tuple[int, str]]:
     """The lines below the header."""
     return (line for line in lines_of(file) if line[0] > layout.header)
 
@@ -189,7 +189,7 @@ def _is_whole(field: str) -> bool:
     return re.fullmatch(r"[-+]?\d+", field) is not None
 
 
-def _decided(file: InputFile, layout: Layout, fields: Sequence[str], alone: bool) -> tuple[bool, str]:
+def _decided(file: InputFile, layout: TextLayout, fields: Sequence[str], alone: bool) -> tuple[bool, str]:
     """Whether the first line names columns, and by which option it would not, or would, if that is assumed.
 
     A whole number is a name where no number below it is a whole one, or where it is a year and no number

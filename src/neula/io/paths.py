@@ -69,7 +69,7 @@ class InputFile:
     name: str
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Self:
+    def from_path(cls, path: str | os.PathLike[str]) -> Self:
         """A file that is there, is not empty, and begins as its extension says."""
         path = Path(path)
         return cls(path, readable_kind(path), str(path))

@@ -102,17 +102,17 @@ def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
         return _parquet(x, columns)
     if columns is not None:
         raise TypeError(f"columns are for Parquet files, and x is a {type(x).__name__}: leave them out")
-    if isinstance(x, (Sliced, Parquet, Given)):
+    if isinstance(x, (SlicedArray, Parquet, ForeignSource)):
         return x
     if callable(getattr(x, "blocks", None)):
-        return Given(x)
+        return ForeignSource(x)
     if not (hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")):
         raise TypeError(f"a {type(x).__name__} has no rows to read: pass an array, or a source of row blocks")
-    return Sliced(x)
+    return SlicedArray(x)
 
 
 @dataclass(frozen=True)
-class Sliced:
+class SlicedArray:
     """An array that is read by slices: of a library for arrays in files, a memory map, or in memory.
 
     Attributes
@@ -201,7 +201,7 @@ class Parquet:
 
 
 @dataclass(frozen=True)
-class Given:
+class ForeignSource:
     """A source of somebody else's, whose blocks are as long as it likes.
 
     Attributes

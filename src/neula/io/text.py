@@ -22,7 +22,7 @@ import numpy as np
 
 from neula.errors import counted
 from neula.io.integers import WHOLE, inexact, is_exact
-from neula.io.layout import MISSING, Layout, below_header, hint, layout_of
+from neula.io.layout import MISSING, TextLayout, below_header, hint, layout_of
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, shorten
@@ -68,7 +68,7 @@ def read_text(
     return Table(values, names)
 
 
-def _wanted(file: InputFile, layout: Layout, key: str | None, tell: Message) -> list[int]:
+def _wanted(file: InputFile, layout: TextLayout, key: str | None, tell: Message) -> list[int]:
     """Places of the columns to read."""
     if len(layout.names) not in (0, layout.columns):
         raise FileError(f"{file.name}: {_fault(file, layout, [], 'nan') or 'names do not fit'}")
@@ -90,7 +90,7 @@ def _wanted(file: InputFile, layout: Layout, key: str | None, tell: Message) -> 
 
 
 def _numbers(
-    file: InputFile, layout: Layout, extent: Extent, wanted: Sequence[int], missing: MissingValues
+    file: InputFile, layout: TextLayout, extent: Extent, wanted: Sequence[int], missing: MissingValues
 ) -> np.ndarray:
     values = _parsed(file, layout, extent, wanted)
     if values is None or (missing != "nan" and np.isnan(values).any()):
@@ -105,7 +105,7 @@ def _numbers(
     return values
 
 
-def _refuse_rounding(file: InputFile, layout: Layout, wanted: Sequence[int]) -> None:
+def _refuse_rounding(file: InputFile, layout: TextLayout, wanted: Sequence[int]) -> None:
     for number, text in below_header(file, layout):
         if LONG.search(text):
             for i, field in ((i, layout.fields(text)[i]) for i in wanted):
@@ -113,7 +113,7 @@ def _refuse_rounding(file: InputFile, layout: Layout, wanted: Sequence[int]) -> 
                     raise inexact(f"{file.name}: line {number}, column {i + 1}", int(field))
 
 
-def _parsed(file: InputFile, layout: Layout, extent: Extent, wanted: Sequence[int]) -> np.ndarray | None:
+def _parsed(file: InputFile, layout: TextLayout, extent: Extent, wanted: Sequence[int]) -> np.ndarray | None:
     """The numbers, NaN for empty fields; None if something else is there than numbers."""
     has_pandas = importlib.util.find_spec("pandas") is not None
     large = extent.bytes >= LARGE
@@ -129,12 +129,12 @@ def _parsed(file: InputFile, layout: Layout, extent: Extent, wanted: Sequence[in
     return None
 
 
-def _by_numpy(file: InputFile, layout: Layout, wanted: Sequence[int]) -> np.ndarray:
+def _by_numpy(file: InputFile, layout: TextLayout, wanted: Sequence[int]) -> np.ndarray:
     lines = _regular_lines(file, layout)
     return np.loadtxt(lines, delimiter=layout.delimiter, usecols=wanted, ndmin=2, quotechar='"')
 
 
-def _by_pandas(file: InputFile, layout: Layout, wanted: Sequence[int], comments: bool) -> np.ndarray:
+def _by_pandas(file: InputFile, layout: TextLayout, wanted: Sequence[int], comments: bool) -> np.ndarray:
     import pandas as pd
 
     # Since version 3.1 the default rounds correctly, and asking for it is deprecated.
@@ -185,7 +185,7 @@ def _extent(file: InputFile) -> Extent:
     return Extent(size, lines + (line > 0), comments)
 
 
-def _regular_lines(file: InputFile, layout: Layout) -> Iterator[str]:
+def _regular_lines(file: InputFile, layout: TextLayout) -> Iterator[str]:
     """The lines of numbers with decimal points; ValueError at one that has another number of fields."""
     for _, text in below_header(file, layout):
         if layout.delimiter is None or '"' in text:
@@ -200,7 +200,7 @@ def _regular_lines(file: InputFile, layout: Layout) -> Iterator[str]:
 # --- what is wrong with them ------------------------------------------------------------------------------
 
 
-def _fault(file: InputFile, layout: Layout, wanted: Sequence[int], missing: MissingValues) -> str | None:
+def _fault(file: InputFile, layout: TextLayout, wanted: Sequence[int], missing: MissingValues) -> str | None:
     """Say what cannot be read, and in which line, as an editor counts; None if nothing is wrong."""
     widths = Counter(len(layout.fields(text)) for _, text in below_header(file, layout))
     named = len(layout.names)

@@ -22,7 +22,7 @@ GROUP = 8
 """Tiles are taken in bands of so many rows of tiles, whose operands stay in the cache."""
 
 
-class Config(NamedTuple):
+class BatchedProductConfig(NamedTuple):
     """How a product is cut up: the tile of a thread block, what is loaded at a time, warps, stages."""
 
     rows: int
@@ -32,13 +32,13 @@ class Config(NamedTuple):
     stages: int
 
 
-SQUARE = {1: Config(128, 128, 64, 8, 3), 2: Config(128, 128, 64, 8, 3)}
+SQUARE = {1: BatchedProductConfig(128, 128, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
 """By the number of parts, of symmetric products: tiles on the diagonal are squares."""
 
-WIDE = {1: Config(128, 256, 64, 8, 3), 2: Config(128, 128, 64, 8, 3)}
+WIDE = {1: BatchedProductConfig(128, 256, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
 """The same of others."""
 
-SMALL = Config(32, 32, 32, 4, 2)
+SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 """For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""
 
 TINY = 64
@@ -54,7 +54,7 @@ def batched_product_triton(
     shift: float = 0.0,
     scales: torch.Tensor | None = None,
     symmetric: bool = False,
-    config: Config | None = None,
+    config: BatchedProductConfig | None = None,
 ) -> torch.Tensor:
     """:func:`neula.kernels.batched_product.batched_product` by the kernel, queued on the current stream."""
     (parts, batch, m, k), n = a.shape, b.shape[3]
@@ -81,7 +81,7 @@ def batched_product_triton(
     return out
 
 
-def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> Config:
+def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> BatchedProductConfig:
     if not on_gpu or min(m, n) <= TINY:
         return SMALL
     return (SQUARE if symmetric else WIDE)[parts]

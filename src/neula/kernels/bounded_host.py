@@ -18,7 +18,7 @@ from neula.kernels.host_matrices import address_of, pointer_to
 from neula.kernels.host_source import load
 
 
-class Limits(NamedTuple):
+class BoundedLimits(NamedTuple):
     """What decides.
 
     Attributes
@@ -92,7 +92,7 @@ class Numbers(NamedTuple):
     margin: float
 
 
-class Minimum(NamedTuple):
+class BoundedMinimum(NamedTuple):
     """A solution.
 
     Attributes
@@ -121,8 +121,8 @@ def available() -> bool:
 
 
 def minimum(
-    a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: Limits, *, of_all: bool
-) -> Minimum | None:
+    a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: BoundedLimits, *, of_all: bool
+) -> BoundedMinimum | None:
     """Solve and measure; None where there is no end, and for numbers that are not moderate.
 
     Parameters
@@ -133,17 +133,17 @@ def minimum(
         Likewise.
     bounds : array, shape (2, n)
         float64, without gaps.
-    limits : Limits
+    limits : BoundedLimits
     of_all : bool
         Whether norms of all columns and the solution without bounds are asked for.
 
     Examples
     --------
     >>> import numpy as np, torch
-    >>> from neula.kernels.bounded_host import Limits, minimum
+    >>> from neula.kernels.bounded_host import BoundedLimits, minimum
     >>> a, b = torch.eye(2), torch.tensor([[2.0], [-3.0]])
     >>> bounds = np.array([[0.0, 0.0], [np.inf, np.inf]])
-    >>> found = minimum(a, b, bounds, Limits(2.0**200, 1e-9, 1e-8, 4, 3, 100), of_all=False)
+    >>> found = minimum(a, b, bounds, BoundedLimits(2.0**200, 1e-9, 1e-8, 4, 3, 100), of_all=False)
     >>> found is None or found.x.tolist()
     [2.0, 0.0]
     """
@@ -159,7 +159,7 @@ def minimum(
     ):
         return None
     x, at, sizes, unbounded = found[first:].reshape(4, n)
-    return Minimum(Numbers(*found[:first].tolist()), x, at, sizes, unbounded)
+    return BoundedMinimum(Numbers(*found[:first].tolist()), x, at, sizes, unbounded)
 
 
 @lru_cache(maxsize=1)

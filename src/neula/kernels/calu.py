@@ -20,7 +20,7 @@ HALF = WIDTH // 2
 @trial("The kernels of pivoted panels", "matrices that need pivoting are left to the library")
 def _tried(device: torch.device) -> None:
     panel = torch.zeros(WIDTH, 3 * WIDTH, dtype=torch.float32, device=device)
-    found, lower = PanelFactors.of(panel, torch.float16), panel.half()
+    found, lower = PanelFactors.for_panel(panel, torch.float16), panel.half()
     block, upper = panel[:, WIDTH : 2 * WIDTH].contiguous(), lower.new_zeros(3 * WIDTH, 3 * WIDTH)
     rows_of_u.kernel(panel, lower, upper, found, 0)
     update.kernel(panel, lower, upper, 0, block)

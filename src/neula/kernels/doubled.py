@@ -68,7 +68,7 @@ class Doubled:
     --------
     >>> import torch
     >>> third = torch.tensor([[[1 / 3]]], dtype=torch.float64)
-    >>> high, low = Doubled.of(third).residual(torch.full_like(third, 3.0), torch.ones_like(third))
+    >>> high, low = Doubled.from_matrix(third).residual(torch.full_like(third, 3.0), torch.ones_like(third))
     >>> high.item() * 2**54, low.item()
     (1.0, 0.0)
     """
@@ -82,7 +82,7 @@ class Doubled:
     turned: bool = False
 
     @classmethod
-    def of(cls, a: torch.Tensor, columns: torch.Tensor | None = None) -> Doubled:
+    def from_matrix(cls, a: torch.Tensor, columns: torch.Tensor | None = None) -> Doubled:
         """Prepare matrices; they may not change as long as products are wanted.
 
         Parameters
@@ -268,7 +268,7 @@ def many_products(
     b: torch.Tensor | None = None,
     columns: torch.Tensor | None = None,
 ) -> Pair:
-    """The same for many vectors; ``columns`` as for :meth:`Doubled.of`."""
+    """The same for many vectors; ``columns`` as for :meth:`Doubled.from_matrix`."""
     return doubled_product(a, x, x_low, b)
 
 

@@ -50,7 +50,7 @@ def doubled_normal(
     >>> residual[0].item() * 2**54, gradient[0].item() * 3 * 2**54
     (1.0, 1.0)
     """
-    doubled = Doubled.of(a[None])
+    doubled = Doubled.from_matrix(a[None])
     high, low = doubled.residual(x[None], b[None], x_low[None])
     gradient, rest = doubled.transposed_pair(high, low)
     return (high[0], low[0]), (gradient[0], rest[0])

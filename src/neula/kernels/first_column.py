@@ -15,7 +15,7 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 
 
-class Projected(NamedTuple):
+class ProjectedMatrices(NamedTuple):
     """A batch of matrices in double precision.
 
     Attributes
@@ -46,7 +46,7 @@ def _any(a: torch.Tensor, *_: object) -> bool:
 
 
 @kernel("neula.kernels.first_column_triton:without_first_column_triton", trial=_tried, when=_any)
-def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> Projected:
+def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:
     """Matrices in double precision, their first column projected out of the others.
 
     Parameters
@@ -58,7 +58,7 @@ def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> Projected:
 
     Returns
     -------
-    Projected
+    ProjectedMatrices
 
     Examples
     --------
@@ -78,14 +78,14 @@ def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> Projected:
     multiples = (first * work).sum(1) / first.square().sum(1)
     multiples[:, 0] = 0
     multiples.masked_fill_(vanished | vanished[:, :1], 0.0)
-    return Projected(work.sub_(first * multiples[:, None]), multiples, vanished)
+    return ProjectedMatrices(work.sub_(first * multiples[:, None]), multiples, vanished)
 
 
 @kernel("neula.kernels.first_column_triton:with_first_column_triton", trial=_tried, when=_any)
 def with_first_column(
     r: torch.Tensor, multiples: torch.Tensor, vanished: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """R of the matrices as they were, given that of :class:`Projected` ones: zero where columns vanish.
+    """R of the matrices as they were, given R of :class:`ProjectedMatrices`: zero where columns vanish.
 
     Parameters
     ----------

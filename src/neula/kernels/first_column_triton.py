@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from neula.kernels.first_column import Projected
+from neula.kernels.first_column import ProjectedMatrices
 
 ROWS, COLUMNS, WARPS = 64, 32, 4
 """Of a block of A: its rows are read twice, the second time from the cache."""
@@ -17,7 +17,7 @@ SIDE = 64
 """Of a block of R."""
 
 
-def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> Projected:
+def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:
     """:func:`neula.kernels.first_column.without_first_column` by the kernel, queued on the current stream."""
     count, m, n = a.shape
     work = torch.empty(a.shape, dtype=torch.float64, device=a.device)
@@ -31,7 +31,7 @@ def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> Project
             *(ROWS, COLUMNS),
             num_warps=WARPS,
         )
-    return Projected(work, multiples, vanished)
+    return ProjectedMatrices(work, multiples, vanished)
 
 
 def with_first_column_triton(

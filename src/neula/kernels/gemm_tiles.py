@@ -7,7 +7,7 @@ from typing import NamedTuple
 from neula.kernels.parts import Scheme
 
 
-class Config(NamedTuple):
+class GemmConfig(NamedTuple):
     """How the product is cut up.
 
     Attributes
@@ -27,15 +27,19 @@ class Config(NamedTuple):
     stages: int
 
 
-def configs(scheme: Scheme) -> list[Config]:
+def configs(scheme: Scheme) -> list[GemmConfig]:
     """How products may be cut up, what is best for large ones first."""
     run = 128 // scheme.dtype.itemsize
     if scheme.parts == 1:
-        return [Config(128, 256, run, 8, 3), Config(128, 128, run, 8, 4), Config(64, 64, run, 4, 3)]
+        return [
+            GemmConfig(128, 256, run, 8, 3),
+            GemmConfig(128, 128, run, 8, 4),
+            GemmConfig(64, 64, run, 4, 3),
+        ]
     less = scheme.parts - 2  # a third part needs the room of a stage
     return [
-        Config(128, 128, run, 8, 3 - less),
-        Config(64, 128, run, 4, 2),
-        Config(64, 64, run, 4, 3 - less),
-        Config(64, 64, run // 2, 4, 2),
+        GemmConfig(128, 128, run, 8, 3 - less),
+        GemmConfig(64, 128, run, 4, 2),
+        GemmConfig(64, 64, run, 4, 3 - less),
+        GemmConfig(64, 64, run // 2, 4, 2),
     ]

@@ -25,7 +25,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from neula.kernels.gemm import Total, combine, empty_gram
 from neula.kernels.gemm_split_triton import PAD, Parts, split, split_into
-from neula.kernels.gemm_tiles import Config, configs
+from neula.kernels.gemm_tiles import GemmConfig, configs
 from neula.kernels.kept import Kept
 from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
@@ -50,7 +50,7 @@ def gemm_triton(
     alpha: float = 1.0,
     beta: float = 0.0,
     c: torch.Tensor | None = None,
-    config: Config | None = None,
+    config: GemmConfig | None = None,
     pieces: int | None = None,
     bound: float | torch.Tensor | None = None,
     triangular: bool = False,
@@ -65,7 +65,7 @@ def gemm_triton(
     scheme : Scheme
     alpha, beta : float
     c : Tensor, shape (m, n), optional
-    config : Config, optional
+    config : GemmConfig, optional
         By default that of :func:`configs` with the widest tiles that fill the GPU.
     pieces : int, optional
         Into how many pieces k is cut; by default one, or more where the tiles of C are too few for the GPU.
@@ -79,7 +79,7 @@ def gemm_triton(
     Tensor, shape (m, n)
     """
     with torch.cuda.device_of(a):
-        product = _Product(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
+        product = _SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
         config = config or _filling(product)
         target = a.new_empty(product.shape) if c is None else c
         return product(target, alpha, beta, config, pieces or product.pieces(config))
@@ -102,11 +102,11 @@ def corrected_projection_triton(
         for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
             # Without gaps: what is sent need not be copied before and after.
             image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
-            _Product(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
+            _SplitProduct(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
             if total is not None:
                 total(image)
                 r_part.copy_(image)
-            _Product(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
+            _SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
 
 
 def gram_triton(
@@ -118,7 +118,7 @@ def gram_triton(
         fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
         for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
             whole = split(some.mT, scheme, scales=scales)
-            _Product(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
+            _SplitProduct(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
     return g
 
 
@@ -133,12 +133,12 @@ def multiply_kept_triton(
 ) -> torch.Tensor:
     """:func:`neula.kernels.kept.multiply_kept` by the kernel, queued on the current stream."""
     with torch.cuda.device_of(c):
-        product = _Product(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
+        product = _SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
         config = _first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
         return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)
 
 
-class _Product:
+class _SplitProduct:
     """Split operands, and what it takes to multiply them.
 
     ``lower``: nothing is added to tiles of C above the diagonal; ``triangular``: B is upper triangular.
@@ -152,14 +152,14 @@ class _Product:
         self.shape = (a.parts.shape[1], b.parts.shape[1])
         self.k = a.parts.shape[2]
 
-    def tiles(self, config: Config) -> int:
+    def tiles(self, config: GemmConfig) -> int:
         """How many there are with something to multiply."""
         down, across = ceil_div(self.shape[0], config.rows), ceil_div(self.shape[1], config.columns)
         if not self.lower:
             return down * across
         return sum(min(across, ceil_div((i + 1) * config.rows, config.columns)) for i in range(down))
 
-    def pieces(self, config: Config, waves: int = 2, spare: int = 0) -> int:
+    def pieces(self, config: GemmConfig, waves: int = 2, spare: int = 0) -> int:
         """Into how many pieces k should be cut so that every multiprocessor has something to do."""
         if not self.a.parts.is_cuda:
             return 1
@@ -167,7 +167,7 @@ class _Product:
         return max(1, min(self.k // MIN_PIECE, blocks // self.tiles(config)))
 
     def __call__(
-        self, c: torch.Tensor, alpha: float, beta: float, config: Config, pieces: int, spare: int = 0
+        self, c: torch.Tensor, alpha: float, beta: float, config: GemmConfig, pieces: int, spare: int = 0
     ) -> torch.Tensor:
         if pieces == 1:
             self._launch(c[None], alpha, beta, config, spare)
@@ -181,7 +181,7 @@ class _Product:
         config = _filling(self)
         self(c, alpha, beta, config, self.pieces(config))
 
-    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: Config, spare: int) -> None:
+    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: GemmConfig, spare: int) -> None:
         """Products of the pieces of k into the matrices of ``c``."""
         m, n = self.shape
         piece = share(self.k, len(c), config.run)
@@ -210,7 +210,7 @@ class _Product:
         return descriptors + [None] * (3 - len(descriptors))
 
 
-def _filling(product: _Product) -> Config:
+def _filling(product: _SplitProduct) -> GemmConfig:
     """The widest tile of which there are as many as multiprocessors, or more; else the smallest one.
 
     On an H200 the fastest one for all shapes from 16^3 to 16384^3, but for a few percent.
@@ -223,7 +223,7 @@ def _filling(product: _Product) -> Config:
 
 
 @lru_cache(maxsize=128)
-def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Config, ...]) -> Config:
+def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[GemmConfig, ...]) -> GemmConfig:
     """The first configuration that this GPU has the shared memory and the registers for."""
     *others, last = candidates
     if device.type != "cuda":  # the interpreter: small tiles take less time
@@ -232,7 +232,7 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Con
     for config in others:
         with contextlib.suppress(Exception):
             room = torch.empty(PAD, PAD, dtype=torch.float32, device=device)
-            _Product(one, one, scheme)(room, 1.0, 0.0, config, 1)
+            _SplitProduct(one, one, scheme)(room, 1.0, 0.0, config, 1)
             return config
     return last
 

@@ -46,7 +46,7 @@ class Kept:
     scheme: Scheme = SCHEMES["fp16_cor"]
 
     @classmethod
-    def of(cls, x: torch.Tensor) -> Self:
+    def from_matrix(cls, x: torch.Tensor) -> Self:
         """Of a float32 matrix that is there."""
         m, k = x.shape
         kept = cls.room(m, k, torch.linalg.vector_norm(x, torch.inf, dim=1))
@@ -122,7 +122,7 @@ def multiply_kept(
     Examples
     --------
     >>> import torch
-    >>> kept = Kept.of(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> kept = Kept.from_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     >>> multiply_kept(torch.ones(2, 2), kept, kept, alpha=1.0, beta=-1.0)
     tensor([[ 4., 10.],
             [10., 24.]])

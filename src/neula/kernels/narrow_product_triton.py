@@ -20,7 +20,7 @@ from torch.nn import functional
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 
 
-class Config(NamedTuple):
+class NarrowProductConfig(NamedTuple):
     """How a product is dealt out.
 
     Attributes
@@ -40,14 +40,16 @@ class Config(NamedTuple):
     blocks: int
 
 
-BY_ROWS, BY_COLUMNS = Config(128, 32, 8, 4, 2), Config(128, 64, 8, 3, 2)
+BY_ROWS, BY_COLUMNS = NarrowProductConfig(128, 32, 8, 4, 2), NarrowProductConfig(128, 64, 8, 3, 2)
 """Where A is contiguous in rows, and where it is in columns."""
 
 LEAST = 16
 """Columns of the smallest product of the unit."""
 
 
-def narrow_product_triton(a: torch.Tensor, x: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
+def narrow_product_triton(
+    a: torch.Tensor, x: torch.Tensor, *, config: NarrowProductConfig | None = None
+) -> torch.Tensor:
     """:func:`neula.kernels.narrow_product.narrow_product` by the kernel, queued on the current stream."""
     (m, n), k = a.shape, x.shape[1]
     by_rows = a.stride(1) == 1

@@ -16,7 +16,7 @@ from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors
 @trial("The kernels that end a panel", "a few dozen of the library's take their place")
 def _tried(device: torch.device) -> None:
     lower = torch.eye(WIDTH, device=device, dtype=torch.float16)
-    found = PanelFactors.of(lower.float(), torch.float16)
+    found = PanelFactors.for_panel(lower.float(), torch.float16)
     end_panel.kernel(lower, lower.clone(), found)
 
 

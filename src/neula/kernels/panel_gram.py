@@ -39,7 +39,7 @@ class PanelGram(NamedTuple):
     second: torch.Tensor
 
     @classmethod
-    def of(cls, gram: torch.Tensor) -> PanelGram:
+    def from_gram(cls, gram: torch.Tensor) -> PanelGram:
         """The blocks of a whole one."""
         return cls(gram[:WIDTH, :WIDTH], gram[:WIDTH, WIDTH:], gram[WIDTH:, WIDTH:])
 

@@ -15,9 +15,9 @@ import triton.language as tl
 
 from neula.kernels.launch import elements_at_a_time, multiprocessors, share
 from neula.kernels.panel_gram import LOST, WIDTH, PanelGram
-from neula.kernels.tall_gram_triton import Config, sum_of_blocks
+from neula.kernels.tall_gram_triton import TallGramConfig, sum_of_blocks
 
-GRAM = Config(128, 8, 3, 1)
+GRAM = TallGramConfig(128, 8, 3, 1)
 """8192 x 256 take 10.7 us, 131072 x 256 38."""
 
 TILE = 32

@@ -34,7 +34,7 @@ class Reflectors:
     t: torch.Tensor
 
     @classmethod
-    def of(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
+    def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
         """Those of ``H_j = I - tau_j y_j y_j^T``, in another precision.
 
         By ``T^-1 = diag(1 / tau) + striu(Y^T Y)``, written so that ``tau_j`` may be zero. On a CPU nothing

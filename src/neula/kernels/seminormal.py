@@ -36,11 +36,11 @@ NAMES = (
     "rank",
     "zero",
 )
-"""What :attr:`Seminormal.numbers` says of each problem: of several right-hand sides the worst counts."""
+"""What :attr:`SeminormalSolutions.numbers` says of each problem: of several right-hand sides the worst."""
 
 
 @dataclass(frozen=True)
-class Limits:
+class RefinementLimits:
     """What decides, when to stop and what to believe.
 
     Attributes
@@ -77,7 +77,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Square:
+class SquareSystemLimits:
     """What is different for linear systems: backward errors are in the infinity norm, of A as it is.
 
     Attributes
@@ -95,7 +95,7 @@ class Square:
     definite: bool
 
 
-class Seminormal(NamedTuple):
+class SeminormalSolutions(NamedTuple):
     """Solutions with their evidence, float64 where nothing else is said.
 
     Attributes
@@ -149,8 +149,8 @@ def in_cuda(n: int, count: int) -> bool:
 def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
     a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
     a = a if columns == MAX_COLUMNS else a.expand(FEW + 1, -1, -1)
-    limits = Limits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
-    solved(a, a[..., :1], a.dtype, limits, Square(2.0, 2.0, definite=True) if square else None)
+    limits = RefinementLimits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    solved(a, a[..., :1], a.dtype, limits, SquareSystemLimits(2.0, 2.0, definite=True) if square else None)
 
 
 def takes(a: torch.Tensor, *, square: bool = False) -> bool:
@@ -163,8 +163,12 @@ def takes(a: torch.Tensor, *, square: bool = False) -> bool:
 
 
 def solved(
-    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
-) -> Seminormal:
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
     """Solve, refine and measure some problems, queued on the current stream.
 
     Parameters
@@ -175,8 +179,8 @@ def solved(
         Likewise.
     dtype : torch.dtype
         To which x is rounded.
-    limits : Limits
-    square : Square, optional
+    limits : RefinementLimits
+    square : SquareSystemLimits, optional
         Where the problems are linear systems.
     """
     if in_cuda(a.shape[2], len(a)):

@@ -16,7 +16,7 @@ import torch
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import multiprocessors, shared_memory
 from neula.kernels.magnitudes import MODERATE
-from neula.kernels.seminormal import MAX_COLUMNS, Limits, Seminormal, Square
+from neula.kernels.seminormal import MAX_COLUMNS, RefinementLimits, SeminormalSolutions, SquareSystemLimits
 
 THREADS = 256
 
@@ -45,8 +45,12 @@ def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
 
 
 def seminormal_cuda(
-    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
-) -> Seminormal:
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
     """:func:`neula.kernels.seminormal.solved` by the kernel, queued on the current stream.
 
     Raises
@@ -58,7 +62,7 @@ def seminormal_cuda(
         a, b = a.double(), b.double()
     a, b = (x if max(x.stride()) < 1 << 31 else x.contiguous() for x in (a, b))
     (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
-    found = Seminormal.empty(count, n, k, a.device)
+    found = SeminormalSolutions.empty(count, n, k, a.device)
     most = shared_memory(a.device)
     half = most // 2 - RESERVED  # two thread blocks hide one another's waits
     halved = count > multiprocessors(a.device) and shared_bytes(n, size, min(m, MAX_COLUMNS)) <= half
@@ -82,7 +86,7 @@ def seminormal_cuda(
 
 @lru_cache(maxsize=64)
 def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """``Limits`` of the kernel, where it reads them."""
+    """``RefinementLimits`` of the kernel, where it reads them."""
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 

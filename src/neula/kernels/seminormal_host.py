@@ -18,13 +18,13 @@ import torch
 from neula.kernels.host_matrices import address_of, place_of, pointer_to
 from neula.kernels.host_source import load
 from neula.kernels.magnitudes import MODERATE
-from neula.kernels.seminormal import NAMES, Limits
+from neula.kernels.seminormal import NAMES, RefinementLimits
 
 NUMBERS = (*NAMES, "steps", "way")
-"""What is said of each problem, how many updates were made, and which :class:`Way` was the last one."""
+"""What is said of each problem, how many updates were made, and the last :class:`SolutionMethod`."""
 
 
-class Way(IntEnum):
+class SolutionMethod(IntEnum):
     """How a problem is solved: by the factor of a Gram matrix; by shifted Cholesky QR where columns are too
     dependent for that; the shortest solution by the factor for few rows, and by pivots for dependent columns.
     """
@@ -54,7 +54,7 @@ class Probes(NamedTuple):
     rounding: float
 
 
-class Solved:
+class SeminormalHostSolutions:
     """Solutions with their evidence: NaN where numbers are not moderate, or no R is good enough.
 
     Parameters
@@ -90,14 +90,14 @@ def solved(
     a: torch.Tensor,
     b: torch.Tensor,
     dtype: torch.dtype,
-    limits: Limits,
+    limits: RefinementLimits,
     backward: float = np.inf,
     certain: float = 0.0,
     *,
     rcond: float = 0.0,
     rounding: float = np.inf,
     probes: Probes | None = None,
-) -> Solved | None:
+) -> SeminormalHostSolutions | None:
     """Solve, refine and measure some problems; None where there is too little memory, or no compiler.
 
     Parameters
@@ -108,7 +108,7 @@ def solved(
         Likewise.
     dtype : torch.dtype
         float64 or float32, to which x is rounded.
-    limits : Limits
+    limits : RefinementLimits
     backward : float, optional
         What the backward error of what is accepted may be.
     certain : float, optional
@@ -124,9 +124,9 @@ def solved(
     Examples
     --------
     >>> import torch
-    >>> from neula.kernels.seminormal import Limits
+    >>> from neula.kernels.seminormal import RefinementLimits
     >>> from neula.kernels.seminormal_host import solved
-    >>> limits = Limits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
     >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
     >>> found is None or found.x.item()
     2.0
@@ -135,13 +135,13 @@ def solved(
     count = len(a) if a.ndim == 3 else 1
     found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
     given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, certain, rcond, rounding)
-    of_rate = None if probes is None else _Probes.of(probes)
+    of_rate = None if probes is None else _ProbesStructure.from_probes(probes)
     if function is None or not function(*given, of_rate, dtype == torch.float32, address_of(found)):
         return None
-    return Solved(found, count, n, k)
+    return SeminormalHostSolutions(found, count, n, k)
 
 
-class _Probes(ctypes.Structure):
+class _ProbesStructure(ctypes.Structure):
     _fields_ = (
         ("vectors", ctypes.c_void_p),
         ("count", ctypes.c_long),
@@ -150,15 +150,15 @@ class _Probes(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, probes: Probes) -> ctypes.Array[_Probes]:
+    def from_probes(cls, probes: Probes) -> ctypes.Array[_ProbesStructure]:
         """A pointer to them, while they are kept alive."""
         vectors, margin, rounding = probes
         return (cls * 1)(cls(place_of(vectors), vectors.shape[1], margin, rounding))
 
 
 @lru_cache(maxsize=64)
-def _numbers(limits: Limits, *others: float) -> ctypes.Array[ctypes.c_double]:
-    """``Limits`` of the kernel."""
+def _numbers(limits: RefinementLimits, *others: float) -> ctypes.Array[ctypes.c_double]:
+    """``RefinementLimits`` of the kernel."""
     of = limits
     return (ctypes.c_double * 13)(
         *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
 from neula.kernels.magnitudes import MODERATE
-from neula.kernels.seminormal import Limits, Seminormal, Square, columns_of
+from neula.kernels.seminormal import RefinementLimits, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.kernels.tiles_triton import (
     block_of,
     largest_of,
@@ -60,13 +60,17 @@ DTYPES = {
 
 
 def seminormal_triton(
-    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, limits: Limits, square: Square | None = None
-) -> Seminormal:
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
     """:func:`neula.kernels.seminormal.solved` by the kernel, queued on the current stream."""
     # Triton 3.6 cannot lower products in double precision of what was loaded in half precision.
     a, b = (x.float() if x.dtype.itemsize < 4 else x for x in (a, b))
     (count, m, n), k = a.shape, b.shape[2]
-    found = Seminormal.empty(count, n, k, a.device)
+    found = SeminormalSolutions.empty(count, n, k, a.device)
     columns = columns_of(n)
     narrow = columns <= PER_WARP
     together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)

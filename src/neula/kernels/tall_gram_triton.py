@@ -30,7 +30,7 @@ from neula.kernels.tall import COLUMNS
 BLOCK_COLUMNS = 128
 
 
-class Config(NamedTuple):
+class TallGramConfig(NamedTuple):
     """How a pass over the matrix is cut up.
 
     Rows of the Gram matrix are those that are summed on the unit, which truncates, before the sum is added
@@ -50,11 +50,11 @@ class Config(NamedTuple):
     blocks: int
 
 
-GRAM = {64: Config(32, 4, 4, 2), 128: Config(64, 8, 3, 1), 256: Config(64, 8, 3, 1)}
+GRAM = {64: TallGramConfig(32, 4, 4, 2), 128: TallGramConfig(64, 8, 3, 1), 256: TallGramConfig(64, 8, 3, 1)}
 """For matrices of up to so many columns, as measured on an H200: 4194304 x 128 take 0.76 ms, with blocks of
 32 rows 0.81, of 128 rows 0.88."""
 
-ACROSS = Config(64, 8, 3, 1)
+ACROSS = TallGramConfig(64, 8, 3, 1)
 """For the block of the Gram matrix between the first 128 columns and the others: 1048576 x 256 take 0.78 ms,
 with two stages 0.87."""
 
@@ -68,13 +68,13 @@ TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
 
 
-def tall_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
+def tall_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = None) -> torch.Tensor:
     """:func:`neula.kernels.tall.tall_gram` by the kernels, queued on the current stream."""
     total = tall_half_gram_triton(a, config=config)
     return total.add(total.mT).mul_(0.5)
 
 
-def tall_half_gram_triton(a: torch.Tensor, *, config: Config | None = None) -> torch.Tensor:
+def tall_half_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = None) -> torch.Tensor:
     """``H^T (H + 2 L)``: a matrix whose symmetric part is :func:`tall_gram_triton`."""
     m, n = a.shape
     width = width_of(n)
@@ -114,7 +114,7 @@ def samples_of(chunk: int, rows: int) -> int:
     return max(1, min(SAMPLES, chunk // rows))
 
 
-def config_for(table: dict[int, Config], n: int) -> Config:
+def config_for(table: dict[int, TallGramConfig], n: int) -> TallGramConfig:
     return table[next(columns for columns in COLUMNS if n <= columns)]
 
 

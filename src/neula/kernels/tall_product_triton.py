@@ -21,19 +21,23 @@ from neula.kernels.parts_triton import (
     split,
     times_power_of_two,
 )
-from neula.kernels.tall_gram_triton import BLOCK_COLUMNS, Config, config_for, width_of
+from neula.kernels.tall_gram_triton import BLOCK_COLUMNS, TallGramConfig, config_for, width_of
 
-PRODUCT = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2), 256: Config(64, 4, 2, 2)}
+PRODUCT = {
+    64: TallGramConfig(64, 4, 2, 3),
+    128: TallGramConfig(64, 4, 2, 2),
+    256: TallGramConfig(64, 4, 2, 2),
+}
 """For the first 128 columns: 4194304 x 128 take 1.2 ms, with one thread block of 128 rows 1.6, and with W as
 a whole, which leaves no room for a second thread block with its loads in flight, 1.44 at best."""
 
-PANEL = {64: Config(64, 4, 2, 3), 128: Config(64, 4, 2, 2)}
+PANEL = {64: TallGramConfig(64, 4, 2, 3), 128: TallGramConfig(64, 4, 2, 2)}
 """For panels, in place."""
 
-NARROW_PANEL = {64: Config(64, 4, 3, 3), 128: Config(64, 4, 3, 2)}
+NARROW_PANEL = {64: TallGramConfig(64, 4, 3, 3), 128: TallGramConfig(64, 4, 3, 2)}
 """For those in half precision."""
 
-BEYOND = Config(128, 8, 1, 1)
+BEYOND = TallGramConfig(128, 8, 1, 1)
 """For the columns beyond: 0.9 ms for 1048576 x 256, with 64 rows 1.2."""
 
 TOP = 14
@@ -45,7 +49,7 @@ LARGEST = 126
 
 
 def tall_product_triton(
-    a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, *, config: Config | None = None
+    a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, *, config: TallGramConfig | None = None
 ) -> torch.Tensor:
     """:func:`neula.kernels.tall.tall_product` by the kernels, queued on the current stream.
 
@@ -88,7 +92,7 @@ def multiply_panel_triton(
     norms: torch.Tensor,
     low: torch.Tensor | None = None,
     *,
-    config: Config | None = None,
+    config: TallGramConfig | None = None,
 ) -> None:
     """:func:`neula.kernels.tall.multiply_panel` by the kernel, queued on the current stream."""
     _multiply_columns(a, w, norms, a, low, config)
@@ -100,7 +104,7 @@ def _multiply_columns(
     sizes: torch.Tensor,
     q: torch.Tensor,
     low: torch.Tensor | None,
-    config: Config | None,
+    config: TallGramConfig | None,
 ) -> None:
     """``Q = A W`` for column-major A and Q, which may be one."""
     m, n = a.shape

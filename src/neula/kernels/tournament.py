@@ -58,7 +58,7 @@ class PanelFactors:
     low: torch.dtype
 
     @classmethod
-    def of(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
+    def for_panel(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
         """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
         m, r = panel.shape
         factors, l_inverses, u_inverses = panel.new_empty(
@@ -87,7 +87,7 @@ def room_for_rounds(m: int) -> int:
 @trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
 def _tried(device: torch.device) -> None:
     block = torch.eye(WIDTH, dtype=torch.float32, device=device)
-    play.kernel(block, PanelFactors.of(block, torch.float16), 0, WIDTH)
+    play.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
 
 
 @kernel("neula.kernels.tournament_cuda:play_cuda", trial=_tried)

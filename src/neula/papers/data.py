@@ -17,19 +17,21 @@ WIDE = 140
 Row = dict[str, Any]
 
 
-class Scale(StrEnum):
+class ExperimentScale(StrEnum):
     """How large the matrices of an experiment are."""
 
     small = "small"
     paper = "paper"
 
 
-class Rows(list[Row]):
+class Measurements(list[Row]):
     """Measurements in the order in which they were taken; a field that a row lacks is None."""
 
-    def where(self, **values: Any) -> Rows:
+    def where(self, **values: Any) -> Measurements:
         """The rows that have these values."""
-        return Rows(row for row in self if all(row.get(name) == value for name, value in values.items()))
+        return Measurements(
+            row for row in self if all(row.get(name) == value for name, value in values.items())
+        )
 
     def column(self, name: str) -> list[Any]:
         """One field of all rows."""
@@ -39,7 +41,7 @@ class Rows(list[Row]):
         """One field of all rows; NaN, which no comparison lets pass, where it was not finite."""
         return [math.nan if value is None else value for value in self.column(name)]
 
-    def by(self, name: str) -> dict[Hashable, Rows]:
+    def by(self, name: str) -> dict[Hashable, Measurements]:
         """Rows that share a value, for each value in order of appearance."""
         return {value: self.where(**{name: value}) for value in dict.fromkeys(self.column(name))}
 
@@ -55,16 +57,16 @@ class Rows(list[Row]):
 
 
 @dataclass(frozen=True)
-class Data:
+class ExperimentData:
     """Rows with the circumstances under which they were measured."""
 
     about: dict[str, Any]
-    rows: Rows
+    rows: Measurements
 
     @classmethod
-    def of(cls, about: dict[str, Any], rows: Iterable[Row]) -> Self:
+    def from_rows(cls, about: dict[str, Any], rows: Iterable[Row]) -> Self:
         """Data with numbers that JSON can hold: what is not finite becomes None."""
-        return cls(about, Rows({name: _plain(value) for name, value in row.items()} for row in rows))
+        return cls(about, Measurements({name: _plain(value) for name, value in row.items()} for row in rows))
 
     def write(self, path: Path) -> None:
         """Write ``path`` (JSON) and the same with the suffix ``.csv`` (rows only)."""
@@ -81,7 +83,7 @@ class Data:
         """Read what :meth:`write` has written; a ValueError names a file that holds something else."""
         try:
             content = json.loads(path.read_text())
-            return cls(content["about"], Rows(content["rows"]))
+            return cls(content["about"], Measurements(content["rows"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: no data of an experiment ({error!r}): measure it again") from error
 

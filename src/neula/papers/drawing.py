@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from neula.errors import needs_extra
-from neula.papers.data import Rows
+from neula.papers.data import Measurements
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,9 @@ def new_canvas(width: float, height: float) -> Canvas:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def lines(axes: Axes, rows: Rows, x: str, y: str, series: str, styles: Sequence[Hashable] = ()) -> None:
+def lines(
+    axes: Axes, rows: Measurements, x: str, y: str, series: str, styles: Sequence[Hashable] = ()
+) -> None:
     """One line with markers for each value of ``series``; what is None is left out.
 
     Later ones are drawn smaller, so that lines that coincide can both be seen. Where pictures share series,
@@ -50,7 +52,7 @@ def lines(axes: Axes, rows: Rows, x: str, y: str, series: str, styles: Sequence[
 
 
 def curves(
-    rows: Rows,
+    rows: Measurements,
     canvas: Canvas,
     x: str,
     xlabel: str,

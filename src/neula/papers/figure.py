@@ -12,16 +12,16 @@ import torch
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows, Scale
+from neula.papers.data import ExperimentScale, Measurements, Row
 from neula.papers.drawing import Canvas
 
-__all__ = ["Claim", "Figure", "Scale", "Setting", "Verdict", "claim"]
+__all__ = ["Claim", "ClaimCheck", "ExperimentScale", "Figure", "Setting", "claim"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimCheck:
     """Whether a claim holds in the data, and the numbers that say so."""
 
     holds: bool
@@ -33,10 +33,10 @@ class Claim:
     """A statement of the paper and the test that it is put to."""
 
     text: str
-    judge: Callable[[Rows], Verdict]
+    judge: Callable[[Measurements], ClaimCheck]
 
 
-def claim(text: str) -> Callable[[Callable[[Rows], Verdict]], Claim]:
+def claim(text: str) -> Callable[[Callable[[Measurements], ClaimCheck]], Claim]:
     """The decorator that turns the test of a statement into a claim."""
     return lambda judge: Claim(text, judge)
 
@@ -50,7 +50,7 @@ class Figure:
     shows: str  # what is measured and how, in a sentence or two
     scaled_down: str  # what ``--scale small`` changes
     measure: Callable[[Setting], Iterator[Row]]
-    draw: Callable[[Rows, Canvas], None] | None  # None for a table
+    draw: Callable[[Measurements, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
     size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
@@ -60,28 +60,32 @@ class Figure:
 class Setting:
     """Where and how large an experiment runs."""
 
-    scale: Scale  # small for two cores of a CPU and a minute, paper for a GPU
+    scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
     report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
     notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
     matrices: Path | None = None  # folder with matrices of the paper that the user has
 
     def __post_init__(self) -> None:
-        if self.scale is Scale.small and self.speed.format is FP32:
+        if self.scale is ExperimentScale.small and self.speed.format is FP32:
             self.notes.append("this CPU has no format that is faster than fp32: low is fp32")
-        if self.scale is Scale.paper and not torch.cuda.is_available():
+        if self.scale is ExperimentScale.paper and not torch.cuda.is_available():
             raise ValueError("scale 'paper' needs an NVIDIA GPU that torch sees: take scale 'small' on a CPU")
 
     @property
     def device(self) -> torch.device:
         """Where the matrices live."""
-        if self.scale is Scale.small:
+        if self.scale is ExperimentScale.small:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
     @property
     def numerics(self) -> Engine:
         """The engine of experiments about accuracy: tensor cores, or their emulation, in fp16."""
-        return EmulatedEngine("cpu", "fp16") if self.scale is Scale.small else CudaEngine(self.device, "fp16")
+        return (
+            EmulatedEngine("cpu", "fp16")
+            if self.scale is ExperimentScale.small
+            else CudaEngine(self.device, "fp16")
+        )
 
     @property
     def speed(self) -> Engine:
@@ -90,7 +94,7 @@ class Setting:
 
     def pick(self, *, small: T, paper: T) -> T:
         """The choice for this scale."""
-        return small if self.scale is Scale.small else paper
+        return small if self.scale is ExperimentScale.small else paper
 
     def shape(
         self, *, small: tuple[int, int], paper: tuple[int, int], bytes_an_entry: int

@@ -13,9 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from neula.errors import unknown_name
-from neula.papers.data import WIDE, Data, Rows, show
+from neula.papers.data import WIDE, ExperimentData, Measurements, show
 from neula.papers.drawing import new_canvas
-from neula.papers.figure import Claim, Figure, Scale, Setting, Verdict
+from neula.papers.figure import Claim, ClaimCheck, ExperimentScale, Figure, Setting
 from neula.papers.measuring import circumstances
 
 LONG_TABLE = 16
@@ -44,7 +44,7 @@ class Paper:
 def reproduce(
     paper: Paper,
     name: str,
-    scale: Scale,
+    scale: ExperimentScale,
     out: Path,
     *,
     redraw: bool = False,
@@ -75,7 +75,7 @@ def reproduce(
     if not redraw:
         Setting(scale)  # raises if this machine cannot run it
         out.mkdir(parents=True, exist_ok=True)
-    measured: dict[object, Data] = {}
+    measured: dict[object, ExperimentData] = {}
     for figure in figures:
         path = out / f"{figure.name}.json"
         if not redraw:
@@ -83,7 +83,7 @@ def reproduce(
             if figure.measure not in measured:
                 measured[figure.measure] = _measure(figure, scale, progress, matrices)
             measured[figure.measure].write(path)
-        data = Data.read(path)
+        data = ExperimentData.read(path)
         _print(figure, data, console)
         _say(console, f"data: {path}")
         _say(console, _draw(figure, data.rows, path.with_suffix(".png")))
@@ -98,8 +98,8 @@ def _say(console: Console, text: str, before: str = "") -> None:
 
 
 def _measure(
-    figure: Figure, scale: Scale, progress: Callable[[str, float], None], matrices: Path | None
-) -> Data:
+    figure: Figure, scale: ExperimentScale, progress: Callable[[str, float], None], matrices: Path | None
+) -> ExperimentData:
     setting = Setting(scale, lambda step, part: progress(f"{figure.name}: {step}", part), matrices=matrices)
     rows = list(figure.measure(setting))
     progress("", 1.0)
@@ -108,10 +108,10 @@ def _measure(
     about = {"scale": scale.value, "notes": setting.notes}
     timed = setting.numerics if figure.emulated_times else setting.speed
     about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
-    return Data.of(about | circumstances(setting.device), rows)
+    return ExperimentData.from_rows(about | circumstances(setting.device), rows)
 
 
-def _draw(figure: Figure, rows: Rows, path: Path) -> str:
+def _draw(figure: Figure, rows: Measurements, path: Path) -> str:
     """Draw the figure; what there is to say about its picture."""
     if figure.draw is None:
         return "no picture: a table"
@@ -125,11 +125,11 @@ def _draw(figure: Figure, rows: Rows, path: Path) -> str:
     return f"picture: {path}"
 
 
-def _print(figure: Figure, data: Data, console: Console) -> None:
+def _print(figure: Figure, data: ExperimentData, console: Console) -> None:
     console.print(f"\n[bold]{escape(figure.name)}[/bold]  {escape(figure.title)}", highlight=False)
     about = data.about
     lines = [_engines(about)]
-    lines += [f"scaled down: {figure.scaled_down}"] * (about["scale"] == Scale.small)
+    lines += [f"scaled down: {figure.scaled_down}"] * (about["scale"] == ExperimentScale.small)
     lines += [f"note: {note}" for note in about["notes"]]
     for line in lines:
         _say(console, line)
@@ -145,7 +145,7 @@ def _engines(about: Mapping[str, Any]) -> str:
     return f"Engines: {about['time']} for times, {about['accuracy']} for accuracy"
 
 
-def _judge(figure: Figure, data: Data) -> list[tuple[Claim, Verdict]]:
+def _judge(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck]]:
     """The claims with their verdicts."""
     try:
         return [(claim, claim.judge(data.rows)) for claim in figure.claims]
@@ -155,7 +155,7 @@ def _judge(figure: Figure, data: Data) -> list[tuple[Claim, Verdict]]:
         raise ValueError(text) from error
 
 
-def _print_table(rows: Rows, console: Console) -> None:
+def _print_table(rows: Measurements, console: Console) -> None:
     table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for cells in _cells(rows):
         table.add_row(*cells)
@@ -178,9 +178,9 @@ def _page(paper: Paper, out: Path) -> str:
 
 
 def _section(paper: Paper, figure: Figure, out: Path) -> str:
-    data = Data.read(out / f"{figure.name}.json")
+    data = ExperimentData.read(out / f"{figure.name}.json")
     about, drawn = data.about, figure.draw is not None and (out / f"{figure.name}.png").exists()
-    small = about["scale"] == Scale.small
+    small = about["scale"] == ExperimentScale.small
     unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
     machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
     scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
@@ -199,7 +199,7 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
 
 
-def _cells(rows: Rows) -> list[list[str]]:
+def _cells(rows: Measurements) -> list[list[str]]:
     return [[show(row.get(name)) for name in rows.fields] for row in rows]
 
 

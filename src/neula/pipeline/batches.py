@@ -9,7 +9,7 @@ from typing import Protocol, Self
 import torch
 
 
-class Problems(Protocol):
+class ProblemBatch(Protocol):
     """A batch of problems."""
 
     @property

@@ -15,14 +15,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
-from neula.pipeline.batches import Problems, Values
+from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
 
-P = TypeVar("P", bound=Problems)
+P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
-Judged = TypeVar("Judged", bound=Problems, contravariant=True)
+Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
 Settled = Callable[[Any, Any], bool]
 """Of the smallest and the largest of each number that was measured of a batch."""
@@ -303,7 +303,7 @@ def run_chain(
     ----------
     links : iterable of Link
         Cheapest first.
-    problems : Problems
+    problems : ProblemBatch
         At least one.
     judge : Judge
     known : Values, optional

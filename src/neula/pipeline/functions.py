@@ -132,7 +132,7 @@ class Attached(Function):
         raise NotImplementedError
 
 
-class Factors(Attached):
+class QRFunction(Attached):
     """Q and R."""
 
     answers = 2
@@ -154,7 +154,7 @@ class Factors(Attached):
         return tuple(x.to(kept[0].dtype) for x in found)
 
 
-class Cholesky(Attached):
+class CholeskyFunction(Attached):
     """L."""
 
     @staticmethod
@@ -269,7 +269,7 @@ def _refuse_where(refused: torch.Tensor, ranks: torch.Tensor, shape: torch.Size)
     )
 
 
-class Product(Attached):
+class ProductFunction(Attached):
     """A B."""
 
     operands = 2

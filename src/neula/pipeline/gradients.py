@@ -16,11 +16,11 @@ from neula.kernels.precision import exact_matmul
 from neula.pipeline.derivatives import Factorize, Multiply, Solve
 from neula.pipeline.functions import (
     Answerer,
-    Cholesky,
-    Factors,
+    CholeskyFunction,
     LinearSystem,
     Polar,
-    Product,
+    ProductFunction,
+    QRFunction,
     Solution,
     no_answer,
 )
@@ -66,7 +66,7 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     tensor([0.6000, 0.8000])
     """
     dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
-    return Factors.apply(a.to(q.device, dtype), known(q.to(dtype), r.to(dtype)))
+    return QRFunction.apply(a.to(q.device, dtype), known(q.to(dtype), r.to(dtype)))
 
 
 def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     tensor([[0.2500]])
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
-    return Cholesky.apply(a.to(lower.device, dtype), known(lower.to(dtype)))[0]
+    return CholeskyFunction.apply(a.to(lower.device, dtype), known(lower.to(dtype)))[0]
 
 
 def attach_polar(
@@ -233,8 +233,10 @@ def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: 
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
-        return Product.apply(a.flatten(0, -2), b, known(c.flatten(0, -2), again=multiply))[0].reshape(c.shape)
-    return Product.apply(a, b, known(c, again=multiply))[0]
+        return ProductFunction.apply(a.flatten(0, -2), b, known(c.flatten(0, -2), again=multiply))[0].reshape(
+            c.shape
+        )
+    return ProductFunction.apply(a, b, known(c, again=multiply))[0]
 
 
 def stacked_problem(

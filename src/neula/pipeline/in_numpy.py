@@ -12,8 +12,8 @@ from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format
 from neula.pipeline.call import Call
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
-from neula.pipeline.solutions import Options
+from neula.pipeline.shapes import BatchedProblem
+from neula.pipeline.solutions import SolutionOptions
 
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 """Dtypes that NumPy has as well."""
@@ -38,7 +38,7 @@ class Asked(Protocol):
         """Of x as it is given back."""
 
 
-def is_single(shapes: System, options: Options, most: int = FEW) -> bool:
+def is_single(shapes: BatchedProblem, options: SolutionOptions, most: int = FEW) -> bool:
     """Whether there is one problem in the memory of the host, of so few right-hand sides, for NumPy and
     LAPACK.
     """
@@ -48,7 +48,7 @@ def is_single(shapes: System, options: Options, most: int = FEW) -> bool:
     return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= most and usual
 
 
-def arrays_of(shapes: System) -> tuple[np.ndarray, list[np.ndarray]]:
+def arrays_of(shapes: BatchedProblem) -> tuple[np.ndarray, list[np.ndarray]]:
     """The matrix of such a problem as it was given, and its right-hand sides in double precision."""
     return array_of(shapes.a), list(np.ascontiguousarray(array_of(shapes.b).T, dtype=np.float64))
 
@@ -64,7 +64,7 @@ def is_large(elements: int, options: Asked) -> bool:
     return products.is_large(elements, options.engine.tuning)
 
 
-def x_of_single(call: Call, shapes: System, options: Asked, x: np.ndarray) -> Any:
+def x_of_single(call: Call, shapes: BatchedProblem, options: Asked, x: np.ndarray) -> Any:
     """The solution for the user; x has shape (n, k), is float64, and rounded to the dtype of the result."""
     x = x[:, 0] if shapes.is_vector else x
     return call.first.wrap_array(x.astype(IN_NUMPY[options.dtype], copy=False))
@@ -72,7 +72,7 @@ def x_of_single(call: Call, shapes: System, options: Asked, x: np.ndarray) -> An
 
 def of_single(
     call: Call,
-    shapes: System,
+    shapes: BatchedProblem,
     options: Asked,
     backward_error: float,
     condition: float,

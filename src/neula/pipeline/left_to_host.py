@@ -5,18 +5,18 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine, select_engine
-from neula.pipeline.solutions import Options
+from neula.pipeline.solutions import SolutionOptions
 
 LEAST = 4096
 """Operations that the calls for a problem come to, at least."""
 
 
-def host_for(options: Options, count: int, work: float) -> Engine | None:
+def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
     """The engine of the host, where it solves some problems sooner; None elsewhere.
 
     Parameters
     ----------
-    options : Options
+    options : SolutionOptions
         Of an engine whose tuning says how much that may be.
     count : int
         How many problems.

@@ -19,7 +19,7 @@ from torch import distributed
 
 from neula.engines import select_engine
 from neula.engines.sharded import RowsOfGroup, sharded
-from neula.pipeline.batches import Problems, Values
+from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.chain import Link
 from neula.pipeline.distributed import ColumnSharded, RowSharded, agree
 from neula.pipeline.inputs import Taken, is_spread, refuse_gradient, take
@@ -27,7 +27,7 @@ from neula.pipeline.result import AccuracyError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Some = TypeVar("Some", bound=Problems)
+Some = TypeVar("Some", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
 
 

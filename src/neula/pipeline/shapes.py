@@ -16,7 +16,7 @@ _NOTHING = torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")
 
 
 @dataclass(frozen=True, eq=False)
-class System:
+class BatchedProblem:
     """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns.
 
     Where b has leading dimensions that A does not have, or has of size 1, these become columns: no matrix is
@@ -38,7 +38,7 @@ class System:
     b: torch.Tensor
     batch: tuple[int, ...]
     is_vector: bool
-    _layout: _Layout = field(repr=False)
+    _layout: _BroadcastLayout = field(repr=False)
 
     @cached_property
     def matrices(self) -> torch.Tensor:
@@ -51,9 +51,9 @@ class System:
         b = self.b
         return self._layout.fold(b if b.shape[:-2] == self.batch else b.expand(*self.batch, *b.shape[-2:]))
 
-    def without_numbers(self) -> System:
+    def without_numbers(self) -> BatchedProblem:
         """The same for shapes alone, which keeps no matrix alive."""
-        return System(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
+        return BatchedProblem(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
 
     def solutions(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions as the user expects them.
@@ -119,7 +119,7 @@ class System:
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _BroadcastLayout:
     """Which leading dimensions count matrices, and which right-hand sides of one matrix.
 
     Attributes
@@ -172,7 +172,7 @@ class _Layout:
         return 1 if self.all_own else math.prod(self.batch[i] for i in self._counting(False))
 
 
-def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
+def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> BatchedProblem:
     """Match the shapes of A and b in ``A x = b``, as NumPy 2 and SciPy 1.17 do.
 
     A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand sides
@@ -215,7 +215,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
     is_vector = b.ndim == 1
     if a.ndim == 2 and b.ndim <= 2 and a.shape[0] == b.shape[0]:  # one problem: microseconds count
         b = b.unsqueeze(-1) if is_vector else b
-        return System(a, b, (), is_vector, _Layout((), (), b.shape[1]))
+        return BatchedProblem(a, b, (), is_vector, _BroadcastLayout((), (), b.shape[1]))
     batch = _batch(a.shape, b.unsqueeze(-1).shape if is_vector else b.shape)
     if b.ndim > 1 and b.shape == a.shape[:-1]:
         warn(_two_readings(a.shape, b.shape, fits=batch is not None), FutureWarning)
@@ -225,7 +225,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> System:
         raise ValueError(_misfit(a.shape, b.shape))
     b = b.unsqueeze(-1) if is_vector else b
     members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
-    return System(a, b, batch, is_vector, _Layout(batch, members, b.shape[-1]))
+    return BatchedProblem(a, b, batch, is_vector, _BroadcastLayout(batch, members, b.shape[-1]))
 
 
 def broadcast_batch(*shapes: torch.Size) -> tuple[int, ...] | None:

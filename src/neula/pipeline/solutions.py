@@ -21,7 +21,7 @@ from neula.pipeline.chain import Run
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SolutionResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 
 FORWARD = 16
 """Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
@@ -29,7 +29,7 @@ rounded by another, and the rest are margins of what is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class SolutionOptions:
     """What is asked for.
 
     Attributes
@@ -188,16 +188,16 @@ class Report:
     Attributes
     ----------
     call : Call
-    shapes : System
-    options : Options
+    shapes : BatchedProblem
+    options : SolutionOptions
     run : Run
     spoilt : Tensor of bool, shape (P, copies), or None
         Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
     """
 
     call: Call
-    shapes: System
-    options: Options
+    shapes: BatchedProblem
+    options: SolutionOptions
     run: Run[Any]
     spoilt: torch.Tensor | None = None
 
@@ -205,13 +205,13 @@ class Report:
         """An array with what is known of each problem."""
         spoilt = self.spoilt
 
-        def arranged(shapes: System) -> torch.Tensor:
+        def arranged(shapes: BatchedProblem) -> torch.Tensor:
             x = shapes.of_members(known)
             return x if spoilt is None else x.masked_fill(shapes.of_copies(spoilt.to(x.device)), missing)
 
         return self.later(arranged)
 
-    def later(self, arranged: Callable[[System], torch.Tensor]) -> Later:
+    def later(self, arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
         """An array that is made of a tensor when somebody reads it; until then no operand is kept for it."""
         shapes, first = self.shapes.without_numbers(), self.call.first
         wrap, device = first.wrap, first.tensor.device
@@ -265,7 +265,7 @@ class Report:
 
 def attached(
     call: Call,
-    shapes: System,
+    shapes: BatchedProblem,
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
@@ -274,7 +274,7 @@ def attached(
     Parameters
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     result : LstsqResult or SolveResult
     attach : callable
         From A, b and x, matrices of one batch, to x.
@@ -290,7 +290,7 @@ def attached(
 
 
 def unread(
-    call: Call, shapes: System, values: Solutions, accepted: torch.Tensor, options: Options
+    call: Call, shapes: BatchedProblem, values: Solutions, accepted: torch.Tensor, options: SolutionOptions
 ) -> dict[str, Any]:
     """What results have in common while nobody has read the numbers: they are tensors, or NaN."""
     found = {
@@ -311,7 +311,7 @@ def unread(
     }
 
 
-def accept_digits(run: Run[S], options: Options, bound: float) -> None:
+def accept_digits(run: Run[S], options: SolutionOptions, bound: float) -> None:
     """Take acceptance back where x as it is returned misses the forward error that was asked for, or the
     bound on backward errors.
 

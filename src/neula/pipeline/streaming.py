@@ -91,7 +91,7 @@ class Reader:
         report = stage(self.progress, f"pass {self.passes}: {what}")
         free: queue.Queue[_Slot | None] = queue.Queue()
         full: queue.Queue[_Slot | Exception | None] = queue.Queue()
-        self._slots = self._slots or [_Slot.of(self) for _ in range(SLOTS)]
+        self._slots = self._slots or [_Slot.for_reader(self) for _ in range(SLOTS)]
         for room in self._slots:
             room.leave()  # what had this memory before may still be at work
             free.put(room)
@@ -165,7 +165,7 @@ class _Slot:
         self.left: Any = None
 
     @classmethod
-    def of(cls, reader: Reader) -> _Slot:
+    def for_reader(cls, reader: Reader) -> _Slot:
         """Blocks are copied to a GPU in their own dtype, which may be shorter."""
         rows, device = min(reader.rows, max(1, reader.count)), reader.device
         here = []

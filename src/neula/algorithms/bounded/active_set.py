@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.bounded.block_pivoting import Found
+from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
 from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, minimize
 from neula.algorithms.bounded.reduced import Reduced
 
 
 @dataclass
-class _State:
+class _ActiveSetState:
     """What changes, of all problems.
 
     Attributes
@@ -36,7 +36,7 @@ class _State:
         Squared norm of that residual.
     """
 
-    found: Found
+    found: ActiveSetSolution
     entered: torch.Tensor
     blocked: torch.Tensor
     gradient: torch.Tensor
@@ -45,7 +45,7 @@ class _State:
 
 def active_set(
     problems: Reduced, start: torch.Tensor, *, max_iterations: int, factorize: Factorize = by_cholesky
-) -> Found:
+) -> ActiveSetSolution:
     """Solve each problem.
 
     Parameters
@@ -59,13 +59,13 @@ def active_set(
 
     Returns
     -------
-    Found
+    ActiveSetSolution
     """
     low, high = problems.low, problems.high
     x = start.clamp(low, high)
     count = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    state = _State(
-        Found(x, (x > low) & (x < high), count, count.bool()),
+    state = _ActiveSetState(
+        ActiveSetSolution(x, (x > low) & (x < high), count, count.bool()),
         entered=torch.full_like(count, problems.n),
         blocked=torch.zeros_like(x, dtype=torch.bool),
         gradient=torch.zeros_like(x),
@@ -79,7 +79,9 @@ def active_set(
     return state.found
 
 
-def _iterate(problems: Reduced, state: _State, rows: torch.Tensor, factorize: Factorize) -> torch.Tensor:
+def _iterate(
+    problems: Reduced, state: _ActiveSetState, rows: torch.Tensor, factorize: Factorize
+) -> torch.Tensor:
     """One set of free variables of each problem in ``rows``; returns which of them are not done."""
     found, n = state.found, problems.n
     x, free, entered = found.x[rows], found.free[rows].clone(), state.entered[rows]

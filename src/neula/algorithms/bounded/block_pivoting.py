@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.bounded.free_sets import Factorize, Minimum, by_cholesky, minimize
+from neula.algorithms.bounded.free_sets import Factorize, FreeSetMinimum, by_cholesky, minimize
 from neula.algorithms.bounded.reduced import Reduced
 
 PATIENCE = 3
@@ -21,7 +21,7 @@ PATIENCE = 3
 
 
 @dataclass
-class Found:
+class ActiveSetSolution:
     """Where an algorithm has ended.
 
     Attributes
@@ -43,7 +43,7 @@ class Found:
 
 def block_pivoting(
     problems: Reduced, start: torch.Tensor, *, max_iterations: int, factorize: Factorize = by_cholesky
-) -> Found:
+) -> ActiveSetSolution:
     """Solve each problem, or give it up where columns of free variables are dependent.
 
     Parameters
@@ -56,11 +56,13 @@ def block_pivoting(
 
     Returns
     -------
-    Found
+    ActiveSetSolution
     """
     low, high = problems.low, problems.high
     free = (start > low) & (start < high)
-    found = Found(start.clamp(low, high), free, _zeros(start, torch.int64), _zeros(start, torch.bool))
+    found = ActiveSetSolution(
+        start.clamp(low, high), free, _zeros(start, torch.int64), _zeros(start, torch.bool)
+    )
     best = torch.full_like(found.iterations, problems.n + 1)
     patience = torch.full_like(found.iterations, PATIENCE)
     rows = torch.arange(len(problems), device=start.device)
@@ -88,7 +90,7 @@ def _zeros(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _infeasible(
-    problems: Reduced, found: Minimum, free: torch.Tensor
+    problems: Reduced, found: FreeSetMinimum, free: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Free variables below and above their bounds, and others that their bound holds back for nothing."""
     x, gradient = found.x, problems.wrong(found.x, found.gradient)

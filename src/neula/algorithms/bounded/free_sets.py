@@ -59,7 +59,7 @@ class FreeBatch:
 
 
 @dataclass(frozen=True)
-class Factor:
+class FreeSetFactors:
     """Triangles of the matrices of a batch, and how they solve.
 
     Attributes
@@ -132,10 +132,10 @@ class Factor:
         return torch.linalg.vector_norm(v, dim=1).amax(1).sqrt()
 
 
-Factorize = Callable[[Reduced, FreeBatch], Factor]
+Factorize = Callable[[Reduced, FreeBatch], FreeSetFactors]
 
 
-def by_cholesky(problems: Reduced, batch: FreeBatch) -> Factor:
+def by_cholesky(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
     """From parts of the Gram matrix, which are gathered in a fraction of the time of any QR."""
     owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
     gram, n = problems.gram, problems.n
@@ -143,10 +143,10 @@ def by_cholesky(problems: Reduced, batch: FreeBatch) -> Factor:
     found = gram[owner[:, None, None], index[:, :, None], index[:, None, :]]
     found.diagonal(dim1=1, dim2=2).add_((index == n).double())
     lower, info = torch.linalg.cholesky_ex(found)
-    return Factor(lower.masked_fill((info > 0)[:, None, None], torch.nan).mT)
+    return FreeSetFactors(lower.masked_fill((info > 0)[:, None, None], torch.nan).mT)
 
 
-def by_householder(problems: Reduced, batch: FreeBatch) -> Factor:
+def by_householder(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
     """Householder QR of columns of R: as good as double precision allows."""
     owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
     columns = problems.columns.mT[owner[:, None], index].mT
@@ -159,7 +159,7 @@ def by_householder(problems: Reduced, batch: FreeBatch) -> Factor:
     # Zero columns stand last, and so do not touch what is before them.
     triangle = triangle.masked_fill(filled[:, :, None] | filled[:, None, :], 0.0)
     triangle.diagonal(dim1=1, dim2=2).add_(filled.double())
-    return Factor(triangle, q.masked_fill(filled[:, None, :], 0.0))
+    return FreeSetFactors(triangle, q.masked_fill(filled[:, None, :], 0.0))
 
 
 def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
@@ -235,7 +235,7 @@ def _shared_sets(problems: Reduced, free: torch.Tensor) -> tuple[torch.Tensor, l
 
 
 @dataclass(frozen=True)
-class Minimum:
+class FreeSetMinimum:
     """Where free variables are best, the others staying as they are.
 
     Attributes
@@ -259,7 +259,7 @@ class Minimum:
 
 def minimize(
     problems: Reduced, x: torch.Tensor, free: torch.Tensor, factorize: Factorize = by_cholesky
-) -> Minimum:
+) -> FreeSetMinimum:
     """Minimize over the free variables.
 
     Parameters
@@ -285,4 +285,4 @@ def minimize(
         t = t - factor.projection(some, batch, t)
         x[rows] = torch.where(bad[:, None], x[rows], part)
         residual[rows] = torch.where(bad[:, None], start, t)
-    return Minimum(x, residual, problems.back(residual), singular)
+    return FreeSetMinimum(x, residual, problems.back(residual), singular)

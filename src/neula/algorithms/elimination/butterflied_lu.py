@@ -51,7 +51,7 @@ class ButterfliedInverses:
     symmetric: ClassVar[bool] = False
 
     @classmethod
-    def of(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> ButterfliedInverses:
+    def factorize(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> ButterfliedInverses:
         """Of a matrix that may turn out to be singular: then solutions are not finite.
 
         Parameters

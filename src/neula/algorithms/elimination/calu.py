@@ -64,7 +64,7 @@ def eliminate_rows(
     stored = _Stored(matrix, engine)
     n, width = matrix.shape
     permutation = torch.arange(n, dtype=torch.int32, device=matrix.device)
-    steps = [_Step.of(k, n, width) for k in blocks(slice(0, width), r)]
+    steps = [_PanelStep.for_panel(k, n, width) for k in blocks(slice(0, width), r)]
     if not steps:
         return permutation
     panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored, 0))
@@ -136,7 +136,7 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _PanelStep:
     """A panel.
 
     Attributes
@@ -159,7 +159,7 @@ class _Step:
     below: slice
 
     @classmethod
-    def of(cls, k: slice, n: int, width: int) -> Self:
+    def for_panel(cls, k: slice, n: int, width: int) -> Self:
         """For columns k of an n x width matrix."""
         shown = slice(n - height(n - k.start, n), n)
         sides = slice(0, k.start), slice(k.stop, width), slice(k.start, n)
@@ -169,7 +169,7 @@ class _Step:
 class _Finished(NamedTuple):
     """A panel that is factorized: how its rows move, and what solves for its rows of U."""
 
-    step: _Step
+    step: _PanelStep
     to: torch.Tensor
     origin: torch.Tensor
     l_inverses: torch.Tensor
@@ -188,7 +188,11 @@ def _room(rows: int, columns: slice, stored: _Stored, above: int) -> torch.Tenso
 
 
 def _look_ahead(
-    stored: _Stored, step: _Step, before: _Finished | None, following: _Step | None, room: torch.Tensor | None
+    stored: _Stored,
+    step: _PanelStep,
+    before: _Finished | None,
+    following: _PanelStep | None,
+    room: torch.Tensor | None,
 ) -> None:
     """What does not need the pivots of this panel: the moves of the one before and its rows of U, and most of
     the updates of the next panel.
@@ -253,7 +257,7 @@ def factor_panel(
     if r % WIDTH:
         panel = pad(panel, (0, -r % WIDTH))
     width = panel.shape[1]
-    found = PanelFactors.of(panel, low, places.clone())
+    found = PanelFactors.for_panel(panel, low, places.clone())
     lower, upper = torch.zeros_like(panel, dtype=low), panel.new_empty(width, width, dtype=low)
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     following = torch.empty_like(block)

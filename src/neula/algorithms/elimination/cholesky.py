@@ -24,9 +24,9 @@ from itertools import starmap
 
 import torch
 
-from neula.algorithms.elimination.cholesky_factor import Cholesky
+from neula.algorithms.elimination.cholesky_factor import CholeskyFactorization
 from neula.algorithms.elimination.falling_pivots import foresee
-from neula.algorithms.elimination.leading import Leading
+from neula.algorithms.elimination.leading import LeadingColumns
 from neula.algorithms.elimination.lu_panels import blocks, halves
 from neula.engines import FP32, Engine, format_of
 from neula.kernels.cholesky import cholesky_lower
@@ -55,7 +55,7 @@ def cholesky(
     block: int | None = None,
     shift: float = 0.0,
     give_up: bool = False,
-) -> Cholesky:
+) -> CholeskyFactorization:
     """Factorize ``A = L L^T``, without synchronizing.
 
     Parameters
@@ -80,7 +80,7 @@ def cholesky(
 
     Returns
     -------
-    Cholesky
+    CholeskyFactorization
 
     Raises
     ------
@@ -92,7 +92,7 @@ def cholesky(
     >>> from neula.engines import EmulatedEngine
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 5.0]]])
     >>> cholesky(a, EmulatedEngine(format="fp16"))
-    Cholesky(lower=tensor([[[2., 0.],
+    CholeskyFactorization(lower=tensor([[[2., 0.],
              [1., 2.]]]), order=tensor([0], dtype=torch.int32), leading=None)
     """
     n = a.shape[-1]
@@ -100,17 +100,17 @@ def cholesky(
         a.diagonal(dim1=1, dim2=2).mul_(1 + shift * engine.format.u)
     leaf = leaf or engine.tuning.cholesky_leaf
     width = max(leaf, (block or engine.tuning.cholesky_block) // leaf * leaf)
-    work = _Factorization(a, _operands(a, engine), engine, leaf, 2 * leaf)
+    work = _BlockedCholesky(a, _operands(a, engine), engine, leaf, 2 * leaf)
     if n <= width:
         work.factorize(slice(0, n))
     else:
         work.by_columns(width, give_up=give_up)
-    return Cholesky(work.low, work.order, work.leading)
+    return CholeskyFactorization(work.low, work.order, work.leading)
 
 
-def library_cholesky(a: torch.Tensor) -> Cholesky:
+def library_cholesky(a: torch.Tensor) -> CholeskyFactorization:
     """The same by LAPACK or cuSOLVER, in the precision of A."""
-    return Cholesky(*torch.linalg.cholesky_ex(a))
+    return CholeskyFactorization(*torch.linalg.cholesky_ex(a))
 
 
 def recursion_pays(n: int, engine: Engine) -> bool:
@@ -128,7 +128,7 @@ def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 
 
 @dataclass
-class _Factorization:
+class _BlockedCholesky:
     """The matrices on their way, and what is known of L.
 
     Attributes
@@ -149,7 +149,7 @@ class _Factorization:
         L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
     room : Kept, optional
         For what is below a diagonal block, before it is multiplied.
-    leading : Leading, optional
+    leading : LeadingColumns, optional
         The first block of columns, where that is not to be rounded.
     unrounded : int
         Leading columns that stay in ``a`` as well, not rounded, until that is known.
@@ -165,7 +165,7 @@ class _Factorization:
     orders: list[torch.Tensor] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     room: Kept | None = None
-    leading: Leading | None = None
+    leading: LeadingColumns | None = None
     unrounded: int = 0
 
     @property
@@ -218,7 +218,7 @@ class _Factorization:
             for kept, lower in zip(self.kept, self.low, strict=False):
                 keep(lower[below, k], kept.block(below, k))
             if k.start < self.unrounded:
-                self.leading = Leading.of(self.a[0, :, k], sizes[0])
+                self.leading = LeadingColumns.from_columns(self.a[0, :, k], sizes[0])
             self.update(below, following, slice(beside.stop, k.stop))
 
     def _beside(self, k: slice) -> slice:
@@ -330,11 +330,11 @@ class _Factorization:
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
             block = columns.mT
             low = block if by_kernel else _operands(block, engine)  # rounded at the end
-            work = _Factorization(block, low, engine, leaf, inverted)
+            work = _BlockedCholesky(block, low, engine, leaf, inverted)
             work.factorize(slice(0, block.shape[1]))
             inverses = list(work.inverses.values())
             if parts:
-                operands = [Kept.of(x[0].mT) for x in inverses]
+                operands = [Kept.from_matrix(x[0].mT) for x in inverses]
                 inverses = [tensor for x in operands for tensor in (x.parts, x.largest)]
             return block, torch.cat(work.orders), *inverses
 

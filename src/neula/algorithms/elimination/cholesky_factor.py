@@ -7,11 +7,11 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from neula.algorithms.elimination.leading import Leading
+from neula.algorithms.elimination.leading import LeadingColumns
 from neula.algorithms.triangular.inverted import InvertedBlocks
 
 
-class Cholesky(NamedTuple):
+class CholeskyFactorization(NamedTuple):
     """``A = L L^T`` of a batch, about.
 
     Attributes
@@ -20,13 +20,13 @@ class Cholesky(NamedTuple):
         L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
     order : Tensor, shape (batch,)
         int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
-    leading : Leading or None
+    leading : LeadingColumns or None
         The first columns, where rounding them would count.
     """
 
     lower: torch.Tensor
     order: torch.Tensor
-    leading: Leading | None = None
+    leading: LeadingColumns | None = None
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -66,11 +66,11 @@ class CholeskyFactor:
     symmetric: ClassVar[bool] = True
 
     @classmethod
-    def of(
+    def from_factor(
         cls, lower: torch.Tensor, storage: torch.dtype, width: int, lost: torch.Tensor | None = None
     ) -> CholeskyFactor:
         """Prepare to solve in some precision."""
-        solver = InvertedBlocks.of(lower, storage, upper=False, width=width, lost=lost)
+        solver = InvertedBlocks.from_factor(lower, storage, upper=False, width=width, lost=lost)
         return cls(lower, solver, width, lost)
 
     @property
@@ -90,4 +90,4 @@ class CholeskyFactor:
         return self.solve(b)
 
     def in_double(self) -> CholeskyFactor:
-        return CholeskyFactor.of(self.lower, torch.float64, self.width, self.lost)
+        return CholeskyFactor.from_factor(self.lower, torch.float64, self.width, self.lost)

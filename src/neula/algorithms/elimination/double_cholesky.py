@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.elimination.cholesky import Cholesky, cholesky, library_cholesky
+from neula.algorithms.elimination.cholesky import CholeskyFactorization, cholesky, library_cholesky
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
 from neula.kernels.cholesky_tiles import factor_inverted
@@ -19,7 +19,7 @@ def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
     return len(a) == 1 and a.shape[-1] >= engine.tuning.double_cholesky
 
 
-def double_cholesky(a: torch.Tensor, engine: Engine) -> Cholesky:
+def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
     """Factors of matrices in float64, shape (batch, n, n), of which the lower triangles are read.
 
     Diagonal blocks are the library's, beside the products that update the columns after them.
@@ -56,7 +56,7 @@ def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
         order, blocks = found.order, InvertedBlocks(found.lower, found.inverses, a.dtype, upper=False)
     else:
         lower, order, _ = double_cholesky(a, engine)
-        blocks = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+        blocks = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)
     first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
     # Of a first unknown that is NaN, all that is solved for with both factors becomes NaN.
     first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)

@@ -23,7 +23,7 @@ without structure they stand for as little as their number is of n."""
 
 
 @dataclass(frozen=True)
-class Leading:
+class LeadingColumns:
     """The first columns of L.
 
     Attributes
@@ -38,7 +38,7 @@ class Leading:
     kept: Kept
 
     @classmethod
-    def of(cls, columns: torch.Tensor, sizes: torch.Tensor) -> Self | None:
+    def from_columns(cls, columns: torch.Tensor, sizes: torch.Tensor) -> Self | None:
         """Columns that are done, if they stand for most of the diagonal; the host waits for them.
 
         Parameters

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, Evaluation, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, DoubledEvaluation, add_to_pair
 from neula.algorithms.krylov.passes import (
     in_one_pass,
     normal,
@@ -82,7 +82,9 @@ class Triangles:
     inverse_norm: torch.Tensor
 
     @classmethod
-    def of(cls, r: torch.Tensor, columns: torch.Tensor, gram: torch.Tensor | None = None) -> Triangles:
+    def from_factor(
+        cls, r: torch.Tensor, columns: torch.Tensor, gram: torch.Tensor | None = None
+    ) -> Triangles:
         """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1).
 
         The lower triangle of ``R^T R``, where it is known, spares a product.
@@ -99,7 +101,7 @@ class Triangles:
         return self.inverse, self.norm, self.norm_bound, self.inverse_norm
 
 
-class Factored:
+class FactoredTallMatrices:
     """A batch of tall matrices T with R of each.
 
     Parameters
@@ -147,7 +149,7 @@ class Factored:
         few: bool = False,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
-        self.doubled = Doubled.of(t, columns) if doubled else None
+        self.doubled = Doubled.from_matrix(t, columns) if doubled else None
         self.inverse = inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
         few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))
@@ -165,7 +167,7 @@ class Factored:
         return self.inverse.mT @ g
 
 
-class Overdetermined(Factored):
+class Overdetermined(FactoredTallMatrices):
     """``min ||A x - b||`` for tall A.
 
     Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
@@ -205,7 +207,7 @@ class Overdetermined(Factored):
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
-        known = Triangles.of(r, columns) if triangles is None else triangles
+        known = Triangles.from_factor(r, columns) if triangles is None else triangles
         vectors = (known.inverse, low, b_low, columns, over_rows)
         super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=coarse and over_rows.spread)
         self.columns, self._coarse = columns, coarse
@@ -231,7 +233,7 @@ class Overdetermined(Factored):
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.columns * unknowns)
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         """``R^-1 R^-T A^T r``."""
         if self.doubled is None:
             return self._evaluate_plainly(b, high)
@@ -247,7 +249,7 @@ class Overdetermined(Factored):
         of_rows = self.over_rows.norms(b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, DOUBLED * self._size)
 
-    def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> Evaluation:
+    def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
         residual, gradient = residual_and_gradient(self.t, high, b)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
@@ -265,14 +267,14 @@ class Overdetermined(Factored):
         gradient: torch.Tensor,
         of_rows: Sequence[torch.Tensor],
         noise: float,
-    ) -> Evaluation:
+    ) -> DoubledEvaluation:
         """What a residual and its gradient say, with the norms of b and of the residual."""
         projected = self.coordinates(gradient)
         b_norm, residual_norm = of_rows
         norms = lengths(projected), self.size(high), b_norm, residual_norm
         errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
         update, left, floor = self.over_rows.agreed(self.inverse @ projected, *errors)
-        return Evaluation(update, left, residual, floor)
+        return DoubledEvaluation(update, left, residual, floor)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor

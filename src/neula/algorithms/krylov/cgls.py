@@ -83,7 +83,7 @@ class InnerSolution:
 
     x: torch.Tensor
     iterations: int
-    lanczos: _Lanczos | None = None
+    lanczos: _LanczosTridiagonal | None = None
 
     @property
     def smallest(self) -> float:
@@ -126,10 +126,10 @@ def cgls(
     s = solve_rt(r, gradient)
     stop = stop.after(s)
     gamma = s.square().sum(0)
-    state = _State(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
+    state = _CGLSState(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
     wanted = ratio(stop.preconditioned.square(), gamma).min()
     progress = _Progress(gamma, wanted, max_iterations, operator.over_rows)
-    lanczos = _Lanczos()
+    lanczos = _LanczosTridiagonal()
     for _ in range(max_iterations):
         if precise:
             image = operator.matmul(state.direction)
@@ -145,7 +145,7 @@ def cgls(
     return InnerSolution(state.x, progress.iterations, lanczos)
 
 
-class _State(NamedTuple):
+class _CGLSState(NamedTuple):
     """Where the iteration is, between two products with A.
 
     Attributes
@@ -173,7 +173,7 @@ class _State(NamedTuple):
 
     def moved(
         self, r: UpperTriangular, stop: Stop, alpha: torch.Tensor, gradient: torch.Tensor
-    ) -> tuple[_State, torch.Tensor]:
+    ) -> tuple[_CGLSState, torch.Tensor]:
         """The state after a step, with its gradient, and what of the direction is kept."""
         s = solve_rt(r, gradient)
         gamma = s.square().sum(0)
@@ -181,22 +181,22 @@ class _State(NamedTuple):
         p = torch.addcmul(s, beta, self.p)
         x = torch.addcmul(self.x, alpha, self.direction)
         done = self.done | stop.done(gamma, gradient)
-        return _State(x, gradient, p, solve_r(r, p), gamma, done), beta
+        return _CGLSState(x, gradient, p, solve_r(r, p), gamma, done), beta
 
 
 def _advanced(
     r: UpperTriangular,
     stop: Stop,
-    state: _State,
+    state: _CGLSState,
     image: torch.Tensor,
     squares: torch.Tensor,
     *,
     replay: Replay,
-) -> tuple[_State, torch.Tensor, torch.Tensor]:
+) -> tuple[_CGLSState, torch.Tensor, torch.Tensor]:
     """A step with the gradient updated by ``A^T A d``, and its two coefficients: what may be played back."""
 
     def advanced(image: torch.Tensor, squares: torch.Tensor, *given: torch.Tensor) -> Tensors:
-        now, test, of_r = _State(*given[:6]), Stop(given[6], given[7], given[8]), given[9:]
+        now, test, of_r = _CGLSState(*given[:6]), Stop(given[6], given[7], given[8]), given[9:]
         alpha = now.step_length(squares)
         gradient = torch.addcmul(now.gradient, alpha, image, value=-1)
         moved, beta = now.moved(BlockTriangular(*of_r), test, alpha, gradient)
@@ -206,7 +206,7 @@ def _advanced(
     test = (torch.as_tensor(x, device=getattr(x, "device", "cpu")) for x in stops)
     inputs = (image, squares, *state, *test, *triangular(r).tensors)
     *moved, alpha, beta = replay(advanced, inputs, "cgls")
-    return _State(*moved), alpha, beta
+    return _CGLSState(*moved), alpha, beta
 
 
 class _Progress:
@@ -251,7 +251,7 @@ class _Progress:
         return len(self._left) - 1
 
 
-class _Lanczos:
+class _LanczosTridiagonal:
     """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^T (A R^-1)``, the
     extreme ones first (Golub and Van Loan, section 11.3).
     """

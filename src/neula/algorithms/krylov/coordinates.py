@@ -70,12 +70,12 @@ class Coordinates:
         )
 
     @classmethod
-    def of(cls, r: torch.Tensor) -> Coordinates:
+    def from_factor(cls, r: torch.Tensor) -> Coordinates:
         """Of an R that has full rank, upper triangular."""
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
         inverse = triangular_inverse(r[None], upper=True)[0]
-        return cls._of(inverse, None, columns, r / columns.T)
+        return cls._from_inverse(inverse, None, columns, r / columns.T)
 
     @classmethod
     def of_any_rank(
@@ -111,13 +111,13 @@ class Coordinates:
         threshold = float(rcond * s[0]) if len(s) else 0.0
         rank = int((s > threshold).sum())
         if rank == r.shape[1]:
-            found = cls.of(r)
+            found = cls.from_factor(r)
             near = not float(s[-1]) > CLEAR * threshold
             return found if not near else found._doubted(_no_gap(s, rank))
-        shortest = Shortest.of(s, vh[:rank].T, norms, count, scales)
+        shortest = Shortest.from_svd(s, vh[:rank].T, norms, count, scales)
         inverse = shortest.space.shortest(torch.diag(1 / s[:rank])) / columns
         found = replace(
-            cls._of(inverse, u[:, :rank], columns, b),
+            cls._from_inverse(inverse, u[:, :rank], columns, b),
             projector=vh[:rank].T / s[:rank] / columns,
             shortest=shortest,
         )
@@ -132,7 +132,7 @@ class Coordinates:
         return found._doubted(rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise))
 
     @classmethod
-    def _of(
+    def _from_inverse(
         cls, inverse: torch.Tensor, left: torch.Tensor | None, columns: torch.Tensor, b: torch.Tensor
     ) -> Coordinates:
         norm, norm_bound = schatten_bounds(b[None])
@@ -187,14 +187,18 @@ class Shortest:
     spectrum: Spectrum
 
     @classmethod
-    def of(
+    def from_svd(
         cls, s: torch.Tensor, v: torch.Tensor, norms: torch.Tensor, count: int, scales: torch.Tensor | None
     ) -> Shortest:
         """Of singular values and vectors, norms of the columns, and what these were multiplied by."""
         # Zero columns take no part, whatever their scales.
         units = (norms > 0).double() if scales is None else torch.where(norms > 0, 1 / scales, 0.0)
         sizes = norms * over(units, units.amax())
-        return cls(RowSpace(v, over(sizes, sizes.amax())), v, Spectrum.of(s, v.shape[1], count + len(v)))
+        return cls(
+            RowSpace(v, over(sizes, sizes.amax())),
+            v,
+            Spectrum.from_singular_values(s, v.shape[1], count + len(v)),
+        )
 
     def error(self, y: torch.Tensor, relative: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of ``y = D x`` by those of its coefficients and of the space."""

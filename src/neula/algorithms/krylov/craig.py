@@ -15,7 +15,7 @@ import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
 from neula.algorithms.krylov.driver import STAGNATION, iterate
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale
@@ -58,7 +58,7 @@ def craig(
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _CraigIterate:
     """A solution with its residual, and the backward error of each right-hand side, with rows as they are and
     scaled.
     """
@@ -78,7 +78,7 @@ def refine_minimum_norm(
     rows: Scale,
     tolerance: float,
     max_iterations: int,
-) -> Refined:
+) -> RefinedLeastSquares:
     """Repeat :func:`craig` on the true residual until the measured backward error meets the tolerance.
 
     The backward error is ``||b - A x|| / (||B|| ||D x|| + ||b||)`` (Rigal and Gaches, 1967), as for other
@@ -98,25 +98,25 @@ def refine_minimum_norm(
     """
     norm = partial(torch.linalg.vector_norm, dim=0)
     history: list[float] = []
-    best: Refined | None = None
+    best: RefinedLeastSquares | None = None
 
-    def goes_on(found: _Measured) -> bool:
+    def goes_on(found: _CraigIterate) -> bool:
         nonlocal best
         smallest = min(history, default=math.inf)
         error = float(torch.maximum(found.error, found.row_error).max())
         history.append(error)
         if best is None or error < smallest:
             measures = Measures(found.error, found.error)
-            best = Refined(found.x, measures, norm(found.residual), row_error=found.row_error)
+            best = RefinedLeastSquares(found.x, measures, norm(found.residual), row_error=found.row_error)
         return not error <= tolerance and error < STAGNATION * smallest
 
-    def measured(x: torch.Tensor) -> _Measured:
+    def measured(x: torch.Tensor) -> _CraigIterate:
         residual = rhs - b_matrix.T @ x
         error = over(norm(residual), scale.norm * norm(x / scale.columns[:, None]) + norm(rhs))
         of_residual, of_rhs = (norm(v * rows.columns[:, None]) for v in (residual, rhs))
-        return _Measured(x, residual, error, over(of_residual, rows.norm * norm(x) + of_rhs))
+        return _CraigIterate(x, residual, error, over(of_residual, rows.norm * norm(x) + of_rhs))
 
-    def update(found: _Measured, left: int) -> tuple[_Measured, int]:
+    def update(found: _CraigIterate, left: int) -> tuple[_CraigIterate, int]:
         step = craig(b_matrix, r, found.residual, reduction=INNER_REDUCTION, max_iterations=left)
         return measured(found.x + step.x), step.iterations
 

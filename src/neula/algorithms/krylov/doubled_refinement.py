@@ -46,7 +46,7 @@ DOUBLED = 2.0**-104
 
 
 Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
-"""The residual that an update leaves, and what it says (:meth:`System.updated`)."""
+"""The residual that an update leaves, and what it says (:meth:`FactoredProblems.updated`)."""
 
 
 class Unknowns(Protocol):
@@ -59,7 +59,7 @@ class Unknowns(Protocol):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class DoubledEvaluation:
     """What residuals in doubled precision say of x.
 
     Attributes
@@ -99,7 +99,7 @@ class Trusting:
     Attributes
     ----------
     update, residual : Tensor
-        As :class:`Evaluation` has them.
+        As :class:`DoubledEvaluation` has them.
     trust : Trust
     """
 
@@ -110,12 +110,12 @@ class Trusting:
     def stepped(
         self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
     ) -> Stepped:
-        """As :meth:`Evaluation.stepped`."""
+        """As :meth:`DoubledEvaluation.stepped`."""
         vectors = before.high, before.low, self.update
         return stepped(*vectors, before.active, before.left, self.trust, tolerance, STAGNATION, FLOOR)
 
 
-class System(Protocol):
+class FactoredProblems(Protocol):
     """Problems of one shape, with factors to solve them approximately.
 
     Attributes
@@ -129,7 +129,9 @@ class System(Protocol):
     def start(self, b: torch.Tensor) -> torch.Tensor:
         """Unknowns as the factors give them, shape (batch, unknowns, k)."""
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation | Trusting:
+    def evaluate(
+        self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
+    ) -> DoubledEvaluation | Trusting:
         """How good ``high + low`` is, and what makes it better."""
 
     def updated(
@@ -178,7 +180,7 @@ class DoubledSolution:
 
 
 def refine_doubled(
-    system: System,
+    system: FactoredProblems,
     b: torch.Tensor,
     *,
     tolerance: float,
@@ -193,7 +195,7 @@ def refine_doubled(
 
     Parameters
     ----------
-    system : System
+    system : FactoredProblems
     b : Tensor, shape (batch, rows, k)
         float64, elements near 1.
     tolerance : float
@@ -249,7 +251,7 @@ class Refinement:
     """
 
     def __init__(
-        self, system: System, b: torch.Tensor, tolerance: float, over_rows: Reduction = HERE
+        self, system: FactoredProblems, b: torch.Tensor, tolerance: float, over_rows: Reduction = HERE
     ) -> None:
         self.system, self.b, self.tolerance, self.steps = system, b, tolerance, 0
         self._over_rows = over_rows

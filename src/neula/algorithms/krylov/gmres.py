@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.projected import Array, Projected, ratio
+from neula.algorithms.krylov.projected import Array, ProjectedLeastSquares, ratio
 from neula.kernels.few_vectors import orthonormalizing
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
@@ -93,14 +93,14 @@ class Space:
 
     def __init__(self, multiply: Operator, precondition: Operator = lambda v: v) -> None:
         self._multiply, self._precondition = multiply, precondition
-        self._problem = Projected()
+        self._problem = ProjectedLeastSquares()
 
     def solve(
         self, b: torch.Tensor, tolerance: float | torch.Tensor, max_iterations: int
     ) -> tuple[torch.Tensor, int]:
         """As :func:`gmres`."""
         if self._problem.rows == 0 or self._problem.rows > min(LARGEST, len(b) // 2):
-            self._problem = Projected()
+            self._problem = ProjectedLeastSquares()
             self._basis, self._vectors = _Columns(b), _Columns(b)
         v, coefficients = _orthonormalized(b, self._basis.all)
         residual = self._problem.begin(coefficients.cpu().numpy())

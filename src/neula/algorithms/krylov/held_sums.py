@@ -228,14 +228,14 @@ class HeldSums:
 
 def normal_product(a: torch.Tensor, x: torch.Tensor) -> Pair:
     """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n)."""
-    prepared = Doubled.of(a[None])
+    prepared = Doubled.from_matrix(a[None])
     high, low = prepared.residual(-x[None], a.new_zeros(1, len(a), x.shape[1]))
     return _pair(prepared.transposed_pair(high, low))
 
 
 def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
     """Products of some rows, without their R."""
-    products = Doubled.of(a[None]).transposed_pair(b[None], torch.zeros_like(b[None]))
+    products = Doubled.from_matrix(a[None]).transposed_pair(b[None], torch.zeros_like(b[None]))
     units = torch.zeros(b.shape[1], dtype=torch.int64, device=b.device)
     return HeldSums(a, *normal_product(a, vectors), *_pair(products), of_b=units)
 

@@ -44,7 +44,7 @@ most so many iterations; returns d and the iterations."""
 
 
 @dataclass
-class Refined:
+class RefinedSystem:
     """Outcome of :func:`refine`.
 
     Attributes
@@ -67,7 +67,7 @@ class Refined:
     history: list[float] = field(default_factory=list)
 
     @classmethod
-    def start(cls, b: torch.Tensor) -> Refined:
+    def start(cls, b: torch.Tensor) -> RefinedSystem:
         """The zero vector, with what is known of it."""
         return cls(torch.zeros_like(b), b.clone(), (b != 0).any(0).to(b.dtype))
 
@@ -81,10 +81,10 @@ def refine(
     tolerance: float,
     max_iterations: int,
     stagnation: float = STAGNATION,
-    start: Refined | None = None,
+    start: RefinedSystem | None = None,
     on_step: Callable[[float], None] | None = None,
     beside: Beside | None = None,
-) -> Refined:
+) -> RefinedSystem:
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
     Of a matrix that is too ill-conditioned for what solves the backward error falls while x grows, and the
@@ -108,14 +108,14 @@ def refine(
         Iterations in total, over all steps.
     stagnation : float
         A step that leaves more than this part of the error is the last one.
-    start : Refined, optional
+    start : RefinedSystem, optional
         Where to go on, and what is overwritten; the zero vector by default.
     on_step : callable, optional
         Called with the largest backward error after each step.
     beside : Beside, optional
         What the solver has solved for as well, and the first residual is to read A for.
     """
-    best, norm = Refined.start(b) if start is None else start, torch.linalg.vector_norm
+    best, norm = RefinedSystem.start(b) if start is None else start, torch.linalg.vector_norm
     known = best.backward_error.cpu()  # on the host, which waits once a step
 
     def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:

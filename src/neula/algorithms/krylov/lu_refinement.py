@@ -21,7 +21,7 @@ from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equi
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.recorded import Recorded
-from neula.algorithms.krylov.iterative_refinement import Refined, classical, gmres_refinement, refine
+from neula.algorithms.krylov.iterative_refinement import RefinedSystem, classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
@@ -53,7 +53,7 @@ FAR = 500
 
 
 @dataclass(frozen=True)
-class Products:
+class ScaledOperator:
     """``scale A`` as something that multiplies float64 vectors: A stays in its dtype, and is not copied.
 
     Attributes
@@ -117,7 +117,7 @@ class KeptMatrix:
     found: list[Conditioning] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
-    def of(cls, a: torch.Tensor, largest: float, engine: Engine) -> KeptMatrix:
+    def from_matrix(cls, a: torch.Tensor, largest: float, engine: Engine) -> KeptMatrix:
         """Remember A.
 
         Parameters
@@ -131,7 +131,7 @@ class KeptMatrix:
         exponent = math.frexp(largest)[1]
         scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
         here = a.to(engine.device)
-        return cls(a, engine, scale, Products(here, scale) @ _direction(len(a), engine.device))
+        return cls(a, engine, scale, ScaledOperator(here, scale) @ _direction(len(a), engine.device))
 
     @cached_property
     def row_norms(self) -> torch.Tensor:
@@ -140,7 +140,7 @@ class KeptMatrix:
         scaled = here if self.scale == 1.0 else here * self.scale
         return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=torch.float64)
 
-    def products(self) -> Products:
+    def products(self) -> ScaledOperator:
         """``scale A`` on the device of the engine, if A is what it was.
 
         Raises
@@ -164,8 +164,8 @@ class KeptMatrix:
         self._check(images[:, :1])
         return images[:, 1:]
 
-    def _products(self) -> Products:
-        return Products(self.a.to(self.engine.device), self.scale)
+    def _products(self) -> ScaledOperator:
+        return ScaledOperator(self.a.to(self.engine.device), self.scale)
 
     def _check(self, image: torch.Tensor) -> None:
         """Whether a product with v is that of the matrix that was factorized.
@@ -187,7 +187,7 @@ class KeptMatrix:
                 "refine=False"
             )
 
-    def scalings(self, a: Products) -> list[Scaling]:
+    def scalings(self, a: ScaledOperator) -> list[Scaling]:
         """What backward errors of ``scale A`` are measured in, as :func:`neula.solve` has it."""
         rows = power_of_two_scales(self.row_norms)
         blocks = scaled_rows(a.a, rows * self.scale)
@@ -297,29 +297,29 @@ def refined_solution(
 
 def _by_substitution(
     kept: KeptMatrix, b: torch.Tensor, factors: Factorization, scalings: Sequence[Scaling]
-) -> Refined:
+) -> RefinedSystem:
     """The solution by one solve, which is mostly all where factors are as accurate as it is to be."""
     x = factors.solve(b)
     residual = b - kept.images(x)
     error = backward_error(scalings, b, x, residual)
-    return Refined(x, residual, error, iterations=1)
+    return RefinedSystem(x, residual, error, iterations=1)
 
 
 def refine_with(
-    a: Products,
+    a: ScaledOperator,
     b: torch.Tensor,
     factors: Factorization,
     *,
     scalings: Sequence[Scaling],
     bound: float,
     engine: Engine,
-    start: Refined | None = None,
-) -> Refined:
+    start: RefinedSystem | None = None,
+) -> RefinedSystem:
     """Classical refinement, and GMRES with the same factors where that does not do.
 
     Parameters
     ----------
-    a : Products
+    a : ScaledOperator
     b : Tensor, shape (n, k)
         float64, with largest elements near 1.
     factors : Factorization
@@ -327,7 +327,7 @@ def refine_with(
     bound : float
         A quarter of it is aimed at.
     engine : Engine
-    start : Refined, optional
+    start : RefinedSystem, optional
         Where to go on; the zero vector by default.
     """
     # Refinement does nothing with A but multiply by it.
@@ -357,7 +357,7 @@ def _factors_of(
     return Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
 
 
-def _conditioning(kept: KeptMatrix, a: Products, factors: Factorization) -> Conditioning:
+def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -> Conditioning:
     """Solve for random right-hand sides, only as accurately as the condition number that they show demands.
 
     Solutions are those of matrices that differ from A by their backward error. If A is singular, such a

@@ -8,13 +8,13 @@ from neula.algorithms.krylov.batched_lstsq import ROUNDING
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.forward_error import SURE
-from neula.kernels.seminormal import Limits
+from neula.kernels.seminormal import RefinementLimits
 
 
 @lru_cache(maxsize=64)
-def limits_of(tolerance: float, max_steps: int, sure: float = SURE) -> Limits:
+def limits_of(tolerance: float, max_steps: int, sure: float = SURE) -> RefinementLimits:
     """What decides where all steps are one launch: the same as where each is many."""
-    return Limits(
+    return RefinementLimits(
         tolerance=tolerance,
         max_steps=max_steps,
         max_rate=MAX_RATE,

@@ -16,7 +16,7 @@ def ratio(a: Array, b: Array) -> Array:
         return np.where((a == 0) & (b == 0), 0.0, a / b)
 
 
-class Projected:
+class ProjectedLeastSquares:
     """The least-squares problems ``min ||C - H Y||`` of GMRES, by reflections, on the host.
 
     C has the coefficients of right-hand sides in the basis, H those of images of its vectors. Vectors of the

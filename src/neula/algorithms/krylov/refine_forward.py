@@ -15,7 +15,7 @@ from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, Refined
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
@@ -50,7 +50,7 @@ class ExactProblem:
 
     @cached_property
     def _doubled(self) -> Doubled:
-        return Doubled.of(self.a[None])
+        return Doubled.from_matrix(self.a[None])
 
     def evaluate(self, high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Residual and gradient of ``high + low``."""
@@ -65,8 +65,8 @@ class ExactProblem:
 
 
 @dataclass(frozen=True)
-class _Evaluated:
-    """An :class:`Evaluated` least-squares solution."""
+class _EvaluatedLeastSquares:
+    """An evaluated least-squares solution."""
 
     error: torch.Tensor
     residual: torch.Tensor
@@ -78,13 +78,13 @@ def refine_forward(
     operator: LeastSquaresOperator,
     r: UpperTriangular,
     problem: ExactProblem,
-    start: Refined,
+    start: RefinedLeastSquares,
     *,
     scale: Scale,
     smallest: float,
     tolerance: float,
     max_iterations: int,
-) -> Refined:
+) -> RefinedLeastSquares:
     """Update x by residuals and gradients in twice the working precision.
 
     Parameters
@@ -95,7 +95,7 @@ def refine_forward(
         Preconditioner.
     problem : ExactProblem
         The same one, for residuals.
-    start : Refined
+    start : RefinedLeastSquares
         Where to go on.
     scale : Scale
         Its columns are the reciprocals of the norms of those of A.
@@ -108,7 +108,7 @@ def refine_forward(
 
     Returns
     -------
-    Refined
+    RefinedLeastSquares
         With a bound on the forward error of each right-hand side.
     """
     b = problem.b
@@ -116,15 +116,15 @@ def refine_forward(
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
 
-    def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
+    def evaluate(high: torch.Tensor, low: torch.Tensor) -> _EvaluatedLeastSquares:
         residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected, operator.over_rows)
         left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)
         error = operator.over_rows.agree(over(left / smallest, size(high)))
-        return _Evaluated(error, residual, gradient, norms)
+        return _EvaluatedLeastSquares(error, residual, gradient, norms)
 
-    def update(found: _Evaluated) -> tuple[torch.Tensor, int]:
+    def update(found: _EvaluatedLeastSquares) -> tuple[torch.Tensor, int]:
         step = cgls(
             operator,
             r,
@@ -140,7 +140,9 @@ def refine_forward(
     norms = found.last.norms
     iterations = start.iterations + found.iterations
     measures = norms.measures(scale.norm)
-    return Refined(found.x, measures, norms.residual, iterations, start.history, found.forward_error)
+    return RefinedLeastSquares(
+        found.x, measures, norms.residual, iterations, start.history, found.forward_error
+    )
 
 
 def _noise(

@@ -20,7 +20,7 @@ PASSES = 8
 """Updates at most; each leaves some 1e-8 of the error, so that two or three do nearly always."""
 
 
-class Evaluated(Protocol):
+class EvaluatedSum(Protocol):
     """What residuals in twice the working precision say of an unevaluated sum."""
 
     @property
@@ -28,7 +28,7 @@ class Evaluated(Protocol):
         """Bound on ``||D (x - x*)|| / ||D x||`` for the sum x, shape (k,)."""
 
 
-E = TypeVar("E", bound=Evaluated)
+E = TypeVar("E", bound=EvaluatedSum)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RefinedSum(Generic[E]):
         The best sum of each right-hand side, rounded to float64.
     forward_error : Tensor, shape (k,)
         That of x; infinite where none was found.
-    last : Evaluated
+    last : EvaluatedSum
         What was found of the last sum.
     iterations : int
     """
@@ -75,7 +75,7 @@ def refine_sum(
         Forward error of the sum at which to stop.
     """
     first = _Sum(start, torch.zeros_like(start), evaluate(start, torch.zeros_like(start)))
-    best = _Best(first, size, tolerance)
+    best = _BestSums(first, size, tolerance)
     iterations = 0
 
     def update(state: _Sum[E], _: int) -> tuple[_Sum[E], int]:
@@ -97,7 +97,7 @@ class _Sum(NamedTuple, Generic[E]):
     found: E
 
 
-class _Best(Generic[E]):
+class _BestSums(Generic[E]):
     """The best sum so far of each right-hand side."""
 
     def __init__(

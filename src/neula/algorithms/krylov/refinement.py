@@ -42,7 +42,7 @@ class InnerSolver(Protocol):
 
 
 @dataclass
-class Refined:
+class RefinedLeastSquares:
     """Outcome of :func:`refine`.
 
     Attributes
@@ -70,7 +70,7 @@ class Refined:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _LeastSquaresIterate:
     """A solution with its residual, ``A^T`` times that, and the norms of all."""
 
     x: torch.Tensor
@@ -90,7 +90,7 @@ def refine(
     start: torch.Tensor | None = None,
     inner: InnerSolver = cgls,
     on_restart: Callable[[float], None] | None = None,
-) -> Refined:
+) -> RefinedLeastSquares:
     """Solve ``min ||A x - b||`` to a measured backward error, or as far as it goes.
 
     Parameters
@@ -113,15 +113,15 @@ def refine(
     on_restart : callable, optional
         Called with the backward error at every restart.
     """
-    best = _Best(tolerance)
+    best = _BestSolutions(tolerance)
     history: list[float] = []
 
-    def measured(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> _Measured:
+    def measured(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> _LeastSquaresIterate:
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, x, residual, gradient, projected, operator.over_rows)
-        return _Measured(x, residual, gradient, norms)
+        return _LeastSquaresIterate(x, residual, gradient, norms)
 
-    def goes_on(found: _Measured) -> bool:
+    def goes_on(found: _LeastSquaresIterate) -> bool:
         known = found.norms.to_host(operator.over_rows)
         measures = known.measures(scale.norm)
         improved = best.take(found.x, measures, known.residual)
@@ -132,7 +132,7 @@ def refine(
         is_answer = start is not None or len(history) > 1 or not known.gradient.any()
         return improved and not (best.satisfied and is_answer)
 
-    def update(found: _Measured, left: int) -> tuple[_Measured, int]:
+    def update(found: _LeastSquaresIterate, left: int) -> tuple[_LeastSquaresIterate, int]:
         # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.
         stop = _inner_stop(found.norms, scale, 0.5 * tolerance)
         step = inner(operator, r, found.residual, stop=stop, max_iterations=left, gradient=found.gradient)
@@ -145,7 +145,7 @@ def refine(
         first = measured(start, *operator.normal(start, b))
     iterations = iterate(first, goes_on, update, max_iterations)
     measures, residual_norm = best.measures.to(b.device), best.residual_norm.to(b.device)
-    return Refined(best.x, measures, residual_norm, iterations, history)
+    return RefinedLeastSquares(best.x, measures, residual_norm, iterations, history)
 
 
 def _inner_stop(norms: Norms, scale: Scale, tolerance: float) -> Stop:
@@ -158,7 +158,7 @@ def _inner_stop(norms: Norms, scale: Scale, tolerance: float) -> Stop:
     )
 
 
-class _Best:
+class _BestSolutions:
     """The best solution so far of each right-hand side; measures and norms are on the host.
 
     Backward error counts first, down to the tolerance, then optimality, which is the stronger measure.

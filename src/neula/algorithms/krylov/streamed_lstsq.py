@@ -176,7 +176,7 @@ class RefinementSums:
             self.gradient += summed[:, :k]
             self.images += summed[:, k:]
         else:
-            prepared = Doubled.of(a[None])
+            prepared = Doubled.from_matrix(a[None])
             high, low = prepared.residual(self.x[None], b[None], self.x_low[None])
             residual = high[0]
             more, more_low = prepared.transposed_pair(high, low)
@@ -185,7 +185,7 @@ class RefinementSums:
             self.images += a.T @ (a @ self.probed)
         self.squares += residual.square().sum(0)
 
-    def refined(self) -> Refined:
+    def refined(self) -> StreamedUpdate:
         """The update, and what is left after it."""
         of = self.coordinates
         gradient = self.gradient + self.gradient_low
@@ -198,11 +198,11 @@ class RefinementSums:
             noise = max(noise, 2 * FP64.u * n**0.5)
         residual, b = self.squares.sqrt(), self.of_b.sqrt()
         floor = noise * (of.norm_bound * of.length(self.x) + b + of.condition * residual)
-        return Refined(of, projected, of.inverse @ projected, rate, residual, b, floor)
+        return StreamedUpdate(of, projected, of.inverse @ projected, rate, residual, b, floor)
 
 
 @dataclass(frozen=True)
-class Refined:
+class StreamedUpdate:
     """An update of a solution, and bounds on what it leaves.
 
     Attributes

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import Factored, lengths
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, Evaluation
+from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
+from neula.algorithms.krylov.doubled_refinement import DOUBLED, DoubledEvaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.kernels.refining import over
@@ -16,7 +16,7 @@ from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 
 
-class Underdetermined(Factored):
+class Underdetermined(FactoredTallMatrices):
     """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
 
     Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
@@ -60,7 +60,7 @@ class Underdetermined(Factored):
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.columns * self.solution(unknowns))
 
-    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Evaluation:
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         """Updates of x and of w, by solves with R."""
         n = self.t.shape[1]
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
@@ -78,7 +78,7 @@ class Underdetermined(Factored):
         noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
         rate = self.rate[:, None]
         wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
-        return Evaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
+        return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor

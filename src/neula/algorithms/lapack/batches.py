@@ -105,7 +105,7 @@ def doubled(
 
 
 class SlicedBatch:
-    """Matrices as sums of slices: :class:`neula.algorithms.lapack.doubled.Sliced` of a batch.
+    """Matrices as sums of slices: :class:`neula.algorithms.lapack.doubled.SlicedMatrix` of a batch.
 
     With three the error of an element of a product is that of a single matrix. Two take half the time, and
     are enough where the solution is well determined: rounding errors of what is left beside products of the

@@ -20,9 +20,9 @@ from scipy.linalg import lapack
 from neula.algorithms.bounded.block_pivoting import PATIENCE
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.engines import FP64
-from neula.kernels.bounded_host import Limits, Minimum, Numbers
+from neula.kernels.bounded_host import BoundedLimits, BoundedMinimum, Numbers
 from neula.kernels.magnitudes import MODERATE
 
 ROUGH = 2.0**-30
@@ -35,9 +35,9 @@ STEPS = 4
 """Updates at most: with a factor that is good enough two do."""
 
 
-def limits_of(sets: int) -> Limits:
+def limits_of(sets: int) -> BoundedLimits:
     """What decides where so many sets of free variables may be tried."""
-    return Limits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, sets)
+    return BoundedLimits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, sets)
 
 
 class Face:
@@ -78,7 +78,7 @@ class Face:
         norm, width = math.sqrt(length(self._gram.ravel())), len(self.free)
         if not width:
             return norm, 0.0, 1.0
-        triangle = Triangle(self._lower, np.ones(width), large=self._large)
+        triangle = TriangularFactor(self._lower, np.ones(width), large=self._large)
         return norm, triangle.inverse_norm, triangle.margin
 
 
@@ -157,7 +157,7 @@ class Normal:
         self._right = self._a.transposed_times(b) / self.sizes
 
     @classmethod
-    def of(cls, given: np.ndarray, b: np.ndarray, bounds: np.ndarray, *, large: bool) -> Normal | None:
+    def factorize(cls, given: np.ndarray, b: np.ndarray, bounds: np.ndarray, *, large: bool) -> Normal | None:
         """The same; None where numbers are not moderate, and where columns are dependent."""
         a = in_double(given, large=large)
         gram = gram_matrix(a, large=large)
@@ -242,7 +242,7 @@ class Normal:
         return residual, gradient, face.solve(gradient[face.free])
 
 
-def block_pivoting(problem: Normal, limits: Limits, *, of_all: bool = False) -> Minimum | None:
+def block_pivoting(problem: Normal, limits: BoundedLimits, *, of_all: bool = False) -> BoundedMinimum | None:
     """Exchange all infeasible variables at once, beginning with the solution without bounds.
 
     None where columns of free variables are dependent, and where there is no end.
@@ -250,7 +250,7 @@ def block_pivoting(problem: Normal, limits: Limits, *, of_all: bool = False) -> 
     Parameters
     ----------
     problem : Normal
-    limits : Limits
+    limits : BoundedLimits
     of_all : bool, optional
         Whether the solution without bounds is asked for.
     """
@@ -285,7 +285,7 @@ def _sides(above: np.ndarray, below: np.ndarray) -> np.ndarray:
 
 def _measured(
     problem: Normal, face: Face, point: Point, at: np.ndarray, sets: int, *, of_all: bool
-) -> Minimum:
+) -> BoundedMinimum:
     push = at * point.left
     wrong = np.where(at == 0, point.gradient, np.minimum(at * point.gradient, 0.0))
     norm, inverse_norm, margin = face.norms()
@@ -309,4 +309,4 @@ def _measured(
         margin=margin,
     )
     x = problem.x(point.z, at)
-    return Minimum(numbers, x, at, problem.sizes, problem.unbounded if of_all else x[:0])
+    return BoundedMinimum(numbers, x, at, problem.sizes, problem.unbounded if of_all else x[:0])

@@ -27,7 +27,7 @@ TAKEN = (torch.float64, torch.float32)
 """Dtypes of what the kernel reads, and of what it rounds x to."""
 
 
-class _Limits(ctypes.Structure):
+class _BatchLimitsStructure(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_double)
         for name in (
@@ -40,7 +40,7 @@ class _Limits(ctypes.Structure):
 _OF_MATRICES = ("is_float", "batch", "row", "column")
 
 
-class _Batch(ctypes.Structure):
+class _BatchStructure(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("count", "n", "k", "probes")),
         *((name, ctypes.c_void_p) for name in ("a", "b")),
@@ -48,7 +48,7 @@ class _Batch(ctypes.Structure):
         ("vectors", ctypes.c_void_p),
         *((name, ctypes.c_long) for name in ("definite", "x_is_float")),
         *((name, ctypes.c_void_p) for name in ("x", "known")),
-        ("limits", ctypes.POINTER(_Limits)),
+        ("limits", ctypes.POINTER(_BatchLimitsStructure)),
     ]
 
 
@@ -58,7 +58,7 @@ error of x as it is given back, the condition number, the growth of the elements
 backward errors before the first update and after each, the last of which is that of what was refined."""
 
 
-class Solved(NamedTuple):
+class CompiledSolutions(NamedTuple):
     """Solutions with their evidence.
 
     Attributes
@@ -88,7 +88,7 @@ def solved(
     bound: float,
     *,
     definite: bool = False,
-) -> Solved | None:
+) -> CompiledSolutions | None:
     """Solve by LU, update once, and measure; None where there is no compiler.
 
     Parameters
@@ -111,13 +111,13 @@ def solved(
         return None
     vectors, limits = _prepared(n, digits, largest_error, bound)
     x, known = empty(*b.shape), empty(len(NAMES) + k, *batch)
-    given = _Batch(
+    given = _BatchStructure(
         *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
         *(a.dtype == torch.float32, *own, *a.stride(), b.dtype == torch.float32, *own, *b.stride()),
         *(vectors.data_ptr(), definite, dtype == torch.float32, x.data_ptr(), known.data_ptr(), limits),
     )
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
-    return None if solve(ctypes.byref(given), threads) else Solved(x, known)
+    return None if solve(ctypes.byref(given), threads) else CompiledSolutions(x, known)
 
 
 @lru_cache(maxsize=2)
@@ -138,5 +138,7 @@ def _prepared(n: int, digits: float, largest_error: float, bound: float) -> tupl
     few, here = n <= PROBES, torch.device("cpu")
     z = probes(n, here, DOUBLED_VECTORS, unit=True)
     margin = 1.0 if few else MARGINS[DOUBLED_VECTORS]
-    limits = _Limits(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound)
+    limits = _BatchLimitsStructure(
+        MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound
+    )
     return torch.cat([z, probes(n, here, 1, unit=False)], 1).mT.contiguous(), ctypes.pointer(limits)

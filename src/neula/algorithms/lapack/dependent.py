@@ -24,11 +24,11 @@ from scipy.linalg import lapack
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
-from neula.algorithms.lapack.doubled import Pair, Sliced, two_sum
+from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, two_sum
 from neula.algorithms.lapack.independent import Independent, reflected
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
-from neula.algorithms.lapack.refinement import Evaluation, Refined, length
-from neula.algorithms.lapack.seminormal import ALIKE, Factor
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
+from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
 from neula.engines import FP64
@@ -87,14 +87,14 @@ class Dependent(ABC):
         self.rate = self._measured_rate(FEW if large else PROBES) if regular else math.inf
 
     @staticmethod
-    def of(
+    def factorize(
         given: np.ndarray,
         rcond: float,
         *,
         rounding: float = math.inf,
         doubled: bool,
         large: bool = False,
-        factor: Factor | None = None,
+        factor: SeminormalFactor | None = None,
     ) -> Plain | Precise | None:
         """Factorize; None where the rank is in doubt, and where numbers are not moderate.
 
@@ -102,11 +102,11 @@ class Dependent(ABC):
         ----------
         given : array, shape (m, n)
         rcond, rounding : float
-            As :meth:`Independent.of` takes them.
+            As :meth:`Independent.factorize` takes them.
         doubled : bool
             Whether products are to be in twice the working precision.
         large : bool
-        factor : Factor, optional
+        factor : SeminormalFactor, optional
             R of A by reflections in double precision, if it is known.
         """
         a = in_double(given, large=large)
@@ -118,7 +118,7 @@ class Dependent(ABC):
         else:
             core = a / columns
             core = reflected(core, large=large) if large or len(a) > a.shape[1] else core
-        found = Independent.of(core, a.shape, rcond, rounding=rounding, large=large)
+        found = Independent.factorize(core, a.shape, rcond, rounding=rounding, large=large)
         if found is None:
             return None
         system = (Precise if doubled else Plain)(a, columns, found, large=large)
@@ -136,7 +136,7 @@ class Dependent(ABC):
         """``||D x||``."""
         return length(self._columns * x)
 
-    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+    def errors(self, b: np.ndarray, found: RefinedVectorSolution) -> tuple[float, float, float]:
         """Backward error, optimality and forward error of a refined solution, what is dropped included."""
         norm = self._found.norm
         gradient = self._a.transposed_times(found.residual)
@@ -208,7 +208,7 @@ class Plain(Dependent):
         multipliers = self._multipliers(self._projected(self._a.transposed_times(b)))
         return self._a.transposed_times(self._combined(multipliers)) / self._largest**2
 
-    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """The residual of x, and what it adds to x."""
         residual, gradient = self._a.residual(b, high)
         projected = self._projected(gradient)
@@ -220,7 +220,7 @@ class Plain(Dependent):
         of_rows = self._of_sums(high, noise) + self._of_rest * self._spread**2 * self._updates
         along = self._spread * self._through
         wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
-        return Evaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
+        return ResidualEvaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
 
     def _of_sums(self, x: np.ndarray, noise: float) -> float:
         """Rounding errors of ``A^T w``, by the length of w."""
@@ -246,7 +246,7 @@ class Precise(Dependent):
             scales = np.ldexp(1.0, -np.frexp(columns)[1])
             a, self._shrink = a * scales, scales**-2
         super().__init__(a, columns, found, scales=scales, large=large)
-        self.doubled = Sliced(a, float(self._columns.max()), large=large)
+        self.doubled = SlicedMatrix(a, float(self._columns.max()), large=large)
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """A first w."""
@@ -261,7 +261,7 @@ class Precise(Dependent):
         """Nothing is known of a residual that need not vanish."""
         return True
 
-    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """The residual of x, and what it adds to w."""
         noise, of_slices = DOUBLED * sum(self.shape), self.doubled.error
         residual, rest = self.doubled.residual(high, low, b)
@@ -273,7 +273,7 @@ class Precise(Dependent):
         of_rows = (of_rows + float((self._columns * self._shrink).max()) * of_slices) * length(w)
         along = self._spread * self._through
         wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
-        return Evaluation(residual, self._raised(projected), wrong, along * floor + of_rows)
+        return ResidualEvaluation(residual, self._raised(projected), wrong, along * floor + of_rows)
 
     def _raised(self, projected: np.ndarray) -> np.ndarray:
         """``w = Q R^-T (M^T M)^-1 R^-1 Q^T r``."""

@@ -41,7 +41,7 @@ def difference(b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Pair:
     return two_sum(total, error)
 
 
-class Sliced:
+class SlicedMatrix:
     """A matrix as the sum of three slices.
 
     Parameters
@@ -61,7 +61,7 @@ class Sliced:
     Examples
     --------
     >>> import numpy as np
-    >>> third = Sliced(np.full((1, 1), 1 / 3), 1.0)
+    >>> third = SlicedMatrix(np.full((1, 1), 1 / 3), 1.0)
     >>> high, low = third.residual(np.array([3.0]), np.zeros(1), np.ones(1))
     >>> high.item() * 2**54, low.item()
     (1.0, 0.0)

@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
-from neula.algorithms.lapack.compiled import NAMES, Solved
+from neula.algorithms.lapack.compiled import NAMES, CompiledSolutions
 from neula.algorithms.lapack.products import factorize, factorize_definite
 from neula.algorithms.lapack.square import ALIKE, MODERATE
 from neula.kernels.host_matrices import empty
@@ -33,14 +33,14 @@ THREADED = 1 << 16
 wait for work, begin within some microseconds."""
 
 
-class _Limits(ctypes.Structure):
+class _SystemLimitsStructure(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_double)
         for name in ("moderate", "alike", "max_rate", "margin", "computed", "largest_error", "bound")
     ]
 
 
-class _System(ctypes.Structure):
+class _SystemStructure(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_long) for name in ("n", "k", "threads", "wide")),
         *((name, ctypes.c_void_p) for name in ("a", "factors")),
@@ -48,7 +48,7 @@ class _System(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("pivots", "b", "vectors")),
         *((name, ctypes.c_long) for name in ("updates", "x_is_float")),
         *((name, ctypes.c_void_p) for name in ("room", "x", "known")),
-        ("limits", ctypes.POINTER(_Limits)),
+        ("limits", ctypes.POINTER(_SystemLimitsStructure)),
     ]
 
 
@@ -63,7 +63,7 @@ def solved_by_factors(
     large: bool,
     in_blocks: int = 0,
     definite: bool = False,
-) -> Solved | None:
+) -> CompiledSolutions | None:
     """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
     None where there is no compiler, where a pivot vanishes, and where A is not definite.
@@ -98,7 +98,7 @@ def solved_by_factors(
     factors, apart = _room_of_factors(n, torch.float32 if single else torch.float64, blocked=blocked)
     pivots, room = torch.empty(n, dtype=torch.int32, device="cpu"), empty(columns * wide)
     x, known = empty(k, n), empty(len(NAMES) + k)
-    system = _System(
+    system = _SystemStructure(
         *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), apart, a.dtype == torch.float32, single),
         *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr(), single, dtype == torch.float32),
         *(room.data_ptr(), x.data_ptr(), known.data_ptr(), _limits(largest_error, bound)),
@@ -115,7 +115,7 @@ def solved_by_factors(
         )
         if done:
             (library.solve_definite if definite else library.solve_factored)(given, largest)
-    return Solved(x.mT, known) if done else None
+    return CompiledSolutions(x.mT, known) if done else None
 
 
 def _room_of_factors(n: int, dtype: torch.dtype, *, blocked: bool) -> tuple[torch.Tensor, int]:
@@ -145,7 +145,9 @@ def _kernel() -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=64)
 def _limits(largest_error: float, bound: float) -> Any:
-    return ctypes.pointer(_Limits(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound))
+    return ctypes.pointer(
+        _SystemLimitsStructure(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound)
+    )
 
 
 @lru_cache(maxsize=64)

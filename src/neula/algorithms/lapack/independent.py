@@ -11,7 +11,7 @@ from scipy.linalg import lapack
 
 from neula.algorithms.lapack.products import WIDE, gram_matrix, products
 from neula.algorithms.lapack.refinement import length
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
 from neula.certificates.forward_error import ESTIMATED
@@ -30,7 +30,7 @@ class Independent(NamedTuple):
 
     Attributes
     ----------
-    triangle : Triangle
+    triangle : TriangularFactor
         R of the columns that count.
     rest : array, shape (r, n - r)
         F.
@@ -42,7 +42,7 @@ class Independent(NamedTuple):
         ``sigma_(r+1)`` from above.
     """
 
-    triangle: Triangle
+    triangle: TriangularFactor
     rest: np.ndarray
     order: np.ndarray
     norm: float
@@ -55,7 +55,7 @@ class Independent(NamedTuple):
         return len(self.rest)
 
     @classmethod
-    def of(
+    def factorize(
         cls,
         core: np.ndarray,
         shape: tuple[int, int],
@@ -84,7 +84,7 @@ class Independent(NamedTuple):
             return None
         first, others, larger = upper[:rank, :rank], upper[:rank, rank:], max(shape)
         left, full = length(upper[rank:].ravel()), rank == min(shape)
-        triangle = Triangle(np.asfortranarray(first.T), np.ones(rank), large=large)
+        triangle = TriangularFactor(np.asfortranarray(first.T), np.ones(rank), large=large)
         low, high = _norm_bounds(upper[:rank], large=large)
         high, noise, kept = high + left, larger * FP64.u, 1 / triangle.inverse_norm
         most = min((rcond - noise) * low, rounding, kept / GAP)

@@ -43,7 +43,7 @@ def is_large(elements: int, tuning: Tuning) -> bool:
     return elements >= tuning.in_torch and torch.get_num_threads() > 1
 
 
-class Products(Protocol):
+class MatrixProducts(Protocol):
     """A matrix, and what is done with it in double precision."""
 
     def times(self, x: np.ndarray) -> np.ndarray:
@@ -117,7 +117,7 @@ class InTorch(InTwoPasses):
 class Turned(InTwoPasses):
     """A matrix by its transpose: one whose columns follow one another, by rows that do."""
 
-    def __init__(self, transposed: Products) -> None:
+    def __init__(self, transposed: MatrixProducts) -> None:
         self._transposed = transposed
 
     def times(self, x: np.ndarray) -> np.ndarray:
@@ -134,7 +134,7 @@ def _product(a: torch.Tensor, x: np.ndarray) -> np.ndarray:
     return found
 
 
-def products(a: np.ndarray, *, large: bool) -> Products:
+def products(a: np.ndarray, *, large: bool) -> MatrixProducts:
     """What multiplies with a matrix, of float32 or float64, in double precision."""
     if passed(a):
         return OnePass(a) if takes(a) else Turned(OnePass(a.T))

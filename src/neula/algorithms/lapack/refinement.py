@@ -16,13 +16,13 @@ from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.lapack.doubled import Pair, two_sum
 
 
-class Evaluation(NamedTuple):
+class ResidualEvaluation(NamedTuple):
     """What the residual of x says of x.
 
     Attributes
     ----------
     residual : array, shape (m,)
-        What is left of it after the update; of :class:`Rows` it is that of x before.
+        What is left of it after the update; of :class:`FactoredRowSpaceProblem` it is that of x before.
     update : array, shape (n,)
         What to add to x.
     left : float
@@ -37,20 +37,20 @@ class Evaluation(NamedTuple):
     floor: float
 
 
-class System(Protocol):
+class FactoredProblem(Protocol):
     """A problem with factors to solve it approximately."""
 
     def start(self, b: np.ndarray) -> np.ndarray:
         """A first solution."""
 
-    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """How good ``high + low`` is, and what makes it better."""
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
 
 
-class Rows(Protocol):
+class FactoredRowSpaceProblem(Protocol):
     """The same for solutions in the space of the rows, ``x = A^T w``."""
 
     def start(self, b: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ class Rows(Protocol):
     def lift(self, w: np.ndarray) -> Pair:
         """``A^T w``."""
 
-    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """How good ``x = high + low`` is, and what makes w better; its residual before that."""
 
     def solves(self, b: np.ndarray, residual: np.ndarray, size: float) -> bool:
@@ -73,7 +73,7 @@ class Rows(Protocol):
 
 
 @dataclass(slots=True)
-class Refined:
+class RefinedVectorSolution:
     """A solution.
 
     Attributes
@@ -101,17 +101,17 @@ class Refined:
 
 
 def refine(
-    system: System,
+    system: FactoredProblem,
     b: np.ndarray,
     tolerance: float,
     max_steps: int = MAX_STEPS,
     first: np.ndarray | None = None,
-) -> Refined | None:
+) -> RefinedVectorSolution | None:
     """Refine until the forward error meets the tolerance, or stagnates; None where x vanishes.
 
     Parameters
     ----------
-    system : System
+    system : FactoredProblem
     b : array, shape (m,)
     tolerance : float
     max_steps : int, optional
@@ -133,12 +133,14 @@ def refine(
     return _refined(system, high, low, residual, left, steps)
 
 
-def refine_rows(system: Rows, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS) -> Refined | None:
+def refine_rows(
+    system: FactoredRowSpaceProblem, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS
+) -> RefinedVectorSolution | None:
     """The same for solutions ``x = A^T w``, whose unknowns are w: x alone may leave the space of the rows.
 
     Parameters
     ----------
-    system : Rows
+    system : FactoredRowSpaceProblem
     b : array, shape (m,)
     tolerance : float
     max_steps : int, optional
@@ -164,15 +166,20 @@ def refine_rows(system: Rows, b: np.ndarray, tolerance: float, max_steps: int = 
 
 
 def _refined(
-    system: System | Rows, high: np.ndarray, low: np.ndarray, residual: np.ndarray, left: float, steps: int
-) -> Refined | None:
+    system: FactoredProblem | FactoredRowSpaceProblem,
+    high: np.ndarray,
+    low: np.ndarray,
+    residual: np.ndarray,
+    left: float,
+    steps: int,
+) -> RefinedVectorSolution | None:
     size = system.size(high)
     if not 0 < size < math.inf:
         return None
     lost = system.size(low) / size
     error = left / size + lost
     error = COMPUTED * error / (1 - error) if error < 1 else math.inf
-    return Refined(high, low, residual, size, lost, error, steps)
+    return RefinedVectorSolution(high, low, residual, size, lost, error, steps)
 
 
 LONG = 10_000

@@ -15,7 +15,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
-from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
     WIDE,
     cholesky_factor,
@@ -25,8 +25,8 @@ from neula.algorithms.lapack.products import (
     products,
     schatten_square,
 )
-from neula.algorithms.lapack.refinement import Evaluation, Refined, length
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.forward_error import ESTIMATED, NOISE
 from neula.engines import FP64
@@ -36,7 +36,7 @@ ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
 
 
-class Factor(NamedTuple):
+class SeminormalFactor(NamedTuple):
     """R of a tall matrix, and what is known by it.
 
     Attributes
@@ -58,7 +58,7 @@ class Factor(NamedTuple):
     method: str
 
 
-def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
+def by_gram(a: np.ndarray, *, large: bool = False) -> SeminormalFactor | None:
     """From the Gram matrix, in the precision of A.
 
     None where it is not positive definite, and where numbers are not moderate.
@@ -74,7 +74,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
     columns = np.sqrt(gram.diagonal())
     # The Schatten 4-norm of B is between ||B|| and n^(1/4) ||B||; its square is the norm of B^T B.
     square = math.sqrt(schatten_square(gram, 1 / gram.diagonal(), large=large))
-    return Factor(
+    return SeminormalFactor(
         in_double(lower, large=large),
         in_double(columns, large=False),
         square / math.sqrt(len(gram)),
@@ -83,7 +83,7 @@ def by_gram(a: np.ndarray, *, large: bool = False) -> Factor | None:
     )
 
 
-def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
+def by_reflections(a: np.ndarray, *, large: bool = False) -> SeminormalFactor | None:
     """By Householder's, in the precision of A; None where numbers are not moderate."""
     n, moderate = a.shape[1], _moderate(a)
     upper = torch.from_numpy(np.empty((n, n))).copy_(torch.geqrf(torch.from_numpy(a))[0][:n]).triu_()
@@ -94,7 +94,7 @@ def by_reflections(a: np.ndarray, *, large: bool = False) -> Factor | None:
     image = r.times(v / columns)
     norm = length(r.transposed_times(image) / columns) / length(image)
     norm_bound = min(ESTIMATED * norm, math.sqrt(n))
-    return Factor(upper.numpy().T, columns, norm, norm_bound, f"householder fp{8 * a.itemsize}")
+    return SeminormalFactor(upper.numpy().T, columns, norm, norm_bound, f"householder fp{8 * a.itemsize}")
 
 
 def _moderate(a: np.ndarray) -> float:
@@ -102,14 +102,14 @@ def _moderate(a: np.ndarray) -> float:
     return MODERATE if a.dtype == np.float64 else MODERATE**0.1
 
 
-class Seminormal:
+class SeminormalProblem:
     """``min ||A x - b||`` for a tall matrix.
 
     Parameters
     ----------
     a : array, shape (m, n), m >= n
         float64, or float32 where residuals are in working precision.
-    factor : Factor
+    factor : SeminormalFactor
     doubled : bool
         Whether residuals are in twice the working precision.
     large : bool
@@ -123,19 +123,21 @@ class Seminormal:
         Norms of the columns, scaled: the diagonal of D.
     norm_bound : float
         ``||B||_2`` from above.
-    triangle : Triangle
+    triangle : TriangularFactor
         R.
-    doubled : Sliced or None
+    doubled : SlicedMatrix or None
         A for residuals in twice the working precision.
     rate : float
         ``||I - W^T W||_F`` for ``W = A R^-1`` from above.
     condition, condition_bound : float
         Condition number of B, estimated and from above.
     method : str
-        As of :class:`Factor`.
+        As of :class:`SeminormalFactor`.
     """
 
-    def __init__(self, a: np.ndarray, factor: Factor, *, doubled: bool, large: bool = False) -> None:
+    def __init__(
+        self, a: np.ndarray, factor: SeminormalFactor, *, doubled: bool, large: bool = False
+    ) -> None:
         lower, self.columns, self._norm, self.norm_bound, self.method = factor
         self.shape, self.scales, n = a.shape, None, len(lower)
         sizes = self.columns.tolist()
@@ -145,7 +147,7 @@ class Seminormal:
             sizes = self.columns.tolist()
         self._smallest = min(sizes)
         self._a = products(a, large=large)
-        self.triangle = Triangle(lower, self.columns, large=large and n >= WIDE)
+        self.triangle = TriangularFactor(lower, self.columns, large=large and n >= WIDE)
         inverse_norm, margin = self.triangle.inverse_norm, self.triangle.margin
         self.condition = max(1.0, self._norm * inverse_norm / margin)
         self.condition_bound = self.norm_bound * inverse_norm
@@ -156,25 +158,25 @@ class Seminormal:
         images = self.triangle.solve_transposed(self._a.gram_times(self.triangle.solve(z)))
         rounding = ROUNDING * FP64.u * n * self.triangle.inverse_norm
         self.rate = MARGINS[count] * length((z - images).ravel(order="K")) + rounding
-        self.doubled = Sliced(a, max(sizes), large=large) if doubled else None
+        self.doubled = SlicedMatrix(a, max(sizes), large=large) if doubled else None
 
     @classmethod
-    def of(
+    def factorize(
         cls,
         given: np.ndarray,
         *,
         doubled: bool,
         single: bool,
         large: bool = False,
-        refused: list[Factor] | None = None,
-    ) -> Seminormal | None:
+        refused: list[SeminormalFactor] | None = None,
+    ) -> SeminormalProblem | None:
         """Factorize, first in single precision where that will do; None where no R is good enough.
 
         Parameters
         ----------
         given : array, shape (m, n)
         doubled, single, large : bool
-        refused : list of Factor, optional
+        refused : list of SeminormalFactor, optional
             Those that are not good enough are put there.
         """
         m, n = given.shape
@@ -210,7 +212,7 @@ class Seminormal:
         """``A x``."""
         return self._a.times(x)
 
-    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """``R^-1 R^-T A^T (b - A x)``."""
         # Errors of the residual reach x through B^+, and those of the gradient through (B^T B)^-1.
         through, bound = self.triangle.inverse_norm, self.norm_bound
@@ -226,9 +228,9 @@ class Seminormal:
         floor += of_slices
         wrong = self.rate / (1 - self.rate) * length(projected) + floor
         update = self.triangle.solve(projected)
-        return Evaluation(residual - self.change(update), update, through * wrong, through * floor)
+        return ResidualEvaluation(residual - self.change(update), update, through * wrong, through * floor)
 
-    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+    def errors(self, b: np.ndarray, found: RefinedVectorSolution) -> tuple[float, float, float]:
         """Backward error, optimality and forward error of a refined solution.
 
         The first is the least of three bounds (:mod:`neula.certificates.backward_error`), the last what the

@@ -26,7 +26,7 @@ PLAIN = 2 * FP64.u
 
 
 @dataclass(frozen=True)
-class Refined:
+class SeminormalBatchSolution:
     """Solutions of a batch, with arrays of shape (batch, k) for each right-hand side.
 
     Attributes
@@ -110,7 +110,7 @@ class Seminormals:
             self._columns, self._scales = self._columns * self._units, self._scales / self._units
         self._largest = largest_column[:, 0]
 
-    def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
+    def refined(self, b: np.ndarray, dtype: type[Any]) -> SeminormalBatchSolution:
         """Solve, update and measure.
 
         Parameters
@@ -146,7 +146,7 @@ class Seminormals:
         if given is not x:
             rounding = lengths(self._columns * steps[1]) / size
             residual_norm = lengths(residual + images[..., b.shape[2] :])
-        return Refined(
+        return SeminormalBatchSolution(
             x=given if self._units is None else given * self._units,
             left=left / size,
             settled=left <= 2 * floor,

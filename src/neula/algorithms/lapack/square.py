@@ -16,16 +16,16 @@ from scipy.linalg.blas import idamax, isamax
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
-from neula.algorithms.lapack.doubled import Sliced
+from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
-    Products,
+    MatrixProducts,
     cholesky_factor,
     in_double,
     lu_factors,
     passed,
     products,
 )
-from neula.algorithms.lapack.refinement import LONG, Evaluation, Refined, length
+from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.certificates.forward_error import ESTIMATED
@@ -44,7 +44,7 @@ BLOCK = 1 << 17
 Solve = Callable[[np.ndarray], np.ndarray]
 
 
-class Factors(NamedTuple):
+class SquareFactors(NamedTuple):
     """What is solved with.
 
     Attributes
@@ -69,7 +69,7 @@ class Factors(NamedTuple):
     u: float
 
 
-def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors | None:
+def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> SquareFactors | None:
     """LU with partial pivoting, of the transpose where rows are contiguous; None where a pivot vanishes."""
     transposed = int(a.flags.c_contiguous)
     given = (a.T if transposed else a).astype(_dtype(single), copy=False)
@@ -81,7 +81,7 @@ def lu(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors |
 
 def factors_of(
     factors: np.ndarray, pivots: np.ndarray, largest: float, *, transposed: int = 0, large: bool = False
-) -> Factors:
+) -> SquareFactors:
     """LU factors in the form of SciPy, of a matrix with elements up to ``largest``, or of its transpose."""
     single = factors.dtype == np.float32
     solve = lapack.sgetrs if single else lapack.dgetrs  # of one vector: without threads
@@ -99,7 +99,7 @@ def factors_of(
         found: np.ndarray = solve(factors, pivots, x, trans=transposed)[0]
         return found
 
-    return Factors(
+    return SquareFactors(
         one,
         lambda x: solve(factors, pivots, x, trans=1 - transposed)[0],
         several if large else lambda x: _each(one, x),
@@ -109,7 +109,7 @@ def factors_of(
     )
 
 
-def cholesky(a: np.ndarray, *, single: bool = False, large: bool = False) -> Factors | None:
+def cholesky(a: np.ndarray, *, single: bool = False, large: bool = False) -> SquareFactors | None:
     """Cholesky factors; None where A is not positive definite."""
     library = lapack.spotrs if single else lapack.dpotrs
     given = a.T if a.flags.c_contiguous else a
@@ -131,7 +131,7 @@ def cholesky(a: np.ndarray, *, single: bool = False, large: bool = False) -> Fac
         return half + np.tril(half, -1).T
 
     together = several if large else lambda x: _each(solve, x)
-    return Factors(solve, solve, together, inverse, 1.0, (FP32 if single else FP64).u)
+    return SquareFactors(solve, solve, together, inverse, 1.0, (FP32 if single else FP64).u)
 
 
 def _each(solve: Solve, right: np.ndarray) -> np.ndarray:
@@ -143,7 +143,7 @@ def _dtype(single: bool) -> type[np.floating[Any]]:
     return np.float32 if single else np.float64
 
 
-class Square:
+class SquareSystem:
     """``A x = b`` with factors.
 
     Parameters
@@ -156,7 +156,7 @@ class Square:
         Norms of its columns: the diagonal of D.
     norm : float
         ``||A||`` in the infinity norm.
-    factors : Factors
+    factors : SquareFactors
     doubled : float
         No element is larger, where residuals are in twice the working precision; 0 elsewhere.
     large : bool
@@ -171,7 +171,7 @@ class Square:
     condition, condition_bound : float
         Condition number of ``B = A D^-1``, estimated and from above.
     shape, scales, doubled
-        As of :class:`neula.algorithms.lapack.seminormal.Seminormal`.
+        As of :class:`neula.algorithms.lapack.seminormal.SeminormalProblem`.
     history : list of float
         Backward errors of what was evaluated.
     """
@@ -182,7 +182,7 @@ class Square:
         right: list[np.ndarray],
         sizes: np.ndarray,
         norm: float,
-        factors: Factors,
+        factors: SquareFactors,
         doubled: float,
         *,
         large: bool = False,
@@ -219,12 +219,12 @@ class Square:
             ROUNDING * factors.u * min(self._norm, ESTIMATED * scaled_norm * largest) * inverse_norm / least
         )
         self.rate = lost + rounding
-        self.doubled = Sliced(a, doubled) if doubled else None
+        self.doubled = SlicedMatrix(a, doubled) if doubled else None
         self._through = through / (1 - self.rate)
         self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
 
     @classmethod
-    def of(
+    def factorize(
         cls,
         given: np.ndarray,
         right: list[np.ndarray],
@@ -233,8 +233,8 @@ class Square:
         single: bool,
         doubled: bool,
         large: bool = False,
-        factors: Factors | None = None,
-    ) -> tuple[Square, float] | None:
+        factors: SquareFactors | None = None,
+    ) -> tuple[SquareSystem, float] | None:
         """Factorize, unless there are factors; the system, and the growth of the elements.
 
         None where numbers are not moderate or rows or columns not alike, and where factors are no good.
@@ -258,7 +258,7 @@ class Square:
         found = cls(a, right, np.sqrt(columns), norm, factors, largest, large=large)
         return (found, factors.growth) if found.rate <= MAX_RATE else None
 
-    def _inverse_norm(self, factors: Factors, z: np.ndarray, found: np.ndarray) -> tuple[float, float]:
+    def _inverse_norm(self, factors: SquareFactors, z: np.ndarray, found: np.ndarray) -> tuple[float, float]:
         """``||D X||_2`` for the inverse X that the factors are, by a step of the power method from the best
         of some random vectors, whose solutions are known; and ``||I - A X||_2``.
 
@@ -299,7 +299,7 @@ class Square:
             return False
         return not length(residual + self.change(lost)) <= most
 
-    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """``A^-1 r`` by the factors."""
         # Without doubled products low is below the rounding errors of the residual.
         residual = b - self._a.times(high) if self.doubled is None else self.doubled.residual(high, low, b)[0]
@@ -313,10 +313,10 @@ class Square:
             floor += self.doubled.error * of_x
         noise = floor + (len(b) + 2) * FP64.u * (size + self._norm * length(update))
         if not left <= MAX_RATE * size + noise:
-            return Evaluation(after, update, math.inf, self._through * floor)
-        return Evaluation(after, update, self._through * (left + noise), self._through * floor)
+            return ResidualEvaluation(after, update, math.inf, self._through * floor)
+        return ResidualEvaluation(after, update, self._through * (left + noise), self._through * floor)
 
-    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+    def errors(self, b: np.ndarray, found: RefinedVectorSolution) -> tuple[float, float, float]:
         """Backward error, optimality and forward error of a refined solution of least squares."""
         residual, image = length(found.residual), self._scaled_norm * found.size
         gradient = self._a.transposed_times(found.residual)
@@ -376,7 +376,7 @@ def _schatten(a: np.ndarray) -> tuple[float, float]:
     return square / length(a.ravel(order="K")), math.sqrt(square)
 
 
-def _norm_along(a: Products, sizes: np.ndarray) -> float:
+def _norm_along(a: MatrixProducts, sizes: np.ndarray) -> float:
     """``||A D^-1||_2``, estimated: at least 1, the norm of a column."""
     image = a.times(probe_array(len(sizes), 1)[:, 0] / sizes)
     return max(1.0, length(a.transposed_times(image) / sizes) / length(image))

@@ -34,7 +34,7 @@ Solve = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Factors:
+class SquareBatchFactors:
     """What is solved with.
 
     Attributes
@@ -49,7 +49,7 @@ class Factors:
     most: np.ndarray | None = None
 
 
-def lu(a: np.ndarray) -> Factors:
+def lu(a: np.ndarray) -> SquareBatchFactors:
     """LU with partial pivoting, of the transposes where rows are contiguous; solutions are not finite where a
     pivot vanishes.
     """
@@ -65,7 +65,7 @@ def lu(a: np.ndarray) -> Factors:
     sizes = _largest(factors)
     if not (sizes > 1).all():  # those may be elements of L
         sizes = _largest(factors.triu())
-    return Factors(solve, sizes)
+    return SquareBatchFactors(solve, sizes)
 
 
 def _largest(x: torch.Tensor) -> np.ndarray:
@@ -74,7 +74,7 @@ def _largest(x: torch.Tensor) -> np.ndarray:
     return found
 
 
-def cholesky(a: np.ndarray) -> Factors:
+def cholesky(a: np.ndarray) -> SquareBatchFactors:
     """Cholesky factors; solutions are not finite where A is not positive definite."""
     lower, info = torch.linalg.cholesky_ex(torch.from_numpy(a))
     if bool(info.any()):
@@ -84,11 +84,11 @@ def cholesky(a: np.ndarray) -> Factors:
         found: np.ndarray = torch.cholesky_solve(torch.from_numpy(b), lower).numpy()
         return found
 
-    return Factors(solve)
+    return SquareBatchFactors(solve)
 
 
 @dataclass(frozen=True)
-class Refined:
+class SquareBatchSolution:
     """Solutions of a batch, with arrays of shape (batch, k) for each right-hand side.
 
     Attributes
@@ -149,7 +149,12 @@ class Squares:
     """
 
     def __init__(
-        self, a: np.ndarray, factorize: Callable[[np.ndarray], Factors], *, slices: int, updates: bool
+        self,
+        a: np.ndarray,
+        factorize: Callable[[np.ndarray], SquareBatchFactors],
+        *,
+        slices: int,
+        updates: bool,
     ) -> None:
         self._a, self._updates, n = a, updates, a.shape[1]
         magnitudes, ones = np.abs(a), np.ones(n)
@@ -166,7 +171,7 @@ class Squares:
         self.growth = np.ones(len(a)) if factors.most is None else factors.most / of_a
         self._solve, self._largest, self._slices = factors.solve, of_a, slices
 
-    def refined(self, b: np.ndarray, dtype: type[Any]) -> Refined:
+    def refined(self, b: np.ndarray, dtype: type[Any]) -> SquareBatchSolution:
         """Solve, update, and measure.
 
         Parameters
@@ -209,7 +214,7 @@ class Squares:
         of_given = of_x if given is x else of_x + images[-1]
         shorter = lengths(of_given) <= of_b * (1 + n * FP64.u)
         moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
-        return Refined(
+        return SquareBatchSolution(
             x=given,
             left=inverse_norm * (left + noise) / size,
             low=0.0 if low is None else lengths(self._sizes * low) / size,

@@ -7,14 +7,14 @@ import math
 import numpy as np
 from scipy.linalg import lapack
 
-from neula.algorithms.lapack.products import Products, gram_matrix, products
+from neula.algorithms.lapack.products import MatrixProducts, gram_matrix, products
 from neula.algorithms.lapack.refinement import length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, STEPS
 from neula.certificates.forward_error import ESTIMATED
 
 
-class Triangle:
+class TriangularFactor:
     """``R = L^T``, and the norm of ``diag(rows) R^-1``.
 
     Parameters
@@ -34,7 +34,7 @@ class Triangle:
     """
 
     def __init__(self, lower: np.ndarray, rows: np.ndarray, *, large: bool = False) -> None:
-        self._inverse: Products | None = None
+        self._inverse: MatrixProducts | None = None
         self._lower, self.margin = lower, 1.0
         if len(lower) <= EXPLICIT:
             inverse, _ = lapack.dtrtri(lower, lower=1)

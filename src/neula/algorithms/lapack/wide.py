@@ -13,11 +13,11 @@ import math
 import numpy as np
 
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
-from neula.algorithms.lapack.doubled import Pair, Sliced, difference
+from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, difference
 from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, products
-from neula.algorithms.lapack.refinement import Evaluation, Refined, length
-from neula.algorithms.lapack.seminormal import Seminormal, by_gram
-from neula.algorithms.lapack.triangle import Triangle
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
+from neula.algorithms.lapack.seminormal import SeminormalProblem, by_gram
+from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -31,7 +31,7 @@ class Wide:
         float64.
     columns : array, shape (n,)
         Norms of the columns of A, 1 for zero columns: the diagonal of D.
-    of_rows : Seminormal
+    of_rows : SeminormalProblem
         Of T, with products in twice the working precision.
     bound : float
         What the backward error may be.
@@ -42,7 +42,7 @@ class Wide:
     ----------
     scales : None
         No columns are scaled.
-    doubled : Sliced
+    doubled : SlicedMatrix
         T for products in twice the working precision.
     condition, condition_bound : float
         Condition number of ``B = A D^-1``, estimated and from above.
@@ -51,11 +51,17 @@ class Wide:
     scales = None
 
     def __init__(
-        self, a: np.ndarray, columns: np.ndarray, of_rows: Seminormal, bound: float, *, large: bool = False
+        self,
+        a: np.ndarray,
+        columns: np.ndarray,
+        of_rows: SeminormalProblem,
+        bound: float,
+        *,
+        large: bool = False,
     ) -> None:
         assert of_rows.doubled is not None
         self.shape, self.method, self._of_rows = a.shape, of_rows.method, of_rows
-        self.doubled: Sliced = of_rows.doubled
+        self.doubled: SlicedMatrix = of_rows.doubled
         self._a, self._columns, self._largest = products(a, large=large), columns, float(columns.max())
         self._smallest = float(of_rows.columns.min())
         self._norm_of_rows = float(of_rows.columns.max()) * of_rows.norm_bound
@@ -64,7 +70,7 @@ class Wide:
         self._norm, self._bound = 1.0, bound  # of B, whose columns have this norm
         factor = by_gram((a / columns).T, large=large)
         if factor is not None:  # its rows as they are, however small: by them the rank is decided
-            triangle = Triangle(factor.lower, np.ones(len(a)), large=large and len(a) >= WIDE)
+            triangle = TriangularFactor(factor.lower, np.ones(len(a)), large=large and len(a) >= WIDE)
             square, size = length(gram_matrix(factor.lower, large=large).ravel()), length(factor.columns)
             # Singular values beyond the rounding errors of the Gram matrix and of its factor.
             lost = (sum(self.shape) + 5) * FP64.u * (size * triangle.inverse_norm) ** 2
@@ -74,14 +80,14 @@ class Wide:
                 self.condition_bound = math.sqrt(square / (1 - lost)) * triangle.inverse_norm
 
     @classmethod
-    def of(cls, given: np.ndarray, bound: float = math.inf, *, large: bool = False) -> Wide | None:
+    def factorize(cls, given: np.ndarray, bound: float = math.inf, *, large: bool = False) -> Wide | None:
         """Factorize; None where rows are nearly dependent, and where numbers are not moderate."""
         a = in_double(given, large=large)
         columns = np.sqrt(np.einsum("ij,ij->j", a, a))
         factor = by_gram(a.T, large=large)
         if factor is None or not columns.max() <= MODERATE:
             return None
-        of_rows = Seminormal(a.T, factor, doubled=True, large=large)
+        of_rows = SeminormalProblem(a.T, factor, doubled=True, large=large)
         if not of_rows.rate <= MAX_RATE:
             return None
         return cls(a, np.where(columns > 0, columns, 1.0), of_rows, bound, large=large)
@@ -96,7 +102,7 @@ class Wide:
         high, low = self.doubled.residual(w, np.zeros(len(w)), np.zeros(self.shape[1]))
         return -high, -low
 
-    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> Evaluation:
+    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """``R^-1 R^-T (b - A x)``."""
         scaled, rate, triangle = self._scales * b, self._of_rows.rate, self._of_rows.triangle
         residual, rest = difference(scaled, *self.doubled.transposed_pair(high, low))
@@ -109,7 +115,9 @@ class Wide:
         floor = triangle.inverse_norm / self._smallest * of_residual + of_products * length(w)
         wrong = rate / (1 - rate) * length(projected) + floor
         update = triangle.solve(projected)
-        return Evaluation(residual / self._scales, update, self._largest * wrong, self._largest * floor)
+        return ResidualEvaluation(
+            residual / self._scales, update, self._largest * wrong, self._largest * floor
+        )
 
     def change(self, x: np.ndarray) -> np.ndarray:
         """``A x``."""
@@ -127,7 +135,7 @@ class Wide:
         """Whether the backward error is small enough."""
         return not self.error(b, residual, size) > self._bound
 
-    def errors(self, b: np.ndarray, found: Refined) -> tuple[float, float, float]:
+    def errors(self, b: np.ndarray, found: RefinedVectorSolution) -> tuple[float, float, float]:
         """Backward error, which is the optimality as well, and forward error."""
         error = self.error(b, found.residual, found.size)
         return error, error, found.forward_error

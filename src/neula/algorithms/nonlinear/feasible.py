@@ -32,7 +32,7 @@ class Bounds:
     none: bool
 
     @classmethod
-    def of(cls, lower: torch.Tensor, upper: torch.Tensor) -> Bounds:
+    def from_arrays(cls, lower: torch.Tensor, upper: torch.Tensor) -> Bounds:
         """Bounds, and whether there are any: looked at once."""
         return cls(lower, upper, bool(lower.isneginf().all() and upper.isposinf().all()))
 

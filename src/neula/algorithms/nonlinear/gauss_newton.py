@@ -11,7 +11,7 @@ import torch
 
 from neula.algorithms.nonlinear.damped import norm, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
-from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, Problem, move
+from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
 from neula.algorithms.nonlinear.some import picked
 from neula.kernels.refining import over
 
@@ -51,13 +51,13 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
 
 
 def polish(
-    problem: Problem, at: Iterates, bounds: Bounds, which: torch.Tensor, most: int = MOST
+    problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor, most: int = MOST
 ) -> torch.Tensor:
     """Go on from where the trust region has stopped, while steps shrink and the cost does not rise.
 
     Parameters
     ----------
-    problem : Problem
+    problem : LinearizableResiduals
     at : Iterates
         Changes.
     bounds : Bounds

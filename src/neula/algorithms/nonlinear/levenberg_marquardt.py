@@ -80,7 +80,7 @@ class Linearization:
         return cosines.amax(1)
 
 
-class Problem(Protocol):
+class LinearizableResiduals(Protocol):
     """Residuals of a batch of problems; ``which`` says of which ones, by their numbers."""
 
     def cost(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ class Tolerances:
     gtol: float
     max_nfev: int
 
-    def of(self, status: int) -> float:
+    def select(self, status: int) -> float:
         """The tolerance of a test that was passed."""
         both = max(self.ftol, self.xtol)
         return {GTOL: self.gtol, FTOL: self.ftol, XTOL: self.xtol, BOTH: both}[status]
@@ -193,7 +193,7 @@ class Iterates:
 
 
 def levenberg_marquardt(
-    problem: Problem,
+    problem: LinearizableResiduals,
     at: Iterates,
     bounds: Bounds,
     tolerances: Tolerances,
@@ -205,7 +205,7 @@ def levenberg_marquardt(
 
     Parameters
     ----------
-    problem : Problem
+    problem : LinearizableResiduals
     at : Iterates
         Where to begin, within the bounds; in the end where it has come to.
     bounds : Bounds
@@ -234,7 +234,7 @@ def levenberg_marquardt(
 
 
 def _step(
-    problem: Problem,
+    problem: LinearizableResiduals,
     at: Iterates,
     bounds: Bounds,
     tolerances: Tolerances,
@@ -270,7 +270,7 @@ def _step(
 
 
 def move(
-    problem: Problem, at: Iterates, which: torch.Tensor, x: torch.Tensor, cost: torch.Tensor
+    problem: LinearizableResiduals, at: Iterates, which: torch.Tensor, x: torch.Tensor, cost: torch.Tensor
 ) -> torch.Tensor:
     """Go to x, but where the Jacobian is not finite there; returns which problems have moved."""
     near = problem.linearize(x, which)
@@ -288,7 +288,9 @@ def move(
     return which
 
 
-def leave_flat_bounds(problem: Problem, at: Iterates, bounds: Bounds, begun: torch.Tensor) -> torch.Tensor:
+def leave_flat_bounds(
+    problem: LinearizableResiduals, at: Iterates, bounds: Bounds, begun: torch.Tensor
+) -> torch.Tensor:
     """Go halfway back from bounds at which a variable has ceased to have an influence, where the cost falls.
 
     There the gradient vanishes whether the cost is least or largest: ``sqrt(t^2 + c^2)`` with c >= 0 does not
@@ -296,7 +298,7 @@ def leave_flat_bounds(problem: Problem, at: Iterates, bounds: Bounds, begun: tor
 
     Parameters
     ----------
-    problem : Problem
+    problem : LinearizableResiduals
     at : Iterates
     bounds : Bounds
     begun : Tensor, shape (batch, n)

@@ -94,7 +94,11 @@ def cholesky_qr32_in_place(
 
 def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None) -> None:
     """Of up to 128 columns each."""
-    gram = panel_gram(a) if a.dtype == torch.float16 else PanelGram.of(engine.over_rows.total(half_gram(a)))
+    gram = (
+        panel_gram(a)
+        if a.dtype == torch.float16
+        else PanelGram.from_gram(engine.over_rows.total(half_gram(a)))
+    )
     left, right = slice(0, len(gram.first)), slice(len(gram.first), a.shape[1])
     low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
     first = cholesky_inverse(gram.first, out=r[left, left])

@@ -235,7 +235,7 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Ten
 def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """:func:`_by_tournaments` of the rows whose place is -1, without synchronizing."""
     left, count = left.clone(), left.shape[1]
-    found = PanelFactors.of(left, torch.float32, places.clone())
+    found = PanelFactors.for_panel(left, torch.float32, places.clone())
     for index, k in enumerate(blocks(slice(0, count), WIDTH)):
         width = k.stop - k.start
         block = left.new_zeros(len(left), WIDTH)

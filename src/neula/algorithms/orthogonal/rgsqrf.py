@@ -83,7 +83,7 @@ def rgsqrf(
     cutoff = best.cutoff if cutoff is None else whole_number("cutoff", cutoff)
     q = a if overwrite_a else _working_copy(a, engine)
     r = engine.empty(n, n).zero_()
-    recursion = _Recursion(
+    recursion = _RecursiveGramSchmidt(
         engine,
         panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
         panel=panel_named(panel or best.panel),
@@ -107,7 +107,7 @@ def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 
 
 @dataclass
-class _Recursion:
+class _RecursiveGramSchmidt:
     """Algorithm 1, in place: the columns of A become those of Q."""
 
     engine: Engine

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from neula.algorithms.polar.polynomials import Step
+from neula.algorithms.polar.polynomials import OddPolynomial
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 
@@ -34,7 +34,9 @@ probability of 4e-5 (chi-squared), which matters for a matrix with a single domi
 more than the margin of polynomials in fp16 makes good, of 4e-7."""
 
 
-def polar_factor(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def polar_factor(
+    x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices with the singular vectors of X, whose singular values polynomials have taken near 1.
 
     Parameters
@@ -42,7 +44,7 @@ def polar_factor(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> tupl
     x : Tensor, shape (parts, batch, k, m), k <= m
         As :meth:`~neula.engines.engine.Engine.parts` makes it, so scaled that no element of ``X X^T``
         overflows.
-    steps : sequence of Step
+    steps : sequence of OddPolynomial
         For numbers up to 1: X is divided by a bound on its norm.
     engine : Engine
 
@@ -73,7 +75,7 @@ def polar_factor(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> tupl
     return taken_on(x, steps[1:], engine), squared.sqrt()
 
 
-def taken_on(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> torch.Tensor:
+def taken_on(x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine) -> torch.Tensor:
     """The same of matrices whose norms are at most 1: of what other polynomials have left."""
     for step in steps:
         w = engine.across(x, x, shift=-step.center)
@@ -81,7 +83,7 @@ def taken_on(x: torch.Tensor, steps: Sequence[Step], engine: Engine) -> torch.Te
     return x
 
 
-def _last(w: torch.Tensor, step: Step, engine: Engine) -> torch.Tensor:
+def _last(w: torch.Tensor, step: OddPolynomial, engine: Engine) -> torch.Tensor:
     """q, once the center is subtracted."""
     for factor, shift in step.squares:
         w = engine.product(w, w, factor=factor, shift=shift, symmetric=True)

@@ -30,7 +30,7 @@ of third order. The minimax polynomial would win next to nothing."""
 
 
 @dataclass(frozen=True)
-class Step:
+class OddPolynomial:
     """``p(x) = x q(x^2)`` with q made of squares, each of which is one product of a symmetric matrix.
 
     ``w = g - center``, then ``w = factor w^2 + shift`` for each square, and q is the last w. Where q has the
@@ -59,14 +59,14 @@ class Step:
         result: np.ndarray = x * w
         return result
 
-    def times(self, size: float) -> Step:
+    def times(self, size: float) -> OddPolynomial:
         """``size p(x)``."""
         *first, (factor, shift) = self.squares
-        return Step(self.center, (*first, (size * factor, size * shift)))
+        return OddPolynomial(self.center, (*first, (size * factor, size * shift)))
 
 
 @lru_cache(maxsize=32)
-def composition(smallest: float, error: float, margin: float) -> tuple[Step, ...]:
+def composition(smallest: float, error: float, margin: float) -> tuple[OddPolynomial, ...]:
     """Polynomials one after the other, after which numbers from an interval are near 1.
 
     Parameters
@@ -92,7 +92,7 @@ def composition(smallest: float, error: float, margin: float) -> tuple[Step, ...
     >>> [p.degree for p in steps], bool(abs(x - 1).max() <= 2e-3)
     ([9, 9, 9, 5, 5], True)
     """
-    steps: list[Step] = []
+    steps: list[OddPolynomial] = []
     low, largest = smallest, 1.0 - margin
     while True:
         step, off = _minimax(low)
@@ -112,17 +112,17 @@ def composition(smallest: float, error: float, margin: float) -> tuple[Step, ...
     return tuple(steps)
 
 
-def image(steps: Sequence[Step], x: float) -> float:
+def image(steps: Sequence[OddPolynomial], x: float) -> float:
     """What becomes of a number."""
     return float(reduce(lambda y, step: step(y), steps, np.array(x)))
 
 
-def _least(step: Step, low: float) -> float:
+def _least(step: OddPolynomial, low: float) -> float:
     """Smallest value on ``[low, 1]``."""
     return float(step(np.concatenate([[low], np.linspace(low, 1.0, 10_000)])).min())
 
 
-def _minimax(low: float) -> tuple[Step, float]:
+def _minimax(low: float) -> tuple[OddPolynomial, float]:
     """The odd polynomial of degree 5 nearest to 1 on ``[low, 1]``, by Remez's algorithm; its error."""
     inner = low + (1 - low) * np.array([0.25, 0.75])
     for _ in range(50):
@@ -134,10 +134,10 @@ def _minimax(low: float) -> tuple[Step, float]:
     return _of_degree_5(a, b, c), abs(float(off))
 
 
-def _of_degree_5(a: float, b: float, c: float) -> Step:
+def _of_degree_5(a: float, b: float, c: float) -> OddPolynomial:
     """``a x + b x^3 + c x^5``."""
     center = -b / (2 * c)
-    return Step(float(center), ((float(c), float(a - c * center**2)),))
+    return OddPolynomial(float(center), ((float(c), float(a - c * center**2)),))
 
 
 _TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)
@@ -145,7 +145,7 @@ _TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)
 
 
 @lru_cache(maxsize=1)
-def _steepest() -> Step:
+def _steepest() -> OddPolynomial:
     """``p(x) = x (f + c ((x^2 - m)^2 - h)^2)`` with ``p(1) = 1`` and two maxima of 1 between 0 and 1.
 
     That is the largest slope at zero of a polynomial of degree 9 with ``f x <= p(x) <= 1``: it touches its
@@ -162,9 +162,9 @@ def _steepest() -> Step:
     return _touching(m, h)
 
 
-def _touching(m: float, h: float) -> Step:
+def _touching(m: float, h: float) -> OddPolynomial:
     c = (1 - FLOOR) / ((1 - m) ** 2 - h) ** 2
-    return Step(m, ((1.0, -h), (c, FLOOR)))
+    return OddPolynomial(m, ((1.0, -h), (c, FLOOR)))
 
 
 def _overshoot(m: float, h: float) -> np.ndarray:

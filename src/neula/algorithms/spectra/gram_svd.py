@@ -25,7 +25,7 @@ singular value that is kept."""
 
 
 @dataclass(frozen=True)
-class Triplets:
+class MeasuredTriplets:
     """``A V = U diag(s)``, with what was measured.
 
     Attributes
@@ -55,7 +55,7 @@ class Triplets:
 
 def gram_svd(
     a: torch.Tensor, rank: int, engine: Engine, residual: float, norm: float | None = None
-) -> Triplets:
+) -> MeasuredTriplets:
     """The ``rank`` largest singular values of A with their vectors.
 
     Parameters
@@ -72,7 +72,7 @@ def gram_svd(
 
     Returns
     -------
-    Triplets
+    MeasuredTriplets
         NaN where the Gram matrix overflows, or A has no ``rank`` singular values above zero.
 
     Examples
@@ -88,7 +88,7 @@ def gram_svd(
     norm = frobenius_norm(a) if norm is None else norm
     if not math.isfinite(float(over_rows.agree(g.trace()))):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
-        return Triplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
+        return MeasuredTriplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
     eigenvalues, vectors = over_rows.agreed(*torch.linalg.eigh(g))
     beyond = float(eigenvalues[-rank - 1].clamp_min(0).sqrt()) if rank < len(g) else 0.0
     v = vectors[:, -rank:].flip(1)
@@ -112,7 +112,7 @@ def frobenius_norm(a: torch.Tensor) -> float:
 
 def _project(
     a: torch.Tensor, v: torch.Tensor, norm: float, over_rows: Reduction
-) -> tuple[Triplets, torch.Tensor]:
+) -> tuple[MeasuredTriplets, torch.Tensor]:
     """Singular triplets of ``A V V^T``, measured, and ``A^T U``."""
     b = exact_matmul(a, v)
     theta, w = over_rows.agreed(*torch.linalg.eigh(over_rows.total(_gram64(b))))
@@ -125,7 +125,7 @@ def _project(
     loss = torch.linalg.matrix_norm(of_u - torch.eye(len(s), dtype=s.dtype, device=s.device))
     measured = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5])
     residual, orthogonality = over_rows.agree(measured).tolist()
-    return Triplets(u, s.to(a.dtype), v, residual, orthogonality, norm, math.nan), image
+    return MeasuredTriplets(u, s.to(a.dtype), v, residual, orthogonality, norm, math.nan), image
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:

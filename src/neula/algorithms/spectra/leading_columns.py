@@ -19,7 +19,7 @@ ALIKE = 16.0
 
 
 @dataclass(frozen=True)
-class Leading:
+class LeadingRowSpace:
     """The row space by its largest columns, where as many as there are dimensions are independent.
 
     ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
@@ -44,7 +44,7 @@ class Leading:
     sizes: torch.Tensor
 
     @classmethod
-    def of(cls, v: torch.Tensor, sizes: torch.Tensor) -> Leading | None:
+    def from_basis(cls, v: torch.Tensor, sizes: torch.Tensor) -> LeadingRowSpace | None:
         """None where the largest columns are dependent."""
         rank = v.shape[1]
         if rank in (0, len(v)):

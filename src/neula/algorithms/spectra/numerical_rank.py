@@ -133,7 +133,7 @@ def smallest_singular_values(r: torch.Tensor, width: int = 0) -> torch.Tensor:
     count, x = len(r), _direction(r.shape[2], r)
     # A single matrix is multiplied with vectors at the speed of memory.
     r, x = (r[0], x[0]) if count == 1 else (r, x.expand(count, -1, -1))
-    blocks = InvertedBlocks.of(r, r.dtype, upper=True, width=width)
+    blocks = InvertedBlocks.from_factor(r, r.dtype, upper=True, width=width)
     for step in range(_STEPS):
         y, size = _unit(blocks.mT.solved(x))
         if step < _STEPS - 1:

@@ -12,7 +12,7 @@ from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
-from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, Leading, pivoted_qr
+from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, LeadingRowSpace, pivoted_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.engines import FP64
@@ -58,7 +58,7 @@ class Deficient:
     @cached_property
     def doubled(self) -> Doubled:
         """A, for products in twice the working precision."""
-        return Doubled.of(self.a[None])
+        return Doubled.from_matrix(self.a[None])
 
     @property
     def rounding(self) -> float:
@@ -132,7 +132,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
         u, s, vh = svd(b_matrix)
     rank, doubt = _rank(s, rcond, max(m, n))
     u, v, others = u[:, :rank], vh[:rank].T, vh[rank:].T
-    spectrum = Spectrum.of(s, rank, m + n)
+    spectrum = Spectrum.from_singular_values(s, rank, m + n)
     along = over_rows.total(u.T @ b)
     coefficients = along / s[:rank, None]
     left = over_rows.total(u.T @ (b - b_matrix @ (v @ coefficients)))
@@ -209,7 +209,7 @@ class Spectrum:
     residual: float = 0.0
 
     @classmethod
-    def of(cls, s: torch.Tensor, rank: int, size: int) -> Spectrum:
+    def from_singular_values(cls, s: torch.Tensor, rank: int, size: int) -> Spectrum:
         eps = cls.rounding(size)
         if rank == 0:
             return cls(1.0, 0.0, eps)
@@ -236,7 +236,7 @@ class Spectrum:
 
 
 @dataclass(frozen=True)
-class _Refined:
+class _RowSpaceCoefficients:
     """Coefficients of the solution in a basis of the row space.
 
     Attributes
@@ -278,7 +278,7 @@ def _doubt(
     return rank_doubt(kept, dropped, along, length, u.shape[1], problem.rows, problem.rounding)
 
 
-def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _Refined:
+def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
     """Row space and coefficients once more, with products in twice the working precision.
 
     Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
@@ -300,7 +300,7 @@ def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Ten
     r = householder_r(image, over_rows)
     system = Overdetermined(image, r, low, b_low, columns=one, over_rows=over_rows)
     found = refine_doubled(system, problem.b[None], tolerance=FP64.u)
-    return _Refined(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
+    return _RowSpaceCoefficients(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
 
 
 class RowSpace:
@@ -328,7 +328,7 @@ class RowSpace:
         self.sizes = sizes[:, None]
         counting = sizes[sizes > 0]
         self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
-        self._leading = Leading.of(v, sizes) if sure and self.spread > ALIKE else None
+        self._leading = LeadingRowSpace.from_basis(v, sizes) if sure and self.spread > ALIKE else None
         if self._leading is not None:
             return
         if self.spread <= (ALIKE if sure else SURVIVED):

@@ -60,7 +60,7 @@ EPSILON = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
-class Operator:
+class MixedPrecisionOperator:
     """A matrix in two arithmetics: one to find subspaces with, and one to find triplets in them.
 
     Attributes
@@ -81,7 +81,9 @@ class Operator:
     scale: float = 1.0
 
     @classmethod
-    def of(cls, a: torch.Tensor, norm: float, exact: Engine, engine: Engine) -> Operator:
+    def from_matrix(
+        cls, a: torch.Tensor, norm: float, exact: Engine, engine: Engine
+    ) -> MixedPrecisionOperator:
         """A matrix of a Frobenius norm, rounded once for the products of ``engine``.
 
         In a format of small range it is scaled so that neither its elements overflow nor what it makes of
@@ -111,7 +113,7 @@ class Operator:
 
 
 def subspace_iteration(
-    a: Operator,
+    a: MixedPrecisionOperator,
     rank: int,
     width: int,
     excess: Callable[[Ritz], float],
@@ -124,7 +126,7 @@ def subspace_iteration(
 
     Parameters
     ----------
-    a : Operator
+    a : MixedPrecisionOperator
     rank : int
         How many are wanted.
     width : int
@@ -152,7 +154,8 @@ def subspace_iteration(
     >>> engine = CpuEngine("cpu", "fp64")
     >>> a = torch.diag(0.5 ** torch.arange(40, dtype=torch.float64))
     >>> error = lambda found: 1e9 * float(found.rest.diagonal()[:2].sum().sqrt())
-    >>> found, _ = subspace_iteration(Operator.of(a, 2.0, engine, engine), 2, 4, error, 20)
+    >>> operator = MixedPrecisionOperator.from_matrix(a, 2.0, engine, engine)
+    >>> found, _ = subspace_iteration(operator, 2, 4, error, 20)
     >>> [round(s, 9) for s in found.s[:2].tolist()]
     [1.0, 0.5]
     """
@@ -189,7 +192,7 @@ def _narrowed(s: list[float], rank: int) -> int:
     return min(w for w in widths if _growth(s[rank - 1], s[w - 1]) >= enough)
 
 
-def _powers(a: Operator, block: torch.Tensor, steps: int) -> torch.Tensor:
+def _powers(a: MixedPrecisionOperator, block: torch.Tensor, steps: int) -> torch.Tensor:
     """``(A^T A)^j`` times a block, made orthonormal before each product: nothing is lost of what is small.
 
     That damps less than a polynomial of Ritz vectors, and takes less than these.
@@ -247,7 +250,7 @@ def _growth(s: float, edge: float) -> float:
     return math.inf if edge == 0 else 2 * math.acosh(max(1.0, s / edge))
 
 
-def _filtered(a: Operator, found: Ritz, width: int, rank: int, degree: int) -> torch.Tensor:
+def _filtered(a: MixedPrecisionOperator, found: Ritz, width: int, rank: int, degree: int) -> torch.Tensor:
     """``T(2 A^T A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the first l vectors.
 
     Each column is divided by what T makes of its own Ritz value, or of the last that is wanted, so that

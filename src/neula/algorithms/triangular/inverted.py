@@ -20,7 +20,7 @@ from typing import Self
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.triangular import Step, solve_in_blocks, steps_of, subtract_from
+from neula.algorithms.triangular.triangular import TriangularBlock, solve_in_blocks, steps_of, subtract_from
 from neula.kernels.mixed_product import subtract_product
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.sweep import sweep
@@ -55,7 +55,7 @@ class InvertedBlocks:
     Examples
     --------
     >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]])
-    >>> blocks = InvertedBlocks.of(t, torch.float64, upper=False, width=1)
+    >>> blocks = InvertedBlocks.from_factor(t, torch.float64, upper=False, width=1)
     >>> blocks.solve(torch.tensor([[2.0], [12.0]], dtype=torch.float64)).flatten()
     tensor([1., 1.], dtype=torch.float64)
     """
@@ -68,7 +68,7 @@ class InvertedBlocks:
     refining: torch.Tensor | None = None
 
     @classmethod
-    def of(
+    def from_factor(
         cls,
         t: torch.Tensor,
         dtype: torch.dtype,
@@ -103,7 +103,7 @@ class InvertedBlocks:
         return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost, refining)
 
     @cached_property
-    def _steps(self) -> list[Step]:
+    def _steps(self) -> list[TriangularBlock]:
         return steps_of(self.t, self.inverses, upper=self.upper, refining=self.refining)
 
     def solved(self, b: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ class InvertedLU:
     permutation: torch.Tensor
 
     @classmethod
-    def of(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:
+    def from_factors(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:
         """Invert diagonal blocks of some width."""
         return cls(*inverted_factors(lu, lu.dtype, width), permutation[..., None])
 

@@ -27,7 +27,7 @@ VECTORS = 3
 memory takes, and for two columns together in 2 to 4 times that (measured on an H200)."""
 
 
-class Step(NamedTuple):
+class TriangularBlock(NamedTuple):
     """A block of unknowns of a triangular system.
 
     Attributes
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 def steps_of(
     t: torch.Tensor, inverses: torch.Tensor, *, upper: bool, refining: torch.Tensor | None = None
-) -> list[Step]:
+) -> list[TriangularBlock]:
     """In which order blocks of unknowns are found, and by which blocks of T.
 
     Parameters
@@ -67,7 +67,7 @@ def steps_of(
     upper : bool
         Which triangle T is.
     refining : Tensor, shape (blocks, ..., width, width), optional
-        The diagonal blocks, as :attr:`Step.block` has them.
+        The diagonal blocks, as :attr:`TriangularBlock.block` has them.
     """
     n, found = t.shape[-1], []
     exact = [None] * len(inverses) if refining is None else refining
@@ -75,12 +75,14 @@ def steps_of(
         size, rest = k.stop - k.start, slice(0, k.start) if upper else slice(k.stop, n)
         diagonal, panel = inverse[..., :size, :size], t[..., rest, k]
         block = None if block is None else block[..., :size, :size]
-        found.append(Step(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start, block))
+        found.append(
+            TriangularBlock(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start, block)
+        )
     return found[::-1] if upper else found
 
 
 def solve_in_blocks(
-    steps: list[Step],
+    steps: list[TriangularBlock],
     right: torch.Tensor,
     out: torch.Tensor,
     *,
@@ -91,7 +93,7 @@ def solve_in_blocks(
 
     Parameters
     ----------
-    steps : list of Step
+    steps : list of TriangularBlock
         Prepared, since on a GPU each view that is made takes the host as long as a launch.
     right : Tensor, shape (..., n, k)
         B; overwritten.
@@ -136,7 +138,7 @@ class BlockTriangular:
     Examples
     --------
     >>> import torch
-    >>> r = BlockTriangular.of(torch.tensor([[2.0, 4.0], [0.0, 8.0]]), width=128)
+    >>> r = BlockTriangular.from_factor(torch.tensor([[2.0, 4.0], [0.0, 8.0]]), width=128)
     >>> r.solve(torch.tensor([[6.0], [8.0]], dtype=torch.float64)).flatten()
     tensor([1., 1.], dtype=torch.float64)
     """
@@ -151,7 +153,7 @@ class BlockTriangular:
         return self.r.dtype
 
     @classmethod
-    def of(cls, r: torch.Tensor, width: int) -> Self:
+    def from_factor(cls, r: torch.Tensor, width: int) -> Self:
         """Invert blocks of at most ``width`` columns, a power of two times :data:`LEAF`."""
         n = r.shape[0]
         while width >= 2 * n and width > LEAF:

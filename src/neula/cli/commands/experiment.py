@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from neula.cli.run import running
-from neula.papers.data import Scale
+from neula.papers.data import ExperimentScale
 
 if TYPE_CHECKING:
     from neula.papers.reproduce import Paper
@@ -33,7 +33,7 @@ def _figure_of(names: str) -> Any:
 
 
 ScaleOption = Annotated[
-    Scale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
+    ExperimentScale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
 ]
 OutOption = Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")]
 RedrawOption = Annotated[
@@ -44,7 +44,7 @@ RedrawOption = Annotated[
 @app.command("qr-paper")
 def qr_paper(
     figure: Annotated[str, _figure_of(QR_FIGURES)],
-    scale: ScaleOption = Scale.small,
+    scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("qr-paper"),
     redraw: RedrawOption = False,
 ) -> None:
@@ -57,7 +57,7 @@ def qr_paper(
 @app.command("tsqr-paper")
 def tsqr_paper(
     figure: Annotated[str, _figure_of(TSQR_FIGURES)],
-    scale: ScaleOption = Scale.small,
+    scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("tsqr-paper"),
     redraw: RedrawOption = False,
 ) -> None:
@@ -70,7 +70,7 @@ def tsqr_paper(
 @app.command("lu-paper")
 def lu_paper(
     figure: Annotated[str, _figure_of(LU_FIGURES)],
-    scale: ScaleOption = Scale.small,
+    scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("lu-paper"),
     redraw: RedrawOption = False,
     matrices: Annotated[
@@ -90,7 +90,7 @@ def lu_paper(
 
 
 def _experiment(
-    paper: Paper, figure: str, scale: Scale, out: Path, redraw: bool, matrices: Path | None = None
+    paper: Paper, figure: str, scale: ExperimentScale, out: Path, redraw: bool, matrices: Path | None = None
 ) -> None:
     from neula.papers.reproduce import reproduce
 

@@ -26,7 +26,7 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
     factors: neula.LUFactors
 
     @classmethod
-    def of(cls, factors: neula.LUFactors) -> LUPair:
+    def from_factors(cls, factors: neula.LUFactors) -> LUPair:
         """The pair of a square matrix."""
         lu = factors.packed.lu.numpy()
         pair = cls((lu, np.asarray(factors.pivots, dtype=np.int32)))
@@ -74,7 +74,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0)
     compute = {4: "fp32", 8: "fp64"}[A.itemsize]
-    return LUPair.of(neula.lu_factor(A, compute=compute, keep_a=not overwrite_a))
+    return LUPair.from_factors(neula.lu_factor(A, compute=compute, keep_a=not overwrite_a))
 
 
 @drop_in(linalg)

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 
 from neula.certificates.bounds import Accuracy
-from neula.compat.sklearn.data import Data, Dense, like_fitted
+from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
 from neula.compat.sklearn.seen import Seen
 
 EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
@@ -24,7 +24,11 @@ class Linear(Dense):
     """Whether coefficients of a single target in a matrix are a vector."""
 
     def _keep(
-        self, data: Data, coefficients: torch.Tensor, result: Any, seen: Seen | Data | None = None
+        self,
+        data: TrainingData,
+        coefficients: torch.Tensor,
+        result: Any,
+        seen: Seen | TrainingData | None = None,
     ) -> Self:
         """Set the attributes, by solutions of shape (n,) or (n, k); to what was seen more may come."""
         x_mean, y_mean = data.means
@@ -38,7 +42,7 @@ class Linear(Dense):
         self._seen = seen
         return self
 
-    def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[Data, Seen]:
+    def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[TrainingData, Seen]:
         """Rows with the means of all that were seen, and all these rows as a fit that is held open.
 
         Raises
@@ -47,12 +51,12 @@ class Linear(Dense):
             If the rows before were not kept.
         """
         self._validate_params()
-        before: Seen | Data | None = getattr(self, "_seen", None)
+        before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = not hasattr(self, "coef_")
         if before is None and not first:
             raise ValueError("the rows of fit are not there any more: begin with partial_fit, on a clone")
-        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept, first=first)
-        if isinstance(before, Data):
+        data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept, first=first)
+        if isinstance(before, TrainingData):
             before = Seen.begin(before, self.engine, centred=self.fit_intercept)
         if before is None:
             seen = Seen.begin(data, self.engine, centred=self.fit_intercept)
@@ -61,7 +65,7 @@ class Linear(Dense):
         x_mean, y_mean = seen.means
         return replace(data, x_mean=x_mean, y_mean=y_mean), seen
 
-    def _how(self, data: Data) -> dict[str, Any]:
+    def _how(self, data: TrainingData) -> dict[str, Any]:
         """Accuracy and engine: by default those of the data."""
         return {"accuracy": data.dtype if self.accuracy is None else self.accuracy, "engine": self.engine}
 

@@ -17,7 +17,7 @@ FLOATS = [np.float64, np.float32]
 
 
 @dataclass(frozen=True)
-class Data:
+class TrainingData:
     """Rows to fit, in double precision.
 
     Attributes
@@ -47,7 +47,7 @@ class Data:
     is_tensor: bool
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         estimator: BaseEstimator,
         X: Any,
@@ -56,7 +56,7 @@ class Data:
         *,
         centred: bool,
         first: bool = True,
-    ) -> Data:
+    ) -> TrainingData:
         """Check as scikit-learn does, and subtract means; rows that are not the first have known features.
 
         Raises

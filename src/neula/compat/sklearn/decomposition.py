@@ -12,7 +12,7 @@ from sklearn import decomposition
 import neula
 from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.base import EXTRA
-from neula.compat.sklearn.data import Data, Dense, like_fitted
+from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
 
 NO_VARIANCE = 1e-15
 """Variances below this one count as none (scikit-learn's)."""
@@ -24,7 +24,7 @@ class _Decomposition(Dense):
     accuracy: Accuracy | None
     engine: Any
 
-    def _triplets(self, data: Data, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _triplets(self, data: TrainingData, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """U, s and V^T, the largest element of each row of V^T positive, as scikit-learn has it."""
         accuracy = data.dtype if self.accuracy is None else self.accuracy
         self.result_ = neula.svd_lowrank(data.x, rank, accuracy=accuracy, engine=self.engine)
@@ -137,7 +137,7 @@ class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
         y : ignored
         """
         self._validate_params()
-        data = Data.of(self, X, centred=False)
+        data = TrainingData.from_arrays(self, X, centred=False)
         m, n = data.x.shape
         if self.n_components > n:
             raise ValueError(f"n_components({self.n_components}) must be <= n_features({n}).")
@@ -226,7 +226,7 @@ class PCA(_Decomposition, decomposition.PCA):
         y : ignored
         """
         self._validate_params()
-        data = Data.of(self, X, centred=True)
+        data = TrainingData.from_arrays(self, X, centred=True)
         m, n = data.x.shape
         smaller = min(m, n)
         rank = self._rank(m, n)

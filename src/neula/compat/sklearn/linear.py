@@ -10,7 +10,7 @@ from sklearn.utils.metaestimators import available_if
 import neula
 from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
-from neula.compat.sklearn.data import Data
+from neula.compat.sklearn.data import TrainingData
 
 
 class LinearRegression(Linear, linear_model.LinearRegression):
@@ -76,7 +76,7 @@ class LinearRegression(Linear, linear_model.LinearRegression):
             Of squares, so that 2 counts a row twice.
         """
         self._validate_params()
-        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept)
+        data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         if self.positive:
             result: Any = neula.nnls(*data.weighted, **self._how(data))
         else:

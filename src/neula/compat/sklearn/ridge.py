@@ -14,7 +14,7 @@ from sklearn.utils.metaestimators import available_if
 import neula
 from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
-from neula.compat.sklearn.data import Data, rows_times
+from neula.compat.sklearn.data import TrainingData, rows_times
 from neula.compat.sklearn.seen import Seen
 
 
@@ -88,7 +88,7 @@ class Ridge(Linear, linear_model.Ridge):
             Of squares, so that 2 counts a row twice.
         """
         self._validate_params()
-        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept)
+        data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         assert data.y is not None
         alphas = self._penalties(data)
         if alphas is None:
@@ -128,13 +128,15 @@ class Ridge(Linear, linear_model.Ridge):
         vector = seen.origin[1].ndim == 0
         return self._counted(data, columns[0] if vector else torch.stack(columns, 1), results, seen)
 
-    def _counted(self, data: Data, coefficients: torch.Tensor, found: Any, seen: Seen | None = None) -> Self:
+    def _counted(
+        self, data: TrainingData, coefficients: torch.Tensor, found: Any, seen: Seen | None = None
+    ) -> Self:
         """Set the attributes, with the numbers of iterations."""
         counts = [max(1, result.iterations) for result in (found if isinstance(found, tuple) else (found,))]
         self.n_iter_ = np.array(counts) if isinstance(found, tuple) else counts[0]
         return self._keep(data, coefficients, found, data if seen is None and not self.positive else seen)
 
-    def _penalties(self, data: Data) -> list[float] | None:
+    def _penalties(self, data: TrainingData) -> list[float] | None:
         """One for each target; None where all have the same.
 
         Raises
@@ -154,7 +156,7 @@ class Ridge(Linear, linear_model.Ridge):
         found: list[float] = np.broadcast_to(alphas, targets).tolist()
         return found
 
-    def _solve(self, data: Data, y: torch.Tensor, alpha: float) -> Any:
+    def _solve(self, data: TrainingData, y: torch.Tensor, alpha: float) -> Any:
         if not self.positive:
             return neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights
@@ -244,7 +246,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
             raise ValueError(f"alphas must be positive, got {alphas.min()}")
         if self.cv is not None or self.scoring is not None:
             return self._search(X, y, sample_weight, alphas, params)
-        data = Data.of(self, X, y, sample_weight, centred=self.fit_intercept)
+        data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         path = neula.ridge_path(
             *data.weighted, np.sqrt(alphas), leverage=self._leverage(data), **self._how(data)
         )
@@ -263,7 +265,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
             self.cv_results_ = data.given(path.squared_errors.movedim(0, -1))
         return self._keep(data, coefficients, path)
 
-    def _leverage(self, data: Data) -> Any:
+    def _leverage(self, data: TrainingData) -> Any:
         """Leverages of the intercept."""
         if not self.fit_intercept:
             return 0.0

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import neula
-from neula.compat.sklearn.data import Data
+from neula.compat.sklearn.data import TrainingData
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -47,7 +47,7 @@ class Seen:
     centred: bool
 
     @classmethod
-    def begin(cls, data: Data, engine: Any, *, centred: bool) -> Seen:
+    def begin(cls, data: TrainingData, engine: Any, *, centred: bool) -> Seen:
         """The first ones, which say how large the columns are, and where the fit is kept."""
         sizes = torch.linalg.vector_norm(data.x, dim=0) / max(1, len(data.x)) ** 0.5
         sizes = torch.where(sizes > 0, sizes, data.x_mean.abs())
@@ -56,7 +56,7 @@ class Seen:
         held.update(data.x, data.y, weights=data.weights)
         return cls(held, data.total, data.means, data.left, centred)
 
-    def plus(self, data: Data) -> Seen:
+    def plus(self, data: TrainingData) -> Seen:
         """With more rows.
 
         Raises

@@ -12,9 +12,9 @@ import torch
 
 from neula.engines import BF16, EmulatedEngine
 from neula.io.matrices import no_pivoting_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
@@ -92,7 +92,7 @@ def _is_cheap(n: int, name: str, setting: Setting) -> bool:
 # --- drawing ----------------------------------------------------------------------------------------------
 
 
-def _draw_with_rates(names: Sequence[str], rows: Rows, canvas: Canvas) -> None:
+def _draw_with_rates(names: Sequence[str], rows: Measurements, canvas: Canvas) -> None:
     """Errors with their bounds on the left, rates on the right."""
     left, right = canvas.subplots(1, 2)
     _draw_errors(left, rows, names)
@@ -102,16 +102,16 @@ def _draw_with_rates(names: Sequence[str], rows: Rows, canvas: Canvas) -> None:
     canvas.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=10)
 
 
-def _draw_tunable(rows: Rows, canvas: Canvas) -> None:
+def _draw_tunable(rows: Measurements, canvas: Canvas) -> None:
     axes = canvas.subplots()
     _draw_errors(axes, rows, COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
 
 
-def _draw_errors(axes: Axes, rows: Rows, names: Sequence[str]) -> None:
+def _draw_errors(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
     """Solid on the unit, dotted where that is emulated besides, dashed the bound of the theorem."""
     found = {name: _errors(rows, name) for name in names}
-    measured = Rows(row for part in found.values() for row in part)
+    measured = Measurements(row for part in found.values() for row in part)
     lines(axes, measured, "n", "error", "algorithm", SERIES)
     for name, part in found.items():
         color = f"C{SERIES.index(name)}"
@@ -127,13 +127,13 @@ def _draw_errors(axes: Axes, rows: Rows, names: Sequence[str]) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _errors(rows: Rows, name: str, *, format: str = "fp16", emulated: bool = False) -> Rows:
+def _errors(rows: Measurements, name: str, *, format: str = "fp16", emulated: bool = False) -> Measurements:
     """Rows with the errors of an algorithm on the unit; where it was only emulated, or by request, those."""
     part = rows.where(algorithm=name, format=format)
     return (not emulated and part.where(unit=UNIT)) or part.where(unit=EMULATED)
 
 
-def _by_order(rows: Rows) -> dict[int, float]:
+def _by_order(rows: Measurements) -> dict[int, float]:
     """Errors by n; NaN where there was no finite one."""
     return dict(zip(rows.column("n"), rows.numbers("error"), strict=True))
 
@@ -150,14 +150,14 @@ def _worse(
 ) -> Claim:
     """The claim that the error of an algorithm is so many times that of another one, for the largest n."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         ours, theirs = (_by_order(_errors(rows, x, format=format, emulated=emulated)) for x in (name, peer))
         ratios = {n: ours[n] / theirs[n] for n in ours if n in theirs}
         n = max(ratios)
         wanted = f"at least {least:g}" if most == math.inf else f"{least:.2g} to {most:g}"
         smallest, largest = (_short(find(ratios.values())) for find in (min, max))
         first, second = (x.replace("fp16", format) for x in (name, peer))
-        return Verdict(
+        return ClaimCheck(
             least <= ratios[n] <= most,
             f"{first} {ours[n]:.1e}, {second} {theirs[n]:.1e} at n = {n}: {_short(ratios[n])} times "
             f"(to hold, {wanted}); {smallest} to {largest} for all n",
@@ -173,27 +173,27 @@ def _short(ratio: float) -> str:
 def _bounded(names: Sequence[str]) -> Claim:
     """The claim that no error exceeds its bound, on any unit and in any format."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         shares = {}
         for name in names:
-            measured = Rows(row for row in rows.where(algorithm=name) if "bound" in row)
+            measured = Measurements(row for row in rows.where(algorithm=name) if "bound" in row)
             # NumPy's maximum of NaN and anything is NaN, which holds no bound.
             shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
         told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
-        return Verdict(all(share <= 1.0 for share in shares.values()), f"at most so much of them: {told}")
+        return ClaimCheck(all(share <= 1.0 for share in shares.values()), f"at most so much of them: {told}")
 
     return Claim("errors are below the bounds of the theorems", judge)
 
 
 @claim("errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16")
-def _ordered(rows: Rows) -> Verdict:
+def _ordered(rows: Measurements) -> ClaimCheck:
     """At the largest n; equal errors count as ordered."""
     found = {name: _by_order(_errors(rows, name)) for group in ORDER for name in group}
     largest = max(found[SINGLE])
     groups = [[found[name][largest] for name in group] for group in ORDER]
     holds = all(max(low) <= TIE * min(high) for low, high in itertools.pairwise(groups))
     told = ", ".join(f"{name} {by_order[largest]:.1e}" for name, by_order in found.items())
-    return Verdict(holds, f"at n = {largest}: {told}")
+    return ClaimCheck(holds, f"at n = {largest}: {told}")
 
 
 SHOWN = (

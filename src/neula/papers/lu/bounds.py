@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import FP16, FP32, Engine
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import dominant
 from neula.pipeline.result import LUFactors
@@ -123,7 +123,7 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
 
 
 @claim("errors are within the constants")
-def _within(rows: Rows) -> Verdict:
+def _within(rows: Measurements) -> ClaimCheck:
     """The constant, and a unit roundoff for the rounding of A."""
     measured = [row for row in rows if row["f"] and row.get("measured as", "") is not None]
     parts = {
@@ -135,37 +135,37 @@ def _within(rows: Rows) -> Verdict:
         for name, (error, allowed) in parts.items()
     )
     holds = all(error is not None and error <= allowed for error, allowed in parts.values())
-    return Verdict(holds, f"in u16, with one for the rounding of A: {told}")
+    return ClaimCheck(holds, f"in u16, with one for the rounding of A: {told}")
 
 
 @claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r")
-def _half_the_memory(rows: Rows) -> Verdict:
+def _half_the_memory(rows: Measurements) -> ClaimCheck:
     """Peaks where they were measured, and the factors themselves elsewhere."""
     field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
     single, buffered = (rows.where(algorithm=name)[0][field] for name in (lu.SINGLE, lu.BUFFERED))
     text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
     n = rows[0]["n"]
     # Half, and the buffer of n r numbers in fp32.
-    return Verdict(buffered <= (0.5 + 1.1 * lu.PANEL / n) * single, text)
+    return ClaimCheck(buffered <= (0.5 + 1.1 * lu.PANEL / n) * single, text)
 
 
-def _measured(rows: Rows, panels: str) -> float:
+def _measured(rows: Measurements, panels: str) -> float:
     return rows.where(**{"panels by": panels}).numbers("measured in u16")[0]
 
 
 @claim("panels in plain fp16 are the least accurate ones")
-def _only_fp16_panels(rows: Rows) -> Verdict:
+def _only_fp16_panels(rows: Measurements) -> ClaimCheck:
     """Panels in plain fp16 against those of the other algorithms."""
     low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
     text = f"{low:.2g} u16 with panels by 2.1 in fp16, at most {max(others):.2g} u16 with the others"
-    return Verdict(all(low > other for other in others), text)
+    return ClaimCheck(all(low > other for other in others), text)
 
 
 @claim("tensor cores inside the panels are numerically harmless")
-def _tensor_cores_harmless(rows: Rows) -> Verdict:
+def _tensor_cores_harmless(rows: Measurements) -> ClaimCheck:
     ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
     text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
-    return Verdict(ours <= AS_GOOD * fp32, text)
+    return ClaimCheck(ours <= AS_GOOD * fp32, text)
 
 
 SHOWN = (

@@ -19,9 +19,9 @@ from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix, random_matrix
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import SERIES
 
@@ -57,7 +57,7 @@ def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[R
 
 
 @dataclass(frozen=True)
-class System:
+class PaperSystem:
     """A system in double precision and how its solution is judged."""
 
     a: torch.Tensor
@@ -75,7 +75,7 @@ class System:
         return solve_bound(FP64, len(self.a))
 
 
-def _system(kind: str, n: int, cond: float, device: torch.device) -> System:
+def _system(kind: str, n: int, cond: float, device: torch.device) -> PaperSystem:
     """A matrix and a random right-hand side; the condition number is in the infinity norm or the 2-norm."""
     if kind == TUNABLE:
         a = no_pivoting_matrix(n, cond, device=device)
@@ -83,10 +83,10 @@ def _system(kind: str, n: int, cond: float, device: torch.device) -> System:
         a = random_matrix(kind, n, n, cond=cond, device=device, seed=3)
     generator = torch.Generator(device).manual_seed(4)
     b = torch.randn(n, 1, dtype=torch.float64, device=device, generator=generator)
-    return System(a, b, pivoting=kind != TUNABLE)
+    return PaperSystem(a, b, pivoting=kind != TUNABLE)
 
 
-def _factors(system: System, name: str, engine: Engine) -> Factorization:
+def _factors(system: PaperSystem, name: str, engine: Engine) -> Factorization:
     """Factors of the scaled matrix, as ``neula.solve`` has them, by one of the algorithms.
 
     Panels are an eighth of the matrix: with the paper's width, small ones would have one or two.
@@ -115,7 +115,7 @@ def contraction(a: torch.Tensor, factors: Factorization) -> float:
     return largest_singular_value(defect, NORM_STEPS) if bool(defect.isfinite().all()) else math.nan
 
 
-def classical_iterations(system: System, factors: Factorization) -> int | None:
+def classical_iterations(system: PaperSystem, factors: Factorization) -> int | None:
     """Solves until the backward error is that of double precision; None if it never is.
 
     Unlike :func:`neula.algorithms.krylov.iterative_refinement.refine`, it goes on where an iteration does
@@ -131,7 +131,7 @@ def classical_iterations(system: System, factors: Factorization) -> int | None:
     return None
 
 
-def gmres_iterations(system: System, factors: Factorization) -> int | None:
+def gmres_iterations(system: PaperSystem, factors: Factorization) -> int | None:
     """Solves inside GMRES, over all steps, until the backward error is that of double precision, or None."""
     refined = refine(
         system.a,
@@ -162,7 +162,7 @@ LABELS = {
 }
 
 
-def draw_iterations(rows: Rows, canvas: Canvas) -> None:
+def draw_iterations(rows: Measurements, canvas: Canvas) -> None:
     """For both kinds of matrices the contraction and the iterations, against the condition number."""
     axes = canvas.subplots(len(KINDS), len(LABELS), sharex=True)
     cases = itertools.product(KINDS.items(), LABELS.items())
@@ -170,7 +170,7 @@ def draw_iterations(rows: Rows, canvas: Canvas) -> None:
         # NaN, other than None, leaves a gap in a line.
         part = rows.where(matrix=kind)
         gaps = zip(part, part.numbers(field), strict=True)
-        lines(place, Rows(row | {field: y} for row, y in gaps), "cond", field, "algorithm", SERIES)
+        lines(place, Measurements(row | {field: y} for row, y in gaps), "cond", field, "algorithm", SERIES)
         log_log(place, "cond(A)" if place in axes[-1] else "", label, title)
         if field in SOLVERS:
             place.set_ylim(2, 1.4 * MAX_ITERATIONS)
@@ -183,13 +183,13 @@ def draw_iterations(rows: Rows, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _converged(rows: Rows, solver: str) -> int:
+def _converged(rows: Measurements, solver: str) -> int:
     """Matrices for which a solver converges."""
     return sum(value is not None for value in rows.column(solver))
 
 
 @claim("(neula) classical refinement takes at most the iterations that theory allows")
-def _within_theory(rows: Rows) -> Verdict:
+def _within_theory(rows: Measurements) -> ClaimCheck:
     """Where the contraction is below 1/2: nearer to 1, its estimate decides more than the factors."""
     bounded = [
         (row["classical"], bound)
@@ -203,11 +203,11 @@ def _within_theory(rows: Rows) -> Verdict:
     text = f"{within} of {len(bounded)}" + (
         f", with {min(used):.0%} to {max(used):.0%} of it" if used else ""
     )
-    return Verdict(bool(bounded) and within == len(bounded), text)
+    return ClaimCheck(bool(bounded) and within == len(bounded), text)
 
 
 @claim("(neula) GMRES converges wherever classical refinement does, and beyond")
-def _gmres_goes_further(rows: Rows) -> Verdict:
+def _gmres_goes_further(rows: Measurements) -> ClaimCheck:
     """For every algorithm and kind of matrix."""
     counts = {
         f"{kind}, {name}": tuple(_converged(rows.where(matrix=kind, algorithm=name), s) for s in SOLVERS)
@@ -219,10 +219,10 @@ def _gmres_goes_further(rows: Rows) -> Verdict:
         f"{case}: {classical} and {gmres} of {total}" for case, (classical, gmres) in counts.items()
     )
     gained = [gmres - classical for classical, gmres in counts.values()]
-    return Verdict(min(gained) >= 0 and max(gained) > 0, told)
+    return ClaimCheck(min(gained) >= 0 and max(gained) > 0, told)
 
 
-def _ratios(rows: Rows, name: str, peer: str, fields: Sequence[str]) -> dict[str, list[float]]:
+def _ratios(rows: Measurements, name: str, peer: str, fields: Sequence[str]) -> dict[str, list[float]]:
     """Quotients of two algorithms for each kind of matrix and field, where both have a value."""
     return {
         f"{kind}, {field}": [x for x in part.ratios(field, name, peer, "algorithm") if not math.isnan(x)]
@@ -236,15 +236,15 @@ def _told(ratios: dict[str, list[float]]) -> str:
 
 
 @claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")
-def _half_the_memory_for_free(rows: Rows) -> Verdict:
+def _half_the_memory_for_free(rows: Measurements) -> ClaimCheck:
     """Fewer iterations with half the memory are none the worse."""
     ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.SINGLE, SOLVERS)
     holds = all(found and max(found) <= ALIKE for found in ratios.values())
-    return Verdict(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
+    return ClaimCheck(holds, f"times as many: {_told(ratios)} (to hold, {ALIKE:g})")
 
 
 @claim("(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often")
-def _accuracy_pays(rows: Rows) -> Verdict:
+def _accuracy_pays(rows: Measurements) -> ClaimCheck:
     """No more iterations wherever both converge, and convergence for more systems."""
     ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.HALF, SOLVERS)
     solved = {
@@ -254,19 +254,19 @@ def _accuracy_pays(rows: Rows) -> Verdict:
     told = ", ".join(f"{solver} {ours} and {theirs}" for solver, (ours, theirs) in solved.items())
     fewer = all(max(found, default=0.0) <= 1.0 for found in ratios.values())
     more = sum(ours for ours, _ in solved.values()) > sum(theirs for _, theirs in solved.values())
-    return Verdict(fewer and more, f"times as many: {_told(ratios)}; systems that converge: {told}")
+    return ClaimCheck(fewer and more, f"times as many: {_told(ratios)}; systems that converge: {told}")
 
 
 @claim("(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32")
-def _consistent_factors(rows: Rows) -> Verdict:
+def _consistent_factors(rows: Measurements) -> ClaimCheck:
     """Where factors are good enough for classical refinement; beyond, errors are anything."""
-    usable = Rows(
+    usable = Measurements(
         row if (row["contraction"] or math.inf) < 1 else row | {"contraction": None}
         for row in rows.where(matrix=GEOMETRIC)
     )
     ratios = _ratios(usable, lu.DOUBLY_WIDE, lu.SINGLE, ("contraction",))
     holds = all(found and max(found) < 1 for found in ratios.values())
-    return Verdict(holds, f"times as large: {_told(ratios)}")
+    return ClaimCheck(holds, f"times as large: {_told(ratios)}")
 
 
 ITERATIONS = Figure(

@@ -11,9 +11,9 @@ import torch
 
 from neula.engines import FP16
 from neula.io.matrices import hpl_ai_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, lines, log_log
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.lu import algorithms as lu
 from neula.papers.measuring import median_seconds, timed
 
@@ -70,17 +70,17 @@ def _seconds(run: Callable[[], Any]) -> float:
     return first if first >= LONG else median_seconds(run, repeats=3, warmup=0)
 
 
-def draw_performance(rows: Rows, canvas: Canvas) -> None:
+def draw_performance(rows: Measurements, canvas: Canvas) -> None:
     """TFLOP/s against n."""
     axes = canvas.subplots()
     draw_rates(axes, rows, lu.COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
 
 
-def draw_rates(axes: Axes, rows: Rows, names: Sequence[str]) -> None:
+def draw_rates(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
     """Rates of algorithms and of the library."""
     shown = (*names, LIBRARY, LIBRARY_UNPIVOTED)
-    part = Rows(row for name in shown for row in rows.where(algorithm=name))
+    part = Measurements(row for name in shown for row in rows.where(algorithm=name))
     lines(axes, part, "n", "tflops", "algorithm", SERIES)
     log_log(axes, "n", "TFLOP/s, of $2n^3/3$ operations", "rate")
     axes.set_xscale("log", base=2)
@@ -89,16 +89,16 @@ def draw_rates(axes: Axes, rows: Rows, names: Sequence[str]) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def rates(rows: Rows, name: str) -> dict[int, float]:
+def rates(rows: Measurements, name: str) -> dict[int, float]:
     """TFLOP/s for each n at which it was timed; NaN where it failed."""
-    part = Rows(row for row in rows.where(algorithm=name) if "tflops" in row)
+    part = Measurements(row for row in rows.where(algorithm=name) if "tflops" in row)
     return dict(zip(part.column("n"), part.numbers("tflops"), strict=True))
 
 
 def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
     """The claim that an algorithm has more than ``least`` times the rate of others for the largest n."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         ours = rates(rows, name)
         largest = max(ours)
         found = {peer: {n: ours[n] / rate for n, rate in rates(rows, peer).items()} for peer in peers}
@@ -107,7 +107,7 @@ def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
             for peer, ratios in found.items()
         )
         wanted = "" if least == 1.0 else f"; to hold, {least:g}"
-        return Verdict(
+        return ClaimCheck(
             all(ratios[largest] > least for ratios in found.values()),
             f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}{wanted}",
         )
@@ -116,7 +116,7 @@ def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
 
 
 @claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32")
-def _ours_beats_library(rows: Rows) -> Verdict:
+def _ours_beats_library(rows: Measurements) -> ClaimCheck:
     peer = LIBRARY_UNPIVOTED if rates(rows, LIBRARY_UNPIVOTED) else LIBRARY
     return faster("", lu.DOUBLY_WIDE, peer).judge(rows)
 

@@ -14,8 +14,8 @@ from neula.algorithms.elimination.equilibrate import equilibrate
 from neula.engines import FP32, Engine
 from neula.io.files import read_matrix
 from neula.io.matrices import journal_bearing_matrix, torsion_matrix, wathen_matrix
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import operations
 from neula.papers.measuring import timed
@@ -32,7 +32,7 @@ ABOUT = 1.25
 
 
 @dataclass(frozen=True)
-class Problem:
+class SuiteSparseMatrix:
     """A matrix of the paper's Table 3: its name and order in the SuiteSparse collection, the paper's errors.
 
     They are times 1e4, for 3.1 fp32, 3.1 fp16, 5.2/4.1 and 5.2/5.1; None where the algorithm failed.
@@ -44,26 +44,26 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem("gyro", 17361, (0.4, 4.5, 3.9, 2.2)),
-    Problem("FEM_3D_thermal1", 17880, (0.4, 4.0, 3.7, 2.4)),
-    Problem("Goodwin_040", 17922, (0.8, 3.0, 1.7, 0.9)),
-    Problem("nmos3", 18588, (2.5, None, 3.7, 3.3)),
-    Problem("crystm03", 24696, (0.5, 3.4, 2.9, 2.7)),
-    Problem("smt", 25710, (0.4, 2.2, 1.1, 0.8)),
-    Problem("sme3Db", 29067, (0.4, 5.4, 2.0, 1.2)),
-    Problem("ship_001", 29736, (3.2, None, None, 2.6)),
-    Problem("nd12k", 36000, (0.9, 5.3, 4.8, 2.8)),
-    Problem("pdb1HYS", 36417, (0.3, 5.0, 4.0, 1.4)),
-    Problem("wathen120", 36441, (0.7, 2.9, 2.7, 1.9)),
-    Problem("jnlbrng1", 40000, (1.2, 2.8, 2.8, 2.4)),
-    Problem("torsion1", 40000, (0.3, 2.4, 2.6, 1.6)),
-    Problem("sme3Dc", 42930, (0.5, 6.4, 1.6, 1.3)),
-    Problem("Goodwin_071", 56021, (0.7, None, 2.4, 1.5)),
+    SuiteSparseMatrix("gyro", 17361, (0.4, 4.5, 3.9, 2.2)),
+    SuiteSparseMatrix("FEM_3D_thermal1", 17880, (0.4, 4.0, 3.7, 2.4)),
+    SuiteSparseMatrix("Goodwin_040", 17922, (0.8, 3.0, 1.7, 0.9)),
+    SuiteSparseMatrix("nmos3", 18588, (2.5, None, 3.7, 3.3)),
+    SuiteSparseMatrix("crystm03", 24696, (0.5, 3.4, 2.9, 2.7)),
+    SuiteSparseMatrix("smt", 25710, (0.4, 2.2, 1.1, 0.8)),
+    SuiteSparseMatrix("sme3Db", 29067, (0.4, 5.4, 2.0, 1.2)),
+    SuiteSparseMatrix("ship_001", 29736, (3.2, None, None, 2.6)),
+    SuiteSparseMatrix("nd12k", 36000, (0.9, 5.3, 4.8, 2.8)),
+    SuiteSparseMatrix("pdb1HYS", 36417, (0.3, 5.0, 4.0, 1.4)),
+    SuiteSparseMatrix("wathen120", 36441, (0.7, 2.9, 2.7, 1.9)),
+    SuiteSparseMatrix("jnlbrng1", 40000, (1.2, 2.8, 2.8, 2.4)),
+    SuiteSparseMatrix("torsion1", 40000, (0.3, 2.4, 2.6, 1.6)),
+    SuiteSparseMatrix("sme3Dc", 42930, (0.5, 6.4, 1.6, 1.3)),
+    SuiteSparseMatrix("Goodwin_071", 56021, (0.7, None, 2.4, 1.5)),
 )
 
 
 @dataclass(frozen=True)
-class Source:
+class MatrixSource:
     """A ``"file"`` or ``"formula"`` that a matrix comes from; its order is known before it is loaded."""
 
     kind: str
@@ -102,7 +102,7 @@ def scaled_system(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
     return scales.fill(single.empty(*a.shape), a, single), 1 / scales.columns
 
 
-def _available(setting: Setting) -> list[tuple[Problem, Source]]:
+def _available(setting: Setting) -> list[tuple[SuiteSparseMatrix, MatrixSource]]:
     """The matrices that can be had and are not too large; what is left out is noted."""
     found = [(problem, source) for problem in PROBLEMS if (source := _source(problem, setting)) is not None]
     missing = [problem.name for problem in PROBLEMS if problem not in [known for known, _ in found]]
@@ -119,14 +119,14 @@ def _available(setting: Setting) -> list[tuple[Problem, Source]]:
     return [(p, source) for p, source in found if (source.n, source.n) in fitting and source.n <= largest]
 
 
-def _source(problem: Problem, setting: Setting) -> Source | None:
+def _source(problem: SuiteSparseMatrix, setting: Setting) -> MatrixSource | None:
     """The user's file, if there is one, else the formula, if there is one."""
     if setting.matrices is not None:
         path = file_of(setting.matrices, problem.name)
         if path is not None:
-            return Source("file", problem.n, partial(_read, path, setting))
+            return MatrixSource("file", problem.n, partial(_read, path, setting))
     makers: dict[str, tuple[int, Callable[[], torch.Tensor]]] = _formulas(setting)
-    return Source("formula", *makers[problem.name]) if problem.name in makers else None
+    return MatrixSource("formula", *makers[problem.name]) if problem.name in makers else None
 
 
 def file_of(folder: Path, name: str) -> Path | None:
@@ -154,7 +154,7 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _ratios(rows: Rows, name: str, peer: str, field: str = "error_1e4") -> dict[str, float]:
+def _ratios(rows: Measurements, name: str, peer: str, field: str = "error_1e4") -> dict[str, float]:
     """Quotients of two algorithms for each matrix that both could factorize."""
     ratios = zip(rows.by("matrix"), rows.ratios(field, name, peer, "algorithm"), strict=True)
     return {str(matrix): ratio for matrix, ratio in ratios if not math.isnan(ratio)}
@@ -172,31 +172,31 @@ def _told(ratios: dict[str, float]) -> str:
 def _error_ratios(text: str, name: str, *peers: str, least: float = 0.0, most: float = float("inf")) -> Claim:
     """The claim that the error of an algorithm is so many times that of others, for all matrices."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         found = {peer: _ratios(rows, name, peer) for peer in peers}
         holds = all(ratios for ratios in found.values()) and all(
             least <= ratio <= most for ratios in found.values() for ratio in ratios.values()
         )
         told = "; ".join(f"{name} over {peer} {_told(ratios)}" for peer, ratios in found.items())
-        return Verdict(holds, told)
+        return ClaimCheck(holds, told)
 
     return Claim(text, judge)
 
 
 @claim("5.2/5.1 factorizes what the others with an fp16 matrix do")
-def _failures(rows: Rows) -> Verdict:
+def _failures(rows: Measurements) -> ClaimCheck:
     """Where the most accurate algorithm that stores the matrix in fp16 fails, so do the others."""
     failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in lu.COMPARED}
     text = ", ".join(f"{name} {len(matrices)}" for name, matrices in failed.items())
     holds = set(failed[lu.DOUBLY_WIDE]) <= set(failed[lu.DOUBLY_LOW]) & set(failed[lu.HALF])
-    return Verdict(holds, f"of {len(rows.by('matrix'))} matrices cannot be factorized: {text}")
+    return ClaimCheck(holds, f"of {len(rows.by('matrix'))} matrices cannot be factorized: {text}")
 
 
-def _faster_than(name: str, peer: str) -> Callable[[Rows], Verdict]:
-    def judge(rows: Rows) -> Verdict:
+def _faster_than(name: str, peer: str) -> Callable[[Measurements], ClaimCheck]:
+    def judge(rows: Measurements) -> ClaimCheck:
         ratios = _ratios(rows, name, peer, "tflops")
         text = f"rate of {name} over that of {peer} {_told(ratios)}"
-        return Verdict(bool(ratios) and min(ratios.values()) > 1, text)
+        return ClaimCheck(bool(ratios) and min(ratios.values()) > 1, text)
 
     return judge
 

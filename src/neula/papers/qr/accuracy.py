@@ -17,10 +17,10 @@ from neula.algorithms.spectra.condition import largest_singular_value
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
 from neula.io.matrices import SPECTRA, random_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Canvas, lines, log_log
 from neula.papers.errors import backward_error, growth, orthogonality_defect
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.qr.recursive_householder import rhouqr
 
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
@@ -83,17 +83,17 @@ def orthogonality(q: torch.Tensor) -> float:
     return largest_singular_value(orthogonality_defect(q), NORM_STEPS)
 
 
-def draw_backward_error(rows: Rows, canvas: Canvas) -> None:
+def draw_backward_error(rows: Measurements, canvas: Canvas) -> None:
     """Figure 3: one curve a method, one picture a spectrum."""
     _draw_spectra(rows, canvas, "backward_error", "||A - QR|| / ||A||")
 
 
-def draw_orthogonality(rows: Rows, canvas: Canvas) -> None:
+def draw_orthogonality(rows: Measurements, canvas: Canvas) -> None:
     """Figure 4, likewise."""
     _draw_spectra(rows, canvas, "orthogonality", "||I - Q$^T$Q||")
 
 
-def _draw_spectra(rows: Rows, canvas: Canvas, quantity: str, label: str) -> None:
+def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str) -> None:
     axes = canvas.subplots(2, 2, sharex=True, sharey=True)
     for place, spectrum in zip(axes.flat, (*PAPERS, *OTHERS), strict=True):
         part = rows.where(spectrum=spectrum)
@@ -109,25 +109,25 @@ def _draw_spectra(rows: Rows, canvas: Canvas, quantity: str, label: str) -> None
 def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[str, ...] = PAPERS) -> Claim:
     """The claim that an error does not grow with the condition number and is that of a format."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         bound_of = residual_bound if quantity == "backward_error" else orthogonality_bound
         bound = bound_of(format, rows[0]["n"])
         # The identity, which condition 1 gives up to rounding, is factorized exactly by some methods.
-        parts = [Rows(rows.where(spectrum=spectrum, method=method)[1:]) for spectrum in spectra]
+        parts = [Measurements(rows.where(spectrum=spectrum, method=method)[1:]) for spectrum in spectra]
         errors = [row[quantity] for part in parts for row in part]
         if None in errors:
             lost = [part[0]["spectrum"] for part in parts if None in part.column(quantity)]
             text = f"not finite for {errors.count(None)} of {len(errors)} matrices: {', '.join(lost)}"
-            return Verdict(False, text)
+            return ClaimCheck(False, text)
         power = max(growth(part, quantity, "cond") for part in parts)
         text = f"at most {max(errors):.1e} or {max(errors) / format.u:.1f} u (to hold, below {bound:.1e}), "
         text += f"{max(errors) / min(errors):.1f} times the least, growing at most as cond^{power:.2f}"
-        return Verdict(max(errors) <= bound and power < FLAT, text)
+        return ClaimCheck(max(errors) <= bound and power < FLAT, text)
 
     return Claim(text, judge)
 
 
-def _powers(rows: Rows, spectra: tuple[str, ...]) -> dict[str, float]:
+def _powers(rows: Measurements, spectra: tuple[str, ...]) -> dict[str, float]:
     """Exponent of the loss of orthogonality from condition 10 until it is complete; two points at least."""
     powers = {}
     for spectrum in spectra:
@@ -138,12 +138,14 @@ def _powers(rows: Rows, spectra: tuple[str, ...]) -> dict[str, float]:
     return powers
 
 
-def _deteriorates(spectra: tuple[str, ...], least: float, most: float) -> Callable[[Rows], Verdict]:
-    def judge(rows: Rows) -> Verdict:
+def _deteriorates(
+    spectra: tuple[str, ...], least: float, most: float
+) -> Callable[[Measurements], ClaimCheck]:
+    def judge(rows: Measurements) -> ClaimCheck:
         powers = _powers(rows, spectra)
         text = ", ".join(f"{spectrum} cond^{power:.1f}" for spectrum, power in powers.items())
         holds = all(least < power < most for power in powers.values())
-        return Verdict(holds, f"until it is lost: {text} (to hold, {least:g} to {most:g})")
+        return ClaimCheck(holds, f"until it is lost: {text} (to hold, {least:g} to {most:g})")
 
     return judge
 
@@ -223,7 +225,7 @@ def _worst_column(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
     return float((error.norm(dim=0) / a.double().norm(dim=0)).max())
 
 
-def draw_overflow(rows: Rows, canvas: Canvas) -> None:
+def draw_overflow(rows: Measurements, canvas: Canvas) -> None:
     """Errors against the range of the columns; a cross where the result is not finite."""
     axes = canvas.subplots(1, 2, sharex=True)
     lost = rows.where(scaling="without", finite=False).column("exponent")
@@ -242,29 +244,29 @@ def draw_overflow(rows: Rows, canvas: Canvas) -> None:
 
 
 @claim("without scaling, elements above 65504 overflow")
-def _overflows(rows: Rows) -> Verdict:
+def _overflows(rows: Measurements) -> ClaimCheck:
     lost = [row["exponent"] for row in rows.where(scaling="without", finite=False) if row["exponent"] > 0]
-    return Verdict(bool(lost), f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never")
+    return ClaimCheck(bool(lost), f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never")
 
 
 @claim("without scaling, small columns suffer from underflow")
-def _underflows(rows: Rows) -> Verdict:
+def _underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
     worst = max(part, key=lambda row: row["backward_error"])
     text = f"worst column {part[-1]['backward_error']:.1e}; with columns to 1e{worst['exponent']} "
     holds = worst["backward_error"] > 10 * part[-1]["backward_error"]
-    return Verdict(holds, f"{text}{worst['backward_error']:.1e}")
+    return ClaimCheck(holds, f"{text}{worst['backward_error']:.1e}")
 
 
 @claim("with scaling there is neither overflow nor underflow")
-def _scaling_helps(rows: Rows) -> Verdict:
+def _scaling_helps(rows: Measurements) -> ClaimCheck:
     part = rows.where(scaling="with")
     errors = [math.inf if error is None else error for error in part.column("backward_error")]
     bound = residual_bound(FP16, part[0]["n"])
     holds = all(part.column("finite")) and max(errors) <= bound
     low, high = part[0]["exponent"], part[-1]["exponent"]
     text = f"worst column {max(errors):.1e} (bound {bound:.1e}) with columns from 1e{low} to 1e{high}"
-    return Verdict(holds, text)
+    return ClaimCheck(holds, text)
 
 
 OVERFLOW = Figure(

@@ -18,9 +18,9 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import solve_rt
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, log_log, shape_text
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.qr.least_squares import right_hand_side
 
 TOLERANCE = 1e-10
@@ -104,7 +104,7 @@ def iteration_bound(kappa: float) -> int:
     return max(1, math.ceil(math.log(2 * kappa / TOLERANCE) / rate))
 
 
-def draw_iterations(rows: Rows, canvas: Canvas) -> None:
+def draw_iterations(rows: Measurements, canvas: Canvas) -> None:
     """What R in each format leaves of the condition number, and the iterations that this takes."""
     left, right = canvas.subplots(1, 2)
     for color, (spectrum, part) in enumerate(rows.by("spectrum").items()):
@@ -152,7 +152,7 @@ def _alike(first: int, second: int) -> bool:
 
 
 @claim("the number of iterations is within the bound of the theory")
-def _within_theory(rows: Rows) -> Verdict:
+def _within_theory(rows: Measurements) -> ClaimCheck:
     """Where CGLS has finished, or should have: what may take more iterations than it got decides nothing."""
     known = [row for row in rows if row["cond_preconditioned"] is not None]
     decided = [row for row in known if row["cgls"] is not None or _bound(row) <= MAX_ITERATIONS]
@@ -163,7 +163,7 @@ def _within_theory(rows: Rows) -> Verdict:
         if row["cond_preconditioned"] > SLOW:
             shares.setdefault(row["spectrum"], []).append(row["cgls"] / _bound(row))
     text = ", ".join(f"{spectrum} {statistics.median(parts):.0%}" for spectrum, parts in shares.items())
-    return Verdict(
+    return ClaimCheck(
         bool(decided) and within == len(decided),
         f"{within} of {len(decided)}, {len(known) - len(decided)} undecided after {MAX_ITERATIONS}; median "
         f"part of the bound where cond(AR^-1) > {SLOW:g}: {text}",
@@ -175,21 +175,21 @@ def _bound(row: Row) -> int:
 
 
 @claim("LSQR takes as many iterations as CGLS")
-def _lsqr_alike(rows: Rows) -> Verdict:
+def _lsqr_alike(rows: Measurements) -> ClaimCheck:
     """Where one of them finishes."""
     finished = [row for row in rows if row["cgls"] is not None or row["lsqr"] is not None]
     pairs = [(_count(row, "cgls"), _count(row, "lsqr")) for row in finished]
     alike = sum(_alike(*pair) for pair in pairs)
     equal = sum(row["cgls"] == row["lsqr"] for row in finished)
     first, second = max(pairs, key=lambda pair: abs(pair[0] - pair[1]), default=(0, 0))
-    return Verdict(
+    return ClaimCheck(
         bool(pairs) and alike == len(pairs),
         f"equal in {equal} of {len(pairs)}, within {SLACK:.0%} in {alike}; most apart {first} and {second}",
     )
 
 
 @claim("bits decide: bf16 (8) takes more iterations than fp16 (11), tf32 (11) as many")
-def _bits_decide(rows: Rows) -> Verdict:
+def _bits_decide(rows: Measurements) -> ClaimCheck:
     """Formats on equal matrices, where one of those with 11 bits finishes."""
     by_format = (rows.where(format=name) for name in ("fp16", "tf32", "bf16"))
     counts = [[_count(row, "cgls") for row in three] for three in zip(*by_format, strict=True)]
@@ -198,7 +198,7 @@ def _bits_decide(rows: Rows) -> Verdict:
     more = sum(bf16 > fp16 for fp16, _, bf16 in finished)
     fewer = sum(bf16 < fp16 for fp16, _, bf16 in finished)
     most = max((bf16 / fp16 for fp16, _, bf16 in finished), default=math.nan)
-    return Verdict(
+    return ClaimCheck(
         bool(finished) and alike == len(finished) and not fewer and more >= MOST * len(finished),
         f"tf32 as many as fp16 in {alike} of {len(finished)}; bf16 more in {more}, fewer in {fewer}, "
         f"up to {most:.1f} times as many",

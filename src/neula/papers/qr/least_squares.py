@@ -15,9 +15,9 @@ import torch
 import neula
 from neula.engines import FP64, Engine
 from neula.io.matrices import ENTRIES, random_matrix
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import median_seconds
 from neula.pipeline.result import AccuracyWarning, LstsqResult
 
@@ -117,7 +117,7 @@ def _optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
     return gradient_norm(a, b, x) / float(torch.linalg.matrix_norm(a) * residual)
 
 
-def draw_solvers(rows: Rows, canvas: Canvas) -> None:
+def draw_solvers(rows: Measurements, canvas: Canvas) -> None:
     """One picture a matrix, three bars a size: iterations above the first, speedups above the others."""
     places = canvas.subplots(2, 4, sharex=True, sharey=True)
     for letter, place, (kind, cond) in zip("abcdefgh", places.flat, MATRICES, strict=True):
@@ -159,7 +159,7 @@ def _format_of_r(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class _Case:
+class _SolverComparison:
     """The three solvers on one matrix."""
 
     refined: Row
@@ -188,12 +188,12 @@ class _Case:
         return self.refined["m"], self.refined["n"]
 
 
-def _cases(rows: Rows) -> list[_Case]:
+def _cases(rows: Measurements) -> list[_SolverComparison]:
     solvers = (rows.where(solver=solver) for solver in (RGSQRF, SGEQRF, DGEQRF))
-    return [_Case(*three) for three in zip(*solvers, strict=True)]
+    return [_SolverComparison(*three) for three in zip(*solvers, strict=True)]
 
 
-def _without_stress(rows: Rows) -> list[_Case]:
+def _without_stress(rows: Measurements) -> list[_SolverComparison]:
     return [case for case in _cases(rows) if case.matrix != STRESS]
 
 
@@ -201,7 +201,7 @@ def _without_stress(rows: Rows) -> list[_Case]:
     "in almost all cases faster than the direct solvers in single and double precision (up to "
     "8.9x/13.5x), with the accuracy of the double one"
 )
-def _faster(rows: Rows) -> Verdict:
+def _faster(rows: Measurements) -> ClaimCheck:
     """Both at once: a wrong answer counts as slow."""
     cases = _cases(rows)
     accurate = [case for case in cases if case.accurate]
@@ -209,7 +209,7 @@ def _faster(rows: Rows) -> Verdict:
     easy = sum(case.matrix != STRESS for case in faster)
     s_most, d_most = (max(rows.where(solver=solver).column("speedup")) for solver in PEERS)
     ratios = [case.refined["optimality"] / case.double["optimality"] for case in accurate] or [math.inf]
-    return Verdict(
+    return ClaimCheck(
         len(faster) >= ALMOST_ALL * len(cases),
         f"faster than both in {len(faster)} of {len(cases)} cases (to hold, {ALMOST_ALL:.0%}), {easy} of "
         f"{len(_without_stress(rows))} without (h), up to {s_most:.1f}x/{d_most:.1f}x; accuracy of the "
@@ -219,7 +219,7 @@ def _faster(rows: Rows) -> Verdict:
 
 
 @claim("taller and thinner matrices tend to do better")
-def _taller(rows: Rows) -> Verdict:
+def _taller(rows: Measurements) -> ClaimCheck:
     """Correlation of height per width with the speedup, both as logarithms; a size has its median speedup."""
     speedups: dict[tuple[int, int], list[float]] = {}
     for case in _without_stress(rows):
@@ -227,14 +227,14 @@ def _taller(rows: Rows) -> Verdict:
     medians = {shape: statistics.median(values) for shape, values in speedups.items()}
     heights = [math.log(m / n) for m, n in medians]
     if len(set(heights)) < 2:
-        return Verdict(False, "sizes of one shape only")
+        return ClaimCheck(False, "sizes of one shape only")
     correlation = statistics.correlation(heights, [math.log(speedup) for speedup in medians.values()])
     text = ", ".join(f"{shape_text(*shape)} {speedup:.2f}x" for shape, speedup in medians.items())
-    return Verdict(correlation >= TENDENCY, f"correlation {correlation:.2f}; median over matrices: {text}")
+    return ClaimCheck(correlation >= TENDENCY, f"correlation {correlation:.2f}; median over matrices: {text}")
 
 
 @claim("geometric spectrum of condition 1e3: 20 to 30 iterations, others typically fewer than 10")
-def _slow_spectrum(rows: Rows) -> Verdict:
+def _slow_spectrum(rows: Measurements) -> ClaimCheck:
     """Medians over the sizes that R in the first format solved."""
     refined = rows.where(solver=RGSQRF)
     first = _format_of_r(refined[0])
@@ -246,7 +246,7 @@ def _slow_spectrum(rows: Rows) -> Verdict:
     geometric = counts.pop(GEOMETRIC, math.nan)
     others = ", ".join(f"{kind} {count:.0f}" for (kind, _), count in counts.items())
     few = sum(count < FEW for count in counts.values())
-    return Verdict(
+    return ClaimCheck(
         20 <= geometric <= 30 and few > len(counts) / 2,
         f"with R in {first}: median {geometric:.0f}; fewer than {FEW} for {few} of {len(counts)} others: "
         f"{others}",
@@ -257,7 +257,7 @@ def _slow_spectrum(rows: Rows) -> Verdict:
     "geometric spectrum of condition 1e4: double accuracy cannot be reached profitably "
     "(200 iterations are not enough)"
 )
-def _unprofitable(rows: Rows) -> Verdict:
+def _unprofitable(rows: Measurements) -> ClaimCheck:
     """A statement that there is none: one size that is solved faster refutes it."""
     cases = [case for case in _cases(rows) if case.matrix == STRESS]
     profitable = [case for case in cases if case.accurate and case.double["speedup"] > 1]
@@ -265,7 +265,7 @@ def _unprofitable(rows: Rows) -> Verdict:
         f"{shape_text(*case.shape)} {case.double['speedup']:.2f}x ({_bar_label(case.refined)})"
         for case in cases
     )
-    return Verdict(
+    return ClaimCheck(
         not profitable,
         f"solved to double accuracy faster than by DGEQRF in {len(profitable)} of {len(cases)} sizes: {text}",
     )
@@ -325,7 +325,7 @@ def _with_low_factors(a: torch.Tensor, b: torch.Tensor, algorithm: str, engine: 
     }
 
 
-def draw_refinement(rows: Rows, canvas: Canvas) -> None:
+def draw_refinement(rows: Measurements, canvas: Canvas) -> None:
     """One curve a solver; the numbers are iterations of CGLS."""
     axes = canvas.subplots()
     lines(axes, rows, "cond", "gradient", "solver")
@@ -341,31 +341,31 @@ def draw_refinement(rows: Rows, canvas: Canvas) -> None:
     axes.legend(title=f"numbers: iterations{starred}", loc="center right")
 
 
-def _ratios(rows: Rows, solver: str, reference: str) -> list[float]:
+def _ratios(rows: Measurements, solver: str, reference: str) -> list[float]:
     """How many times the gradient of one solver is that of another, for each condition number."""
     ratios = rows.ratios("gradient", solver, reference, "solver")
     return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
 
 
 @claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct")
-def _two_orders(rows: Rows) -> Verdict:
+def _two_orders(rows: Measurements) -> ClaimCheck:
     """Two orders, give or take 0.7 of one, for most condition numbers."""
     ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
     two_orders = sum(TWO_ORDERS[0] <= ratio <= TWO_ORDERS[1] for ratio in ratios)
     listed = ", ".join(f"{ratio:.2g}" for ratio in ratios)
-    return Verdict(
+    return ClaimCheck(
         two_orders > len(ratios) / 2,
         f"{listed} times (to hold, most from {TWO_ORDERS[0]} to {TWO_ORDERS[1]}; roundoffs: 2^13 = 8192)",
     )
 
 
 @claim("RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations")
-def _reaches_double(rows: Rows) -> Verdict:
+def _reaches_double(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, LOW_REFINED, D_DIRECT)
     refined = rows.where(solver=LOW_REFINED)
     iterations = [math.inf if count is None else count for count in refined.column("iterations")]
     certified = sum(refined.column("converged"))
-    return Verdict(
+    return ClaimCheck(
         max(ratios) <= SAME_LEVEL and max(iterations) <= FEW_ITERATIONS,
         f"{span(ratios, '.2g')} times DCuSOLVE's in {min(iterations)} to {max(iterations)} "
         f"iterations; neula certifies {certified} of {len(refined)}",

@@ -14,8 +14,8 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.qr_svd import qr_svd
 from neula.engines import Engine
 from neula.io.matrices import random_matrix, singular_values
-from neula.papers.data import Row, Rows, span
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.data import Measurements, Row, span
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import median_seconds
 
 RANKS = [16, 64, 128, 256, 512]
@@ -61,17 +61,17 @@ def approximation_error(a: torch.Tensor, factors: LowRank) -> float:
 
 
 @claim("the same quality as single-precision QR-SVD, since truncation dominates rounding")
-def _optimal(rows: Rows) -> Verdict:
+def _optimal(rows: Measurements) -> ClaimCheck:
     """Whether three digits, which the paper prints, are those of the best approximation."""
     part = rows.where(method=RGSQRF_SVD)
     ratios = [math.inf if row["error"] is None else row["error"] / row["smallest"] for row in part]
-    return Verdict(max(ratios) < 1.005, f"at most {max(ratios):.5f} times the smallest possible error")
+    return ClaimCheck(max(ratios) < 1.005, f"at most {max(ratios):.5f} times the smallest possible error")
 
 
 @claim("faster than SGEQRF-SVD (6.4 times)")
-def _faster(rows: Rows) -> Verdict:
+def _faster(rows: Measurements) -> ClaimCheck:
     speedups = rows.ratios("ms", SGEQRF_SVD, RGSQRF_SVD)
-    return Verdict(min(speedups) > 1, f"{span(speedups, '.1f')} times faster")
+    return ClaimCheck(min(speedups) > 1, f"{span(speedups, '.1f')} times faster")
 
 
 TABLE_4 = Figure(

@@ -9,9 +9,9 @@ from functools import partial
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Canvas, plain_ticks
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import householder_flops
 from neula.papers.qr import rates
 from neula.papers.qr.blocked_householder import blocked_householder
@@ -87,8 +87,12 @@ def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterato
         for format, engine in rates.engines(setting).items():
             run = partial(blocked_householder, study.a, engine, block=block)
             found = {
-                PREDICTED: predicted_householder(n, block, table.of(WY_PANEL), table.of(f"{format} step")),
-                WIDE: predicted_householder(n, block, table.of(WY_PANEL), table.of(f"{format} wide step"), 1),
+                PREDICTED: predicted_householder(
+                    n, block, table.select(WY_PANEL), table.select(f"{format} step")
+                ),
+                WIDE: predicted_householder(
+                    n, block, table.select(WY_PANEL), table.select(f"{format} wide step"), 1
+                ),
                 MEASURED: rates.tflops(study.flops, run),
             }
             yield from study.row(BLOCKED, format, block, found)
@@ -99,10 +103,10 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
     table, study = rates.RateTable(setting, shape), _Study(setting, rates.matrix(setting, shape))
     n, default = study.a.shape[1], rates.best_recursion(setting.speed).panel
     variants = [
-        (RGSQRF, LOW, "householder", table.of(rates.panel_column("householder"))),
-        (RGSQRF, FP32, "householder", table.of(rates.panel_column("householder"))),
-        (RGSQRF_CAQR, LOW, "caqr", table.of(rates.panel_column("caqr"))),
-        (RGSQRF_DEFAULT, LOW, default, table.of(rates.panel_column(default))),
+        (RGSQRF, LOW, "householder", table.select(rates.panel_column("householder"))),
+        (RGSQRF, FP32, "householder", table.select(rates.panel_column("householder"))),
+        (RGSQRF_CAQR, LOW, "caqr", table.select(rates.panel_column("caqr"))),
+        (RGSQRF_DEFAULT, LOW, default, table.select(rates.panel_column(default))),
     ]
     yield study.library()
     for block in study.blocks():
@@ -111,7 +115,7 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
                 continue
             run = partial(rgsqrf, study.a, rates.engines(setting)[format], panel=panel, cutoff=block)
             found = {
-                PREDICTED: predicted_rgsqrf(n, block, panel_rates, table.of(f"{format} step")),
+                PREDICTED: predicted_rgsqrf(n, block, panel_rates, table.select(f"{format} step")),
                 PRODUCTS: predicted_rgsqrf(n, block, panel_rates, table.products(format)),
             }
             found = {kind: study.charged(rate) for kind, rate in found.items()}
@@ -121,7 +125,7 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
         yield from study.row(RECURSIVE, LOW, block, {MEASURED: rates.tflops(study.flops, recursion)})
 
 
-def _draw(rows: Rows, canvas: Canvas) -> None:
+def _draw(rows: Measurements, canvas: Canvas) -> None:
     """Predictions as lines, measurements as markers of the same colour."""
     axes = canvas.subplots()
     variants = list(dict.fromkeys((row["method"], row["format"]) for row in rows))
@@ -143,57 +147,59 @@ def _draw(rows: Rows, canvas: Canvas) -> None:
     canvas.legend(loc="outside lower center", ncols=2, fontsize=10)
 
 
-def _best_ms(rows: Rows, method: str, format: str = LOW) -> float:
+def _best_ms(rows: Measurements, method: str, format: str = LOW) -> float:
     """Shortest time over all block sizes."""
     tflops = max(rows.where(method=method, format=format, kind=MEASURED).column("tflops"))
     return 1e-9 * householder_flops(rows[0]["m"], rows[0]["n"]) / tflops
 
 
 @claim("the low format makes blocked Householder QR around 30% faster, no more")
-def _low_gains_little(rows: Rows) -> Verdict:
+def _low_gains_little(rows: Measurements) -> ClaimCheck:
     low, fp32 = _best_ms(rows, BLOCKED, LOW), _best_ms(rows, BLOCKED, FP32)
     text = f"{low:.3g} ms at the best block size, {fp32:.3g} ms in fp32: {fp32 / low:.2f} times as fast"
-    return Verdict(1 < fp32 / low < 1.45, f"{text} (to hold, between 1 and 1.45)")
+    return ClaimCheck(1 < fp32 / low < 1.45, f"{text} (to hold, between 1 and 1.45)")
 
 
 @claim("even then it is no better than SGEQRF")
-def _no_better_than_library(rows: Rows) -> Verdict:
+def _no_better_than_library(rows: Measurements) -> ClaimCheck:
     low, library = _best_ms(rows, BLOCKED), _best_ms(rows, LIBRARY, FP32)
-    return Verdict(low > library, f"{low:.3g} ms, SGEQRF {library:.3g} ms")
+    return ClaimCheck(low > library, f"{low:.3g} ms, SGEQRF {library:.3g} ms")
 
 
 @claim("RGSQRF gains significantly from the low format and surpasses SGEQRF")
-def _recursion_gains(rows: Rows) -> Verdict:
+def _recursion_gains(rows: Measurements) -> ClaimCheck:
     low, fp32 = _best_ms(rows, RGSQRF, LOW), _best_ms(rows, RGSQRF, FP32)
     library = _best_ms(rows, LIBRARY, FP32)
     text = f"{low:.3g} ms, {fp32:.3g} ms in fp32, SGEQRF {library:.3g} ms"
-    return Verdict(low < fp32 / 1.3 and low < library, text)
+    return ClaimCheck(low < fp32 / 1.3 and low < library, text)
 
 
 @claim("a small cutoff (128) is as good as any")
-def _small_cutoff_is_best(rows: Rows) -> Verdict:
+def _small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
     part = rows.where(method=RGSQRF_DEFAULT, kind=MEASURED)
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
-    return Verdict(at_128 > 0.9 * best, f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff")
+    return ClaimCheck(at_128 > 0.9 * best, f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff")
 
 
 @claim("Gram-Schmidt beats Householder in the same recursion")
-def _beats_recursive_householder(rows: Rows) -> Verdict:
+def _beats_recursive_householder(rows: Measurements) -> ClaimCheck:
     ours, theirs = _best_ms(rows, RGSQRF), _best_ms(rows, RECURSIVE)
-    return Verdict(ours < theirs, f"{ours:.3g} ms with Q; RHOUQR, the same panel, {theirs:.3g} ms without Q")
+    return ClaimCheck(
+        ours < theirs, f"{ours:.3g} ms with Q; RHOUQR, the same panel, {theirs:.3g} ms without Q"
+    )
 
 
-def _predicted(method: str, by: str = PREDICTED) -> Callable[[Rows], Verdict]:
+def _predicted(method: str, by: str = PREDICTED) -> Callable[[Measurements], ClaimCheck]:
     """Measured against predicted at the default block size; 128, as the paper, for its own panels."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         part = rows.where(method=method, format=LOW)
         part = part.where(B=128) if method == RGSQRF_CAQR else part.where(default=True)
         block = part[0]["B"]
         measured, predicted = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
         ratio = measured / predicted
         text = f"B = {block}: {measured:.3g} TFLOP/s measured, {predicted:.3g} predicted, ratio {ratio:.2f}"
-        return Verdict(abs(ratio - 1) <= AIM, text)
+        return ClaimCheck(abs(ratio - 1) <= AIM, text)
 
     return judge
 

@@ -13,10 +13,10 @@ from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, plain_ticks, shape_text
 from neula.papers.errors import backward_error
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.qr.accuracy import orthogonality
 
@@ -56,7 +56,7 @@ def _compare(
         }
 
 
-def _draw(rows: Rows, canvas: Canvas) -> None:
+def _draw(rows: Measurements, canvas: Canvas) -> None:
     """Bars of TFLOP/s on a logarithmic axis, labelled with time, rate and speedup."""
     axes = canvas.subplots()
     shapes = {shape_text(row["m"], row["n"]): (row["m"], row["n"]) for row in rows}
@@ -77,7 +77,7 @@ def _label(row: Row) -> str:
     return f"{ms} ms  {row['tflops']:.3g} TF  {row['speedup']:.1f}x"
 
 
-def _speedups(rows: Rows, method: str) -> list[float]:
+def _speedups(rows: Measurements, method: str) -> list[float]:
     return rows.where(method=method).column("speedup")
 
 
@@ -108,12 +108,12 @@ def _until_orthogonal(a: torch.Tensor, engine: Engine) -> None:
 
 
 @claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)")
-def _reortho_faster(rows: Rows) -> Verdict:
+def _reortho_faster(rows: Measurements) -> ClaimCheck:
     part = rows.where(method=REORTHO)
     thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
     text = _range(part.column("speedup"))
     text += f"; {', '.join(thrice)} took more than two passes" if thrice else "; all took two passes"
-    return Verdict(min(part.column("speedup")) > 1, text)
+    return ClaimCheck(min(part.column("speedup")) > 1, text)
 
 
 FIGURE_5 = Figure(
@@ -151,19 +151,19 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
 
 
 @claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)")
-def _rgsqrf_faster(rows: Rows) -> Verdict:
+def _rgsqrf_faster(rows: Measurements) -> ClaimCheck:
     speedups = _speedups(rows, CAQR_PANEL)
-    return Verdict(min(speedups) > 1, f"with the CAQR panel {_range(speedups)}")
+    return ClaimCheck(min(speedups) > 1, f"with the CAQR panel {_range(speedups)}")
 
 
 @claim("the CAQR panel contributes more when the matrix is skinny")
-def _panel_matters_when_skinny(rows: Rows) -> Verdict:
+def _panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
     """Gain of the CAQR panel over the SGEQRF panel on the squarest and on the tallest matrix."""
     shapes = dict.fromkeys((row["m"], row["n"]) for row in rows)
     gains = dict(zip(shapes, rows.ratios("speedup", CAQR_PANEL, SGEQRF_PANEL), strict=True))
     square, tall = min(gains, key=_aspect), max(gains, key=_aspect)
     text = ", ".join(f"{gains[shape]:.1f} times faster at {shape_text(*shape)}" for shape in (square, tall))
-    return Verdict(gains[tall] > max(gains[square], 1.0), text)
+    return ClaimCheck(gains[tall] > max(gains[square], 1.0), text)
 
 
 def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
@@ -172,11 +172,11 @@ def _aspect(shape: tuple[int, int]) -> tuple[float, int]:
 
 
 @claim("(neula) the default panel is the fastest")
-def _default_panel_best(rows: Rows) -> Verdict:
+def _default_panel_best(rows: Measurements) -> ClaimCheck:
     default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
     over = (rows.ratios("speedup", default, panel) for panel in (CAQR_PANEL, SGEQRF_PANEL))
     ratios = list(map(min, *over))
-    return Verdict(min(ratios) > 0.95, f"{span(ratios)} times the speed of the better one")
+    return ClaimCheck(min(ratios) > 0.95, f"{span(ratios)} times the speed of the better one")
 
 
 FIGURE_6 = Figure(
@@ -223,18 +223,18 @@ def _low_format_accuracy(setting: Setting) -> Iterator[Row]:
         yield {"m": m, "n": n, "method": variant, "format": setting.numerics.format.name} | errors
 
 
-def _draw_low_format(rows: Rows, canvas: Canvas) -> None:
+def _draw_low_format(rows: Measurements, canvas: Canvas) -> None:
     """The rows with times; the legend explains the pairs."""
     _draw(_timed(rows), canvas)
     canvas.legends[0].set_title("low format in (panel, update)")
 
 
-def _timed(rows: Rows) -> Rows:
-    return Rows(row for row in rows if row.get("ms") is not None)
+def _timed(rows: Measurements) -> Measurements:
+    return Measurements(row for row in rows if row.get("ms") is not None)
 
 
 @claim("the low format in the update is critical for large matrices")
-def _update_matters(rows: Rows) -> Verdict:
+def _update_matters(rows: Measurements) -> ClaimCheck:
     """On the matrix with the most operations, where products are most of the work."""
     part = _timed(rows).where(method=OFF_ON)
     largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
@@ -242,26 +242,26 @@ def _update_matters(rows: Rows) -> Verdict:
     shape = shape_text(largest["m"], largest["n"])
     text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at {shape}, "
     text += f"more than {WORTH} times in {worth} of {len(part)} shapes"
-    return Verdict(largest["speedup"] > WORTH, text)
+    return ClaimCheck(largest["speedup"] > WORTH, text)
 
 
 @claim("the low format does not help much in the panel")
-def _panel_does_not(rows: Rows) -> Verdict:
+def _panel_does_not(rows: Measurements) -> ClaimCheck:
     gains = _timed(rows).ratios("speedup", ON_ON, OFF_ON)
-    return Verdict(max(gains) < 1.2, f"(on, on) is {span(gains)} times as fast as (off, on)")
+    return ClaimCheck(max(gains) < 1.2, f"(on, on) is {span(gains)} times as fast as (off, on)")
 
 
 @claim("in the panel it costs accuracy")
-def _panel_costs_accuracy(rows: Rows) -> Verdict:
+def _panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
     lossy, best = _errors(rows, ON_ON), _errors(rows, OFF_ON)
     text = "; ".join(
         f"{variant}: backward error {error:.1e}, orthogonality {loss:.1e}"
         for variant, (error, loss) in ((ON_ON, lossy), (OFF_ON, best))
     )
-    return Verdict(lossy[0] > best[0] and lossy[1] > best[1], text)
+    return ClaimCheck(lossy[0] > best[0] and lossy[1] > best[1], text)
 
 
-def _errors(rows: Rows, variant: str) -> tuple[float, float]:
+def _errors(rows: Measurements, variant: str) -> tuple[float, float]:
     """Backward error and orthogonality; infinite where they are not finite."""
     row = next(row for row in rows.where(method=variant) if row.get("ms") is None)
     error, loss = (row[name] for name in ("backward_error", "orthogonality"))

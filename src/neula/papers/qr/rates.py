@@ -11,8 +11,8 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import Engine
 from neula.engines.tuning import Recursion
-from neula.papers.data import Row, Rows
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.data import Measurements, Row
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import sustained_seconds
 from neula.papers.qr.wy import householder_wy
 
@@ -121,31 +121,31 @@ def _panel_rate(a: torch.Tensor, k: int, engine: Engine, panel: str) -> float:
 
 
 @claim("products in the low format need a larger k for their full rate (2048) than fp32 (1024)")
-def _low_needs_wider(rows: Rows) -> Verdict:
+def _low_needs_wider(rows: Measurements) -> ClaimCheck:
     """The first width at 90% of the best rate, in both formats."""
     first = {}
     for name in (LOW, FP32):
         best = max(rows.column(f"{name} TN"))
         first[name] = min(row["k"] for row in rows if row[f"{name} TN"] > 0.9 * best)
     text = f"90% of the best rate from k = {first[LOW]} on in the low format, {first[FP32]} in fp32"
-    return Verdict(first[LOW] > first[FP32], text)
+    return ClaimCheck(first[LOW] > first[FP32], text)
 
 
 @claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)")
-def _panel_is_slow(rows: Rows) -> Verdict:
+def _panel_is_slow(rows: Measurements) -> ClaimCheck:
     narrow = next(row for row in rows if row["k"] >= 128)
     part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
-    return Verdict(
+    return ClaimCheck(
         part < 0.01, f"SGEQRF at k = {narrow['k']}: {100 * part:.2g}% of the best (to hold, below 1%)"
     )
 
 
 @claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)")
-def _caqr_is_faster(rows: Rows) -> Verdict:
+def _caqr_is_faster(rows: Measurements) -> ClaimCheck:
     row = rows.where(k=128)[0]
     ratio = row["CAQR panel"] / row[SGEQRF]
     text = f"at k = 128 {row['CAQR panel']:.2g} TFLOP/s with Q, SGEQRF {row[SGEQRF]:.2g} without"
-    return Verdict(ratio > 2, f"{text}: {ratio:.2g} times (to hold, 2)")
+    return ClaimCheck(ratio > 2, f"{text}: {ratio:.2g} times (to hold, 2)")
 
 
 TABLE_3 = Figure(
@@ -167,9 +167,9 @@ class RateTable:
     """Table 3 as the formulas need it: the rate of each width."""
 
     def __init__(self, setting: Setting, shape: Shape | None) -> None:
-        self._rows = Rows(measure_rates(setting, shape))
+        self._rows = Measurements(measure_rates(setting, shape))
 
-    def of(self, column: str) -> Rates:
+    def select(self, column: str) -> Rates:
         """One column, as far as it goes."""
         return {row["k"]: row[column] for row in self._rows if column in row}
 

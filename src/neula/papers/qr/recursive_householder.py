@@ -41,12 +41,12 @@ def rhouqr(a: torch.Tensor, engine: Engine, *, cutoff: int | None = None) -> Hou
         raise ValueError(f"cutoff must be at least 1, got {cutoff}")
     y = engine.empty(m, n).copy_(a)
     t, r = engine.empty(n, n).zero_(), engine.empty(n, n).zero_()
-    _Recursion(engine, cutoff).factorize(y, t, r, engine.operand_buffer(y))
+    _RecursiveHouseholder(engine, cutoff).factorize(y, t, r, engine.operand_buffer(y))
     return HouseholderQR((BlockReflector(y, t),), r)
 
 
 @dataclass(frozen=True)
-class _Recursion:
+class _RecursiveHouseholder:
     """Algorithm 3, in place: the columns of A become those of Y."""
 
     engine: Engine

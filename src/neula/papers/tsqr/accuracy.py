@@ -11,10 +11,10 @@ import torch
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.tsqr import modes
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
@@ -43,7 +43,7 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
     return {"m": m, "n": n, "method": method} | errors
 
 
-def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
+def draw_accuracy(rows: Measurements, canvas: Canvas) -> None:
     """Both errors against m, one line a mode."""
     labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
     curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
@@ -52,7 +52,7 @@ def draw_accuracy(rows: Rows, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _ratios(rows: Rows, method: str, peer: str) -> dict[str, list[float]]:
+def _ratios(rows: Measurements, method: str, peer: str) -> dict[str, list[float]]:
     """Errors of one method over those of another, for each m."""
     return {quantity: rows.ratios(quantity, method, peer) for quantity in QUANTITIES}
 
@@ -61,20 +61,20 @@ def _told(ratios: dict[str, list[float]]) -> str:
     return ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
-def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Rows], Verdict]:
+def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Measurements], ClaimCheck]:
     """The claim that methods are at most so many times worse than another one, for every m."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         found = {method: _ratios(rows, method, peer) for method in methods}
         text = "; ".join(f"{method} {_told(ratios)}" for method, ratios in found.items())
         holds = all(x <= factor for ratios in found.values() for part in ratios.values() for x in part)
-        return Verdict(holds, f"times {peer}: {text} (to hold, {factor:g})")
+        return ClaimCheck(holds, f"times {peer}: {text} (to hold, {factor:g})")
 
     return judge
 
 
 @claim("without correction, the errors are those of the low format")
-def _level_of_format(rows: Rows) -> Verdict:
+def _level_of_format(rows: Measurements) -> ClaimCheck:
     """Within the bounds of fp16, and far from those of fp32."""
     shares, gaps, texts = [], [], []
     for method in modes.UNCORRECTED:
@@ -86,21 +86,21 @@ def _level_of_format(rows: Rows) -> Verdict:
             texts.append(f"{method} {quantity} {span(errors, '.1e')}")
     text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {modes.FP32_NOTC}"
     holds = all(share <= 1.0 for share in shares) and all(gap >= APART for gap in gaps)
-    return Verdict(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
+    return ClaimCheck(holds, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
 
 
 @claim("(neula) in fp32 no level of the tree errs more than Householder QR")
-def _an_error_a_level(rows: Rows) -> Verdict:
+def _an_error_a_level(rows: Measurements) -> ClaimCheck:
     """A tree of ``log2(m / n)`` levels above its leaves, each of which multiplies Q by orthogonal tiles."""
     allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=modes.FP32_NOTC)]
     ratios = _ratios(rows, modes.FP32_NOTC, modes.HOUSEHOLDER)
     holds = all(x <= y for part in ratios.values() for x, y in zip(part, allowed, strict=True))
     text = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
-    return Verdict(holds, f"times {modes.HOUSEHOLDER}: {_told(ratios)} ({text})")
+    return ClaimCheck(holds, f"times {modes.HOUSEHOLDER}: {_told(ratios)} ({text})")
 
 
 @claim("with correction there is some loss, compared to FP32_NoTC")
-def _some_loss(rows: Rows) -> Verdict:
+def _some_loss(rows: Measurements) -> ClaimCheck:
     """On average over m, the geometric mean."""
     means = {
         f"{method} {quantity}": statistics.geometric_mean(part)
@@ -108,7 +108,9 @@ def _some_loss(rows: Rows) -> Verdict:
         for quantity, part in _ratios(rows, method, modes.FP32_NOTC).items()
     }
     text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    return Verdict(all(mean > 1.0 for mean in means.values()), f"on average, times {modes.FP32_NOTC}: {text}")
+    return ClaimCheck(
+        all(mean > 1.0 for mean in means.values()), f"on average, times {modes.FP32_NOTC}: {text}"
+    )
 
 
 ACCURACY = Figure(

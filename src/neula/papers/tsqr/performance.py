@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from neula.io.matrices import random_matrix
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.tsqr import modes
 
@@ -66,12 +66,12 @@ def _flops(shape: torch.Size, *, forms_q: bool) -> float:
     return shape[:-2].numel() * householder_flops(*shape[-2:]) * (2 if forms_q else 1)
 
 
-def draw_performance(rows: Rows, canvas: Canvas) -> None:
+def draw_performance(rows: Measurements, canvas: Canvas) -> None:
     """Time and rate against m."""
     curves(rows, canvas, "m", "m", RATES, "method", ncols=4)
 
 
-def draw_batches(rows: Rows, canvas: Canvas) -> None:
+def draw_batches(rows: Measurements, canvas: Canvas) -> None:
     """Time and rate against the number of matrices."""
     curves(rows, canvas, "batch", "matrices of 256 x 128", RATES, "method", ncols=4)
 
@@ -79,40 +79,40 @@ def draw_batches(rows: Rows, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _speedups(rows: Rows, method: str, peer: str) -> list[float]:
+def _speedups(rows: Measurements, method: str, peer: str) -> list[float]:
     """How many times as fast as its peer a method is, for each size."""
     return rows.ratios("ms", peer, method)
 
 
-def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Rows], Verdict]:
+def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Measurements], ClaimCheck]:
     """The claim that a method beats another one, for every size or for the largest."""
 
-    def judge(rows: Rows) -> Verdict:
+    def judge(rows: Measurements) -> ClaimCheck:
         speedups = _speedups(rows, method, peer)
         text = f"{method} is {span(speedups)} times as fast as {peer}, "
         text += f"{speedups[-1]:.2f} times for the largest"
-        return Verdict((min(speedups) if everywhere else speedups[-1]) > 1.0, text)
+        return ClaimCheck((min(speedups) if everywhere else speedups[-1]) > 1.0, text)
 
     return judge
 
 
 @claim("error correction needs three times the operations: at most three times as long")
-def _cost_of_correction(rows: Rows) -> Verdict:
+def _cost_of_correction(rows: Measurements) -> ClaimCheck:
     ratios = _speedups(rows, modes.FP16_NOCOR, modes.FP16_COR)
     text = f"{modes.FP16_COR} takes {span(ratios)} times as long as {modes.FP16_NOCOR}"
-    return Verdict(max(ratios) <= EXTRA_OPERATIONS, text)
+    return ClaimCheck(max(ratios) <= EXTRA_OPERATIONS, text)
 
 
 @claim("(neula) the default is faster than the modes that are as accurate")
-def _default_fastest(rows: Rows) -> Verdict:
+def _default_fastest(rows: Measurements) -> ClaimCheck:
     """For the largest size, among the modes of the same accuracy."""
     speedups = {mode: _speedups(rows, modes.AUTO, mode)[-1] for mode in modes.ACCURATE}
     text = ", ".join(f"{speedup:.2f} times as fast as {mode}" for mode, speedup in speedups.items())
-    return Verdict(min(speedups.values()) > 1.0, f"for the largest {text}")
+    return ClaimCheck(min(speedups.values()) > 1.0, f"for the largest {text}")
 
 
 @claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision")
-def _thousand_in_a_millisecond(rows: Rows) -> Verdict:
+def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
     """The time of so many is extrapolated from fewer, where fewer are measured."""
     batch = min(WANTED_BATCH, max(rows.column("batch")))
     times: dict[str, float] = {
@@ -121,7 +121,7 @@ def _thousand_in_a_millisecond(rows: Rows) -> Verdict:
     }
     best = min(times, key=lambda mode: times[mode])
     text = f"{times[best]:.2f} ms with {best}" + ("" if batch == WANTED_BATCH else f", from {batch} matrices")
-    return Verdict(times[best] <= WANTED_MS, text)
+    return ClaimCheck(times[best] <= WANTED_MS, text)
 
 
 PERFORMANCE = Figure(

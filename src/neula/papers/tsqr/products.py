@@ -12,10 +12,10 @@ from neula.engines import FP16, CudaEngine, EmulatedEngine, Engine
 from neula.io.matrices import random_matrix
 from neula.kernels.gemm import RUN, corrected_gemm
 from neula.kernels.precision import exact_matmul
-from neula.papers.data import Row, Rows, span
+from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import growth, product_error
-from neula.papers.figure import Claim, Figure, Setting, Verdict, claim
+from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
 
 BLOCK = 16
 """Products that the emulated unit adds before it truncates, as those of Hopper GPUs do."""
@@ -81,7 +81,7 @@ def _in_one_run(engine: Engine) -> Product:
     return lambda a, b: corrected_product(a, b, engine, run=a.shape[1])
 
 
-def draw_products(rows: Rows, canvas: Canvas) -> None:
+def draw_products(rows: Measurements, canvas: Canvas) -> None:
     """Errors against k, one line for each way to sum."""
     quantities = {"error": ("||C - AB|| / ||AB||", "")}
     curves(rows, canvas, "k", "k", quantities, "product", legend="outside right center", fontsize=None)
@@ -90,54 +90,54 @@ def draw_products(rows: Rows, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-def _ratios(rows: Rows, product: str, peer: str = FP32_PRODUCT) -> list[float]:
+def _ratios(rows: Measurements, product: str, peer: str = FP32_PRODUCT) -> list[float]:
     """Error of one product over that of the other, for each k."""
     return rows.ratios("error", product, peer, "product")
 
 
-def _as_fp32(product: str) -> Callable[[Rows], Verdict]:
-    def judge(rows: Rows) -> Verdict:
+def _as_fp32(product: str) -> Callable[[Measurements], ClaimCheck]:
+    def judge(rows: Measurements) -> ClaimCheck:
         if not rows.where(product=product):
             return _not_measured(product)
         ratios = _ratios(rows, product)
         text = f"{span(ratios)} times the error of fp32 (to hold, {AS_FP32})"
-        return Verdict(all(ratio <= AS_FP32 for ratio in ratios), text)
+        return ClaimCheck(all(ratio <= AS_FP32 for ratio in ratios), text)
 
     return judge
 
 
-def _not_measured(product: str) -> Verdict:
-    return Verdict(False, f"0 products measured: no {product} here")
+def _not_measured(product: str) -> ClaimCheck:
+    return ClaimCheck(False, f"0 products measured: no {product} here")
 
 
 @claim("round-toward-zero on the unit is what limits the corrected product")
-def _limits(rows: Rows) -> Verdict:
+def _limits(rows: Measurements) -> ClaimCheck:
     """On the unit that there is; on its emulation where there is none."""
     product = HARDWARE if rows.where(product=HARDWARE) else TOWARD_ZERO
     part = rows.where(product=product)
-    long = Rows(row for row in part if row["k"] >= 8 * BLOCK)
+    long = Measurements(row for row in part if row["k"] >= 8 * BLOCK)
     power, ratio = growth(long, "error", "k"), _ratios(rows, product)[-1]
     text = f"{product}: the error grows as k^{power:.2f}, to {ratio:.1f} times that of fp32 at k = "
-    return Verdict(power > 0.3 and ratio > 2 * AS_FP32, f"{text}{part[-1]['k']}")
+    return ClaimCheck(power > 0.3 and ratio > 2 * AS_FP32, f"{text}{part[-1]['k']}")
 
 
 @claim("(neula) hardware errs as emulated round-toward-zero does")
-def _hardware_is_emulated(rows: Rows) -> Verdict:
+def _hardware_is_emulated(rows: Measurements) -> ClaimCheck:
     if not rows.where(product=HARDWARE):
         return _not_measured(HARDWARE)
     toward_zero = _ratios(rows, HARDWARE, TOWARD_ZERO)
     nearest = _ratios(rows, HARDWARE, NEAREST)
     text = f"{span(toward_zero)} times the error of emulated truncation, "
     text += f"{nearest[-1]:.1f} times that of emulated rounding at the largest k"
-    return Verdict(all(0.5 < ratio < 2.0 for ratio in toward_zero), text)
+    return ClaimCheck(all(0.5 < ratio < 2.0 for ratio in toward_zero), text)
 
 
 @claim("(neula) uncorrected, the error is that of fp16 at any k")
-def _uncorrected(rows: Rows) -> Verdict:
+def _uncorrected(rows: Measurements) -> ClaimCheck:
     product = UNCORRECTED if rows.where(product=UNCORRECTED) else EMULATED_UNCORRECTED
     errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
     text = f"{product}: {span(errors)} u of fp16"
-    return Verdict(all(0.1 < error < 2.0 for error in errors), text)
+    return ClaimCheck(all(0.1 < error < 2.0 for error in errors), text)
 
 
 PRODUCTS = Figure(

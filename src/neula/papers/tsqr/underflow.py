@@ -11,9 +11,9 @@ import torch
 from neula.algorithms.corrected import split
 from neula.engines import FP16, FP32
 from neula.kernels.parts import SCHEMES
-from neula.papers.data import Row, Rows
+from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas
-from neula.papers.figure import Figure, Setting, Verdict, claim
+from neula.papers.figure import ClaimCheck, Figure, Setting, claim
 
 SMALLEST_NORMAL = -14
 """Exponent of the smallest normal number of fp16."""
@@ -106,7 +106,7 @@ def _frequencies(a: torch.Tensor, shift: int) -> dict[str, float]:
     return {UNDERFLOW: float((small & (low == 0)).double().mean()), SUBNORMAL: float(small.double().mean())}
 
 
-def draw_underflow(rows: Rows, canvas: Canvas) -> None:
+def draw_underflow(rows: Measurements, canvas: Canvas) -> None:
     """Both probabilities against the exponent: lines for the formula, points for what is measured."""
     axes = canvas.subplots(1, 2, sharey=True)
     for place, quantity in zip(axes, LEGEND, strict=True):
@@ -118,7 +118,7 @@ def draw_underflow(rows: Rows, canvas: Canvas) -> None:
     axes[1].legend(title="remainder, scaled by", loc="lower left")
 
 
-def _draw_scale(axes: Axes, rows: Rows, quantity: str, color: str, label: str) -> None:
+def _draw_scale(axes: Axes, rows: Measurements, quantity: str, color: str, label: str) -> None:
     exponents = rows.column("exponent")
     axes.plot(exponents, rows.column(f"{quantity} (formula)"), color=color, label=f"{label}, formula")
     axes.plot(exponents, rows.column(quantity), ".", color=color, label=f"{label}, measured")
@@ -132,31 +132,31 @@ def _scale_text(shift: object) -> str:
 
 
 @claim("without scaling, underflow can be observed")
-def _underflows(rows: Rows) -> Verdict:
+def _underflows(rows: Measurements) -> ClaimCheck:
     """A number near 1 is no small one; all of its remainders should survive."""
     [one] = rows.where(shift=0, exponent=0)
     part = [row for row in rows.where(shift=0) if row["exponent"] <= 0]
     always = max(row["exponent"] for row in part if row[SUBNORMAL] > 0.99)
     text = f"of remainders of numbers in [1, 2), {one[SUBNORMAL]:.1%} are subnormal or zero"
-    return Verdict(one[SUBNORMAL] > 0.01, f"{text}, of those below 2^{always + 1} all")
+    return ClaimCheck(one[SUBNORMAL] > 0.01, f"{text}, of those below 2^{always + 1} all")
 
 
 @claim("multiplying by 2^10 can prevent it")
-def _scaling_prevents(rows: Rows) -> Verdict:
+def _scaling_prevents(rows: Measurements) -> ClaimCheck:
     """Wherever ``fp16(a)`` is a normal number; below, a itself has lost bits."""
     without, scaled = (
         max(row[UNDERFLOW] for row in rows.where(shift=shift) if row["exponent"] >= SMALLEST_NORMAL)
         for shift in (0, PAPERS_SHIFT)
     )
     text = f"numbers from 2^{SMALLEST_NORMAL} on: {without:.1%} of remainders vanish, and {scaled:.2%} scaled"
-    return Verdict(without > 0.5 and scaled < 2.0**-9, text)
+    return ClaimCheck(without > 0.5 and scaled < 2.0**-9, text)
 
 
 @claim("(neula) measured frequencies are those of the formula")
-def _as_the_formula(rows: Rows) -> Verdict:
+def _as_the_formula(rows: Measurements) -> ClaimCheck:
     worst = max(_deviation(row, quantity) for row in rows for quantity in LEGEND)
     text = f"off by at most {worst:.1f} standard deviations in {len(LEGEND) * len(rows)} frequencies"
-    return Verdict(worst <= SIGMAS, text)
+    return ClaimCheck(worst <= SIGMAS, text)
 
 
 def _deviation(row: Row, quantity: str) -> float:
@@ -166,7 +166,7 @@ def _deviation(row: Row, quantity: str) -> float:
 
 
 @claim("(neula) 2^11 leaves fewer subnormal than 2^10")
-def _one_more_bit(rows: Rows) -> Verdict:
+def _one_more_bit(rows: Measurements) -> ClaimCheck:
     """What neula scales by, against what the paper does."""
     ours = max(rows.column("shift"))
     losses = [
@@ -175,7 +175,7 @@ def _one_more_bit(rows: Rows) -> Verdict:
     ]
     better, worse = (sum(part) / len(part) for part in losses)
     text = f"2^{SMALLEST_NORMAL} to 1: {better:.1%} subnormal or zero with 2^{ours}, {worse:.1%} with 2^10"
-    return Verdict(ours > PAPERS_SHIFT and better < worse, text)
+    return ClaimCheck(ours > PAPERS_SHIFT and better < worse, text)
 
 
 UNDERFLOW_FIGURE = Figure(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class Fit(Protocol):
+class FittedProblem(Protocol):
     """The problem behind a solution, from which its statistics follow."""
 
     def covariance(self, x: Any, absolute: bool) -> Any:
@@ -40,7 +40,7 @@ class Statistics:
     """
 
     x: Any
-    fit: Fit | None
+    fit: FittedProblem | None
 
     def covariance(self, *, absolute: bool = False) -> Any:
         """Covariance matrix of the parameters, ``s^2 (A^T W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
@@ -157,7 +157,7 @@ class Statistics:
         return self._known.effective_degrees_of_freedom()
 
     @property
-    def _known(self) -> Fit:
+    def _known(self) -> FittedProblem:
         if self.fit is None:
             raise ValueError(
                 "nothing is left of A, from which statistics are computed: neither over processes nor after "

@@ -23,18 +23,18 @@ from neula.algorithms.lapack.refinement import length
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.kernels import bounded_host
-from neula.kernels.bounded_host import Minimum
+from neula.kernels.bounded_host import BoundedMinimum
 from neula.kernels.host_matrices import DTYPES
 from neula.pipeline.call import Call
 from neula.pipeline.in_numpy import IN_NUMPY, array_of, arrays_of, is_large, of_single, x_of_single
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.bounded.gradient import attached
-from neula.problems.bounded.in_arrays import Evidence, evidence_of, rate_of
+from neula.problems.bounded.in_arrays import BoundedEvidence, evidence_of, rate_of
 from neula.problems.bounded.links import EXCHANGES
-from neula.problems.bounded.problem import LABEL, Options, in_words
+from neula.problems.bounded.problem import LABEL, BoundedOptions, in_words
 
 LARGEST, WIDEST = 1 << 18, 512
 """Elements and columns up to which a kernel of one thread takes less time than calls of a library, where that
@@ -44,26 +44,26 @@ R = TypeVar("R", NNLSResult, LsqLinearResult)
 
 
 @dataclass(frozen=True)
-class Alone:
+class LapackBoundedSolution:
     """What has come of one problem, which is accepted.
 
     Attributes
     ----------
     call : Call
-    shapes : System
-    options : Options
-    found : Minimum
+    shapes : BatchedProblem
+    options : BoundedOptions
+    found : BoundedMinimum
     x : array, shape (n,)
         As it is given back, but in double precision.
-    evidence : Evidence
+    evidence : BoundedEvidence
     """
 
     call: Call
-    shapes: System
-    options: Options
-    found: Minimum
+    shapes: BatchedProblem
+    options: BoundedOptions
+    found: BoundedMinimum
     x: np.ndarray
-    evidence: Evidence
+    evidence: BoundedEvidence
 
     def common(self) -> dict[str, Any]:
         """What results have in common."""
@@ -106,15 +106,15 @@ class Alone:
 
 
 def solve_by_lapack(
-    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
-) -> Alone | None:
+    call: Call, shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray, *, of_all: bool
+) -> LapackBoundedSolution | None:
     """The solution where it is accepted, and the problem is one for this way.
 
     Parameters
     ----------
     call : Call
-    shapes : System
-    options : Options
+    shapes : BatchedProblem
+    options : BoundedOptions
     bounds : array, shape (2, n)
     of_all : bool
         Whether the solution without bounds is asked for, too.
@@ -131,7 +131,7 @@ def solve_by_lapack(
     return None
 
 
-def _suits(shapes: System, options: Options) -> bool:
+def _suits(shapes: BatchedProblem, options: BoundedOptions) -> bool:
     """Whether there is one problem with one right-hand side in the memory of the host, not too large."""
     engine, a = options.engine, shapes.a
     here = engine.device.type == "cpu" and engine.tuning.lapack and a.is_cpu and shapes.b.is_cpu
@@ -142,8 +142,8 @@ def _suits(shapes: System, options: Options) -> bool:
 
 
 def _by_lapack(
-    call: Call, shapes: System, options: Options, bounds: np.ndarray, *, of_all: bool
-) -> Alone | None:
+    call: Call, shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray, *, of_all: bool
+) -> LapackBoundedSolution | None:
     solve = _way(shapes, options, bounds)
     found = None if solve is None else solve(of_all=of_all)
     if solve is None or found is None:
@@ -165,24 +165,24 @@ def _by_lapack(
     # The solution without bounds is not certified, but as good as reflections make it.
     if of_all and not rate_of(shape, shape[1], found.numbers.inverse_norm_of_all) <= MAX_RATE:
         return None
-    return Alone(call, shapes, options, found, x, evidence)
+    return LapackBoundedSolution(call, shapes, options, found, x, evidence)
 
 
-class _Way(Protocol):
-    def __call__(self, *, of_all: bool) -> Minimum | None: ...
+class _BoundedSolver(Protocol):
+    def __call__(self, *, of_all: bool) -> BoundedMinimum | None: ...
 
 
-def _way(shapes: System, options: Options, bounds: np.ndarray) -> _Way | None:
+def _way(shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray) -> _BoundedSolver | None:
     """What solves the problem: the kernel, or NumPy; None where numbers are not moderate."""
     a, limits = shapes.a, limits_of(options.max_iterations or EXCHANGES)
     small = a.shape[1] <= WIDEST and a.numel() <= LARGEST
     if small and a.dtype in DTYPES and shapes.b.dtype in DTYPES and bounded_host.available():
         return partial(bounded_host.minimum, a, shapes.b, bounds, limits)
     given, (b,) = arrays_of(shapes)
-    problem = Normal.of(given, b, bounds, large=is_large(given.size, options))
+    problem = Normal.factorize(given, b, bounds, large=is_large(given.size, options))
     return None if problem is None else partial(block_pivoting, problem, limits)
 
 
-def _bound(shapes: System, options: Options) -> float:
+def _bound(shapes: BatchedProblem, options: BoundedOptions) -> float:
     """Largest backward error."""
     return lstsq_bound(options.target, shapes.a.shape[1])

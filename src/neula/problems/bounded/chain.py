@@ -14,9 +14,9 @@ from neula.certificates.forward_error import SURE
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.bounded import links
-from neula.problems.bounded.problem import LABEL, Bounded, BoundedValues, in_words
+from neula.problems.bounded.problem import LABEL, BoundedProblems, BoundedValues, in_words
 
-Chain = list[Link[Bounded, BoundedValues]]
+Chain = list[Link[BoundedProblems, BoundedValues]]
 
 
 def chain(m: int, n: int) -> Chain:
@@ -40,7 +40,7 @@ def _link(
     factorize: Factorize,
     *,
     improves: bool = False,
-) -> Link[Bounded, BoundedValues]:
+) -> Link[BoundedProblems, BoundedValues]:
     return Link(label, partial(answer, label=label, factorize=factorize), improves=improves)
 
 
@@ -55,7 +55,7 @@ class BoundedJudge:
 
     bound: float
 
-    def measure(self, problems: Bounded, answer: Answer[BoundedValues]) -> torch.Tensor:
+    def measure(self, problems: BoundedProblems, answer: Answer[BoundedValues]) -> torch.Tensor:
         """Backward and forward errors and condition numbers."""
         return answer.values.measured()
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.bounded.block_pivoting import Found
-from neula.algorithms.bounded.free_sets import Factor, Factorize, FreeBatch, batches
+from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
+from neula.algorithms.bounded.free_sets import Factorize, FreeBatch, FreeSetFactors, batches
 from neula.algorithms.bounded.reduced import Reduced
 from neula.certificates.forward_error import (
     ESTIMATED,
@@ -20,14 +20,14 @@ from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
-from neula.problems.bounded.problem import Bounded, BoundedValues
+from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 SHORTEST = 0.5
 """Norm of a column at least: they are scaled to norms between this and 1."""
 
 
 @dataclass(frozen=True)
-class _Residuals:
+class _BoundedResiduals:
     """Of the problems themselves, not of R.
 
     Attributes
@@ -42,13 +42,13 @@ class _Residuals:
     b: torch.Tensor
 
 
-def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedValues:
+def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
     """Solutions rounded as they will be given back, and their evidence.
 
     Parameters
     ----------
-    problems : Bounded
-    found : Found
+    problems : BoundedProblems
+    found : ActiveSetSolution
     factorize : callable
         How columns of free variables are factorized: what is measured is as good as that.
     """
@@ -61,7 +61,7 @@ def values_of(problems: Bounded, found: Found, factorize: Factorize) -> BoundedV
     norms = reduced.of_each(reduced.norms)
     wrong = _wrong(residuals.gradient, side)
     free = (side == 0) & (reduced.of_each(torch.linalg.vector_norm(reduced.r, dim=1)) > 0)
-    known = _Known.of(reduced, free, residuals.gradient, factorize)
+    known = _Known.measure(reduced, free, residuals.gradient, factorize)
     left = _wrong(known.left, side).masked_fill(free, 0.0)
     pushed = torch.where(left == 0, known.left.abs() / norms, 0.0).masked_fill(free, torch.inf).amin(1)
     kkt = KKTNorms(
@@ -107,7 +107,7 @@ def _wrong(gradient: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
     return torch.where(side < 0, gradient.clamp(min=0.0), gradient)
 
 
-def _residuals(problems: Bounded, x: torch.Tensor) -> _Residuals:
+def _residuals(problems: BoundedProblems, x: torch.Tensor) -> _BoundedResiduals:
     """Residuals and gradients by products with A, some right-hand sides at a time."""
     whole, owner = problems.whole, problems.reduced.owner
     count, m, _ = whole.a.shape
@@ -122,7 +122,7 @@ def _residuals(problems: Bounded, x: torch.Tensor) -> _Residuals:
             norm[rows] = torch.linalg.vector_norm(r, dim=0)
             b_norm[rows] = torch.linalg.vector_norm(b, dim=0)
             gradient[rows] = r.T @ whole.a[place]
-    return _Residuals(norm, gradient, b_norm)
+    return _BoundedResiduals(norm, gradient, b_norm)
 
 
 @dataclass
@@ -145,7 +145,7 @@ class _Known:
     inverse_norm: torch.Tensor
 
     @classmethod
-    def of(
+    def measure(
         cls,
         problems: Reduced,
         free: torch.Tensor,
@@ -163,7 +163,7 @@ class _Known:
         self,
         problems: Reduced,
         batch: FreeBatch,
-        factor: Factor,
+        factor: FreeSetFactors,
         gradient: torch.Tensor,
     ) -> None:
         """Note what one batch says."""

@@ -19,12 +19,12 @@ from neula.pipeline.derivatives import changed_residual
 from neula.pipeline.functions import Answerer, Attached, Tensors
 from neula.pipeline.gradients import known
 from neula.pipeline.result import LsqLinearResult, NNLSResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 
 R = TypeVar("R", NNLSResult, LsqLinearResult)
 
 
-class Bounded(Attached):
+class BoundedFunction(Attached):
     """x of least squares within bounds, and as evidence at which of them it is."""
 
     operands = 2
@@ -86,7 +86,7 @@ def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, looks: 
     return torch.where(refused & (right != 0), math.nan, z)
 
 
-def attached(call: Call, shapes: System, result: R) -> R:
+def attached(call: Call, shapes: BatchedProblem, result: R) -> R:
     """A result, its tensors attached to the graphs of A and b where somebody wants that."""
     if not call.differentiable:
         return result
@@ -98,14 +98,14 @@ def attached(call: Call, shapes: System, result: R) -> R:
     a, b = (x.graph for x in call.operands.values())
     a, b = a.expand(*batch, *a.shape[-2:]), columns(b.to(a.device))
     b = b.expand(*batch, *b.shape[-2:])
-    x = Bounded.apply(a, b, known(columns(result.x), columns(result.active_mask)))[0]
+    x = BoundedFunction.apply(a, b, known(columns(result.x), columns(result.active_mask)))[0]
     found = with_residuals(result, a, b, x, is_vector=is_vector)
     if not isinstance(found, LsqLinearResult):
         return found
     free = columns(found.unbounded_sol)
     # Where columns are dependent it is zero, and stays so; but it is zero where b is, too.
     constant = ~(free != 0).any(-2, keepdim=True) & (b != 0).any(-2, keepdim=True)
-    (free,) = Bounded.apply(a, b, known(free, constant.expand(free.shape)))[:1]
+    (free,) = BoundedFunction.apply(a, b, known(free, constant.expand(free.shape)))[:1]
     return replace(found, unbounded_sol=free.squeeze(-1) if is_vector else free)
 
 

@@ -17,7 +17,7 @@ from neula.engines import FP64
 from neula.kernels.bounded_host import Numbers
 
 
-class Evidence(NamedTuple):
+class BoundedEvidence(NamedTuple):
     """How good a solution is."""
 
     backward_error: float
@@ -31,7 +31,7 @@ def evidence_of(
     rounding: float,
     bound: float,
     of_all: Callable[[], tuple[float, float]],
-) -> Evidence | None:
+) -> BoundedEvidence | None:
     """What numbers say of a solution; None where the factor is no good.
 
     Parameters
@@ -70,7 +70,9 @@ def evidence_of(
         condition = norm * inverse_norm if moved < pushed else _condition(shape, *of_all())
         grows = (condition + 1) * of.residual / (least * of.image) if of.image else math.inf
         forward_error = rounded_error(condition * error * (2 + grows), rounding)
-    return Evidence(backward_error + rounding, forward_error, max(1.0, least * inverse_norm / of.margin))
+    return BoundedEvidence(
+        backward_error + rounding, forward_error, max(1.0, least * inverse_norm / of.margin)
+    )
 
 
 def rate_of(shape: tuple[int, int], width: float, inverse_norm: float) -> float:

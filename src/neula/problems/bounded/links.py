@@ -7,7 +7,7 @@ from neula.algorithms.bounded.block_pivoting import block_pivoting
 from neula.algorithms.bounded.free_sets import Factorize
 from neula.pipeline.chain import Answer
 from neula.problems.bounded.evidence import values_of
-from neula.problems.bounded.problem import Bounded, BoundedValues
+from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 Solution = Answer[BoundedValues]
 
@@ -17,7 +17,7 @@ single exchanges may be as many as there are sets."""
 
 
 def by_block_pivoting(
-    problems: Bounded, before: Solution | None, *, label: str, factorize: Factorize
+    problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
 ) -> Solution:
     """All infeasible variables at once, beginning with the solution without bounds."""
     limit = problems.whole.options.max_iterations or EXCHANGES
@@ -27,7 +27,7 @@ def by_block_pivoting(
 
 
 def by_active_set(
-    problems: Bounded, before: Solution | None, *, label: str, factorize: Factorize
+    problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
 ) -> Solution:
     """One variable at a time, beginning with what was found before."""
     n = problems.reduced.n

@@ -15,7 +15,7 @@ from neula.engines import Engine, Format
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
-from neula.problems.orthogonal.triangle import Triangle, certified_triangle
+from neula.problems.orthogonal.triangle import RFactors, certified_triangle
 
 LABEL = "block pivoting cholesky"
 """What is tried first where there are as many rows as columns."""
@@ -30,7 +30,7 @@ NOTHING = -4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class BoundedOptions:
     """What is asked for.
 
     Attributes
@@ -66,13 +66,13 @@ class Whole:
     b_exponents : Tensor of int, shape (P, 1)
     reduced : Reduced
         With C = P K problems, those of one matrix in a row.
-    factors : Triangle
+    factors : RFactors
         Of ``a`` and ``b``.
     bounds : (Tensor, Tensor), shape (P, n) or (1, n) each
         As they were given.
     without_b : Tensor of bool, shape (C,)
         Whether b was zero as it was given.
-    options : Options
+    options : BoundedOptions
     """
 
     a: torch.Tensor
@@ -80,14 +80,19 @@ class Whole:
     exponents: torch.Tensor
     b_exponents: torch.Tensor
     reduced: Reduced
-    factors: Triangle
+    factors: RFactors
     bounds: tuple[torch.Tensor, torch.Tensor]
     without_b: torch.Tensor
-    options: Options
+    options: BoundedOptions
 
     @classmethod
-    def of(
-        cls, a: torch.Tensor, b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, options: Options
+    def from_arrays(
+        cls,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        lower: torch.Tensor,
+        upper: torch.Tensor,
+        options: BoundedOptions,
     ) -> Whole:
         """Scale and factorize.
 
@@ -96,7 +101,7 @@ class Whole:
         a : Tensor, shape (P, m, n)
         b : Tensor, shape (P, m, K)
         lower, upper : Tensor, shape (P, n) or (1, n)
-        options : Options
+        options : BoundedOptions
         """
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
@@ -190,7 +195,7 @@ def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Bounded(Batch):
+class BoundedProblems(Batch):
     """Some problems of a call.
 
     Attributes

@@ -16,21 +16,21 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.result import Attempt
-from neula.pipeline.shapes import System, broadcast_system
-from neula.problems.bounded.by_lapack import Alone, R, solve_by_lapack
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.problems.bounded.by_lapack import LapackBoundedSolution, R, solve_by_lapack
 from neula.problems.bounded.chain import BoundedJudge, chain
 from neula.problems.bounded.gradient import attached
-from neula.problems.bounded.problem import Bounded, BoundedValues, Options, Whole
+from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, BoundedValues, Whole
 
 
 @dataclass(frozen=True)
-class Solved:
+class BoundedSolution:
     """What has come of a call.
 
     Attributes
     ----------
     call : Call
-    shapes : System
+    shapes : BatchedProblem
     whole : Whole
     run : Run
     values : BoundedValues
@@ -38,7 +38,7 @@ class Solved:
     """
 
     call: Call
-    shapes: System
+    shapes: BatchedProblem
     whole: Whole
     run: Run[BoundedValues]
     values: BoundedValues
@@ -149,7 +149,7 @@ def solve_bounded(
     engine: str | Engine,
     strict: bool,
     unbounded: bool = False,
-) -> Solved | Alone:
+) -> BoundedSolution | LapackBoundedSolution:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
     Whether the solutions without bounds are asked for, too, is for what comes before the chain.
@@ -168,7 +168,9 @@ def solve_bounded(
         gradients=True,
     )
     shapes = broadcast_system(*call.tensors)
-    options = Options(engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations)
+    options = BoundedOptions(
+        engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations
+    )
     both = checked_bounds(bounds, call.first.tensor.shape[-1])
     alone = solve_by_lapack(call, shapes, options, both, of_all=unbounded)
     if alone is not None:
@@ -181,18 +183,18 @@ def solve_bounded(
             of_matrix = ~finite_members(a)
             a = a.masked_fill(of_matrix[:, None, None], 0.0)
             columns = columns.masked_fill(spoilt.reshape(len(a), 1, columns.shape[2]), 0.0)
-        whole = Whole.of(a, columns, lower, upper, options)
+        whole = Whole.from_arrays(a, columns, lower, upper, options)
         run = _run(whole)
         values = run.found.in_units(whole)
         if bool(torch.isinf(values.x).any()):
             raise OverflowError("the solution does not fit float64: scale b down")
         _forget(run, values, spoilt)
-    return Solved(call, shapes, whole, run, values)
+    return BoundedSolution(call, shapes, whole, run, values)
 
 
 def _run(whole: Whole) -> Run[BoundedValues]:
     count, n = len(whole.reduced), whole.reduced.n
-    problems = Bounded(torch.arange(count, device=whole.a.device), whole)
+    problems = BoundedProblems(torch.arange(count, device=whole.a.device), whole)
     if count and whole.a.numel():
         return run_chain(chain(*whole.a.shape[1:]), problems, BoundedJudge(whole.bound))
     # Without equations every point within the bounds is a solution, and zero the natural one.

@@ -15,7 +15,7 @@ from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import IN_NUMPY, array_of
 from neula.problems.definite.links import SAFE_EXPONENT
-from neula.problems.definite.problem import CholeskyValues, Options
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues
 
 LARGEST = 512
 """Order up to which calls take longer than what is called."""
@@ -24,14 +24,16 @@ FEW = 95
 """Order up to which NumPy and SciPy take no threads of their own."""
 
 
-def factorize_by_lapack(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValues], float] | None:
+def factorize_by_lapack(
+    lower: torch.Tensor, options: CholeskyOptions
+) -> tuple[Answer[CholeskyValues], float] | None:
     """L with its residual; None for what this is not made for, and where there is no factor.
 
     Parameters
     ----------
     lower : Tensor, shape (batch, n, n)
         Of which the lower triangles are read.
-    options : Options
+    options : CholeskyOptions
     """
     one_of_host = len(lower) == 1 and lower.is_cpu and options.engine.device.type == "cpu"
     if not (one_of_host and options.tuning.lapack and lower.dtype in IN_NUMPY and len(lower[0]) <= LARGEST):

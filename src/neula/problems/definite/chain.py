@@ -13,10 +13,10 @@ from neula.engines import FP32, FP64, Tuning
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.definite.links import by_library, in_double, recursive
-from neula.problems.definite.problem import CholeskyValues, Options, Symmetric
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 
-def chain(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
+def chain(count: int, n: int, options: CholeskyOptions) -> list[Link[Symmetric, CholeskyValues]]:
     """What is tried for some matrices of order n together, or for a single one.
 
     The recursion, or tiles, where that takes less time than what the library does, else the library; at last
@@ -40,7 +40,7 @@ def _pays(count: int, n: int, tuning: Tuning) -> bool:
     return count > 1 or n <= tuning.tiled_cholesky or n >= tuning.cholesky
 
 
-def chain_unread(count: int, n: int, options: Options) -> list[Link[Symmetric, CholeskyValues]]:
+def chain_unread(count: int, n: int, options: CholeskyOptions) -> list[Link[Symmetric, CholeskyValues]]:
     """The same where the first link is not to wait: in double precision that looks at nothing."""
     links = chain(count, n, options)
     if links[0].queued or options.tuning.lapack:
@@ -60,7 +60,7 @@ class CholeskyJudge:
     bound: float
 
     @classmethod
-    def of(cls, n: int, options: Options) -> CholeskyJudge:
+    def for_shape(cls, n: int, options: CholeskyOptions) -> CholeskyJudge:
         """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 

@@ -23,7 +23,7 @@ from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.definite.by_lapack import factorize_by_lapack
 from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
-from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Options, Symmetric
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
 
@@ -139,12 +139,12 @@ def cholesky(
     n = given.shape[-1]
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}: neula.qr factorizes any matrix")
-    options = Options(call.target, call.engine, progress)
+    options = CholeskyOptions(call.target, call.engine, progress)
     if not wait and given.numel() > 0:
         with call.computing():
             lower = _lower(call, upper=upper)
             links = chain_unread(len(lower), n, options)
-            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.of(n, options))
+            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
         if begun is not None:
             return _pending(call, options, begun, upper=upper)
     return _finished(call, options, upper=upper)
@@ -156,9 +156,11 @@ def _lower(call: Call, *, upper: bool) -> torch.Tensor:
     return matrices.mT if upper else matrices
 
 
-def _pending(call: Call, options: Options, begun: Answer[CholeskyValues], *, upper: bool) -> CholeskyResult:
+def _pending(
+    call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues], *, upper: bool
+) -> CholeskyResult:
     """What the first link has launched, and what there is to say of it on its device."""
-    given, judge = call.first.tensor, CholeskyJudge.of(call.first.tensor.shape[-1], options)
+    given, judge = call.first.tensor, CholeskyJudge.for_shape(call.first.tensor.shape[-1], options)
     with call.computing():
         found = begun.values.residual.reshape(given.shape[:-2])
         accepted = found <= judge.bound
@@ -178,7 +180,7 @@ def _pending(call: Call, options: Options, begun: Answer[CholeskyValues], *, upp
 
 
 def _finished(
-    call: Call, options: Options, begun: Answer[CholeskyValues] | None = None, *, upper: bool
+    call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues] | None = None, *, upper: bool
 ) -> CholeskyResult:
     residual = None
     with call.computing():
@@ -192,7 +194,9 @@ def _finished(
     return _collect(call, options, run, upper=upper)
 
 
-def _at_once(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValues], float | None] | None:
+def _at_once(
+    lower: torch.Tensor, options: CholeskyOptions
+) -> tuple[Answer[CholeskyValues], float | None] | None:
     """What a first link finds that only launches, or LAPACK, and the largest residual if all are accepted.
 
     Small matrices take less time than a host takes for a chain and its records. None for what it is not made
@@ -202,7 +206,7 @@ def _at_once(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValu
     if 0 in lower.shape or options.progress is not None:
         return None
     by_lapack = factorize_by_lapack(lower, options)
-    if by_lapack is not None and by_lapack[1] <= CholeskyJudge.of(n, options).bound:
+    if by_lapack is not None and by_lapack[1] <= CholeskyJudge.for_shape(n, options).bound:
         return by_lapack
     link = chain(count, n, options)[0]
     if not link.queued:
@@ -213,16 +217,16 @@ def _at_once(lower: torch.Tensor, options: Options) -> tuple[Answer[CholeskyValu
     if begun is None or begun.measured is None:
         return None
     residual = float(begun.measured[0].amax())  # NaN where there is no factor
-    return begun, residual if residual <= CholeskyJudge.of(n, options).bound else None
+    return begun, residual if residual <= CholeskyJudge.for_shape(n, options).bound else None
 
 
 def _certified(
-    call: Call, options: Options, found: Answer[CholeskyValues], residual: float, *, upper: bool
+    call: Call, options: CholeskyOptions, found: Answer[CholeskyValues], residual: float, *, upper: bool
 ) -> CholeskyResult:
     """The result where every matrix is accepted."""
     residuals, n = found.values.residual.reshape(call.first.tensor.shape[:-2]), found.values.lower.shape[-1]
     lower = _attached(call, found.values.lower, upper=upper)
-    bound = CholeskyJudge.of(n, options).bound
+    bound = CholeskyJudge.for_shape(n, options).bound
     reason = of_batch(f"residual {residual:.1e} (bound {bound:.1e})", 0, residuals.numel(), "matrices")
     return CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),
@@ -251,7 +255,7 @@ def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
 def _factorize(
     lower: torch.Tensor,
     given: torch.Tensor,
-    options: Options,
+    options: CholeskyOptions,
     begun: Answer[CholeskyValues] | None,
     *,
     upper: bool,
@@ -261,7 +265,7 @@ def _factorize(
         return _nothing_to_do(lower)
     try:
         links = (chain if begun is None else chain_unread)(len(lower), n, options)
-        judge = CholeskyJudge.of(n, options)
+        judge = CholeskyJudge.for_shape(n, options)
         run = run_chain(links, Symmetric(lower, options), judge, begun=begun)
     except NotDefiniteMember as error:
         _check_triangle(given, upper=upper)
@@ -289,12 +293,14 @@ def _nothing_to_do(lower: torch.Tensor) -> Run[CholeskyValues]:
     return run
 
 
-def _collect(call: Call, options: Options, run: Run[CholeskyValues], *, upper: bool) -> CholeskyResult:
+def _collect(
+    call: Call, options: CholeskyOptions, run: Run[CholeskyValues], *, upper: bool
+) -> CholeskyResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     given = call.first.tensor
     batch, n = given.shape[:-2], given.shape[-1]
     lower = _attached(call, run.found.lower, upper=upper)
-    bound = CholeskyJudge.of(max(n, 1), options).bound
+    bound = CholeskyJudge.for_shape(max(n, 1), options).bound
     found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
     result = CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),

@@ -15,7 +15,7 @@ from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class Options:
+class CholeskyOptions:
     """What is asked for.
 
     Attributes
@@ -53,13 +53,13 @@ class Symmetric(Batch):
     ----------
     a : Tensor, shape (batch, n, n)
         Only the lower triangles count.
-    options : Options
+    options : CholeskyOptions
     place : Tensor, shape (batch,), or None
         Where each is in what the user gave; None for all of these.
     """
 
     a: torch.Tensor
-    options: Options
+    options: CholeskyOptions
     place: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:

@@ -11,7 +11,7 @@ from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refi
 from neula.certificates.bounds import lstsq_bound
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.least_squares.with_r import (
     Factor,
@@ -20,13 +20,13 @@ from neula.problems.least_squares.with_r import (
     system_of,
 )
 
-REFINED_ERROR = Members.names.index("refined_error")
+REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")
 
 ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
 
 
-def is_plain(a: torch.Tensor, options: Options) -> bool:
+def is_plain(a: torch.Tensor, options: LeastSquaresOptions) -> bool:
     """Whether problems may be solved as they are given: tall, neither weighted nor damped."""
     special = options.weights is not None or options.damp
     return not special and options.over_rows.count(a.shape[1]) >= a.shape[2]
@@ -36,13 +36,13 @@ def as_given(
     a: torch.Tensor,
     b: torch.Tensor,
     factor: Factor,
-    options: Options,
+    options: LeastSquaresOptions,
     ahead: int,
     gram: torch.Tensor | None,
     *,
     wary: bool,
     coarse: bool,
-) -> tuple[Members, int, torch.Tensor] | None:
+) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
     What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
@@ -51,7 +51,7 @@ def as_given(
 
     Returns
     -------
-    members : Members
+    members : LeastSquaresSolutions
     steps : int
     numbers : Tensor
         What was measured of them, which the host may have read already.
@@ -98,7 +98,9 @@ def as_given(
     return members, refinement.steps, members.measured()
 
 
-def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, int, torch.Tensor] | None:
+def _broken_down(
+    problems: ScaledProblems, r: torch.Tensor
+) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """A single problem of which nothing is known where R broke down, and not because its numbers are far from
     1; None for others.
     """
@@ -111,8 +113,10 @@ def _broken_down(problems: ScaledProblems, r: torch.Tensor) -> tuple[Members, in
     return _missing(problems)
 
 
-def _missing(problems: ScaledProblems) -> tuple[Members, int, torch.Tensor]:
-    missing = Members.missing(len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device)
+def _missing(problems: ScaledProblems) -> tuple[LeastSquaresSolutions, int, torch.Tensor]:
+    missing = LeastSquaresSolutions.missing(
+        len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device
+    )
     return missing, 0, missing.measured()
 
 

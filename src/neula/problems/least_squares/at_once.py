@@ -20,17 +20,19 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import answer_of_first
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.by_kernel import LABEL
 from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
 
 
-def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Members] | None:
+def begin_at_once(
+    call: Call, shapes: BatchedProblem, problems: LeastSquaresProblems
+) -> Answer[LeastSquaresSolutions] | None:
     """What the first link finds for problems that are solved together; None where others begin."""
     options, empty = problems.options, 0 in (problems.a.numel(), problems.b.numel())
     (count, m, n), tuning = problems.a.shape, options.engine.tuning
@@ -47,22 +49,22 @@ def begin_at_once(call: Call, shapes: System, problems: Problems) -> Answer[Memb
 
 
 def solved_at_once(
-    call: Call, shapes: System, options: Options, begun: Answer[Members]
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: Answer[LeastSquaresSolutions]
 ) -> LstsqResult[Any] | None:
     """The solutions where all are accepted; the host waits."""
     if begun.measured is None or begun.doubt:
         return None
-    judge = LeastSquaresJudge.of(shapes.a.shape[-2], shapes.a.shape[-1], options, together=True)
+    judge = LeastSquaresJudge.for_shape(shapes.a.shape[-2], shapes.a.shape[-1], options, together=True)
     x = call.hand_back(shapes.solutions(begun.values.x), options.dtype)  # launched before the look
     smallest, largest = _extremes(begun.measured)
-    of = dict(zip(Members.names, largest, strict=True))
+    of = dict(zip(LeastSquaresSolutions.names, largest, strict=True))
     fits = of["largest"] <= torch.finfo(options.dtype).max
     if not (fits and judge.settled(smallest, largest)):
         return None
     values, first, known = begun.values, call.first, shapes.without_numbers()
     device, wrap, errors = first.tensor.device, first.wrap, (of["backward_error"], of["forward_error"])
 
-    def later(arranged: Callable[[System], torch.Tensor]) -> Later:
+    def later(arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
         return Later(lambda: wrap(arranged(known).contiguous().to(device)))
 
     fields = {
@@ -83,14 +85,14 @@ def solved_at_once(
         "forward_errors": later(lambda shapes: shapes.of_columns(values.forward_error)),
         "optimality": of["optimality"],
         "residual_norm": Later(partial(norms_of, values.residual_norm, known)),
-        "rank": int(smallest[Members.names.index("rank")]),
+        "rank": int(smallest[LeastSquaresSolutions.names.index("rank")]),
         "full_rank": options.full_rank(*shapes.a.shape[-2:]),
         "factorization": begun.label,
         "ranks": later(lambda shapes: shapes.of_members(values.rank)),
         "fit": LinearFit(call, shapes, options, values.x, values.residual_norm),
         "seconds": call.seconds,
     }
-    return LstsqResult.of(fields)
+    return LstsqResult.from_fields(fields)
 
 
 def _extremes(measured: torch.Tensor) -> tuple[list[float], list[float]]:

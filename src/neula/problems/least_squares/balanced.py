@@ -44,7 +44,7 @@ class Balanced:
     limited: torch.Tensor | None = None
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         a: torch.Tensor,
         b: torch.Tensor,

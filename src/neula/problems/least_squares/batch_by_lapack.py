@@ -17,8 +17,8 @@ from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import Problems, Way
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
+from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresOptions, LeastSquaresSolutions
 
 LARGEST, WIDEST = 1 << 14, 64
 """Elements and columns of matrices that are taken together: of larger ones passes over the batch take longer
@@ -27,8 +27,8 @@ than the calls for each (on one core of an AMD EPYC 100 of 200 x 50 take 0.8 of 
 
 
 def batch_by_lapack(
-    problems: Problems, before: Answer[Members] | None, *, label: str, together: Way
-) -> Answer[Members]:
+    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str, together: Way
+) -> Answer[LeastSquaresSolutions]:
     """All of a batch; many right-hand sides are better taken otherwise."""
     if problems.b.shape[2] > FEW:
         return together(problems, before)
@@ -37,7 +37,7 @@ def batch_by_lapack(
     for a, b in problems.chunks(step):
         parts.append(_solved(array_of(a), array_of(b), problems.options))
         report(min(1.0, len(parts) * step / len(problems)))
-    values = Members.joined(parts)
+    values = LeastSquaresSolutions.joined(parts)
     return Answer(values, label, iterations=1, worst=values.worst())
 
 
@@ -47,7 +47,9 @@ def suits(m: int, n: int) -> bool:
 
 
 @np.errstate(all="ignore")  # what is not finite is not accepted
-def _solved(a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2) -> Members:
+def _solved(
+    a: np.ndarray, b: np.ndarray, options: LeastSquaresOptions, slices: int = 2
+) -> LeastSquaresSolutions:
     """Solutions; NaN where they are not accepted.
 
     Those that are not refined to the end with two slices of A are solved again with three.
@@ -77,7 +79,7 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options, slices: int = 2) -> 
     if not accepted.all():
         for x in known.values():
             x[~accepted] = np.nan
-    members = Members(
+    members = LeastSquaresSolutions(
         **{name: torch.from_numpy(x) for name, x in known.items()},
         rank=torch.full((len(a),), n, dtype=torch.int64, device="cpu"),
         accepted=torch.from_numpy(accepted),

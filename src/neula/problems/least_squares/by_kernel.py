@@ -20,14 +20,14 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
-from neula.kernels.seminormal_host import NUMBERS, Probes, Solved, Way
+from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import Problems
+from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.prepared import Way as Step
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.report import Found
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.report import SingleProblemSolution
 
 LARGEST, WIDEST = 1 << 17, 128
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
@@ -49,7 +49,12 @@ SHIFTED = "shifted cholesky fp64 + seminormal"
 DEPENDENT = "pivoted cholesky fp64 + seminormal"
 """What it does with dependent columns."""
 
-LABELS = {Way.GRAM: LABEL, Way.SHIFTED: SHIFTED, Way.FEW_ROWS: LABEL, Way.DEPENDENT: DEPENDENT}
+LABELS = {
+    SolutionMethod.GRAM: LABEL,
+    SolutionMethod.SHIFTED: SHIFTED,
+    SolutionMethod.FEW_ROWS: LABEL,
+    SolutionMethod.DEPENDENT: DEPENDENT,
+}
 
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
@@ -66,7 +71,9 @@ def most_right(m: int, n: int) -> int:
     return max(FEW, RIGHT // max(1, m * n))
 
 
-def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Found | None, bool]:
+def solve_by_kernel(
+    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> tuple[SingleProblemSolution | None, bool]:
     """One problem, b having shape (m, k): the solution where it is accepted, and whether the
     rank of A is in doubt.
     """
@@ -81,18 +88,22 @@ def solve_by_kernel(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple
         # Without a factor nothing is known: condition numbers are NaN.
         return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
-    label, x, steps, rank = LABELS[Way(way)], found.x[0], int(steps), int(rank)
-    return Found(label, x, steps, backward, condition, optimality, errors, norms, rank), False
+    label, x, steps, rank = LABELS[SolutionMethod(way)], found.x[0], int(steps), int(rank)
+    return SingleProblemSolution(label, x, steps, backward, condition, optimality, errors, norms, rank), False
 
 
 def batch_by_kernel(
-    problems: Problems, before: Answer[Members] | None, *, label: str, together: Step
-) -> Answer[Members]:
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
+    *,
+    label: str,
+    together: Step,
+) -> Answer[LeastSquaresSolutions]:
     """All of a batch; many right-hand sides are better taken otherwise."""
     if problems.b.shape[2] > most_right(*problems.a.shape[1:]):
         return together(problems, before)
     report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
-    used = {Way.GRAM}
+    used = {SolutionMethod.GRAM}
     size = max(1, ELEMENTS // problems.a[0].numel())
     for a, b in problems.chunks(size):
         found = _solved(a, b, problems.options)
@@ -102,15 +113,15 @@ def batch_by_kernel(
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
-        used.update(Way(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
+        used.update(SolutionMethod(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-    return Answer(Members.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
+    return Answer(LeastSquaresSolutions.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
 
 
-def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
-    of, x = dict(zip(Members.names, numbers, strict=True)), torch.from_numpy(found.x)
-    return Members(
+def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) -> LeastSquaresSolutions:
+    of, x = dict(zip(LeastSquaresSolutions.names, numbers, strict=True)), torch.from_numpy(found.x)
+    return LeastSquaresSolutions(
         x=x,
         forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
         residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
@@ -120,7 +131,7 @@ def _members(found: Solved, numbers: Sequence[torch.Tensor]) -> Members:
     )
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
     limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.first_error(m, n))

@@ -21,15 +21,17 @@ from neula.pipeline.in_numpy import FEW, array_of, arrays_of, is_large, is_singl
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.by_kernel import LABEL, most_right, solve_by_kernel
 from neula.problems.least_squares.in_arrays import solved_in_arrays
-from neula.problems.least_squares.prepared import Problems, Way
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.report import Found, result_of
+from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.report import SingleProblemSolution, result_of
 
 
-def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult[Any] | None:
+def solve_by_lapack(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
+) -> LstsqResult[Any] | None:
     """The solution where it is accepted, and the problem is one for this way."""
     if not _suits(shapes, options):
         return None
@@ -44,7 +46,7 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> LstsqResult
     return None if found is None else result_of(call, shapes, options, found)
 
 
-def _formed(shapes: System, options: Options) -> System:
+def _formed(shapes: BatchedProblem, options: LeastSquaresOptions) -> BatchedProblem:
     """``[diag(weights) A; damp I]`` and the right-hand sides that go with it, in double precision."""
     a, b, n = shapes.a.double(), shapes.b.double(), shapes.a.shape[1]
     if options.weights is not None:
@@ -55,7 +57,9 @@ def _formed(shapes: System, options: Options) -> System:
     return replace(shapes, a=a, b=b)
 
 
-def _with_rounded_weights(given: System, found: Found, options: Options) -> Found | None:
+def _with_rounded_weights(
+    given: BatchedProblem, found: SingleProblemSolution, options: LeastSquaresOptions
+) -> SingleProblemSolution | None:
     """Errors of the problem whose weighted elements are not rounded; None where they are too large.
 
     Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
@@ -73,7 +77,9 @@ def _with_rounded_weights(given: System, found: Found, options: Options) -> Foun
     return found._replace(forward_errors=errors, backward_error=found.backward_error + FP64.u)
 
 
-def _by_library(call: Call, shapes: System, options: Options, *, refused: bool) -> Found | None:
+def _by_library(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, *, refused: bool
+) -> SingleProblemSolution | None:
     with np.errstate(all="ignore"):  # what is not finite is not accepted
         if not is_large(shapes.a.numel(), options):
             with suppress(MemoryError):
@@ -84,8 +90,13 @@ def _by_library(call: Call, shapes: System, options: Options, *, refused: bool) 
 
 
 def each_by_lapack(
-    problems: Problems, before: Answer[Members] | None, *, label: str, together: Way, refused: bool = False
-) -> Answer[Members]:
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
+    *,
+    label: str,
+    together: Way,
+    refused: bool = False,
+) -> Answer[LeastSquaresSolutions]:
     """All of a batch, one after the other: for matrices that take longer than the calls for one, and those
     that others have ``refused`` to factorize.
 
@@ -94,7 +105,7 @@ def each_by_lapack(
     if problems.b.shape[2] > FEW:
         return together(problems, before)
     options, (a, b) = problems.options, (array_of(problems.a), array_of(problems.b))
-    values = Members.missing(len(problems), a.shape[2], b.shape[2], problems.device)
+    values = LeastSquaresSolutions.missing(len(problems), a.shape[2], b.shape[2], problems.device)
     values.rank.fill_(a.shape[2])
     known = {name: x.numpy() for name, x in vars(values).items()}
     places = range(len(a)) if problems.places is None else problems.places.tolist()
@@ -116,13 +127,15 @@ def each_by_lapack(
     return Answer(values, used, iterations=steps)
 
 
-def _by_lapack(shapes: System, options: Options, *, refused: bool) -> Found | None:
+def _by_lapack(
+    shapes: BatchedProblem, options: LeastSquaresOptions, *, refused: bool
+) -> SingleProblemSolution | None:
     a, b = arrays_of(shapes)
     solved = solved_in_arrays(a, b, options, refused=refused)
     if solved is None:
         return None
     label, condition, rank, columns = solved
-    return Found(
+    return SingleProblemSolution(
         label,
         np.array([column.x for column in columns]).T,
         max([column.steps for column in columns]),
@@ -135,7 +148,7 @@ def _by_lapack(shapes: System, options: Options, *, refused: bool) -> Found | No
     )
 
 
-def _suits(shapes: System, options: Options) -> bool:
+def _suits(shapes: BatchedProblem, options: LeastSquaresOptions) -> bool:
     """Whether there is one problem, neither too large nor with too many right-hand sides.
 
     Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the

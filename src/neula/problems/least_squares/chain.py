@@ -26,12 +26,12 @@ from neula.problems.least_squares.by_kernel import LABEL
 from neula.problems.least_squares.by_lapack import each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.together import FACTORS, FROM_GRAM, solve_together
 from neula.problems.least_squares.with_r import Factor
 
-Chain = list[Link[Problems, Members]]
+Chain = list[Link[LeastSquaresProblems, LeastSquaresSolutions]]
 
 SVD = "svd fp64"
 
@@ -46,7 +46,7 @@ PATIENCE = 4
 """Times as many steps as the first link takes without a look are taken with the Rs of later ones."""
 
 
-def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
+def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """What is tried for all of ``count`` problems together, each step one launch; large ones are solved one
     by one, on a CPU by LAPACK first.
 
@@ -71,21 +71,23 @@ def chain_together(count: int, m: int, n: int, options: Options) -> Chain:
     return [_link(LABEL, by_host, together=together), *_of_rest(by_host), *tried[-1:]]
 
 
-def _of_rest(by_host: Callable[..., Answer[Members]]) -> Chain:
+def _of_rest(by_host: Callable[..., Answer[LeastSquaresSolutions]]) -> Chain:
     """What takes those that a link for batches on a CPU has left, which mostly lack full rank."""
     if by_host is each_by_lapack:
         return []
     return [_link(DEPENDENT, each_by_lapack, together=_leave, refused=True)]
 
 
-def _leave(problems: Problems, before: Answer[Members] | None) -> Answer[Members]:
+def _leave(
+    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None
+) -> Answer[LeastSquaresSolutions]:
     """Nothing: each is solved alone."""
     raise Declined
 
 
 def _seminormal(
-    name: str, count: int, m: int, n: int, options: Options, *, patience: int
-) -> Link[Problems, Members]:
+    name: str, count: int, m: int, n: int, options: LeastSquaresOptions, *, patience: int
+) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
     """Corrected seminormal equations with an R from one source, and ``patience`` times the usual steps."""
     tuning = options.engine.tuning
     steps = tuning.blind_steps * patience if _are_blind(count, m, n, options, patience) else 0
@@ -101,7 +103,7 @@ def _seminormal(
     )
 
 
-def _are_blind(count: int, m: int, n: int, options: Options, patience: int) -> bool:
+def _are_blind(count: int, m: int, n: int, options: LeastSquaresOptions, patience: int) -> bool:
     """Whether all steps are launched before a look: those of a batch, and of what a CUDA graph plays back.
 
     Others of a single problem take longer than a look at each, which may save the next one.
@@ -112,7 +114,9 @@ def _are_blind(count: int, m: int, n: int, options: Options, patience: int) -> b
     return count > 1 or not options.looks or brief or patience * size <= tuning.replayed_bytes
 
 
-def _by_host(m: int, n: int, options: Options) -> Callable[..., Answer[Members]] | None:
+def _by_host(
+    m: int, n: int, options: LeastSquaresOptions
+) -> Callable[..., Answer[LeastSquaresSolutions]] | None:
     """What takes batches of problems one after the other on a CPU; None where there is nothing."""
     if max(m, n) * min(m, n) ** 2 > options.engine.tuning.by_lapack or options.named:
         return None
@@ -127,19 +131,19 @@ def _by_host(m: int, n: int, options: Options) -> Callable[..., Answer[Members]]
     return None if options.refines_doubled(m, n) else each_by_lapack
 
 
-def _is_exotic(m: int, n: int, options: Options) -> bool:
+def _is_exotic(m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems are other than to shorten the residual of a matrix that is not wide."""
     return options.is_wide(m, n) or bool(options.damp) or options.weights is not None
 
 
-def _factor(name: str, m: int, n: int, options: Options, *, looks: bool) -> Factor:
+def _factor(name: str, m: int, n: int, options: LeastSquaresOptions, *, looks: bool) -> Factor:
     """What makes an R; one of several passes is spared the last ones for a single A without full rank."""
     if looks and name == "shifted cholesky fp64":
         return partial(FACTORS[name], rcond=options.certain_rcond((m, n)))
     return FACTORS[name]
 
 
-def _are_small(count: int, m: int, n: int, options: Options) -> bool:
+def _are_small(count: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems take each step together: the time of a single one is that of launches."""
     tuning, rows = options.engine.tuning, options.rows(m, n)
     few = rows * n <= tuning.batched_elements and count > 1
@@ -149,7 +153,7 @@ def _are_small(count: int, m: int, n: int, options: Options) -> bool:
     return not options.named and bool(few or small or tall or exact)
 
 
-def chain_after_together(m: int, n: int, options: Options, count: int = 1) -> Chain:
+def chain_after_together(m: int, n: int, options: LeastSquaresOptions, count: int = 1) -> Chain:
     """What is tried for one of ``count`` that was left: an SVD at once where that takes no time.
 
     What is left is more often without full rank than nearly so. A large one goes on like any other.
@@ -164,7 +168,7 @@ def chain_after_together(m: int, n: int, options: Options, count: int = 1) -> Ch
     return [*deficient, _by_householder(m, n, options), svd]
 
 
-def _of_any_rank(m: int, n: int, options: Options) -> Chain:
+def _of_any_rank(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """What is tried for one problem whose matrix may lack full rank.
 
     Digits that were asked for are not those of the first: it does not refine in twice the precision. Nor
@@ -177,7 +181,7 @@ def _of_any_rank(m: int, n: int, options: Options) -> Chain:
     return [_link(COMPLETE_ORTHOGONAL, by_complete_orthogonal, improves=True), _svd()]
 
 
-def chain_alone(m: int, n: int, options: Options) -> Chain:
+def chain_alone(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """What is tried for one problem, where the chain above has nothing for it."""
     algorithm = options.algorithm
     if algorithm in ("direct", "normal"):
@@ -194,11 +198,11 @@ def chain_alone(m: int, n: int, options: Options) -> Chain:
     return [*fast, _by_householder(m, n, options), *_of_any_rank(m, n, options)]
 
 
-def _svd() -> Link[Problems, Members]:
+def _svd() -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
     return _link(SVD, by_svd, improves=True)
 
 
-def _by_gram(m: int, n: int, options: Options) -> Chain:
+def _by_gram(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """Corrected seminormal equations with an R of low precision, of tall matrices as they are given.
 
     A GPU that is fast in fp64 reads them as often as iterations would (262144 x 1024 on an H200: 14.0 ms, and
@@ -221,25 +225,27 @@ def _by_gram(m: int, n: int, options: Options) -> Chain:
     return []
 
 
-def _by_lapack(m: int, n: int, options: Options) -> Chain:
+def _by_lapack(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """LAPACK's reflections in single precision, where nothing finer is asked for."""
     if options.target is FP64 or options.is_wide(m, n):
         return []
     return [_by_householder(m, n, options, "fp32")]
 
 
-def _by_householder(m: int, n: int, options: Options, compute: str = "fp64") -> Link[Problems, Members]:
+def _by_householder(
+    m: int, n: int, options: LeastSquaresOptions, compute: str = "fp64"
+) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
     name, inner = _inner_solver(m, n, options)
     return _link(f"householder {compute} + {name}", links.by_householder, inner=inner, compute=compute)
 
 
-def _inner_solver(m: int, n: int, options: Options) -> tuple[str, InnerSolver]:
+def _inner_solver(m: int, n: int, options: LeastSquaresOptions) -> tuple[str, InnerSolver]:
     """What R preconditions, and its name; wide problems have one of their own."""
     inner, name = (lsqr, "lsqr") if options.algorithm == "lsqr" else (cgls, "cgls")
     return "craig" if options.is_wide(m, n) else name, inner
 
 
-def _with_fast_r(m: int, n: int, options: Options) -> Chain:
+def _with_fast_r(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """Those with an R in low precision; all but the last may give it up early."""
     name, inner = _inner_solver(m, n, options)
     ways = preconditioners(m if options.is_wide(m, n) else n, options)
@@ -254,16 +260,16 @@ def _with_fast_r(m: int, n: int, options: Options) -> Chain:
 
 def _link(
     label: str,
-    answer: Callable[..., Answer[Members]],
+    answer: Callable[..., Answer[LeastSquaresSolutions]],
     *,
     improves: bool = False,
     queued: bool = False,
     **given: Any,
-) -> Link[Problems, Members]:
+) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
     return Link(label, partial(answer, label=label, **given), improves=improves, queued=queued)
 
 
-def preconditioners(n: int, options: Options) -> list[tuple[str, str]]:
+def preconditioners(n: int, options: LeastSquaresOptions) -> list[tuple[str, str]]:
     """Where R of n columns comes from before Householder reflections, cheapest first: method and arithmetic.
 
     An R in half precision with error correction is as good as one in single precision. It takes the place of
@@ -307,15 +313,15 @@ class LeastSquaresJudge:
     largest_error: float = SURE
 
     @classmethod
-    def of(cls, m: int, n: int, options: Options, *, together: bool) -> LeastSquaresJudge:
+    def for_shape(cls, m: int, n: int, options: LeastSquaresOptions, *, together: bool) -> LeastSquaresJudge:
         """The judge of problems of one shape."""
         bound = lstsq_bound(options.target, min(options.rows(m, n), n))
         u = format_of(options.dtype).u
         rounding = u if u > options.target.u else 0.0
         return cls(bound, rounding, options.certain_rcond((m, n)), together, options.largest_error)
 
-    def measure(self, problems: object, answer: Answer[Members]) -> torch.Tensor:
-        """What :attr:`Members.names` says, for each problem."""
+    def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
+        """What :attr:`LeastSquaresSolutions.names` says, for each problem."""
         return answer.values.measured()
 
     def accepts(self, of: Mapping[str, Any]) -> Any:
@@ -334,17 +340,17 @@ class LeastSquaresJudge:
         smallest, largest : sequence of float
             Of what was measured, NaN where a number is.
         """
-        of = dict(zip(Members.names, largest, strict=True))
-        of["accepted"] = smallest[Members.names.index("accepted")]
+        of = dict(zip(LeastSquaresSolutions.names, largest, strict=True))
+        of["accepted"] = smallest[LeastSquaresSolutions.names.index("accepted")]
         right = of["forward_error"] <= self.largest_error and of["backward_error"] <= self.bound
         return bool(self.accepts(of) and right and of["zero"] == 0)
 
-    def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
+    def verdict(self, answer: Answer[LeastSquaresSolutions], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.
 
         The SVD improves what was found before, and has the last word.
         """
-        of = dict(zip(Members.names, numbers, strict=True))
+        of = dict(zip(LeastSquaresSolutions.names, numbers, strict=True))
         accepted = (of["accepted"] > 0) if answer.judged else self.accepts(of) & (not answer.doubt)
         superseded = np.full_like(of["accepted"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.bound)
@@ -368,7 +374,7 @@ class LeastSquaresJudge:
         doubts = f"{doubtful} for doubts about their rank or digits"
         return f"{missed} of {count} problems rejected, {doubts}; the worst: {worst}"
 
-    def _of_one(self, of: dict[str, np.ndarray], answer: Answer[Members]) -> str:
+    def _of_one(self, of: dict[str, np.ndarray], answer: Answer[LeastSquaresSolutions]) -> str:
         forward = f"forward error {of['forward_error'][0]:.1e}"
         if answer.label == SVD:
             error, rank, condition = (of[name][0] for name in ("backward_error", "rank", "condition"))

@@ -18,20 +18,20 @@ from neula.pipeline.shapes import broadcast_system
 from neula.problems.least_squares.balanced import OF_ZERO, Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
-from neula.problems.least_squares.problem import Options
-from neula.problems.least_squares.solution import Solved, solve_system
+from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.solution import LeastSquaresOutcome, solve_system
 
 UNDERFLOWN = 2.0**-1000
 """A bound on what underflow of scaled numbers comes to in x."""
 
 
 @dataclass(frozen=True)
-class Found:
+class ConstrainedSolution:
     """A solution in scaled units, and what is known of it.
 
     Attributes
     ----------
-    solved : Solved
+    solved : LeastSquaresOutcome
         Of the problem without constraints.
     x : Tensor, shape (..., n, k)
     norms : Tensor, shape (..., n)
@@ -53,7 +53,7 @@ class Found:
     before : tuple of Attempt
     """
 
-    solved: Solved
+    solved: LeastSquaresOutcome
     x: torch.Tensor
     norms: torch.Tensor
     forward: torch.Tensor
@@ -117,14 +117,16 @@ class Found:
         )
 
 
-def whitened(call: Call, problem: Balanced, options: Options, noise: float) -> Found:
+def whitened(
+    call: Call, problem: Balanced, options: LeastSquaresOptions, noise: float
+) -> ConstrainedSolution:
     """The solution of a problem without constraints.
 
     Parameters
     ----------
     call : Call
     problem : Balanced
-    options : Options
+    options : LeastSquaresOptions
         Of a plain problem.
     noise : float
         Relative perturbation of A and b that the covariance comes to.
@@ -141,16 +143,18 @@ def whitened(call: Call, problem: Balanced, options: Options, noise: float) -> F
         forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
     if problem.limited is not None:  # statistics depend on A beside the damping
         solved = replace(solved, result=replace(result, fit=None))
-    return Found(solved, result.x, norms, forward, result.backward_errors, problem, problem.of_b)
+    return ConstrainedSolution(
+        solved, result.x, norms, forward, result.backward_errors, problem, problem.of_b
+    )
 
 
 def constrained(
     call: Call,
     problem: Balanced,
-    options: Options,
+    options: LeastSquaresOptions,
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
-) -> Found:
+) -> ConstrainedSolution:
     """The solution of a problem with constraints, through the null space of C.
 
     Raises
@@ -169,18 +173,18 @@ def constrained(
 def _constrained(
     call: Call,
     problem: Balanced,
-    options: Options,
+    options: LeastSquaresOptions,
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
     relative: torch.Tensor,
-) -> Found:
+) -> ConstrainedSolution:
     problem, null, of_x = _null_space(call, problem, constraints, relative)
     of_b = torch.maximum(problem.of_b, of_x)
     if null.basis.shape[1]:  # x is in the units of the larger one of b and d
         null, of_x = null.scaled(of_x - of_b), of_b
     of_x, of_b = (y.masked_fill(y == OF_ZERO, 0) for y in (of_x, of_b))
     problem = replace(problem, b=power_of_two_times(problem.b, problem.of_b - of_b), of_b=of_b)
-    rest = _Rest.of(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
+    rest = _Rest.from_null_space(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
     options = replace(options, unit=options.unit + null.noise)
     doubt, remark = rest.doubts
     solved = _solved(call, rest.a, rest.b, options)
@@ -189,7 +193,7 @@ def _constrained(
     forward = rest.forward_errors(solved.result, x.detach(), z.detach())
     error = null.errors(x.detach())  # of rows
     told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
-    return Found(
+    return ConstrainedSolution(
         solved,
         x,
         norms_of_columns(problem.a.detach()),
@@ -249,7 +253,7 @@ def _in_units(
     with call.computing():
         scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
         lost = (shift(scaled, relative + of_rows) != c).any(1)
-        null = NullSpace.of(scaled, d, call.engine, lost.nonzero().flatten().tolist())
+        null = NullSpace.factorize(scaled, d, call.engine, lost.nonzero().flatten().tolist())
     return problem, null, torch.where(of_d == OF_ZERO, OF_ZERO, of_d + whole)
 
 
@@ -277,7 +281,9 @@ class _Rest:
     independent: dict[int, bool]
 
     @classmethod
-    def of(cls, problem: Balanced, null: NullSpace, shortest: torch.Tensor, noise: float) -> _Rest:
+    def from_null_space(
+        cls, problem: Balanced, null: NullSpace, shortest: torch.Tensor, noise: float
+    ) -> _Rest:
         a, norm, independent = problem.a, torch.linalg.vector_norm, {}
         mixed, right = a @ null.basis, problem.b - a @ shortest
         rounded = 4 * a.shape[-1] ** 0.5 * FP64.u
@@ -365,7 +371,9 @@ def _smallest(sizes: torch.Tensor) -> torch.Tensor:
     return found.masked_fill(found.isinf(), 1.0)
 
 
-def _solved(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved:
+def _solved(
+    call: Call, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> LeastSquaresOutcome:
     """The plain problem, for tensors on the engine's device."""
     b = b.expand(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
     operands = {name: Taken(x.detach(), lambda y: y, x) for name, x in (("A", a), ("b", b))}

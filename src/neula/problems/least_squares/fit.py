@@ -17,8 +17,8 @@ from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
-from neula.pipeline.shapes import System
-from neula.problems.least_squares.problem import Options
+from neula.pipeline.shapes import BatchedProblem
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10
@@ -45,7 +45,7 @@ class _Stacked:
     of_b: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor) -> _Stacked:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor) -> _Stacked:
         of_a, of_b = _far(a.flatten(1)[..., None]), _far(b)
         a = shift(a, -of_a[..., None]) if bool(of_a.any()) else a
         b = shift(b, -of_b[:, None]) if bool(of_b.any()) else b
@@ -67,8 +67,8 @@ class LinearFit:
     Attributes
     ----------
     call : Call
-    shapes : System
-    options : Options
+    shapes : BatchedProblem
+    options : LeastSquaresOptions
     x : Tensor, shape (P, n, K)
         The solution.
     norms : Tensor, shape (P, K)
@@ -82,8 +82,8 @@ class LinearFit:
     """
 
     call: Call
-    shapes: System
-    options: Options
+    shapes: BatchedProblem
+    options: LeastSquaresOptions
     x: torch.Tensor
     norms: torch.Tensor
     rows: int | None = None
@@ -99,7 +99,7 @@ class LinearFit:
     @cached_property
     def _stacked(self) -> _Stacked:
         a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
-        found = _Stacked.of(*stacked_problem(a, b, self.options.weights, self.options.damp))
+        found = _Stacked.from_arrays(*stacked_problem(a, b, self.options.weights, self.options.damp))
         if self.exponents is None:
             return found
         of_a, of_b = self.exponents

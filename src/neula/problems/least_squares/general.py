@@ -16,12 +16,12 @@ from neula.kernels.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.result import IllConditionedWarning
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
-from neula.problems.least_squares.constrained import Found, constrained, whitened, worst_of
-from neula.problems.least_squares.problem import Options, no_longer
-from neula.problems.least_squares.solution import Solved
+from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
+from neula.problems.least_squares.problem import LeastSquaresOptions, no_longer
+from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,12 @@ def _checked_factor(lower: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def solve_general(
-    call: Call, shapes: System, options: Options, weights: torch.Tensor | None, general: General
-) -> Solved:
+    call: Call,
+    shapes: BatchedProblem,
+    options: LeastSquaresOptions,
+    weights: torch.Tensor | None,
+    general: General,
+) -> LeastSquaresOutcome:
     """Whiten and scale, remove the constraints, solve what is left, and say what that has cost in digits."""
     a, b = (call.here(call.operands[name].graph).double() for name in ("A", "b"))
     if not shapes.batch:
@@ -143,7 +147,7 @@ def solve_general(
     if factor is not None:
         with call.computing():
             noise = _noise(factor, computed=general.computed)
-    problem = Balanced.of(a, b, weights, options.damp, factor, limited=general.constraints is None)
+    problem = Balanced.from_arrays(a, b, weights, options.damp, factor, limited=general.constraints is None)
     if weights is not None:  # products are rounded, rows of the damping are not
         share = over(lengths(problem.a[..., : a.shape[-2], :]), lengths(problem.a))
         noise = 2 * FP64.u * float(share.max()) if share.numel() else 0.0
@@ -176,7 +180,7 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
     return condition * (1 + condition * computed) * len(factor) ** 0.5 * FP64.u
 
 
-def _rounded_products(found: Found) -> torch.Tensor:
+def _rounded_products(found: ConstrainedSolution) -> torch.Tensor:
     """Relative error of x by rounded products with weights, where damping dominates, shape (..., k).
 
     There x is ``A^T b`` divided by squares of the damping, each term of which is rounded three times.
@@ -186,7 +190,9 @@ def _rounded_products(found: Found) -> torch.Tensor:
     return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
 
 
-def _given_back(call: Call, shapes: System, found: Found, rows: int) -> Solved:
+def _given_back(
+    call: Call, shapes: BatchedProblem, found: ConstrainedSolution, rows: int
+) -> LeastSquaresOutcome:
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
     result, bound = solved.result, solved.result.tolerance
@@ -237,4 +243,4 @@ def _given_back(call: Call, shapes: System, found: Found, rows: int) -> Solved:
         **{name: call.give_back(y.contiguous(), y.dtype) for name, y in arrays.items()},
     )
     missed = (~accepted).nonzero().tolist()
-    return Solved(result, why, missed, bool((~(worst_of(forward) <= SURE)).any()))
+    return LeastSquaresOutcome(result, why, missed, bool((~(worst_of(forward) <= SURE)).any()))

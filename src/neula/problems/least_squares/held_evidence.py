@@ -22,14 +22,14 @@ from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.balanced import DOMINATES
-from neula.problems.least_squares.problem import Alone, Members, Options
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""
 
 
 @dataclass
-class Held(Alone):
+class Held(SingleProblem):
     """A fit that is held open, as a problem.
 
     Attributes
@@ -37,12 +37,12 @@ class Held(Alone):
     sums : HeldSums
     exponents : Tensor of int, shape (n,)
         Of two, by which columns were divided, beside what the sums were.
-    options : Options
+    options : LeastSquaresOptions
     """
 
     sums: HeldSums
     exponents: torch.Tensor
-    options: Options
+    options: LeastSquaresOptions
 
     @property
     def device(self) -> torch.device:
@@ -55,7 +55,9 @@ class Held(Alone):
         n = len(self.exponents)
         return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
 
-    def solved(self, problems: Held, before: Answer[Members] | None) -> Answer[Members]:
+    def solved(
+        self, problems: Held, before: Answer[LeastSquaresSolutions] | None
+    ) -> Answer[LeastSquaresSolutions]:
         """The solution by R, and how far ``R^T [R z]`` is from ``A^T [A b]``."""
         options, n = self.options, len(self.exponents)
         r, z, s = self._damped()
@@ -84,7 +86,7 @@ class Held(Alone):
         of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
         of_sums = over(of_products, scale * b).amax()
         backward = torch.maximum(of_sums, b.new_tensor(distance / scale / scale))[None]
-        members = Members(
+        members = LeastSquaresSolutions(
             x=given[None],
             forward_error=error[None],
             backward_error=backward,

@@ -19,7 +19,7 @@ from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
 from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
-from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
@@ -32,7 +32,7 @@ from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import collect, why
 
 
@@ -238,7 +238,7 @@ class LeastSquares:
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
         nothing: dict[str, Any] = {"algorithm": None, "compute": None, "weights": None, "progress": None}
-        options = Options(
+        options = LeastSquaresOptions(
             engine=call.engine,
             target=call.target,
             dtype=torch.float64,
@@ -250,7 +250,7 @@ class LeastSquares:
         )
         with call.computing():
             held = Held(self._sums, self._exponents, options)
-            judge = LeastSquaresJudge.of(max(self.rows, self.n), self.n, options, together=False)
+            judge = LeastSquaresJudge.for_shape(max(self.rows, self.n), self.n, options, together=False)
             judge = replace(judge, bound=held.bound)
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
         report = Report(call, broadcast_system(a, right), options, run)
@@ -338,7 +338,7 @@ class LeastSquares:
                 sources[name] = row_blocks(x)
                 continue
             taken = take(x, name)
-            sources[name] = Sliced(taken.tensor)
+            sources[name] = SlicedArray(taken.tensor)
             like = taken.wrap if name == "b" else like
         shapes = {name: source.shape for name, source in sources.items()}
         m = shapes["A"][0] if shapes["A"] else 0

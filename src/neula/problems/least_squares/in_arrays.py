@@ -13,9 +13,9 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.dependent import Dependent, Plain, Precise
-from neula.algorithms.lapack.refinement import Refined, length, refine, refine_rows
-from neula.algorithms.lapack.seminormal import Factor, Seminormal
-from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.refinement import RefinedVectorSolution, length, refine, refine_rows
+from neula.algorithms.lapack.seminormal import SeminormalFactor, SeminormalProblem
+from neula.algorithms.lapack.square import SquareSystem
 from neula.algorithms.lapack.wide import Wide
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
@@ -23,7 +23,7 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
-from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, Options
+from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, LeastSquaresOptions
 
 SINGLE = 3000
 """Order up to which LU in single precision comes first, where no more is asked for: it does up to condition
@@ -38,10 +38,10 @@ do: from there on cutting them into slices takes longer (500 x 2000 on an AMD EP
 DIGITS = 1 << 20
 """Elements up to which they are."""
 
-System = Seminormal | Square | Wide | Plain | Precise
+System = SeminormalProblem | SquareSystem | Wide | Plain | Precise
 
 
-class Column(NamedTuple):
+class LeastSquaresColumn(NamedTuple):
     """What is known of one right-hand side."""
 
     x: np.ndarray
@@ -53,7 +53,7 @@ class Column(NamedTuple):
     steps: int
 
 
-class Solved(NamedTuple):
+class ArraySolution(NamedTuple):
     """A problem that is solved.
 
     Attributes
@@ -62,17 +62,19 @@ class Solved(NamedTuple):
         How.
     condition : float
     rank : int
-    columns : list of Column
+    columns : list of LeastSquaresColumn
         Solutions.
     """
 
     label: str
     condition: float
     rank: int
-    columns: list[Column]
+    columns: list[LeastSquaresColumn]
 
 
-def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> Solved | None:
+def solved_in_arrays(
+    a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions, *, refused: bool
+) -> ArraySolution | None:
     """One problem by the first way whose solutions are accepted.
 
     Parameters
@@ -80,7 +82,7 @@ def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, re
     a : array, shape (m, n)
     b : list of array, shape (m,)
         float64.
-    options : Options
+    options : LeastSquaresOptions
     refused : bool
         Whether it is known that the rank of A is in doubt.
     """
@@ -90,11 +92,11 @@ def solved_in_arrays(a: np.ndarray, b: list[np.ndarray], options: Options, *, re
         columns = _columns(system, b, options, largest_error)
         if columns is not None:
             rank = system.rank if isinstance(system, Dependent) else min(a.shape)
-            return Solved(label, system.condition, rank, columns)
+            return ArraySolution(label, system.condition, rank, columns)
     return _without_zeros(a, b, options)
 
 
-def _without_zeros(a: np.ndarray, b: list[np.ndarray], options: Options) -> Solved | None:
+def _without_zeros(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions) -> ArraySolution | None:
     """The problem without columns of zeros, if there are some: the shortest x is zero there."""
     counting = np.asarray(a.any(axis=0))
     if counting.all() or not counting.any():
@@ -113,10 +115,10 @@ _Ways = Iterator[tuple[str, System, float]]
 """Labels, systems, and what forward errors may be."""
 
 
-def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool) -> _Ways:
+def _ways(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions, *, refused: bool) -> _Ways:
     """Cheapest first, each factorized when it is its turn."""
     m, n = a.shape
-    factors: list[Factor] = []
+    factors: list[SeminormalFactor] = []
     if m < n:
         yield from _wide(a, options)
     elif not refused:
@@ -126,31 +128,33 @@ def _ways(a: np.ndarray, b: list[np.ndarray], options: Options, *, refused: bool
     yield from _dependent(a, options, factors)
 
 
-def _square(a: np.ndarray, b: list[np.ndarray], options: Options) -> _Ways:
+def _square(a: np.ndarray, b: list[np.ndarray], options: LeastSquaresOptions) -> _Ways:
     """By half the operations of a QR; what did it comes first."""
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled and len(a) <= SINGLE
     for format in (FP32, FP64) if single else (FP64,):
-        found = Square.of(a, b, positive=False, single=format is FP32, doubled=doubled, large=large)
+        found = SquareSystem.factorize(
+            a, b, positive=False, single=format is FP32, doubled=doubled, large=large
+        )
         if found is not None:
             yield f"lu {format.name} with pivoting", found[0], options.largest_error
 
 
-def _tall(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
+def _tall(a: np.ndarray, options: LeastSquaresOptions, refused: list[SeminormalFactor]) -> _Ways:
     doubled, large = options.refines_doubled(*a.shape), is_large(a.size, options)
     single = options.target is not FP64 and not doubled
-    system = Seminormal.of(a, doubled=doubled, single=single, large=large, refused=refused)
+    system = SeminormalProblem.factorize(a, doubled=doubled, single=single, large=large, refused=refused)
     if system is not None:
         yield f"{system.method} + seminormal", system, options.largest_error
 
 
-def _wide(a: np.ndarray, options: Options) -> _Ways:
-    system = Wide.of(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
+def _wide(a: np.ndarray, options: LeastSquaresOptions) -> _Ways:
+    system = Wide.factorize(a, lstsq_bound(options.target, len(a)), large=is_large(a.size, options))
     if system is not None:
         yield f"{system.method} + seminormal", system, options.first_error(*a.shape)
 
 
-def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
+def _dependent(a: np.ndarray, options: LeastSquaresOptions, refused: list[SeminormalFactor]) -> _Ways:
     """In working precision where that leaves enough digits, unless more are asked for."""
     known = next((x for x in refused if x.method == "householder fp64"), None)
     large = is_large(a.size, options)
@@ -159,7 +163,9 @@ def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
         precise.append(True)
     for doubled in precise:
         rounding = rounding_of(a.shape[1], options.unit)
-        system = Dependent.of(a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known)
+        system = Dependent.factorize(
+            a, options.rcond, rounding=rounding, doubled=doubled, large=large, factor=known
+        )
         if system is None:
             return
         error = options.largest_error if doubled or len(precise) == 1 else min(HALF, options.largest_error)
@@ -167,17 +173,17 @@ def _dependent(a: np.ndarray, options: Options, refused: list[Factor]) -> _Ways:
 
 
 def _columns(
-    system: System, b: list[np.ndarray], options: Options, largest_error: float
-) -> list[Column] | None:
+    system: System, b: list[np.ndarray], options: LeastSquaresOptions, largest_error: float
+) -> list[LeastSquaresColumn] | None:
     """All solutions; None where one is not accepted, or the rank is in doubt."""
     if not isinstance(system, Dependent):
         least = ROUNDED_RANK * options.certain_rcond(system.shape)
-        if isinstance(system, Seminormal):
+        if isinstance(system, SeminormalProblem):
             least = options.counting_rcond(system.shape)
         if not system.condition_bound * least < 1:
             return None
     bound, columns = lstsq_bound(options.target, min(system.shape)), []
-    known = system.first if isinstance(system, Square) else [None] * len(b)
+    known = system.first if isinstance(system, SquareSystem) else [None] * len(b)
     for right, first in zip(b, known, strict=True):
         found = _solved(system, right, first, options)
         if found is None or not (found.backward_error <= bound and found.forward_error <= largest_error):
@@ -186,14 +192,18 @@ def _columns(
     return columns
 
 
-def _refined(system: System, b: np.ndarray, first: np.ndarray | None, options: Options) -> Refined | None:
+def _refined(
+    system: System, b: np.ndarray, first: np.ndarray | None, options: LeastSquaresOptions
+) -> RefinedVectorSolution | None:
     steps = min(MAX_STEPS, options.max_iterations)
     if isinstance(system, Wide | Precise):
         return refine_rows(system, b, options.digits, steps)
     return refine(system, b, options.digits, steps, first)
 
 
-def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Options) -> Column | None:
+def _solved(
+    system: System, b: np.ndarray, first: np.ndarray | None, options: LeastSquaresOptions
+) -> LeastSquaresColumn | None:
     """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
     b_norm = length(b)
     if not 1 / MODERATE <= b_norm <= MODERATE:
@@ -203,7 +213,7 @@ def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Op
         return None
     refined_error, optimality, forward_error = system.errors(b, found)
     # Residuals in working precision do not see what x lacks of the sum, unless that is all there is.
-    lost = found.x_low if system.doubled or isinstance(system, Square) else None
+    lost = found.x_low if system.doubled or isinstance(system, SquareSystem) else None
     x, rounding = found.x if system.scales is None else found.x * system.scales, 0.0
     if options.dtype != torch.float64:
         x = x.astype(IN_NUMPY[options.dtype]).astype(np.float64)
@@ -212,7 +222,7 @@ def _solved(system: System, b: np.ndarray, first: np.ndarray | None, options: Op
     residual_norm = length(found.residual if lost is None else found.residual + system.change(lost))
     if not residual_norm <= b_norm * (1 + sum(system.shape) * FP64.u):
         return None
-    return Column(
+    return LeastSquaresColumn(
         x,
         residual_norm,
         rounded_error(forward_error, rounding),

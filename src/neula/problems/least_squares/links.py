@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.refinement import InnerSolver, Refined
+from neula.algorithms.krylov.refinement import InnerSolver, RefinedLeastSquares
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
@@ -19,16 +19,16 @@ from neula.certificates.forward_error import ESTIMATED
 from neula.pipeline.chain import Answer
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members
-from neula.problems.least_squares.refined import Evidence, answer_of, refined_with
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresSolutions
+from neula.problems.least_squares.refined import LeastSquaresErrorBounds, answer_of, refined_with
 from neula.problems.least_squares.together import solve_together
 
-Solution = Answer[Members]
+Solution = Answer[LeastSquaresSolutions]
 
 
 def by_fast_r(
-    problems: Problems,
+    problems: LeastSquaresProblems,
     before: Solution | None,
     *,
     label: str,
@@ -43,7 +43,12 @@ def by_fast_r(
 
 
 def by_gram(
-    problems: Problems, before: Solution | None, *, label: str, compute: str, plainly: bool = False
+    problems: LeastSquaresProblems,
+    before: Solution | None,
+    *,
+    label: str,
+    compute: str,
+    plainly: bool = False,
 ) -> Solution:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
@@ -74,11 +79,16 @@ def by_gram(
 def _read(answer: Solution) -> dict[str, float]:
     """What was measured of one problem."""
     assert answer.measured is not None
-    return dict(zip(Members.names, answer.measured[:, 0].tolist(), strict=True))
+    return dict(zip(LeastSquaresSolutions.names, answer.measured[:, 0].tolist(), strict=True))
 
 
 def by_householder(
-    problems: Problems, before: Solution | None, *, label: str, inner: InnerSolver, compute: str = "fp64"
+    problems: LeastSquaresProblems,
+    before: Solution | None,
+    *,
+    label: str,
+    inner: InnerSolver,
+    compute: str = "fp64",
 ) -> Solution:
     """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared
@@ -87,7 +97,7 @@ def by_householder(
 
 
 def unrefined(
-    problems: Problems, before: Solution | None, *, label: str, algorithm: str, compute: str
+    problems: LeastSquaresProblems, before: Solution | None, *, label: str, algorithm: str, compute: str
 ) -> Solution:
     """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
     problem, options = problems.prepared, problems.options
@@ -104,7 +114,7 @@ def unrefined(
     y, r = over_rows.agreed(y, r)
     if not bool(torch.isfinite(y).all()):
         raise Declined("the factorization broke down: A is too ill-conditioned for it")
-    preconditioner = Preconditioner.of(r.double(), r.double())
+    preconditioner = Preconditioner.from_factor(r.double(), r.double())
     largest, smallest = over_rows.agree(preconditioner.extremes).tolist()
     n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
     x = y.double() * problem.scales[:, None]
@@ -114,10 +124,10 @@ def unrefined(
     scale = Scale(columns, largest)
     projected = solve_rt(r.double() / problem.scales, gradient)
     norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
-    refined = Refined(x, norms.measures(scale.norm), norms.residual)
+    refined = RefinedLeastSquares(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt = ""
     if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
         doubt = f"condition number about {condition:.1e}: A may lack full rank"
-    return answer_of(problem, label, refined, Evidence(scale, smallest, 1 / columns), doubt)
+    return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)

@@ -22,7 +22,7 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.problems.least_squares import by_kernel
 from neula.problems.least_squares.general import General, checked_general, solve_general
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
@@ -239,7 +239,7 @@ def lstsq(
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    options = Options(
+    options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,

@@ -21,20 +21,27 @@ from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import ROUNDED_RANK, Members, Options, no_longer
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import (
+    ROUNDED_RANK,
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+    no_longer,
+)
 from neula.problems.least_squares.scaled import ScaledProblems
 
 NO_GAP = ", no gap"
 """End of the label where singular values fall through the threshold without one: no link has a digit."""
 
 
-def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+def by_svd(
+    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str
+) -> Answer[LeastSquaresSolutions]:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
     options = problems.options
     vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
-    given = _Given.of(problems)
+    given = _DeficientProblem.from_problems(problems)
     solution = minimum_norm(given.deficient, options.rcond)
     members, b_norm = given.members(solution, options)
     shape = given.shape
@@ -54,8 +61,8 @@ def by_svd(problems: Problems, before: Answer[Members] | None, *, label: str) ->
 
 
 def by_complete_orthogonal(
-    problems: Problems, before: Answer[Members] | None, *, label: str
-) -> Answer[Members]:
+    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str
+) -> Answer[LeastSquaresSolutions]:
     """The minimum-norm solution of one problem below full rank, without an SVD.
 
     Raises
@@ -69,7 +76,7 @@ def by_complete_orthogonal(
         raise Declined
     vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "complete orthogonal decomposition in fp64")
-    given = _Given.of(problems)
+    given = _DeficientProblem.from_problems(problems)
     engine = options.engine.using(FP64)
     gram = vars(problems).pop("gram", None)  # if a link before has made it
     solution = complete_orthogonal(
@@ -83,7 +90,7 @@ def by_complete_orthogonal(
 
 
 @dataclass(frozen=True)
-class _Given:
+class _DeficientProblem:
     """One problem as it was given, and in numbers near 1.
 
     Attributes
@@ -98,10 +105,10 @@ class _Given:
     deficient: Deficient
 
     @classmethod
-    def of(cls, problems: Problems) -> _Given:
+    def from_problems(cls, problems: LeastSquaresProblems) -> _DeficientProblem:
         options, (_, m, n) = problems.options, problems.a.shape
         over_rows = options.over_rows
-        scaled = ScaledProblems.of(problems.a, problems.b, options.weights, options.damp, over_rows)
+        scaled = ScaledProblems.from_arrays(problems.a, problems.b, options.weights, options.damp, over_rows)
         deficient = Deficient(
             scaled.a[0],
             scaled.b[0],
@@ -114,7 +121,9 @@ class _Given:
         )
         return cls((over_rows.count(m), n), scaled, deficient)
 
-    def members(self, solution: MinimumNorm, options: Options) -> tuple[Members, torch.Tensor]:
+    def members(
+        self, solution: MinimumNorm, options: LeastSquaresOptions
+    ) -> tuple[LeastSquaresSolutions, torch.Tensor]:
         """The solution with its evidence, and the norms of b."""
         problems, given, over_rows = self.scaled, self.deficient, options.over_rows
         norms, z = given.norms[:, None], solution.y / given.norms[:, None]
@@ -141,7 +150,7 @@ class _Given:
         b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
         good = (refined_error.amax() <= bound) & (not solution.doubt)
         shorter = no_longer(r_norm, b_norm, self.shape)
-        members = Members(
+        members = LeastSquaresSolutions(
             x=x,
             residual_norm=problems.residual_norm(r_norm),
             forward_error=forward_error,
@@ -152,7 +161,7 @@ class _Given:
             rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
             accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
         )
-        members = Members(*over_rows.agreed(*members.tensors))
+        members = LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
         return members, problems.residual_norm(b_norm)
 
 

@@ -79,7 +79,7 @@ class NullSpace:
         return ROUNDINGS * self.condition * FP64.u
 
     @classmethod
-    def of(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
+    def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
         """Factorize.
 
         Parameters
@@ -120,7 +120,7 @@ class NullSpace:
             return x
         kept, right = self.c[self.kept][None], self.d[..., self.kept, :]
         right = right.detach().expand(*x.shape[:-2], *right.shape[-2:]).movedim(-2, 0)
-        doubled, moved = Doubled.of(kept), torch.zeros_like(x.detach().movedim(-2, 0))
+        doubled, moved = Doubled.from_matrix(kept), torch.zeros_like(x.detach().movedim(-2, 0))
         for _ in range(CORRECTIONS):
             at = x.detach().movedim(-2, 0) + moved
             left = doubled.residual(at.flatten(1)[None], right.flatten(1)[None])[0][0]
@@ -201,7 +201,7 @@ class NullSpace:
             What they leave of each row.
         """
         kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
-        prepared, left = Doubled.of(kept.mT[None].contiguous()), wanted
+        prepared, left = Doubled.from_matrix(kept.mT[None].contiguous()), wanted
         factors = low = rows.new_zeros(self.rank, len(rows))
         for _ in range(STEPS):
             update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
@@ -247,7 +247,7 @@ def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
     simple = (factors / COARSE).round() * COARSE
     if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
         return False
-    rest = Doubled.of(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
+    rest = Doubled.from_matrix(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
     return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
 
 

@@ -21,8 +21,8 @@ from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_kernel import solve_by_kernel
 from neula.problems.least_squares.chain import chain_together
 from neula.problems.least_squares.lstsq import default_rcond
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
@@ -123,7 +123,7 @@ def pinv(
     a = call.first.tensor
     check_matrices(a, "A")
     rcond = part_of_one("rcond", rcond)
-    options = Options(
+    options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
@@ -145,7 +145,7 @@ def pinv(
     with call.computing():
         if not batch and a.numel() > 0:
             check_finite(matrices[0], options.engine.column_max(matrices[0]), "A")
-        problems = Problems(matrices.mT if tall else matrices, identity, options)
+        problems = LeastSquaresProblems(matrices.mT if tall else matrices, identity, options)
         # On a host kernels for batches take one matrix as well, whose right-hand sides are many.
         count = max(2 if options.engine.tuning.lapack else 1, len(matrices))
         links = chain_together(count, min(a.shape[-2:]), max(a.shape[-2:]), options)
@@ -173,7 +173,7 @@ def pinv(
     return attached.mT if tall else attached
 
 
-def _by_kernel(call: Call, options: Options) -> Any:
+def _by_kernel(call: Call, options: LeastSquaresOptions) -> Any:
     """That of one small matrix of a host, where it is accepted, without a chain; None elsewhere."""
     a, here = call.first.tensor, options.engine.device.type == "cpu" and options.engine.tuning.lapack
     usual = options.dtype in IN_NUMPY and options.progress is None and not call.differentiable

@@ -17,7 +17,7 @@ from neula.engines import FORMATS, FP16
 from neula.engines.reduction import Reduction
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
-from neula.problems.least_squares.prepared import Problem, nonzero_norms
+from neula.problems.least_squares.prepared import PreparedProblem, nonzero_norms
 
 FP16_GRAM_CONDITION = 300.0
 """A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
@@ -60,7 +60,9 @@ class Preconditioner:
     stable: bool = False
 
     @classmethod
-    def of(cls, r: torch.Tensor, triangle: UpperTriangular, *, stable: bool = False) -> Preconditioner:
+    def from_factor(
+        cls, r: torch.Tensor, triangle: UpperTriangular, *, stable: bool = False
+    ) -> Preconditioner:
         """R as a matrix, and as it is solved with."""
         columns = nonzero_norms(torch.linalg.vector_norm(r, dim=0).double())
         return cls(triangle, columns, extreme_singular_values(r, triangle, columns), stable)
@@ -107,7 +109,7 @@ LIMITS = {
 """By method and arithmetic."""
 
 
-def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
+def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
     A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
@@ -134,8 +136,8 @@ def fast_r(problem: Problem, method: str, compute: str, limit: Limit | None) -> 
         return r, *options.engine.alone.replay(known_of, (r,), "preconditioner")
 
     def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        triangle = BlockTriangular.of(r, options.engine.tuning.inverted)
-        found = Preconditioner.of(r, triangle)
+        triangle = BlockTriangular.from_factor(r, options.engine.tuning.inverted)
+        found = Preconditioner.from_factor(r, triangle)
         return triangle.inverses, found.columns, found.extremes
 
     inputs = (operator.a, problem.scales, *(() if operator.weights is None else (operator.weights,)))
@@ -152,7 +154,9 @@ def _check_half(limit: Limit, n: int, over_rows: Reduction, diagonal: torch.Tens
     limit.check_decay(n, over_rows.agree(diagonal))
 
 
-def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Preconditioner, torch.Tensor | None]:
+def householder_r(
+    problem: PreparedProblem, compute: str = "fp64"
+) -> tuple[Preconditioner, torch.Tensor | None]:
     """R by the library's Householder reflections in single or double precision, and solutions by them.
 
     Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
@@ -169,7 +173,7 @@ def householder_r(problem: Problem, compute: str = "fp64") -> tuple[Precondition
     report(1.0)
     r = r.double()
     # The library's substitution is as stable as can be, and several times slower on a GPU.
-    found = Preconditioner.of(r, r, stable=compute == "fp64")
+    found = Preconditioner.from_factor(r, r, stable=compute == "fp64")
     found = replace(found, extremes=over_rows.agree(found.extremes))
     largest, smallest = found.extremes.tolist()
     return found, start if largest <= WELL_CONDITIONED * smallest else None

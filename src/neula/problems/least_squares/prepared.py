@@ -21,7 +21,7 @@ from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import check_finite
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 
 
@@ -57,21 +57,21 @@ class Largest:
 
 
 @dataclass(frozen=True)
-class Problems(Batch):
+class LeastSquaresProblems(Batch):
     """A batch of problems as they were given; one problem is a batch of one.
 
     Attributes
     ----------
     a : Tensor, shape (batch, m, n)
     b : Tensor, shape (batch, m, k)
-    options : Options
+    options : LeastSquaresOptions
     places : Tensor of int, or None
         Which of them are meant: all, by default. Others are not copied before they are worked on.
     """
 
     a: torch.Tensor
     b: torch.Tensor
-    options: Options
+    options: LeastSquaresOptions
     places: torch.Tensor | None = None
 
     def __len__(self) -> int:
@@ -81,11 +81,11 @@ class Problems(Batch):
         """Some of them."""
         return replace(self, places=places if self.places is None else self.places[places])
 
-    def one(self, place: int) -> Problems:
+    def one(self, place: int) -> LeastSquaresProblems:
         """One of all, a view; the only one itself, with what is known of it."""
         if len(self.a) == 1 and self.places is None:
             return self
-        return Problems(self.a[place : place + 1], self.b[place : place + 1], self.options)
+        return LeastSquaresProblems(self.a[place : place + 1], self.b[place : place + 1], self.options)
 
     def chunks(self, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """A and b of so many at a time: views of all, copies of some."""
@@ -104,12 +104,12 @@ class Problems(Batch):
         return lstsq_bound(self.options.target, min(self.options.rows(m, n), n))
 
     @cached_property
-    def prepared(self) -> Problem:
+    def prepared(self) -> PreparedProblem:
         """The only one, prepared."""
         a, b = self.a[0], self.b[0].double()
         if not self._is_read_as_given:
             a = a.double()
-        return Problem.of(a, b, self.options, self.largest)
+        return PreparedProblem.from_arrays(a, b, self.options, self.largest)
 
     @property
     def _is_read_as_given(self) -> bool:
@@ -144,7 +144,7 @@ class Problems(Batch):
         check_finite(self.b[0].squeeze(-1), self.largest.seen.of_b, "b", self.options.over_rows)
 
 
-Way = Callable[[Problems, Answer[Members] | None], Answer[Members]]
+Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Answer[LeastSquaresSolutions]]
 """What a link does."""
 
 
@@ -168,7 +168,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Problem:
+class PreparedProblem:
     """A problem in double precision.
 
     Attributes
@@ -194,18 +194,20 @@ class Problem:
     b_scales: torch.Tensor
     scales: torch.Tensor
     wide: bool
-    options: Options
+    options: LeastSquaresOptions
     units: Units | None = None
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, options: Options, largest: Largest) -> Problem:
+    def from_arrays(
+        cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions, largest: Largest
+    ) -> PreparedProblem:
         """Problems with numbers near the ends of the range are scaled first, in a copy.
 
         Parameters
         ----------
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
-        options : Options
+        options : LeastSquaresOptions
         largest : Largest
             Of A and b.
         """
@@ -218,31 +220,31 @@ class Problem:
         if exponents <= SQUARABLE_EXPONENT:
             known = options.weights is None and not options.damp
             known = known and over_rows.count(a.shape[0]) >= a.shape[1]
-            return cls._of(a, b, options, largest=largest if known else None)
-        scaled = ScaledProblems.of(a[None], b[None], options.weights, options.damp, over_rows)
+            return cls._from_scaled(a, b, options, largest=largest if known else None)
+        scaled = ScaledProblems.from_arrays(a[None], b[None], options.weights, options.damp, over_rows)
         units = scaled.units if scaled.wide else scaled.columns
         shifts = scaled.columns - units
         low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
         b_low = None if scaled.b_low is None else scaled.b_low[0]
         found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
-        return cls._of(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
+        return cls._from_scaled(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
 
     @classmethod
-    def _of(
+    def _from_scaled(
         cls,
         a: torch.Tensor,
         b: torch.Tensor,
-        options: Options,
+        options: LeastSquaresOptions,
         units: Units | None = None,
         largest: Largest | None = None,
-    ) -> Problem:
+    ) -> PreparedProblem:
         """Apply weights and damping, check the numbers, choose the scales.
 
         Parameters
         ----------
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
-        options : Options
+        options : LeastSquaresOptions
         units : Units, optional
             Of a problem that was scaled before, weights and damping applied.
         largest : Largest, optional
@@ -330,7 +332,7 @@ class Problem:
                 None if b_low is None else b_low * self.b_scales,
                 over_rows,
             )
-        found = ScaledProblems.of(
+        found = ScaledProblems.from_arrays(
             operator.a[None], self.given_b[None], operator.weights, operator.damp, over_rows
         )
         scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]

@@ -25,7 +25,7 @@ NEARLY = 1.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(solutions.Options):
+class LeastSquaresOptions(solutions.SolutionOptions):
     """What is asked for.
 
     Attributes
@@ -92,7 +92,7 @@ class Options(solutions.Options):
         return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
 
 
-class Alone:
+class SingleProblem:
     """One problem, for a chain that is made for batches."""
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> 
 
 
 @dataclass(frozen=True)
-class Members(Solutions):
+class LeastSquaresSolutions(Solutions):
     """Solutions of least-squares problems.
 
     Attributes

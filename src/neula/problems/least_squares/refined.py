@@ -13,7 +13,7 @@ from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
 from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, Refined, refine
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, RefinedLeastSquares, refine
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale
@@ -30,8 +30,8 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
-from neula.problems.least_squares.prepared import Problem
-from neula.problems.least_squares.problem import Members, no_longer
+from neula.problems.least_squares.prepared import PreparedProblem
+from neula.problems.least_squares.problem import LeastSquaresSolutions, no_longer
 
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
@@ -50,7 +50,7 @@ normalized columns."""
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LeastSquaresErrorBounds:
     """What bounds the error of a refined solution.
 
     Attributes
@@ -81,7 +81,7 @@ class Evidence:
             return math.inf
         return max(1.0, self.scale.norm / self.smallest)
 
-    def forward_error(self, refined: Refined) -> torch.Tensor:
+    def forward_error(self, refined: RefinedLeastSquares) -> torch.Tensor:
         """Bound on the relative error of ``D x``, shape (k,)."""
         if refined.forward_error is not None:
             return refined.forward_error
@@ -95,8 +95,12 @@ class Evidence:
 
 
 def answer_of(
-    problem: Problem, label: str, refined: Refined, evidence: Evidence, doubt: str
-) -> Answer[Members]:
+    problem: PreparedProblem,
+    label: str,
+    refined: RefinedLeastSquares,
+    evidence: LeastSquaresErrorBounds,
+    doubt: str,
+) -> Answer[LeastSquaresSolutions]:
     """A solution in the user's units, with its evidence.
 
     A doubt is one about R or the rank: then the singular values of R say nothing of A, and no digit is sure.
@@ -114,7 +118,7 @@ def answer_of(
     (b_norm,) = options.over_rows.norms(problem.b)
     shorter = no_longer(residual_norm, b_norm, problem.operator.shape)
     accepted = (refined_error <= problem.bound) & ((forward_error <= SURE) & shorter).all()
-    values = Members(
+    values = LeastSquaresSolutions(
         x=x[None],
         residual_norm=problem.unscale_residual(residual_norm)[None],
         forward_error=forward_error[None],
@@ -126,18 +130,18 @@ def answer_of(
         accepted=accepted[None],
     )
     # What is returned is the same on all processes, and what is decided by it.
-    values = Members(*options.over_rows.agreed(*values.tensors))
+    values = LeastSquaresSolutions(*options.over_rows.agreed(*values.tensors))
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
 def refined_with(
-    problem: Problem,
+    problem: PreparedProblem,
     label: str,
     preconditioner: Preconditioner,
     inner: InnerSolver,
     limit: Limit | None = None,
     start: torch.Tensor | None = None,
-) -> Answer[Members]:
+) -> Answer[LeastSquaresSolutions]:
     """Refine with R as preconditioner, and find out whether A has full rank.
 
     An R whose condition number exceeds that of ``limit`` is not tried for longer than that says. Iterations
@@ -199,10 +203,10 @@ def refined_with(
             tolerance=options.digits,
             max_iterations=options.max_iterations,
         )
-    return answer_of(problem, label, refined, Evidence(scale, smallest, 1 / columns), doubt)
+    return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)
 
 
-def _iterations(problem: Problem, largest: float, smallest: float, limit: Limit | None) -> int:
+def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit: Limit | None) -> int:
     """How many the first solve is given, by the extreme singular values of R with normalized columns."""
     if not (math.isfinite(largest) and smallest > 0):
         raise Declined("R is singular or not finite")
@@ -216,23 +220,29 @@ def _iterations(problem: Problem, largest: float, smallest: float, limit: Limit 
     return iterations
 
 
-def _check_rank(problem: Problem, largest: float, smallest: float) -> None:
+def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
     rcond = problem.options.certain_rcond(problem.operator.shape)
     if not smallest > ESTIMATED * rcond * largest:
         condition = largest / max(smallest, 1e-300)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")
 
 
-def _evidence_of_wide(problem: Problem, preconditioner: Preconditioner, scale: Scale) -> Evidence:
+def _evidence_of_wide(
+    problem: PreparedProblem, preconditioner: Preconditioner, scale: Scale
+) -> LeastSquaresErrorBounds:
     """For a solution of minimum norm; its rank is decided in the matrix with normalized columns."""
     largest, smallest, spread = _condition_of_wide(problem, preconditioner)
     _check_rank(problem, largest, smallest)
     rows = float(scale.norm / preconditioner.extremes[1]) * smallest / largest
     spread *= max(1.0, rows)
-    return Evidence(Scale(1 / problem.sizes_of_wide, largest), smallest, problem.sizes_of_wide, spread)
+    return LeastSquaresErrorBounds(
+        Scale(1 / problem.sizes_of_wide, largest), smallest, problem.sizes_of_wide, spread
+    )
 
 
-def _condition_of_wide(problem: Problem, preconditioner: Preconditioner) -> tuple[float, float, float]:
+def _condition_of_wide(
+    problem: PreparedProblem, preconditioner: Preconditioner
+) -> tuple[float, float, float]:
     """Extreme singular values of B, and by how much norms of its columns differ."""
     sizes = problem.sizes_of_wide
     spread = float(sizes.max() / sizes.min())
@@ -275,7 +285,7 @@ class _Probed:
     iterations: int = 0
 
 
-def _sampled(problem: Problem, r: UpperTriangular, start: torch.Tensor) -> _Probed:
+def _sampled(problem: PreparedProblem, r: UpperTriangular, start: torch.Tensor) -> _Probed:
     """Find out along random vectors whether the singular values of ``A R^-1`` are near 1.
 
     That takes less than a problem with known solution, where iterations are hardly needed.
@@ -289,7 +299,7 @@ def _sampled(problem: Problem, r: UpperTriangular, start: torch.Tensor) -> _Prob
 
 
 def _probe(
-    problem: Problem,
+    problem: PreparedProblem,
     r: UpperTriangular,
     columns: torch.Tensor,
     norm_a: float,

@@ -15,14 +15,14 @@ from neula.pipeline.chain import Run
 from neula.pipeline.in_numpy import of_single, x_of_single
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.result.statistics import Fit
-from neula.pipeline.shapes import System
+from neula.pipeline.result.statistics import FittedProblem
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, does_not_fit, numbers_of, rounded_away, unsure
 from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
 
-class Found(NamedTuple):
+class SingleProblemSolution(NamedTuple):
     """One problem that was solved without the chain.
 
     Attributes
@@ -47,7 +47,9 @@ class Found(NamedTuple):
     rank: int
 
 
-def result_of(call: Call, shapes: System, options: Options, found: Found) -> LstsqResult[Any]:
+def result_of(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, found: SingleProblemSolution
+) -> LstsqResult[Any]:
     """The same as a user has it; most read x and nothing else."""
     bound, worst, norms = (
         lstsq_bound(options.target, options.full_rank(*shapes.a.shape)),
@@ -79,12 +81,12 @@ def result_of(call: Call, shapes: System, options: Options, found: Found) -> Lst
         "fit": Later(fit),
     }
     of_all = of_single(call, shapes, options, found.backward_error, found.condition, found.forward_errors)
-    return LstsqResult.of(known | of_all)
+    return LstsqResult.from_fields(known | of_all)
 
 
-def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqResult:
+def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
-    run, options = report.run, cast(Options, report.options)
+    run, options = report.run, cast(LeastSquaresOptions, report.options)
     values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
@@ -105,13 +107,15 @@ def collect(report: Report, passes: int = 0, fit: Fit | None = None) -> LstsqRes
     )
 
 
-def norms_of(residual_norm: torch.Tensor, shapes: System) -> float | list[float]:
+def norms_of(residual_norm: torch.Tensor, shapes: BatchedProblem) -> float | list[float]:
     """A number, or those of all right-hand sides."""
     norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
     return norms[0] if len(norms) == 1 else norms
 
 
-def why(result: LstsqResult, run: Run[Members], options: Options, *, is_batch: bool) -> str:
+def why(
+    result: LstsqResult, run: Run[LeastSquaresSolutions], options: LeastSquaresOptions, *, is_batch: bool
+) -> str:
     """Why the accuracy was missed."""
     accurate = result.backward_error <= result.tolerance
     if is_batch:

@@ -15,11 +15,11 @@ from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
-from neula.pipeline.shapes import System, broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.least_squares.lstsq import default_rcond
-from neula.problems.least_squares.problem import Options
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.ridge_refined import Estimates
-from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm
+from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
 from neula.problems.signatures import Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
@@ -144,9 +144,9 @@ def ridge_path(
     report, bound = stage(progress, "factorizing"), lstsq_bound(call.target, max(1, min(a.shape)))
     with call.computing():
         nonzero = a.any(0)
-        path = Path.of(Scaled.of(a[:, nonzero], b, given, before), call.engine)
+        path = Path.factorize(ScaledRidgeProblem.from_arrays(a[:, nonzero], b, given, before), call.engine)
         report(1.0)
-        found = Estimates.of(path, bound, _options(call, a))
+        found = Estimates.from_path(path, bound, _options(call, a))
     result, why = _result(call, shapes, given, found, nonzero)
     if why:
         what = f"a ridge path is not certified to {result.accuracy} accuracy"
@@ -154,9 +154,9 @@ def ridge_path(
     return result
 
 
-def _options(call: Call, a: torch.Tensor) -> Options:
+def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
     """Those of problems that are refined."""
-    return Options(
+    return LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
         dtype=torch.float64,
@@ -172,7 +172,7 @@ def _options(call: Call, a: torch.Tensor) -> Options:
 
 
 def _result(
-    call: Call, shapes: System, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
+    call: Call, shapes: BatchedProblem, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
 ) -> tuple[RidgePath, str]:
     """What a user is told, zeros for columns of zeros, and why it is not accepted."""
     path, scaled, bound, solutions = found.path, found.path.scaled, found.bound, found.x.value
@@ -226,7 +226,7 @@ def _result(
     return result, f"{int((~accepted).any(1).sum())} of {len(damps)} dampings: {why}"
 
 
-def _claimed(number: torch.Tensor, found: Bounded, power: int, rounding: float) -> torch.Tensor:
+def _claimed(number: torch.Tensor, found: BoundedEstimate, power: int, rounding: float) -> torch.Tensor:
     """Bound on the relative error of a power; infinite where that is not a normal number."""
     relative = found.relative
     relative = relative if power == 1 else relative * (2 + relative)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement, System
+from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
@@ -16,9 +16,15 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
-from neula.problems.least_squares.ridge_solutions import Bounded, Path, Scaled, norm, relative
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.ridge_solutions import (
+    BoundedEstimate,
+    Path,
+    ScaledRidgeProblem,
+    norm,
+    relative,
+)
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.least_squares.scaled import ScaledProblems
 
@@ -36,13 +42,13 @@ class Estimates:
     Attributes
     ----------
     path : Path
-    x : Bounded
+    x : BoundedEstimate
         Solutions of the scaled problem, shape (p, n, k), and their forward errors, shape (p, k).
-    residual : Bounded
+    residual : BoundedEstimate
         Norms of residuals divided by the size of W, shape (p, k).
-    left_out : Bounded
+    left_out : BoundedEstimate
         Errors of prediction of rows that are left out, shape (p, m, k).
-    trace : Bounded
+    trace : BoundedEstimate
         Sums of ``W_ii`` divided by the size of W, shape (p, 1).
     backward : Tensor, shape (p, k)
         Backward errors of solutions.
@@ -51,15 +57,15 @@ class Estimates:
     """
 
     path: Path
-    x: Bounded
-    residual: Bounded
-    left_out: Bounded
-    trace: Bounded
+    x: BoundedEstimate
+    residual: BoundedEstimate
+    left_out: BoundedEstimate
+    trace: BoundedEstimate
     backward: torch.Tensor
     bound: float
 
     @classmethod
-    def of(cls, path: Path, bound: float, options: Options) -> Estimates:
+    def from_path(cls, path: Path, bound: float, options: LeastSquaresOptions) -> Estimates:
         """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds; refined where that
         leaves too few digits.
         """
@@ -73,30 +79,34 @@ class Estimates:
         predicted = path.left_out(x, residual)
         found = (x, errors[0]), (residual, errors[1]), predicted
         nothing = path.b_norm == 0
-        first, second, third = (Bounded.of(y, error.masked_fill(nothing, 0)) for y, error in found)
+        first, second, third = (
+            BoundedEstimate.from_arrays(y, error.masked_fill(nothing, 0)) for y, error in found
+        )
         backward = path.backward_errors(*first)
         estimates = cls(path, first, second, third, path.trace, backward, bound)
         estimates._refine_all(options)
         return estimates
 
     @property
-    def leave_one_out(self) -> Bounded:
+    def leave_one_out(self) -> BoundedEstimate:
         """Root mean squares of errors of prediction, shape (p, k)."""
         root = max(1, len(self.path.scaled.a)) ** 0.5
-        return Bounded(*(norm(y, dim=1) / root for y in self.left_out))
+        return BoundedEstimate(*(norm(y, dim=1) / root for y in self.left_out))
 
     @property
-    def gcv(self) -> Bounded:
+    def gcv(self) -> BoundedEstimate:
         """The same by generalized cross-validation: square roots, shape (p, k)."""
         m, trace = len(self.path.scaled.a), self.trace
         value, error = (m**0.5 * y / trace.value.abs() for y in self.residual)
-        return Bounded.of(value, error + torch.where(value == 0, 0.0, value * trace.relative))
+        return BoundedEstimate.from_arrays(
+            value, error + torch.where(value == 0, 0.0, value * trace.relative)
+        )
 
-    def known(self, found: Bounded, most: float = SURE) -> torch.Tensor:
+    def known(self, found: BoundedEstimate, most: float = SURE) -> torch.Tensor:
         """Whether numbers have so few errors, or are zero as far as b can say."""
         return (found.relative <= most) | (found.error <= self.bound * self.path.b_norm)
 
-    def _refine_all(self, options: Options) -> None:
+    def _refine_all(self, options: LeastSquaresOptions) -> None:
         """Replace what has too few digits."""
         scaled, (m, n) = self.path.scaled, self.path.scaled.a.shape
         if not m or not n or not self.x.value.numel():
@@ -155,22 +165,29 @@ class Estimates:
             stacks = stacked(scaled, places)
             below = b.new_zeros(stacks.shape[1] - len(b), b.shape[1])
             x, residual = _refined(stacks, torch.cat([b, below]).expand(len(stacks), -1, -1))
-            residual, factor = Bounded(*(y[:, : len(b)] for y in residual)), 1 / self.path.size[places]
+            residual, factor = (
+                BoundedEstimate(*(y[:, : len(b)] for y in residual)),
+                1 / self.path.size[places],
+            )
         self.x.put_at(places, x.value[:, :n, :k], x.error[:, :k])
-        self.residual.put_at(places, *Bounded.of(*(factor * norm(y[..., :k], dim=1) for y in residual)))
+        self.residual.put_at(
+            places, *BoundedEstimate.from_arrays(*(factor * norm(y[..., :k], dim=1) for y in residual))
+        )
         if not len(rows) or scaled.is_projected:
             return
         own = k + torch.arange(len(rows), device=rows.device)
         of_units, of_unit = (y[:, rows, own][..., None] for y in residual)
         if len(rows) == len(scaled.a):
-            self.trace.put_at(places, *Bounded.of(*(factor * y.sum(1) for y in (of_units, of_unit))))
+            self.trace.put_at(
+                places, *BoundedEstimate.from_arrays(*(factor * y.sum(1) for y in (of_units, of_unit)))
+            )
         found, error = (y[:, rows, :k] for y in residual)
         value = over(found, of_units)
         wrong = (error + value.abs() * of_unit) / (of_units - of_unit)
         wrong = torch.where(of_units > of_unit, wrong, torch.inf)
-        self.left_out.put_at((places[:, None], rows), *Bounded.of(value, wrong))
+        self.left_out.put_at((places[:, None], rows), *BoundedEstimate.from_arrays(value, wrong))
 
-    def _solve(self, place: int, options: Options) -> None:
+    def _solve(self, place: int, options: LeastSquaresOptions) -> None:
         """All that :func:`lstsq` does for one damping, which a solution of lower rank knows nothing of."""
         scaled = self.path.scaled
         damp = float(scaled.damps[place])
@@ -184,9 +201,11 @@ class Estimates:
         length, rounding = scaled.a.shape[1] ** 0.5 * length, sum(scaled.a.shape) * FP64.u
         error = error / (1 - error) * length + rounding * (length + self.path.b_norm)
         residual, size = norm(scaled.b - scaled.a @ found.x[0], dim=0), self.path.size[place]
-        self.residual.put_at(where, *Bounded.of((residual / size)[None], (error / size)[None]))
+        self.residual.put_at(
+            where, *BoundedEstimate.from_arrays((residual / size)[None], (error / size)[None])
+        )
 
-    def _leave_out(self, place: int, row: int, options: Options) -> None:
+    def _leave_out(self, place: int, row: int, options: LeastSquaresOptions) -> None:
         """Fit all rows but one."""
         scaled = self.path.scaled
         if scaled.is_projected:
@@ -207,10 +226,10 @@ class Estimates:
         error = torch.where(accepted, error, torch.inf)
         places = where, torch.tensor([row], device=a.device)
         value = scaled.b[row] - a[row] @ found.x[0]
-        self.left_out.put_at(places, *Bounded.of(value[None], error[None]))
+        self.left_out.put_at(places, *BoundedEstimate.from_arrays(value[None], error[None]))
 
 
-def stacked(scaled: Scaled, places: torch.Tensor) -> torch.Tensor:
+def stacked(scaled: ScaledRidgeProblem, places: torch.Tensor) -> torch.Tensor:
     """A with some dampings below, and the one vector that A is orthogonal to beside it."""
     (m, n), damps, beside = scaled.a.shape, scaled.damps[places, None], scaled.mean
     a = scaled.a.expand(len(damps), m, n)
@@ -221,9 +240,9 @@ def stacked(scaled: Scaled, places: torch.Tensor) -> torch.Tensor:
     return torch.cat([found, beside], 2)
 
 
-def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, Bounded]:
+def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[BoundedEstimate, BoundedEstimate]:
     """Solutions of problems of full rank with their forward errors, and residuals."""
-    problems = ScaledProblems.of(a, b, None, 0.0)
+    problems = ScaledProblems.from_arrays(a, b, None, 0.0)
     system = Overdetermined(problems.a, householder_r(problems.a))
     refinement = _steps(system, problems.b)
     found = refinement.solution()
@@ -231,11 +250,13 @@ def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, Bounded]:
     residual = system.doubled.residual(refinement.high, problems.b, refinement.low)[0]
     error = torch.where(system.rate[:, None] <= MAX_RATE, system.norm_bound * refinement.left, torch.inf)
     error = error[:, None] + 4 * FP64.u * residual.abs()
-    x = Bounded.of(problems.unscale(found.x), found.forward_error)
-    return x, Bounded.of(*(shift(y, problems.b_columns) for y in (residual, error)))
+    x = BoundedEstimate.from_arrays(problems.unscale(found.x), found.forward_error)
+    return x, BoundedEstimate.from_arrays(*(shift(y, problems.b_columns) for y in (residual, error)))
 
 
-def _refined_wide(a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor) -> tuple[Bounded, Bounded]:
+def _refined_wide(
+    a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor
+) -> tuple[BoundedEstimate, BoundedEstimate]:
     """The same by the shortest solution of ``A x + damp z = b``, whose multipliers are the residuals divided
     by the square of the damping: these do not vanish with it.
     """
@@ -251,15 +272,17 @@ def _refined_wide(a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor) -> tupl
     refinement = _steps(system, b)
     high, low = (columns[:, :n] * y[:, :n] for y in (refinement.high, refinement.low))
     known = torch.where(system.rate[:, None] <= MAX_RATE, refinement.left, torch.inf)
-    x = Bounded.of(shift(refinement.high[:, :n], of_b), relative(known + norm(low, dim=1), norm(high, dim=1)))
+    x = BoundedEstimate.from_arrays(
+        shift(refinement.high[:, :n], of_b), relative(known + norm(low, dim=1), norm(high, dim=1))
+    )
     inverse_norm = schatten_bounds(system.inverse, upper=True)[1]
     error = (inverse_norm * known / columns.amax(1))[:, None]
     residual = refinement.high[:, n + m :]
     error = error + 4 * FP64.u * residual.abs()
-    return x, Bounded.of(*(shift(y, of_b - of_rows) for y in (residual, error)))
+    return x, BoundedEstimate.from_arrays(*(shift(y, of_b - of_rows) for y in (residual, error)))
 
 
-def _steps(system: System, b: torch.Tensor) -> Refinement:
+def _steps(system: FactoredProblems, b: torch.Tensor) -> Refinement:
     """All that make anything smaller."""
     refinement = Refinement(system, b, 0.0)
     while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):
@@ -267,7 +290,9 @@ def _steps(system: System, b: torch.Tensor) -> Refinement:
     return refinement
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Members, torch.Tensor]:
-    problems = Problems(a[None], b[None], options)
+def _solved(
+    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> tuple[LeastSquaresSolutions, torch.Tensor]:
+    problems = LeastSquaresProblems(a[None], b[None], options)
     run = with_exact_zeros(solve_problems(problems, is_batch=False), problems)
     return run.found, torch.from_numpy(run.accepted).to(a.device)

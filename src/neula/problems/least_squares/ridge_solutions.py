@@ -36,7 +36,7 @@ HIGHER_ORDER = 1.5
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledRidgeProblem:
     """A, b and dampings in numbers near 1, so that no square is lost.
 
     Attributes
@@ -60,7 +60,7 @@ class Scaled:
     before: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, before: torch.Tensor) -> Self:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, before: torch.Tensor) -> Self:
         of_a = binary_exponents(torch.cat([damps.new_zeros(1), damps, a.abs().flatten()]).amax())
         of_b = binary_exponents(torch.cat([b.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
         return cls(shift(a, -of_a), shift(b, -of_b), shift(damps, -of_a), of_a, of_b, before)
@@ -102,14 +102,14 @@ class Scaled:
         return over(norm(self.columns * lost, dim=1), norm(self.columns * x, dim=1))
 
 
-class Bounded(NamedTuple):
+class BoundedEstimate(NamedTuple):
     """Numbers, and bounds on their errors."""
 
     value: torch.Tensor
     error: torch.Tensor
 
     @classmethod
-    def of(cls, value: torch.Tensor, error: torch.Tensor) -> Self:
+    def from_arrays(cls, value: torch.Tensor, error: torch.Tensor) -> Self:
         """Errors are infinite where they are not known."""
         return cls(value, error.nan_to_num(torch.inf, posinf=torch.inf))
 
@@ -138,7 +138,7 @@ class Path:
 
     Attributes
     ----------
-    scaled : Scaled
+    scaled : ScaledRidgeProblem
     u : Tensor, shape (m, r)
         Left singular vectors of A.
     v : Tensor, shape (n, r)
@@ -153,7 +153,7 @@ class Path:
         Whether the rank without damping is.
     """
 
-    scaled: Scaled
+    scaled: ScaledRidgeProblem
     u: torch.Tensor
     v: torch.Tensor
     s: torch.Tensor
@@ -163,7 +163,7 @@ class Path:
     certain: bool = False
 
     @classmethod
-    def of(cls, scaled: Scaled, engine: Engine) -> Self:
+    def factorize(cls, scaled: ScaledRidgeProblem, engine: Engine) -> Self:
         """By a QR of A and the SVD of R; one direction that A is orthogonal to is reflected out of the way,
         since rounding makes a singular vector of it.
         """
@@ -293,12 +293,14 @@ class Path:
         return torch.hypot(norm(self.weights[:, :, None] * self.c, dim=1), norm(self.rest, dim=0))
 
     @cached_property
-    def trace(self) -> Bounded:
+    def trace(self) -> BoundedEstimate:
         """That of W divided by its size, shape (p, 1)."""
         before = float(self.scaled.before.sum()) if self.scaled.is_projected else 0.0
         found = self.weights.sum(1, keepdim=True) + self.outside - before
         wrong = self.weights * torch.where(self.kept, self.gains, 0.0)
-        return Bounded.of(found, 2 * self.backward * wrong.sum(1, keepdim=True) + self.unit * found.abs())
+        return BoundedEstimate.from_arrays(
+            found, 2 * self.backward * wrong.sum(1, keepdim=True) + self.unit * found.abs()
+        )
 
     def error_of_x(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||``, shape (p, k)."""
@@ -317,7 +319,7 @@ class Path:
         """The largest gain, shape (p, 1)."""
         return self.gains.amax(1, keepdim=True) if len(self.s) else torch.zeros_like(self.least)
 
-    def left_out(self, x: torch.Tensor, residual: torch.Tensor) -> Bounded:
+    def left_out(self, x: torch.Tensor, residual: torch.Tensor) -> BoundedEstimate:
         """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
         squares = self.u.square()
         found = _times(self.u, self.weights.mT[:, :, None] * self.c[:, None]).add_(self.rest[:, None])
@@ -332,7 +334,7 @@ class Path:
         of_unit = 2 * self.backward * row * column + self.unit * of_units.abs() + at_least
         value = over(found, of_units)
         error = wrong.addcmul_(value.abs(), of_unit).div_((of_units - of_unit).clamp_min_(0))
-        return Bounded.of(value.movedim(1, 0), error.movedim(1, 0))
+        return BoundedEstimate.from_arrays(value.movedim(1, 0), error.movedim(1, 0))
 
     def backward_errors(
         self, x: torch.Tensor, forward_errors: torch.Tensor, doubled: Sequence[int] = ()

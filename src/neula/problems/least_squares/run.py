@@ -25,8 +25,8 @@ from neula.problems.least_squares.chain import (
     chain_alone,
     chain_together,
 )
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 
 BY_HOST = "the host"
@@ -39,33 +39,35 @@ LEFT = 1 / 16
 rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0.05 by its host)."""
 
 
-def begin_problems(problems: Problems) -> tuple[Answer[Members], torch.Tensor] | None:
+def begin_problems(
+    problems: LeastSquaresProblems,
+) -> tuple[Answer[LeastSquaresSolutions], torch.Tensor] | None:
     """What the first link finds, and which problems it solves, without waiting; None where it waits."""
     count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
     if 0 in (problems.a.numel(), problems.b.numel()):
         return None
-    judge = LeastSquaresJudge.of(m, n, options, together=True)
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
     answer = first_answer(chain_together(count, m, n, options), problems, judge)
     if answer is None or answer.measured is None:
         return None
-    of = dict(zip(Members.names, answer.measured, strict=True))
+    of = dict(zip(LeastSquaresSolutions.names, answer.measured, strict=True))
     exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
     right = (of["forward_error"] <= options.largest_error) & (of["backward_error"] <= judge.bound)
     return answer, judge.accepts(of) & exact & right
 
 
 def solve_problems(
-    problems: Problems,
+    problems: LeastSquaresProblems,
     *,
     is_batch: bool,
-    begun: Answer[Members] | None = None,
+    begun: Answer[LeastSquaresSolutions] | None = None,
     together: Chain | None = None,
-) -> Run[Members]:
+) -> Run[LeastSquaresSolutions]:
     """All together where they are small, then each that is left alone.
 
     Parameters
     ----------
-    problems : Problems
+    problems : LeastSquaresProblems
     is_batch : bool
         Whether NaN and Inf are no error.
     begun : Answer, optional
@@ -93,11 +95,13 @@ def solve_problems(
     return run
 
 
-def _run_together(together: Chain, problems: Problems, begun: Answer[Members] | None) -> Run[Members]:
+def _run_together(
+    together: Chain, problems: LeastSquaresProblems, begun: Answer[LeastSquaresSolutions] | None
+) -> Run[LeastSquaresSolutions]:
     """What has been found for all of them together: nothing where no link suits them."""
     options, count = problems.options, len(problems)
     m, n = options.over_rows.count(problems.a.shape[1]), problems.a.shape[2]
-    judge = LeastSquaresJudge.of(m, n, options, together=True)
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
     try:
         return run_chain(together, problems, judge, begun=begun, settled=judge.settled)
     except Unanswered as why:
@@ -107,8 +111,12 @@ def _run_together(together: Chain, problems: Problems, begun: Answer[Members] | 
 
 
 def _by_host(
-    problems: Problems, before: Answer[Members] | None, *, is_batch: bool, passes: float
-) -> Answer[Members]:
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
+    *,
+    is_batch: bool,
+    passes: float,
+) -> Answer[LeastSquaresSolutions]:
     """All that can be done for problems, on the host, where so many passes over them are few enough."""
     options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
     work = m * n * (min(m, n) + problems.b.shape[2])
@@ -117,7 +125,7 @@ def _by_host(
         raise Declined
     ((a, b),) = problems.chunks(len(problems))
     weights = None if options.weights is None else options.weights.to(here)
-    there = Problems(a.to(here), b.to(here), replace(options, engine=host, weights=weights))
+    there = LeastSquaresProblems(a.to(here), b.to(here), replace(options, engine=host, weights=weights))
     # Kernels for batches take what is left of one as well.
     together = chain_together(max(2, len(a)), m, n, there.options)
     run = solve_problems(there, is_batch=is_batch, together=together)
@@ -125,7 +133,9 @@ def _by_host(
     return Answer(values.to(problems.device), run.label, iterations=run.iterations, judged=True)
 
 
-def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: bool) -> None:
+def _go_on(
+    run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, together: bool, is_batch: bool
+) -> None:
     """Each problem that is left alone; no solution of numbers that are not finite is accepted."""
     a, options = problems.a, problems.options
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
@@ -136,9 +146,9 @@ def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: b
         problems.check_finite()
     alone = chain_after_together(m, n, options, len(a)) if together else chain_alone(m, n, options)
     alone = in_step(alone) if options.over_rows.spread else alone
-    judge = LeastSquaresJudge.of(m, n, options, together=False)
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=False)
 
-    def solve_alone(place: int) -> Run[Members]:
+    def solve_alone(place: int) -> Run[LeastSquaresSolutions]:
         known = run.found if len(a) == 1 else run.found.at(torch.tensor([place], device=a.device))
         try:
             return run_chain(alone, problems.one(place), judge, known)
@@ -150,8 +160,8 @@ def _go_on(run: Run[Members], problems: Problems, *, together: bool, is_batch: b
         _forget(run, problems, unusable)
 
 
-def _missing(problems: Problems, count: int) -> Members:
-    return Members.missing(count, problems.a.shape[2], problems.b.shape[2], problems.device)
+def _missing(problems: LeastSquaresProblems, count: int) -> LeastSquaresSolutions:
+    return LeastSquaresSolutions.missing(count, problems.a.shape[2], problems.b.shape[2], problems.device)
 
 
 def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -159,7 +169,7 @@ def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     return x if len(where) == len(x) else x[where]
 
 
-def _set_aside(run: Run[Members], problems: Problems) -> np.ndarray:
+def _set_aside(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems) -> np.ndarray:
     """Take problems with NaN or Inf from those that are open; returns where they are."""
     where = torch.from_numpy(run.open).to(problems.device)
     finite = finite_members(_some(problems.a, where)) & finite_members(_some(problems.b, where))
@@ -168,17 +178,17 @@ def _set_aside(run: Run[Members], problems: Problems) -> np.ndarray:
     return unusable
 
 
-def _forget(run: Run[Members], problems: Problems, places: np.ndarray) -> None:
+def _forget(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, places: np.ndarray) -> None:
     """Say that problems with NaN or Inf have no solutions."""
     count = len(run.accepted)
     run.found.put(torch.from_numpy(places).to(problems.device), _missing(problems, len(places)))
     if not len(run.numbers):  # nothing was tried
-        run.numbers = np.empty((len(Members.names), count))
+        run.numbers = np.empty((len(LeastSquaresSolutions.names), count))
     run.numbers[:, places] = np.nan
     run.attempts.append(Attempt("none", False, f"{len(places)} of {count} problems hold NaN or Inf"))
 
 
-def _reject_vanished(run: Run[Members], problems: Problems) -> None:
+def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems) -> None:
     """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
     of, values = numbers_of(run), run.found
     places = np.flatnonzero(of["zero"] > 0)
@@ -194,7 +204,9 @@ def _reject_vanished(run: Run[Members], problems: Problems) -> None:
     run.accepted[gone], of["forward_error"][gone] = False, np.inf
 
 
-def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
+def with_exact_zeros(
+    run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems
+) -> Run[LeastSquaresSolutions]:
     """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
 
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
@@ -214,7 +226,7 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
     if not len(places):
         return run
     rest = _some(b, where).masked_fill(zero[:, None, :], 0.0)
-    again = solve_problems(Problems(_some(a, where), rest, problems.options), is_batch=True)
+    again = solve_problems(LeastSquaresProblems(_some(a, where), rest, problems.options), is_batch=True)
     norms = torch.where(zero, weighted_norms(_some(b, where), weights, over_rows), again.found.residual_norm)
     values.put(where, replace(again.found, residual_norm=norms))
     run.numbers[:, places], run.accepted[places] = again.numbers, again.accepted
@@ -224,10 +236,10 @@ def with_exact_zeros(run: Run[Members], problems: Problems) -> Run[Members]:
     return run
 
 
-def _empty(problems: Problems, *, is_batch: bool) -> Run[Members]:
+def _empty(problems: LeastSquaresProblems, *, is_batch: bool) -> Run[LeastSquaresSolutions]:
     """No rows, no columns or no matrices: without columns b is the residual."""
     a, b, options = problems.a, problems.b, problems.options
-    zero = Members.full(0.0, len(a), a.shape[2], b.shape[2], a.device)
+    zero = LeastSquaresSolutions.full(0.0, len(a), a.shape[2], b.shape[2], a.device)
     if options.damp:
         zero.rank.fill_(a.shape[2])
     if b.numel() > 0 and a.shape[2] == 0:
@@ -237,7 +249,9 @@ def _empty(problems: Problems, *, is_batch: bool) -> Run[Members]:
     return nothing_to_do(zero, a)
 
 
-def _without_right_hand_sides(problems: Problems, *, is_batch: bool) -> Run[Members]:
+def _without_right_hand_sides(
+    problems: LeastSquaresProblems, *, is_batch: bool
+) -> Run[LeastSquaresSolutions]:
     """Nothing is asked for but what A is like: its rank and condition, as NumPy gives them, too."""
     b = problems.b
     run = solve_problems(replace(problems, b=b.new_zeros(*b.shape[:2], 1)), is_batch=is_batch)

@@ -74,7 +74,7 @@ class ScaledProblems:
         return cls(a.double(), None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         a: torch.Tensor,
         b: torch.Tensor,
@@ -146,7 +146,7 @@ class ScaledProblems:
     @cached_property
     def rows(self) -> ScaledRows:
         """The same problem with its rows scaled: for solutions of minimum norm."""
-        return ScaledRows.of(self)
+        return ScaledRows.from_problems(self)
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class ScaledRows:
     units: torch.Tensor
 
     @classmethod
-    def of(cls, problems: ScaledProblems) -> ScaledRows:
+    def from_problems(cls, problems: ScaledProblems) -> ScaledRows:
         units = problems.units
 
         def rescaled(x: torch.Tensor | None, exponents: torch.Tensor) -> torch.Tensor | None:
@@ -206,7 +206,7 @@ def gradient_vanishes(
     """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
     (a, a_low), _ = _weighted(a.double(), weights, over_rows)
     (b, b_low), _ = _weighted(b.double(), weights, over_rows)
-    gradient = over_rows.total_of_pairs(*Doubled.of(a).transposed_pair(b, torch.zeros_like(b)))
+    gradient = over_rows.total_of_pairs(*Doubled.from_matrix(a).transposed_pair(b, torch.zeros_like(b)))
     if a_low is not None and b_low is not None:
         gradient = gradient + over_rows.total(a_low.mT @ b + a.mT @ b_low)
     return ~gradient.any(1)

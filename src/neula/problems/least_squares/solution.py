@@ -15,20 +15,20 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.shapes import System
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.report import collect, why
 from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
 
 
 @dataclass(frozen=True)
-class Solved:
+class LeastSquaresOutcome:
     """A result, and what is to be said where it is not converged.
 
     Attributes
@@ -60,11 +60,11 @@ class Solved:
         return self.result
 
 
-def begin_system(call: Call, shapes: System, options: Options) -> LstsqResult | None:
+def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
     """What the first link has launched, where that waits for nothing."""
     with call.computing():
         blind = replace(options, looks=False)
-        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), blind)
+        problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), blind)
         found = begin_problems(problems)
     if found is None:
         return None
@@ -84,19 +84,19 @@ def begin_system(call: Call, shapes: System, options: Options) -> LstsqResult | 
 
 def solve_system(
     call: Call,
-    shapes: System,
-    options: Options,
+    shapes: BatchedProblem,
+    options: LeastSquaresOptions,
     weights: torch.Tensor | None,
-    begun: Answer[Members] | None = None,
-) -> Solved:
+    begun: Answer[LeastSquaresSolutions] | None = None,
+) -> LeastSquaresOutcome:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
     soon = solve_by_lapack(call, shapes, options) if begun is None else None
     if soon is None:
-        problems = Problems(call.here(shapes.matrices), call.here(shapes.columns), options)
+        problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
         if begun is None and (begun := begin_at_once(call, shapes, problems)) is not None:
             soon = solved_at_once(call, shapes, options, begun)
     if soon is not None:
-        return Solved(_attached(call, shapes, options, weights, soon))
+        return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
     is_batch = bool(shapes.batch)
     with call.computing():
         spoilt = _spoilt(shapes, problems.b)
@@ -114,11 +114,13 @@ def solve_system(
     found = collect(report, fit=fit)
     result = _attached(call, shapes, options, weights, found)
     if found.converged:
-        return Solved(result)
-    return Solved(result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run))
+        return LeastSquaresOutcome(result)
+    return LeastSquaresOutcome(
+        result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run)
+    )
 
 
-def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
+def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
     """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
     if not shapes.shares:
         return None
@@ -126,7 +128,7 @@ def _spoilt(shapes: System, columns: torch.Tensor) -> torch.Tensor | None:
     return spoilt if bool(spoilt.any()) else None
 
 
-def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
+def _put_nan(run: Run[LeastSquaresSolutions], spoilt: torch.Tensor, shapes: BatchedProblem) -> None:
     """Say that nothing is known of right-hand sides with NaN or Inf."""
     values, columns = run.found, shapes.for_columns(spoilt)
     for known in (values.forward_error, values.residual_norm):
@@ -138,7 +140,11 @@ def _put_nan(run: Run[Members], spoilt: torch.Tensor, shapes: System) -> None:
 
 
 def _attached(
-    call: Call, shapes: System, options: Options, weights: torch.Tensor | None, result: LstsqResult[Any]
+    call: Call,
+    shapes: BatchedProblem,
+    options: LeastSquaresOptions,
+    weights: torch.Tensor | None,
+    result: LstsqResult[Any],
 ) -> LstsqResult[Any]:
     """A result, its x attached to the graphs of the operands and weights."""
     return attached(call, shapes, result, lambda *of: _attach(weights, options, result.ranks, *of))
@@ -146,7 +152,7 @@ def _attached(
 
 def _attach(
     weights: torch.Tensor | None,
-    options: Options,
+    options: LeastSquaresOptions,
     ranks: torch.Tensor,
     a: torch.Tensor,
     b: torch.Tensor,

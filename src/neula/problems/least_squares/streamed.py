@@ -12,18 +12,13 @@ import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
-from neula.algorithms.krylov.streamed_lstsq import (
-    GramSums,
-    HouseholderSums,
-    Refined,
-    RefinementSums,
-)
+from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums, StreamedUpdate
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
-from neula.io.sources import Sliced, Source, is_source, row_blocks
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.pipeline.call import Call
@@ -36,7 +31,13 @@ from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report, accept_digits, unsure
 from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
 from neula.problems.least_squares.chain import LeastSquaresJudge
-from neula.problems.least_squares.problem import ROUNDED_RANK, Alone, Members, Options, no_longer
+from neula.problems.least_squares.problem import (
+    ROUNDED_RANK,
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+    SingleProblem,
+    no_longer,
+)
 from neula.problems.least_squares.report import collect, why
 
 MOST_PASSES = 3
@@ -78,7 +79,7 @@ def lstsq_streamed(
         _check_weights(sources["weights"], sources["A"].shape[0])
     call = _begun(sources, b_taken, engine, accuracy, strict)
     a, right = (x.tensor for x in call.operands.values())
-    options = Options(
+    options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
@@ -93,7 +94,7 @@ def lstsq_streamed(
         progress=progress,
     )
     with call.computing():
-        problem = Streamed.of(sources, options)
+        problem = Streamed.from_sources(sources, options)
         run = _solved(problem)
     accept_digits(run, options, lstsq_bound(options.target, a.shape[1]))
     report = Report(call, broadcast_system(a, right), options, run)
@@ -110,7 +111,7 @@ def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
     if is_source(x):
         return row_blocks(x), None
     taken = take(x, name)
-    return Sliced(taken.tensor), taken
+    return SlicedArray(taken.tensor), taken
 
 
 def _check_shapes(a: Source, b: Source, damp: float) -> None:
@@ -152,16 +153,16 @@ def _begun(
     return Call(operands, select_engine(engine, device), dtype, target, strict)
 
 
-def _solved(problem: Streamed) -> Run[Members]:
+def _solved(problem: Streamed) -> Run[LeastSquaresSolutions]:
     options = problem.options
-    judge = LeastSquaresJudge.of(problem.reader.count, problem.n, options, together=False)
+    judge = LeastSquaresJudge.for_shape(problem.reader.count, problem.n, options, together=False)
     try:
         return run_chain(chain_streamed(options), problem, judge)
     except Unanswered as reason:
         raise ArithmeticError(str(reason)) from None
 
 
-def chain_streamed(options: Options) -> list[Link[Streamed, Members]]:
+def chain_streamed(options: LeastSquaresOptions) -> list[Link[Streamed, LeastSquaresSolutions]]:
     """What is tried for a matrix that is read in blocks."""
     ways = {"cholesky fp64 + seminormal": by_gram, "householder fp64 + seminormal": by_householder}
     return [
@@ -172,14 +173,14 @@ def chain_streamed(options: Options) -> list[Link[Streamed, Members]]:
 
 
 @dataclass
-class Streamed(Alone):
+class Streamed(SingleProblem):
     """One problem, whose rows are read in passes.
 
     Attributes
     ----------
     reader : Reader
         Of A, b, and weights if there are any.
-    options : Options
+    options : LeastSquaresOptions
     n, k : int
         Columns of A, and of b.
     largest : Tensor, shape (n + k,)
@@ -189,7 +190,7 @@ class Streamed(Alone):
     """
 
     reader: Reader
-    options: Options
+    options: LeastSquaresOptions
     n: int
     k: int
     largest: torch.Tensor
@@ -199,7 +200,7 @@ class Streamed(Alone):
         self.scales = torch.ones_like(self.largest)
 
     @classmethod
-    def of(cls, sources: dict[str, Source], options: Options) -> Streamed:
+    def from_sources(cls, sources: dict[str, Source], options: LeastSquaresOptions) -> Streamed:
         """Nothing is read yet."""
         n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
         device, size = options.engine.device, options.engine.tuning.streamed_bytes
@@ -288,7 +289,7 @@ class Streamed(Alone):
             wanted = self.scales * power_of_two_scales(norms)
             self.change(wanted.clamp(1 / LARGEST_SCALE, LARGEST_SCALE), rescale)
 
-    def refine(self, coordinates: Coordinates, x: torch.Tensor, label: str) -> Answer[Members]:
+    def refine(self, coordinates: Coordinates, x: torch.Tensor, label: str) -> Answer[LeastSquaresSolutions]:
         """Passes with updates, until the solution is accepted, or no pass is left."""
         low, history, begun = torch.zeros_like(x), [], self.reader.passes
         while True:
@@ -307,7 +308,7 @@ class Streamed(Alone):
         steps = self.reader.passes - begun
         return Answer(members, label, coordinates.doubt, iterations=steps, history=tuple(history))
 
-    def _members(self, refined: Refined, x: torch.Tensor, low: torch.Tensor) -> Members:
+    def _members(self, refined: StreamedUpdate, x: torch.Tensor, low: torch.Tensor) -> LeastSquaresSolutions:
         """What is known of a solution after its last update."""
         of, options, shape = refined.coordinates, self.options, (self.reader.count, self.n)
         columns, right = self.scales[: self.n, None], self.scales[self.n :]
@@ -325,7 +326,7 @@ class Streamed(Alone):
         backward = measures.backward_error.amax()[None]
         shorter = no_longer(residual, refined.b, shape).all()
         accurate = backward <= lstsq_bound(options.target, min(options.rows(*shape), self.n))
-        return Members(
+        return LeastSquaresSolutions(
             x=rounded[None],
             forward_error=error[None],
             backward_error=(measures.backward_error + over(rounding, size)).amax()[None],
@@ -338,7 +339,9 @@ class Streamed(Alone):
         )
 
 
-def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+def by_gram(
+    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
+) -> Answer[LeastSquaresSolutions]:
     """R of the Gram matrix, which takes half the operations of a QR; for moderate condition numbers."""
     sums = GramSums.begin(problem.n, problem.k, problem.device)
     problem.visit("Gram matrix", sums.add, sums.rescale)
@@ -347,7 +350,7 @@ def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) ->
     r = sums.r()
     if r is None:
         raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
-    coordinates = Coordinates.of(r)
+    coordinates = Coordinates.from_factor(r)
     condition = coordinates.condition
     rcond = problem.options.certain_rcond((problem.reader.count, problem.n))
     if not (FP64.u * condition**2 <= GRAM_RATE and condition * rcond * ROUNDED_RANK < 1):
@@ -356,7 +359,9 @@ def by_gram(problem: Streamed, before: Answer[Members] | None, *, label: str) ->
     return problem.refine(coordinates, inverse @ (inverse.T @ sums.products), label)
 
 
-def by_householder(problem: Streamed, before: Answer[Members] | None, *, label: str) -> Answer[Members]:
+def by_householder(
+    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
+) -> Answer[LeastSquaresSolutions]:
     """R by Householder reflections, for any condition number; solutions of minimum norm below full rank."""
     if problem.reader.passes > MOST_PASSES - 2:
         raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")

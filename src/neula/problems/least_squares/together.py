@@ -16,7 +16,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
-    System,
+    FactoredProblems,
     refine_doubled,
 )
 from neula.algorithms.krylov.one_launch import limits_of
@@ -42,10 +42,16 @@ from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.as_given import as_given, is_plain
-from neula.problems.least_squares.prepared import Problems
-from neula.problems.least_squares.problem import Members, Options
+from neula.problems.least_squares.prepared import LeastSquaresProblems
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
-from neula.problems.least_squares.with_r import Factor, Solved, measured_members, members_of, system_of
+from neula.problems.least_squares.with_r import (
+    Factor,
+    UnscaledSolutions,
+    measured_members,
+    members_of,
+    system_of,
+)
 
 FACTORS: dict[str, Factor] = {
     "cholesky fp32": cholesky32_r,
@@ -61,8 +67,8 @@ FROM_GRAM = ("cholesky fp64", "shifted cholesky fp64")
 
 
 def solve_together(
-    problems: Problems,
-    before: Answer[Members] | None,
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
     *,
     label: str,
     factor: Factor,
@@ -71,7 +77,7 @@ def solve_together(
     wary: bool = False,
     coarse: bool = False,
     shared: bool = False,
-) -> Answer[Members]:
+) -> Answer[LeastSquaresSolutions]:
     """Some problems with R from one source, as many at a time as fill the machine.
 
     After each of their steps all are looked at, or after ``blind_steps`` where that is not 0; before the
@@ -110,7 +116,7 @@ def solve_together(
         inputs = border.put(a, b) if border.rows else (a, b, *weights)
         found = options.engine.replay(refined, inputs, key) if blind_steps else refined(*made(inputs))
         *values, numbers = found
-        parts.append(_without(border, Members(*values), numbers))
+        parts.append(_without(border, LeastSquaresSolutions(*values), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
     # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
@@ -118,24 +124,26 @@ def solve_together(
     if len({x.device for x in measured}) > 1:  # the host has looked at some
         measured = [x.cpu() for x in measured]
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
-    return Answer(Members.joined(parts), label, iterations=taken, measured=numbers)
+    return Answer(LeastSquaresSolutions.joined(parts), label, iterations=taken, measured=numbers)
 
 
-def in_reach(a: torch.Tensor, k: int, options: Options) -> bool:
+def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
     special = options.named or options.damp or options.weights is not None or options.over_rows.spread
     small = a.shape[1] * a.shape[2] * k <= options.engine.tuning.one_launch
     return small and not special and seminormal.takes(a)
 
 
-def in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Members]:
+def in_one_launch(
+    problems: LeastSquaresProblems, label: str, blind_steps: int
+) -> Answer[LeastSquaresSolutions]:
     """All problems by the kernel, which leaves those alone whose numbers are near the ends of the range."""
     options = problems.options
     steps = min(blind_steps or MAX_STEPS, options.max_iterations)
     ((a, b),) = problems.chunks(len(problems))
     found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
     of = dict(zip(seminormal.NAMES, found.numbers.unbind(), strict=True))
-    members = Members(
+    members = LeastSquaresSolutions(
         x=found.x,
         residual_norm=found.residual_norm,
         forward_error=found.forward_error,
@@ -149,7 +157,7 @@ def in_one_launch(problems: Problems, label: str, blind_steps: int) -> Answer[Me
     return Answer(members, label, iterations=steps, measured=found.numbers)
 
 
-def _border(a: torch.Tensor, options: Options) -> Border:
+def _border(a: torch.Tensor, options: LeastSquaresOptions) -> Border:
     """None for batches, large, wide, weighted and damped problems."""
     count, m, n = a.shape
     special = m < n or options.damp or options.weights is not None
@@ -159,19 +167,25 @@ def _border(a: torch.Tensor, options: Options) -> Border:
     return Border.around(m, n)
 
 
-def _without(border: Border, members: Members, numbers: torch.Tensor) -> Members:
+def _without(border: Border, members: LeastSquaresSolutions, numbers: torch.Tensor) -> LeastSquaresSolutions:
     """Solutions without their border, also in the numbers that were measured."""
     if not border.columns:
         return members
-    numbers[Members.names.index("rank")] -= border.columns
+    numbers[LeastSquaresSolutions.names.index("rank")] -= border.columns
     return replace(members, x=border.take(members.x), rank=members.rank - border.columns)
 
 
 def _refined(
-    a: torch.Tensor, b: torch.Tensor, factor: Factor, options: Options, blind_steps: int, *, shared: bool
-) -> tuple[Members, int, torch.Tensor]:
+    a: torch.Tensor,
+    b: torch.Tensor,
+    factor: Factor,
+    options: LeastSquaresOptions,
+    blind_steps: int,
+    *,
+    shared: bool,
+) -> tuple[LeastSquaresSolutions, int, torch.Tensor]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
-    problems = ScaledProblems.of(a, b, options.weights, options.damp, options.over_rows)
+    problems = ScaledProblems.from_arrays(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
         solved = _minimum_norm(problems, factor, options, blind_steps)
         members = members_of(problems, solved, options, a.shape[1])
@@ -186,7 +200,9 @@ def _refined(
     return members, found.steps, members.measured()
 
 
-def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, blind_steps: int) -> Solved:
+def _minimum_norm(
+    problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, blind_steps: int
+) -> UnscaledSolutions:
     rows = problems.rows
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
@@ -206,7 +222,7 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
     found = _refine(system, rows.b, options, blind_steps)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems))
-    return Solved(
+    return UnscaledSolutions(
         found=found,
         x=x,
         rounding=over(system.size(rows.scale(x, problems) - found.x), system.size(found.x)),
@@ -217,7 +233,9 @@ def _minimum_norm(problems: ScaledProblems, factor: Factor, options: Options, bl
     )
 
 
-def _refine(system: System, b: torch.Tensor, options: Options, blind_steps: int) -> DoubledSolution:
+def _refine(
+    system: FactoredProblems, b: torch.Tensor, options: LeastSquaresOptions, blind_steps: int
+) -> DoubledSolution:
     return refine_doubled(
         system,
         b,

@@ -12,14 +12,14 @@ from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.r_only import HALVED
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.kernels.refining import over
-from neula.problems.least_squares.problem import Members, Options, no_longer
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, no_longer
 from neula.problems.least_squares.scaled import ScaledProblems
 
 Factor = Callable[..., torch.Tensor]
 """R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
 
 
-def refines_doubled_of(options: Options, a: torch.Tensor) -> bool:
+def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor) -> bool:
     """Whether residuals are in twice the working precision."""
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
     return options.refines_doubled(m, n)
@@ -28,7 +28,7 @@ def refines_doubled_of(options: Options, a: torch.Tensor) -> bool:
 def system_of(
     problems: ScaledProblems,
     r: torch.Tensor,
-    options: Options,
+    options: LeastSquaresOptions,
     gram: torch.Tensor | None = None,
     *,
     coarse: bool = False,
@@ -51,11 +51,11 @@ def system_of(
 
 
 def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    return Triangles.of(*known).tensors
+    return Triangles.from_factor(*known).tensors
 
 
 @dataclass(frozen=True)
-class Solved:
+class UnscaledSolutions:
     """Solutions of some problems in their own units.
 
     Attributes
@@ -81,7 +81,9 @@ class Solved:
     condition: torch.Tensor
 
 
-def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows: int) -> Members:
+def members_of(
+    problems: ScaledProblems, solved: UnscaledSolutions, options: LeastSquaresOptions, rows: int
+) -> LeastSquaresSolutions:
     """Solutions in the units that were given, with what was measured."""
     found, over_rows = solved.found, options.over_rows
     shape = (over_rows.count(rows), solved.x.shape[1])
@@ -91,7 +93,7 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
     forward_error = rounded_error(found.forward_error, solved.rounding)
     shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
     sure = options.first_error(*shape) if problems.wide else SURE
-    members = Members(
+    members = LeastSquaresSolutions(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
         forward_error=forward_error,
@@ -102,12 +104,16 @@ def members_of(problems: ScaledProblems, solved: Solved, options: Options, rows:
         rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
         accepted=((forward_error <= sure) & shorter).all(1),
     )
-    return Members(*over_rows.agreed(*members.tensors))
+    return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
 
 
 def measured_members(
-    problems: ScaledProblems, system: Overdetermined, found: DoubledSolution, options: Options, rows: int
-) -> Members:
+    problems: ScaledProblems,
+    system: Overdetermined,
+    found: DoubledSolution,
+    options: LeastSquaresOptions,
+    rows: int,
+) -> LeastSquaresSolutions:
     """Solutions of tall problems with their evidence."""
     over_rows = options.over_rows
     if problems.given and options.dtype == torch.float64:
@@ -118,7 +124,7 @@ def measured_members(
         residual = found.residual + problems.a @ lost
         rounding = over(system.size(lost), system.size(found.x))
     residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
-    solved = Solved(
+    solved = UnscaledSolutions(
         found=found,
         x=x,
         rounding=rounding,

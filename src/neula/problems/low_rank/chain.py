@@ -12,9 +12,9 @@ from neula.certificates.low_rank import SVDCertificate
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.low_rank import links
-from neula.problems.low_rank.problem import Matrices, Options, Triplets
+from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 
-SVDLink = Link[Matrices, Triplets]
+SVDLink = Link[TallMatrix, SVDValues]
 
 OVERSAMPLING = 4
 """A block has a column for each triplet that is wanted, and more for each so many of them."""
@@ -29,7 +29,7 @@ LIMIT = 1000
 """The same of iterations that were asked for by name."""
 
 
-def chain(m: int, n: int, options: Options) -> list[SVDLink]:
+def chain(m: int, n: int, options: SVDOptions) -> list[SVDLink]:
     """What is tried for a tall matrix.
 
     A part of the singular values comes from iterations where these cost less than the Gram matrix and its
@@ -63,7 +63,7 @@ def worth(m: int, n: int, rank: int, tuning: Tuning) -> int:
     return int(operations / (4 * m * n * block_width(n, rank) + tuning.iteration))
 
 
-def _iteration(m: int, n: int, options: Options) -> SVDLink:
+def _iteration(m: int, n: int, options: SVDOptions) -> SVDLink:
     assert options.rank is not None
     label = f"subspace iteration {options.low}"
     most = worth(m, n, options.rank, options.engine.tuning)
@@ -72,7 +72,7 @@ def _iteration(m: int, n: int, options: Options) -> SVDLink:
     return Link(label, partial(links.by_iteration, width=width, most=most, label=label))
 
 
-def _gram(options: Options) -> SVDLink:
+def _gram(options: SVDOptions) -> SVDLink:
     if options.work is FP64:
         compute = "fp64"
     elif not options.engine.tuning.corrected:
@@ -98,11 +98,11 @@ class SVDJudge:
     orthogonality_bound: float
 
     @classmethod
-    def of(cls, m: int, n: int, options: Options) -> SVDJudge:
+    def for_shape(cls, m: int, n: int, options: SVDOptions) -> SVDJudge:
         """The judge of triplets of a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
-    def measure(self, problems: object, answer: Answer[Triplets]) -> torch.Tensor:
+    def measure(self, problems: object, answer: Answer[SVDValues]) -> torch.Tensor:
         """Links have done it, since iterations stop by what is measured."""
         return answer.values.measures.T
 
@@ -111,7 +111,7 @@ class SVDJudge:
         residual, orthogonality, missed = numbers[:, 0].tolist()
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 
-    def verdict(self, answer: Answer[Triplets], numbers: np.ndarray) -> Verdict:
+    def verdict(self, answer: Answer[SVDValues], numbers: np.ndarray) -> Verdict:
         """Of triplets that are not accepted those are best whose measures exceed their bounds least."""
         found = self.certificate(numbers)
         demerit = np.array([[not found.accepted], [max(found.excess)]])

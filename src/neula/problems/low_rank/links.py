@@ -12,16 +12,16 @@ from neula.algorithms.spectra.gram_svd import gram_svd
 from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r, truncate
 from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.algorithms.spectra.ritz import Ritz
-from neula.algorithms.spectra.subspace_iteration import Operator, subspace_iteration
+from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer
-from neula.problems.low_rank.problem import Matrices, Options, Triplets
+from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.problem import Options as QROptions
+from neula.problems.orthogonal.problem import QROptions
 
-Solution = Answer[Triplets]
+Solution = Answer[SVDValues]
 
 CLEAR = 0.9
 """Part of the smallest singular value that is wanted, below which what is beyond may be: then it makes the
@@ -36,14 +36,16 @@ TRIES = 3
 
 
 def by_iteration(
-    problems: Matrices, before: Solution | None, *, width: int, most: int, label: str
+    problems: TallMatrix, before: Solution | None, *, width: int, most: int, label: str
 ) -> Solution:
     """Subspace iteration from a random block, until the certificate is content."""
     options, a = problems.options, problems.a[0]
     rank = options.rank
     assert rank is not None
-    evidence = _Evidence(problems, rank, most)
-    operator = Operator.of(a, problems.norm, options.exact, options.exact.using(options.low))
+    evidence = _TripletMeasurements(problems, rank, most)
+    operator = MixedPrecisionOperator.from_matrix(
+        a, problems.norm, options.exact, options.exact.using(options.low)
+    )
     # Elsewhere a kernel multiplies so many vectors while it reads A once.
     together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
     others = random_vectors(a.shape[1], a.dtype, a.device) if together else None
@@ -53,7 +55,7 @@ def by_iteration(
     return replace(_answer(options, label, values), iterations=products)
 
 
-class _Evidence:
+class _TripletMeasurements:
     """What is measured of triplets from iterations: first what is cheap, the rest where that is good enough.
 
     Attributes
@@ -66,7 +68,7 @@ class _Evidence:
         Estimate of the error of the approximation.
     """
 
-    def __init__(self, problems: Matrices, rank: int, most: int) -> None:
+    def __init__(self, problems: TallMatrix, rank: int, most: int) -> None:
         self.problems, self.rank, self.most = problems, rank, most
         self.tries = 0
         self.measures = [math.nan] * 3
@@ -111,7 +113,7 @@ class _Evidence:
         return errors
 
 
-def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Solution:
+def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> Solution:
     """Eigenvectors of the Gram matrix, and a step or more of subspace iteration on A itself."""
     options, a, norm = problems.options, problems.a[0], problems.norm
     rank = options.rank
@@ -133,7 +135,7 @@ def by_gram(problems: Matrices, before: Solution | None, *, compute: str) -> Sol
     return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))
 
 
-def by_svd(problems: Matrices, before: Solution | None) -> Solution:
+def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
     """The library's SVD, truncated."""
     options, a, norm = problems.options, problems.a[0], problems.norm
     u, s, vh = refined_svd(a)
@@ -164,7 +166,7 @@ def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.
     return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
 
 
-def by_qr(problems: Matrices, before: Solution | None) -> Solution:
+def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     """QR, certified, and the SVD of R."""
     options, norm = problems.options, problems.norm
     shape, over_rows = options.shape_of(problems.a.shape), options.engine.over_rows
@@ -192,7 +194,7 @@ def by_qr(problems: Matrices, before: Solution | None) -> Solution:
     return _answer(options, label, _values(u, s, vh.T, measures, errors))
 
 
-def _answer(options: Options, label: str, values: Triplets) -> Solution:
+def _answer(options: SVDOptions, label: str, values: SVDValues) -> Solution:
     if options.progress is not None:
         options.progress(label, 1.0)
     return Answer(values, label)
@@ -205,6 +207,6 @@ def _values(
     measures: list[float],
     errors: torch.Tensor,
     remainder: float = math.nan,
-) -> Triplets:
+) -> SVDValues:
     numbers = torch.tensor([[remainder, *measures]], dtype=torch.float64, device="cpu")
-    return Triplets(u[None], s[None], v[None], errors[None], numbers[:, 0], numbers[:, 1:])
+    return SVDValues(u[None], s[None], v[None], errors[None], numbers[:, 0], numbers[:, 1:])

@@ -13,7 +13,7 @@ from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class Options:
+class SVDOptions:
     """What is asked for, and what was named.
 
     Attributes
@@ -80,7 +80,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Triplets(Values):
+class SVDValues(Values):
     """Singular triplets, with what was measured of them.
 
     Attributes
@@ -106,7 +106,7 @@ class Triplets(Values):
 
 
 @dataclass(frozen=True)
-class Matrices(Batch):
+class TallMatrix(Batch):
     """A tall matrix, as a batch of one.
 
     Attributes
@@ -118,10 +118,10 @@ class Matrices(Batch):
     rounded : float
         By how much it differs from the matrix that was given, in the same norm: singular values, and what
         triplets leave, differ by no more.
-    options : Options
+    options : SVDOptions
     """
 
     a: torch.Tensor
     norm: float
     rounded: float
-    options: Options
+    options: SVDOptions

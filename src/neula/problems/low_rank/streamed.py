@@ -21,7 +21,7 @@ from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
-from neula.problems.low_rank.problem import Options, Triplets
+from neula.problems.low_rank.problem import SVDOptions, SVDValues
 
 DECADE = 10.0
 """Ratio of the singular values below which errors are measured together: they come out larger by its root."""
@@ -35,7 +35,7 @@ class StreamedMatrix:
     ----------
     reader : Reader
     n : int
-    options : Options
+    options : SVDOptions
     scale : float
         The power of two by which it is multiplied: 1 where squares neither overflow nor underflow.
     relative_error : float
@@ -44,7 +44,7 @@ class StreamedMatrix:
 
     reader: Reader
     n: int
-    options: Options
+    options: SVDOptions
     scale: float = 1.0
     relative_error: float = 0.0
 
@@ -60,7 +60,7 @@ class StreamedMatrix:
         """All of them."""
         return self
 
-    def triplets(self, problems: StreamedMatrix, before: Answer[Triplets] | None) -> Answer[Triplets]:
+    def triplets(self, problems: StreamedMatrix, before: Answer[SVDValues] | None) -> Answer[SVDValues]:
         """Those that are wanted, with what was measured of them."""
         options, m, n = self.options, self.reader.count, self.n
         label, s, v = self._spectrum()
@@ -77,7 +77,7 @@ class StreamedMatrix:
         numbers = torch.tensor(
             [[norm * self.relative_error, residual, lost, missed]], dtype=torch.float64, device="cpu"
         )
-        values = Triplets(u[None], found[None], v_k[None], errors[None], numbers[:, 0], numbers[:, 1:])
+        values = SVDValues(u[None], found[None], v_k[None], errors[None], numbers[:, 0], numbers[:, 1:])
         return Answer(values, label, iterations=self.reader.passes)
 
     def _spectrum(self) -> tuple[str, torch.Tensor, torch.Tensor]:
@@ -115,7 +115,7 @@ class StreamedMatrix:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Triplets of ``A V V^T``, and bounds on the errors of their singular values, by one pass."""
         y = torch.empty(self.reader.count, k, dtype=torch.float64, device=self.device)
-        evidence = _Evidence(s.to(v), v, k)
+        evidence = _SingularValueBounds(s.to(v), v, k)
         images = torch.zeros_like(evidence.vectors)
         for block in self.reader.read("left singular vectors"):
             a = self._scaled(block)
@@ -138,7 +138,7 @@ class StreamedMatrix:
         return block.rows[0] if self.scale == 1 else block.rows[0].mul_(self.scale)
 
 
-class _Evidence:
+class _SingularValueBounds:
     """How far singular values of A may be from s, given V with ``A^T A`` about ``V diag(s)^2 V^T``.
 
     With ``D = max(s, t)`` for some t, let ``D^-1 V^T A^T A V D^-1`` differ by Delta from the diagonal matrix

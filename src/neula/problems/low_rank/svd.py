@@ -30,7 +30,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, torch_dtype
 from neula.problems.low_rank.chain import SVDJudge, chain
-from neula.problems.low_rank.problem import Matrices, Options
+from neula.problems.low_rank.problem import SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import Kind, SVDKeywords
 
@@ -182,7 +182,7 @@ def svd_lowrank(
     with plain_arithmetic(a.device), call.computing():
         matrix, scale = _prepared(a, a.T if transposed else a, options)
         m, n = options.shape_of(matrix.a.shape)
-        judge = SVDJudge.of(m, n, options)
+        judge = SVDJudge.for_shape(m, n, options)
         run = run_chain(chain(m, n, options), matrix, judge)
         found = run.found
         u, s, v, errors = (x[0] for x in (found.u, found.s, found.v, found.errors))
@@ -210,11 +210,11 @@ def _options(
     accuracy: Any,
     algorithm: str | None,
     progress: Progress | None,
-) -> Options:
+) -> SVDOptions:
     target, part = _of_number(accuracy, call.dtype) if isinstance(accuracy, Real) else (call.target, None)
     # Not an unsigned rank, of which there is no -rank.
     whole = None if rank is None else operator.index(rank)
-    return Options(target, part, call.engine, whole, part_of_one("tol", tol), algorithm, progress)
+    return SVDOptions(target, part, call.engine, whole, part_of_one("tol", tol), algorithm, progress)
 
 
 def _of_source(
@@ -246,7 +246,7 @@ def _of_source(
     rows = max(call.engine.tuning.streamed_bytes // (8 * n), n)
     matrix = StreamedMatrix(Reader({"A": source}, call.engine.device, rows, progress), n, options)
     with call.computing():
-        judge = SVDJudge.of(max(m, n), min(m, n), options)
+        judge = SVDJudge.for_shape(max(m, n), min(m, n), options)
         # Errors of R are measured in the Frobenius norm, to which all of its columns contribute.
         rounding = 0.0 if options.part else 4 * measurement_error(n, options.work.dtype)
         judge = replace(judge, bound=judge.bound + rounding)
@@ -264,7 +264,7 @@ def _of_source(
 
 def _result(
     call: Call,
-    options: Options,
+    options: SVDOptions,
     found: tuple[torch.Tensor, ...],
     relative_error: float,
     certificate: SVDCertificate,
@@ -286,12 +286,12 @@ def _result(
     )
 
 
-def _of_nothing(call: Call, options: Options) -> SVDResult:
+def _of_nothing(call: Call, options: SVDOptions) -> SVDResult:
     """The triplets of a matrix without elements."""
     a = call.first.tensor
     m, n = a.shape
     found = tuple(a.new_empty(shape) for shape in ((m, 0), (0,), (0, n), (0,)))
-    perfect = SVDJudge.of(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
+    perfect = SVDJudge.for_shape(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
     return _result(call, options, found, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
 
 
@@ -306,7 +306,7 @@ def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
     return FP64 if dtype == torch.float64 and part < COARSE else FP32, part
 
 
-def _prepared(given: torch.Tensor, tall: torch.Tensor, options: Options) -> tuple[Matrices, float]:
+def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> tuple[TallMatrix, float]:
     """A tall matrix in working precision, and the power of two by which it is multiplied.
 
     That is 1 where squares neither overflow nor underflow.
@@ -331,7 +331,7 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: Options) -> tupl
     a, rounded = tall.to(device, work), 0.0
     if a.dtype != tall.dtype:
         rounded = float(over_rows.norms((tall - tall.to(work)).flatten()[:, None])[0])
-    return Matrices(a[None], norm, rounded, options), scale
+    return TallMatrix(a[None], norm, rounded, options), scale
 
 
 def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
@@ -344,7 +344,7 @@ def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
 
 
 def _relative_error(
-    matrix: Matrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, remainder: float
+    matrix: TallMatrix, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, remainder: float
 ) -> float:
     """By Pythagoras; but a small difference of two squares would consist of their rounding errors."""
     norm = matrix.norm

@@ -177,7 +177,7 @@ def curve_fit(
             call, data.in_arrays(), given, guess.numpy(), bounds, (loss, f_scale), tolerances
         )
     if result is None:
-        start = Start.of(guess, bounds, x_scale, y.device)
+        start = Start.from_arrays(guess, bounds, x_scale, y.device)
         given = data.derivatives(jac) if callable(jac) else None
         steps = Differences("2-point", start.bounds, step_of(diff_step, start))
         jacobian = Jacobian.asked_for(data.residuals, given, jac, start.x, steps, is_tensor=is_tensor)

@@ -20,7 +20,7 @@ MARGIN = 10.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class NonlinearEvidence:
     """Of each problem of a batch; variables at a bound beyond which the cost falls do not count.
 
     Attributes
@@ -68,7 +68,9 @@ class Errors:
     products: torch.Tensor
 
 
-def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, errors: Errors) -> Evidence:
+def evidence_of(
+    at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, errors: Errors
+) -> NonlinearEvidence:
     """Measure it, from the factor of the Jacobian at x.
 
     Parameters
@@ -109,7 +111,7 @@ def evidence_of(at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, err
     forward = (length + rounding) / (1 - rate.clamp(max=SLOWEST))
     # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.
     forward = torch.where(far > 0, forward, ((near.size > 0) & ~held.all(1)).double())
-    return Evidence(
+    return NonlinearEvidence(
         rank=(counted.sum(1) - held.sum(1)).clamp(min=0),
         full=full,
         determined=full if bounds.none else _of_full_rank(near.r, relative) & known.all(1) & (n <= rows),

@@ -27,7 +27,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
 from neula.algorithms.nonlinear.some import picked
 from neula.certificates.forward_error import SURE
 from neula.pipeline.progress import Progress, digits_done, stage
-from neula.problems.nonlinear.evidence import Errors, Evidence, evidence_of
+from neula.problems.nonlinear.evidence import Errors, NonlinearEvidence, evidence_of
 from neula.problems.nonlinear.problem import Start, usual_tolerance
 from neula.problems.nonlinear.residuals import Residuals
 
@@ -53,13 +53,13 @@ MESSAGES = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class NonlinearFit:
     """What a fit has come to.
 
     Attributes
     ----------
     at : Iterates
-    evidence : Evidence
+    evidence : NonlinearEvidence
     tolerance : float
         What stationarity was asked to be.
     accepted : Tensor of bool, shape (P,)
@@ -68,7 +68,7 @@ class Fit:
     """
 
     at: Iterates
-    evidence: Evidence
+    evidence: NonlinearEvidence
     tolerance: float
     accepted: torch.Tensor
     held: torch.Tensor
@@ -103,7 +103,7 @@ def run_fit(
     verbose: int = 0,
     progress: Progress | None = None,
     wrap: Callable[[torch.Tensor], Any] = lambda x: x,
-) -> Fit:
+) -> NonlinearFit:
     """Minimize, refine, and measure.
 
     Raises
@@ -140,7 +140,7 @@ def run_fit(
         (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)
     )
     accepted = good & (not problem.uncertified)
-    return Fit(at, found, tolerance, accepted, start.bounds.held(at.x, -at.near.gradient))
+    return NonlinearFit(at, found, tolerance, accepted, start.bounds.held(at.x, -at.near.gradient))
 
 
 def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
@@ -148,7 +148,7 @@ def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
     usual = usual_tolerance(at.x.dtype)
     tight = torch.zeros_like(at.status, dtype=torch.bool)
     for status in (GTOL, FTOL, XTOL, BOTH):
-        tight |= (at.status == status) & (tolerances.of(status) <= usual)
+        tight |= (at.status == status) & (tolerances.select(status) <= usual)
     return tight.nonzero()[:, 0]
 
 

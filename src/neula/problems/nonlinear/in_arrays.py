@@ -91,7 +91,7 @@ def fit_in_arrays(
             return None
         x, status = minimized(function, x, tolerances)
         steps = function.nfev - 1
-        if tolerances.of(status) > USUAL:
+        if tolerances.select(status) > USUAL:
             near, rate = Near.at(function, x), 0.0
         else:
             function.scheme = "5-point" if default else function.scheme

@@ -186,7 +186,7 @@ def least_squares(
         found = fit_in_arrays(call, fun, jac, x.numpy(), bounds, (loss, f_scale), tolerances)
         if found is not None:
             return found
-    start = Start.of(x, bounds, x_scale, call.engine.device)
+    start = Start.from_arrays(x, bounds, x_scale, call.engine.device)
     points = Points(start.batch, lambda x: call.give_back(x.clone(), x.dtype), start.x)
     blocked = blocks is not None
     if blocks is not None and (isinstance(blocks, Iterator) or not len(blocks)):

@@ -51,7 +51,7 @@ class Model:
         out = tensor_of(function(xdata, *given), name, imaginary=x.is_complex()).to(x.device)
         return out if self.batch else out[None]
 
-    def of(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
+    def select(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
         """What problems ``which`` take from ``xdata``: their rows, if it has the shape of the data."""
         if not self.batch or tuple(getattr(xdata, "shape", ())) != shape:
             return xdata
@@ -84,7 +84,7 @@ class Observations:
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
         """Of some problems at parameters x, shape (P, m)."""
-        xdata, y = self.model.of(self.xdata, which, self.shape), self.y[which]
+        xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
         found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
         try:
             left = found - y
@@ -101,7 +101,7 @@ class Observations:
         """The caller's derivatives of the model by its parameters, whitened."""
 
         def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
-            xdata = self.model.of(self.xdata, which, self.shape)
+            xdata = self.model.select(self.xdata, which, self.shape)
             return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)
 
         return call
@@ -169,7 +169,7 @@ class Prediction:
 
         def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
             found = self.model.values(
-                self.model.f, self.model.of(xdata, which, self.shape), x, "f(xdata, ...)"
+                self.model.f, self.model.select(xdata, which, self.shape), x, "f(xdata, ...)"
             )
             return found if found.ndim > 1 else found[:, None]
 
@@ -177,14 +177,14 @@ class Prediction:
             y = call(x, everyone, None)
             given = None
             if callable(self.jac):
-                given = self.model.values(self.jac, self.model.of(xdata, everyone, self.shape), x, "jac")
+                given = self.model.values(self.jac, self.model.select(xdata, everyone, self.shape), x, "jac")
             mode = mode_of(self.jac, is_tensor=self.model.is_tensor)
             endless = torch.full_like(x, torch.inf, dtype=torch.float64)
             found = Jacobian(
                 call,
                 None,
                 "5-point" if mode in SCHEMES and mode != "cs" else mode,
-                Differences("5-point", Bounds.of(-endless, endless)),
+                Differences("5-point", Bounds.from_arrays(-endless, endless)),
                 self.jac is None,
                 x.abs(),
             )

@@ -11,12 +11,12 @@ from neula.algorithms.nonlinear.levenberg_marquardt import GTOL
 from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult, report_missed
-from neula.problems.nonlinear.fit import MESSAGES, Fit
+from neula.problems.nonlinear.fit import MESSAGES, NonlinearFit
 from neula.problems.nonlinear.problem import Start
 from neula.problems.nonlinear.residuals import Residuals
 
 
-def result_of(fit: Fit, problem: Residuals, call: Call, start: Start) -> LeastSquaresResult:
+def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -> LeastSquaresResult:
     """The result in the library of x0, after a warning or an error where a problem is not certified."""
     at, found, batch = fit.at, fit.evidence, start.batch
     dtype = at.x.dtype

@@ -39,7 +39,7 @@ class Start:
     scale: torch.Tensor | None
 
     @classmethod
-    def of(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
+    def from_arrays(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
         """Check it.
 
         Raises
@@ -87,7 +87,7 @@ def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch
     ends = [_like(end, name, shape, device) for end, name in zip(pair, ("lower", "upper"), strict=True)]
     if any(bool(end.isnan().any()) for end in ends):
         raise ValueError("bounds must not be NaN: infinite ones are none")
-    return Bounds.of(*(end.to(dtype).double() for end in ends))
+    return Bounds.from_arrays(*(end.to(dtype).double() for end in ends))
 
 
 def scale_of(x_scale: Any, shape: torch.Size, device: torch.device) -> torch.Tensor | None:

@@ -10,7 +10,7 @@ import torch
 from neula.certificates.bounds import Accuracy
 from neula.pipeline.operators import Operator, name_of, refuse_variable
 from neula.pipeline.result import LsqLinearResult, NNLSResult
-from neula.problems.bounded.gradient import Bounded, with_residuals
+from neula.problems.bounded.gradient import BoundedFunction, with_residuals
 from neula.problems.operators.arguments import (
     COMMON,
     Shapes,
@@ -52,7 +52,7 @@ def _shapes_of_lsq_linear(A: torch.Tensor, b: torch.Tensor) -> Shapes:
 LSQ_LINEAR = Operator(
     f"lsq_linear(Tensor A, Tensor b, Tensor lower, Tensor upper, {COMMON}, int? max_iter=None)"
     " -> (Tensor x, Tensor active_mask, Tensor backward_error, Tensor forward_error, Tensor accepted)",
-    Bounded,
+    BoundedFunction,
     _lsq_linear,
     _shapes_of_lsq_linear,
 )

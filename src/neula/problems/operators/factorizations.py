@@ -54,7 +54,7 @@ def _shapes_of_qr(A: torch.Tensor) -> Shapes:
 QR = Operator(
     f"qr(Tensor A, {COMMON}, str? algorithm=None, str? compute=None, str? panel=None, int? cutoff=None)"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor accepted)",
-    functions.Factors,
+    functions.QRFunction,
     _qr,
     _shapes_of_qr,
 )
@@ -106,7 +106,7 @@ def _shapes_of_orth(A: torch.Tensor) -> Shapes:
 ORTH = Operator(
     f"orth(Tensor A, {COMMON})"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor rank, Tensor accepted)",
-    functions.Factors,
+    functions.QRFunction,
     _orth,
     _shapes_of_orth,
 )
@@ -149,7 +149,7 @@ def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
 
 CHOLESKY = Operator(
     f"cholesky(Tensor A, {COMMON}) -> (Tensor L, Tensor residual, Tensor accepted)",
-    functions.Cholesky,
+    functions.CholeskyFunction,
     _cholesky,
     _shapes_of_cholesky,
 )

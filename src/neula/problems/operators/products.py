@@ -29,7 +29,7 @@ def _multiply(compute: str | None, alpha: float, engine: str) -> Any:
 
 MATMUL = Operator(
     'matmul(Tensor A, Tensor B, str? compute=None, float alpha=1.0, str engine="auto") -> Tensor',
-    functions.Product,
+    functions.ProductFunction,
     _matmul,
     _shapes_of_product,
     _multiply,

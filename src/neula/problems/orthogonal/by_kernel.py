@@ -26,7 +26,7 @@ PART = 0.5
 """Of the bound on orthogonality, that may be lost by what is not repeated."""
 
 
-class Factored(NamedTuple):
+class KernelQRFactors(NamedTuple):
     """Factors by a kernel.
 
     Attributes
@@ -50,7 +50,7 @@ class Factored(NamedTuple):
         return self.accepted is True or bool(np.all(self.accepted))  # in a tenth of its time
 
 
-def factorized_by_kernel(a: torch.Tensor, g: np.ndarray, target: Format) -> Factored | None:
+def factorized_by_kernel(a: torch.Tensor, g: np.ndarray, target: Format) -> KernelQRFactors | None:
     """Factors of which some may not be accepted; None where there is no way to them.
 
     Parameters
@@ -69,7 +69,7 @@ def factorized_by_kernel(a: torch.Tensor, g: np.ndarray, target: Format) -> Fact
     if found is None:
         return None
     q, r, measures = found
-    return Factored(q, r, measures, *certified(measures, a.shape, target))
+    return KernelQRFactors(q, r, measures, *certified(measures, a.shape, target))
 
 
 def certified(

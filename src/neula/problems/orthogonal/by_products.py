@@ -16,9 +16,9 @@ from neula.engines import FP32, FP64, Format
 from neula.kernels.host_matrices import empty
 from neula.kernels.precision import exact_matmul
 from neula.kernels.probes_host import FOUND
-from neula.problems.orthogonal.by_kernel import Factored, certified
+from neula.problems.orthogonal.by_kernel import KernelQRFactors, certified
 from neula.problems.orthogonal.on_host import measured_on_host
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import QROptions
 
 
 def label_of(target: Format) -> str:
@@ -26,18 +26,18 @@ def label_of(target: Format) -> str:
     return f"cholesky-qr {_storage(target).name}, repeated"
 
 
-def factorized_by_products(a: torch.Tensor, options: Options) -> Factored:
+def factorized_by_products(a: torch.Tensor, options: QROptions) -> KernelQRFactors:
     """Cholesky QR of one matrix, and of its Q where random vectors see that too little is orthogonal.
 
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
         On the host, of any floating-point dtype.
-    options : Options
+    options : QROptions
 
     Returns
     -------
-    Factored
+    KernelQRFactors
         NaN is all that is measured where columns are too dependent: there are no factors.
     """
     a = a.to(torch.promote_types(a.dtype, torch.float32))
@@ -56,9 +56,11 @@ def _storage(target: Format) -> Format:
     return FP64 if target is FP64 else FP32
 
 
-def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, options: Options) -> Factored:
+def _measured(
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, options: QROptions
+) -> KernelQRFactors:
     if r is None:
         r, measures = q, np.full((FOUND, 1), math.nan)
     else:
         measures = measured_on_host(a, q, r, options)
-    return Factored(q, r, measures, *certified(measures, a.shape, options.target))
+    return KernelQRFactors(q, r, measures, *certified(measures, a.shape, options.target))

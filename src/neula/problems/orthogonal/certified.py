@@ -18,12 +18,12 @@ from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import finite_members
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.by_kernel import LABEL, factorized_by_kernel
-from neula.problems.orthogonal.chain import Layout, QRJudge, chain_alone
+from neula.problems.orthogonal.chain import MatrixLayout, QRJudge, chain_alone
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import refined_from_gram
 from neula.problems.orthogonal.on_host import probe_vectors
-from neula.problems.orthogonal.problem import Matrices, Options
+from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CertifiedQR:
     attempts: tuple[Attempt, ...]
 
     @classmethod
-    def of(cls, factors: Factors) -> CertifiedQR:
+    def from_factors(cls, factors: QRFactors) -> CertifiedQR:
         """Factors in double precision, whatever found them."""
         found = tuple(factors.certificates)
         return cls(factors.q, factors.r, factors.accepted, found, factors.attempts)
@@ -80,17 +80,17 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     """
     a = a.double()
     count, m, n = a.shape
-    options = Options(FP64, engine)
+    options = QROptions(FP64, engine)
     if count == 1 and (small := _by_kernel(a, engine)):
         return small
     compute = coarse_arithmetic(m, n, engine.tuning)
     if compute is None or count > 1 or not bool(finite_members(a).all()):
-        return CertifiedQR.of(factorize(a, "reduced", options))
-    links = [refined_from_gram(compute), *chain_alone(Layout.of(a[0]), options)]
+        return CertifiedQR.from_factors(factorize(a, "reduced", options))
+    links = [refined_from_gram(compute), *chain_alone(MatrixLayout.from_matrix(a[0]), options)]
     judge = QRJudge((m, n), FP64)
     with plain_arithmetic(engine.device):
-        run = run_chain(links, Matrices(a, options), judge)
-    return CertifiedQR.of(Factors.of(run, judge.certificates(run)))
+        run = run_chain(links, QRMatrices(a, options), judge)
+    return CertifiedQR.from_factors(QRFactors.from_run(run, judge.certificates(run)))
 
 
 def _by_kernel(a: torch.Tensor, engine: Engine) -> CertifiedQR | None:

@@ -28,7 +28,7 @@ from neula.pipeline.chain import Answer, Link, Run, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.orthogonal import launched, links
 from neula.problems.orthogonal.links import QRLink
-from neula.problems.orthogonal.problem import Matrices, Matrix, Options, QRValues
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QROptions, QRValues
 
 WIDENED = 1 << 26
 """Elements of matrices in single precision, at most, that are copied in double."""
@@ -38,7 +38,7 @@ MAX_PASSES = 3
 
 
 @dataclass(frozen=True)
-class Layout:
+class MatrixLayout:
     """A matrix without its numbers.
 
     Attributes
@@ -56,7 +56,7 @@ class Layout:
     by_columns: bool = False
 
     @classmethod
-    def of(cls, a: torch.Tensor) -> Layout:
+    def from_matrix(cls, a: torch.Tensor) -> MatrixLayout:
         """That of a single matrix."""
         m, n = a.shape
         return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
@@ -126,7 +126,7 @@ def chain_tall(target: Format, tuning: Tuning, over_rows: Reduction = HERE) -> l
     ]
 
 
-def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[QRLink]:
+def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> list[QRLink]:
     """What is tried for one matrix, whose first link waits for the host only if it may."""
     low, named = f"rgsqrf {options.low.format.name}", options.algorithm
     if options.in_place:
@@ -153,7 +153,7 @@ def chain_alone(layout: Layout, options: Options, *, wait: bool = True) -> list[
     return tried
 
 
-def is_queued(layout: Layout, options: Options) -> bool:
+def is_queued(layout: MatrixLayout, options: QROptions) -> bool:
     """Whether the first links may be queued as a whole, before anything is known about the numbers."""
     tuning = options.engine.tuning
     named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
@@ -162,7 +162,7 @@ def is_queued(layout: Layout, options: Options) -> bool:
     return tuning.replayed_bytes > 0 and layout.m >= layout.n and not named and not waits
 
 
-def _tall(layout: Layout, options: Options) -> list[QRLink]:
+def _tall(layout: MatrixLayout, options: QROptions) -> list[QRLink]:
     """Cholesky QR of a whole tall matrix: in corrected products, as in :func:`neula.tsqr`, or in low ones."""
     m, n, target, tuning = layout.m, layout.n, options.target, options.engine.tuning
     tall = m >= tuning.tall_ratio * n and not options.named and target is not FP64
@@ -176,7 +176,7 @@ def _tall(layout: Layout, options: Options) -> list[QRLink]:
     return []
 
 
-def _by_gram_matrices(layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:
+def _by_gram_matrices(layout: MatrixLayout, options: QROptions, *, wait: bool) -> list[QRLink]:
     """Cholesky QR in double precision, where that is so fast that panels take longer to be launched.
 
     One pass for a low format, which loses no more orthogonality than that up to a condition number of 1e6;
@@ -197,7 +197,7 @@ def _by_gram_matrices(layout: Layout, options: Options, *, wait: bool) -> list[Q
     return found
 
 
-def _in_double_after_panels(layout: Layout, options: Options) -> list[QRLink]:
+def _in_double_after_panels(layout: MatrixLayout, options: QROptions) -> list[QRLink]:
     """The same in place of a second pass in float32, of matrices that are too large to begin with it."""
     m, n, most = layout.m, layout.n, options.engine.tuning.gram_passes
     if options.named or options.target is not FP32 or options.over_rows.spread or options.in_place:
@@ -206,7 +206,7 @@ def _in_double_after_panels(layout: Layout, options: Options) -> list[QRLink]:
     return [launched.by_gram_matrices_if_definite("cholesky-qr fp64, twice")] if pays else []
 
 
-def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[QRLink]:
+def _queued(low: str, layout: MatrixLayout, options: QROptions, *, wait: bool) -> list[QRLink]:
     """First passes that are queued as a whole, or would be if nothing was gained by a look."""
     if not is_queued(layout, options):
         return []
@@ -224,7 +224,7 @@ def _queued(low: str, layout: Layout, options: Options, *, wait: bool) -> list[Q
     return tried
 
 
-def _is_corrected_over_processes(options: Options) -> bool:
+def _is_corrected_over_processes(options: QROptions) -> bool:
     """Whether wide panels may have lost what a correction brings back, with fewer operations than a second
     pass, most of them in half precision.
 
@@ -234,7 +234,7 @@ def _is_corrected_over_processes(options: Options) -> bool:
     return wide and not options.named and options.target is FP32
 
 
-def _in_place(low: str, options: Options) -> list[QRLink]:
+def _in_place(low: str, options: QROptions) -> list[QRLink]:
     """What is tried in the memory of A.
 
     Once ``A = Q R``, whatever orthogonalizes Q factorizes A.
@@ -279,7 +279,7 @@ class QRJudge:
     batch: torch.Tensor | None = None
     in_place: bool = False
 
-    def measure(self, problems: Matrices, answer: Answer[Any]) -> torch.Tensor:
+    def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
         """Links have done it, since CUDA graphs play it back with the rest."""
         return answer.values.measures.T
 

@@ -21,16 +21,16 @@ from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal import chain
-from neula.problems.orthogonal.chain import Layout, QRJudge
-from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.chain import MatrixLayout, QRJudge
+from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import QRLink, without_factors
-from neula.problems.orthogonal.problem import Matrices, Options, QRValues
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
 
 Begun = Sequence[Answer[QRValues]]
 """What the first links have found: of a chain for all matrices, or of one for each."""
 
 
-def factorize(matrices: torch.Tensor, mode: str, options: Options, begun: Begun | None = None) -> Factors:
+def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
     """Q and R of one matrix or a batch, by what suits it, on the engine's device.
 
     Parameters
@@ -38,14 +38,14 @@ def factorize(matrices: torch.Tensor, mode: str, options: Options, begun: Begun 
     matrices : Tensor, shape (batch, m, n)
     mode : {"reduced", "r", "complete"}
         Whether Q is to be square.
-    options : Options
+    options : QROptions
     begun : sequence of Answer, optional
         From :func:`begin`.
     """
     target = options.target
     with plain_arithmetic(options.engine.device):
         if matrices.numel() == 0:
-            return Factors.of_nothing(matrices, mode, target)
+            return QRFactors.of_nothing(matrices, mode, target)
         if _go_together(matrices, options):
             matrices, exponents = _in_range(matrices, target)
             first = None if begun is None else begun[0]
@@ -57,7 +57,7 @@ def factorize(matrices: torch.Tensor, mode: str, options: Options, begun: Begun 
         return factors.completed() if mode == "complete" else factors
 
 
-def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Tensor, Begun] | None:
+def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.Tensor, Begun] | None:
     """Factors by the first links, and which are accepted, without waiting; None where a first link waits."""
     if matrices.numel() == 0:
         return None
@@ -68,8 +68,8 @@ def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Ten
             parts = [scaled]
         begun = []
         for a in parts:
-            one = Matrices(a, options)
-            links = chain.chain_alone(Layout.of(a[0]), options, wait=False)
+            one = QRMatrices(a, options)
+            links = chain.chain_alone(MatrixLayout.from_matrix(a[0]), options, wait=False)
             if _go_together(matrices, options):
                 links = _links_together(a, options)
             found = first_answer(links, one, QRJudge(options.shape_of(a.shape), options.target))
@@ -84,12 +84,12 @@ def begin(matrices: torch.Tensor, options: Options) -> tuple[QRValues, torch.Ten
         return values, accepted, begun
 
 
-def _go_together(matrices: torch.Tensor, options: Options) -> bool:
+def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     count, m, n = matrices.shape
     return not options.named and chain.go_together(count, m, n, options.engine.tuning)
 
 
-def _links_together(matrices: torch.Tensor, options: Options) -> list[QRLink]:
+def _links_together(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
     m, n = matrices.shape[1:]
     return chain.chain_together(m, n, options.target, options.engine.tuning)
 
@@ -97,18 +97,18 @@ def _links_together(matrices: torch.Tensor, options: Options) -> list[QRLink]:
 def factorize_together(
     matrices: torch.Tensor,
     links: Sequence[QRLink],
-    options: Options,
+    options: QROptions,
     begun: Answer[QRValues] | None = None,
-) -> Factors:
+) -> QRFactors:
     """Run a chain: each link for those matrices that were not accepted before."""
     over_rows = options.over_rows
     if over_rows.spread:  # NaN on one process is an error on all of them
         check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
     judge = QRJudge(options.shape_of(matrices.shape), options.target, None if over_rows.spread else matrices)
-    return Factors.of(*_run(links, Matrices(matrices, options), judge, begun))
+    return QRFactors.from_run(*_run(links, QRMatrices(matrices, options), judge, begun))
 
 
-def _one_after_the_other(matrices: torch.Tensor, options: Options, begun: Begun | None) -> Factors:
+def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begun | None) -> QRFactors:
     """Each by a chain of its own; the attempts are those of the first that is not accepted."""
     judge = QRJudge(options.shape_of(matrices.shape), options.target, in_place=options.in_place)
     usable = finite_members(matrices).tolist() if len(matrices) > 1 else [True]
@@ -121,25 +121,25 @@ def _one_after_the_other(matrices: torch.Tensor, options: Options, begun: Begun 
         links = [Link("none", without_factors)]
         first = None
         if finite:
-            links = chain.chain_alone(Layout.of(a[0]), options)
+            links = chain.chain_alone(MatrixLayout.from_matrix(a[0]), options)
             first = None if begun is None else begun[place]
-        run, found = _run(links, Matrices(a, options), judge, first)
+        run, found = _run(links, QRMatrices(a, options), judge, first)
         runs.append(run)
         certificates += found
     worst = next((run for run in runs if not run.accepted[0]), runs[-1])
     values = QRValues.joined([run.found for run in runs])
-    return Factors(values.q, values.r, tuple(certificates), tuple(worst.attempts))
+    return QRFactors(values.q, values.r, tuple(certificates), tuple(worst.attempts))
 
 
-def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: Options) -> Begun | None:
+def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
     """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
-    links = chain.chain_alone(Layout.of(matrices[0]), options)
+    links = chain.chain_alone(MatrixLayout.from_matrix(matrices[0]), options)
     if not links[0].queued or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
         return None
     found: list[Answer[QRValues]] = []
 
     def begin(place: int) -> None:
-        answer = first_answer(links, Matrices(matrices[place : place + 1], options), judge)
+        answer = first_answer(links, QRMatrices(matrices[place : place + 1], options), judge)
         assert answer is not None
         found.append(answer)
 
@@ -154,7 +154,7 @@ def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: Options) -> B
 
 
 def _run(
-    links: Sequence[QRLink], matrices: Matrices, judge: QRJudge, begun: Answer[QRValues] | None = None
+    links: Sequence[QRLink], matrices: QRMatrices, judge: QRJudge, begun: Answer[QRValues] | None = None
 ) -> tuple[Run[QRValues], Sequence[QRCertificate]]:
     links = in_step(links) if matrices.options.over_rows.spread else links
     run = run_chain(links, matrices, judge, begun=begun)
@@ -181,7 +181,7 @@ def _multiplied(r: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor,
     return found, (found.isfinite() == r.isfinite()).flatten(1).all(1)
 
 
-def _in_units_of_a(factors: Factors, exponents: torch.Tensor) -> Factors:
+def _in_units_of_a(factors: QRFactors, exponents: torch.Tensor) -> QRFactors:
     """Factors of what :func:`_in_range` has divided; those with an R that overflows are not accepted."""
     r, fits = _multiplied(factors.r, exponents)
     factors = replace(factors, r=r)

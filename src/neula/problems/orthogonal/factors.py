@@ -19,11 +19,11 @@ from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.links import holding_nan
-from neula.problems.orthogonal.problem import Options, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QROptions, QRValues, raw_dtype
 
 
 @dataclass(frozen=True)
-class Factors:
+class QRFactors:
     """Q and R in working precision, with the evidence.
 
     Attributes
@@ -43,7 +43,7 @@ class Factors:
     attempts: tuple[Attempt, ...]
 
     @classmethod
-    def of(cls, run: Run[Any], certificates: Sequence[QRCertificate]) -> Factors:
+    def from_run(cls, run: Run[Any], certificates: Sequence[QRCertificate]) -> QRFactors:
         """What a chain has come to; NaN for matrices that were given up since they hold NaN or Inf."""
         q, r, attempts = run.found.q, run.found.r, list(run.attempts)
         lost = ~run.accepted
@@ -55,7 +55,7 @@ class Factors:
         return cls(q, r, certificates, tuple(attempts))
 
     @classmethod
-    def of_nothing(cls, matrices: torch.Tensor, mode: str, target: Format) -> Factors:
+    def of_nothing(cls, matrices: torch.Tensor, mode: str, target: Format) -> QRFactors:
         """The factors of no matrices, or of matrices without elements: nothing in them can be wrong.
 
         Without columns the complete Q is the identity, as in NumPy and torch.
@@ -68,7 +68,7 @@ class Factors:
         perfect = certificates_of(np.zeros((3, count)), torch.float64, (m, max(n, 1)), target)
         return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
 
-    def completed(self) -> Factors:
+    def completed(self) -> QRFactors:
         """With an orthonormal basis of the complement added to Q, and zeros to R."""
         *batch, m, k = self.q.shape
         complement = torch.linalg.qr(self.q, mode="complete")[0][..., k:]
@@ -118,7 +118,7 @@ def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResul
 
 
 def as_result(
-    factors: Factors, call: Call, mode: str, options: Options, order: torch.Tensor | None = None
+    factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
 ) -> QRResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     batch, certificates = call.first.tensor.shape[:-2], factors.certificates

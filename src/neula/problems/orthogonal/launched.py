@@ -22,13 +22,13 @@ from neula.engines import FP64
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
-from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 
 def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
     """A link with its scales and measures; NaN, Inf and zero columns show in these."""
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options = matrices.options
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -73,7 +73,7 @@ def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
         What is said of either.
     """
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = Matrix.unchecked(matrices.a[0], matrices.options)
         q, r, needed = passes_with_a_look(_in_double(matrix), matrices.options.engine)
         return Answer(QRValues.of_one(*_measured(matrix, q, r)), shifted if needed else label)
@@ -87,7 +87,7 @@ def by_gram_matrices_if_definite(label: str) -> QRLink:
     Where columns are too dependent, what the panels have found is left to the next link.
     """
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = matrices.single
         engine, storage = matrices.options.engine, matrices.options.low_engine.storage
         found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
@@ -122,7 +122,7 @@ def corrected_where_lost(label: str) -> QRLink:
     loses more. Where what was measured before says that more have lost, these are corrected afterwards.
     """
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options, (a,) = matrices.options, matrices.a
         engine, counts = options.low_engine, leading(a.shape[1])
         few = a.shape[1] - counts[0]

@@ -36,7 +36,7 @@ from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.by_products import factorized_by_products, label_of
-from neula.problems.orthogonal.problem import Matrices, Matrix, QRValues
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 CORRECTED = " + correction"
 """End of the label of a first pass whose Q was made orthonormal before it was measured."""
@@ -58,7 +58,7 @@ Factors = tuple[torch.Tensor, torch.Tensor]
 
 Solution = Answer[QRValues]
 
-QRLink = Link[Matrices, QRValues]
+QRLink = Link[QRMatrices, QRValues]
 
 # --- a batch, all matrices together ---
 
@@ -87,11 +87,11 @@ def together(
         Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
     """
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options = matrices.options
 
         def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            batch = Matrices(a, options)
+            batch = QRMatrices(a, options)
             if dtype is None:
                 return batch.measured(*method(a[..., : batch.k]), None)
             if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
@@ -117,7 +117,7 @@ def another_pass(label: str) -> QRLink:
     Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
     """
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         assert before is not None
         scales, leading = matrices.scales(), before.values.r[..., : matrices.k].double()
         factors = batched_reorthogonalize(before.values.q.double(), leading * scales[:, None, : matrices.k])
@@ -136,7 +136,7 @@ def alone_by_lapack(storage: Format) -> QRLink:
     """The same of a single matrix, which must not hold NaN or Inf."""
     link = by_lapack(storage)
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         if not surely_finite(matrices.a):
             check_finite(matrices.a[0], largest_magnitude(matrices.a[0], 0), "A")
         return link.answer(matrices, before)
@@ -148,7 +148,7 @@ def by_products(target: Format) -> QRLink:
     """Cholesky QR of a single tall matrix, on the host."""
     label = label_of(target)
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         a, options = matrices.a[0], matrices.options
         found = factorized_by_products(a, options)
         if not found.all_accepted:
@@ -175,7 +175,7 @@ def holding_nan(count: int, total: int) -> str:
     return f"{count} of {total} matrices hold NaN or Inf"
 
 
-def without_factors(matrices: Matrices, before: Solution | None) -> Solution:
+def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     """What becomes of matrices of a batch that hold NaN or Inf: their factors are NaN, and their measures."""
     a, target = matrices.a, matrices.options.target
     count, m, n = a.shape
@@ -188,7 +188,7 @@ def without_factors(matrices: Matrices, before: Solution | None) -> Solution:
 # --- one matrix, after a look at its numbers ---
 
 
-def first_pass(matrices: Matrices, before: Solution | None) -> Solution:
+def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Recursive Gram-Schmidt in the low arithmetic, unless what was queued will do to go on from.
 
     Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
@@ -202,13 +202,13 @@ def first_pass(matrices: Matrices, before: Solution | None) -> Solution:
     return _answer(matrices, "", *looked_at.leading.rgsqrf())
 
 
-def _is_triangular(matrices: Matrices) -> bool:
+def _is_triangular(matrices: QRMatrices) -> bool:
     """Whether nothing but zeros is below the diagonal, most often known from the first column."""
     a = matrices.a[0]
     return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
 
 
-def _triangular(matrices: Matrices) -> Solution:
+def _triangular(matrices: QRMatrices) -> Solution:
     """What reflections make of an upper triangle, or trapezoid: R is A itself, but for signs."""
     matrix, options, k = matrices.single, matrices.options, matrices.k
     r = matrix.a[:k].to(matrix.scales.dtype)
@@ -220,7 +220,7 @@ def _triangular(matrices: Matrices) -> Solution:
     return Answer(QRValues.of_one(q, r, measures), "triangular")
 
 
-def second_pass(matrices: Matrices, before: Solution | None) -> Solution:
+def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Re-orthogonalization: another pass over Q."""
     options = matrices.options
     start, engine = _first_factors(matrices, before), options.low_engine
@@ -228,7 +228,7 @@ def second_pass(matrices: Matrices, before: Solution | None) -> Solution:
     return _answer(matrices, " + reortho", *factors)
 
 
-def correction(matrices: Matrices, before: Solution | None) -> Solution:
+def correction(matrices: QRMatrices, before: Solution | None) -> Solution:
     """What makes Q orthonormal if it nearly is, of a copy of it: a second pass may have to go on from it."""
     q, r = _first_factors(matrices, before)
     engine = matrices.options.low_engine
@@ -237,7 +237,7 @@ def correction(matrices: Matrices, before: Solution | None) -> Solution:
     return _answer(matrices, CORRECTED, *factors)
 
 
-def preconditioned(matrices: Matrices, before: Solution | None) -> Solution:
+def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
     # Without zero columns, with which R is singular.
     r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
@@ -249,7 +249,7 @@ def refined_from_gram(compute: str) -> QRLink:
     """R of a Gram matrix in some arithmetic, and Cholesky QR of ``A R^-1`` in double precision."""
     label = f"cholesky {compute} + cholesky-qr fp64"
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         engine = matrices.options.engine.using(compute)
         r = gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine).double()
         if not bool(torch.isfinite(r).all()):
@@ -259,17 +259,17 @@ def refined_from_gram(compute: str) -> QRLink:
     return Link(label, answer)
 
 
-def by_householder(matrices: Matrices, before: Solution | None) -> Solution:
+def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Householder reflections in double precision."""
     factors = householder(_in_double(matrices), matrices.options.engine)
     return replace(_answer(matrices, "", *factors), label="householder fp64")
 
 
-def _in_double(matrices: Matrices) -> torch.Tensor:
+def _in_double(matrices: QRMatrices) -> torch.Tensor:
     return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
 
 
-def _first_factors(matrices: Matrices, before: Solution | None) -> Factors:
+def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
     """Q and R of the scaled matrix that a second pass starts from."""
     matrix = matrices.single.leading
     if before is None:
@@ -282,7 +282,7 @@ def _first_factors(matrices: Matrices, before: Solution | None) -> Factors:
     return q, r
 
 
-def _is_spoiled(matrices: Matrices, before: Solution) -> bool:
+def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
     """Whether a correction has left a residual."""
     if not before.label.endswith(CORRECTED):
         return False
@@ -297,7 +297,7 @@ def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
     return bool(over_rows.agree(torch.isfinite(r).all()))
 
 
-def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
+def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
     """Factors of the matrix as it was given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
     r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
@@ -310,12 +310,12 @@ def _answer(matrices: Matrices, more: str, q: torch.Tensor, r_scaled: torch.Tens
 # --- one matrix, in its own memory ---
 
 
-def first_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+def first_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Recursive Gram-Schmidt whose Q takes the place of A."""
     return _answer_in_place(matrices, "", *_rgsqrf_in_place(matrices.single))
 
 
-def correction_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+def correction_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
     """What makes Q orthonormal if it nearly is."""
     q, r = _inherited(matrices.single, before)
     options, over_rows = matrices.options, matrices.options.over_rows
@@ -344,7 +344,7 @@ def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
     return n - next((k for k, loss in found if loss <= most), 0)
 
 
-def second_pass_in_place(matrices: Matrices, before: Solution | None) -> Solution:
+def second_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Re-orthogonalization, by panels whose residual is small whatever the rank."""
     options, matrix = matrices.options, matrices.single
     q, r = _rgsqrf_in_place(matrix) if before is None else _inherited(matrix, before)
@@ -353,7 +353,7 @@ def second_pass_in_place(matrices: Matrices, before: Solution | None) -> Solutio
     return _answer_in_place(matrices, " + reortho", *factors)
 
 
-def householder_of_q(matrices: Matrices, before: Solution | None) -> Solution:
+def householder_of_q(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Householder reflections of Q in double precision."""
     q, r = _inherited(matrices.single, before)
     q, step = householder(q.double())
@@ -388,7 +388,7 @@ def _inherited(matrix: Matrix, before: Solution | None) -> Factors:
     return q, matrix.options.low_engine.fill(r, r, matrix.scales)
 
 
-def _answer_in_place(matrices: Matrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
+def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
     """Factors, R brought to the units of A in its place, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
     engine = options.low_engine

@@ -12,7 +12,7 @@ from neula.algorithms.lapack.refinement import length
 from neula.certificates.probes import gaussian_probes
 from neula.kernels.probes import probe_errors
 from neula.kernels.probes_host import reflected_errors
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import QROptions
 
 ALONE = 1 << 16
 """Elements of a matrix whose products with four vectors NumPy computes without threads: those of its
@@ -22,7 +22,7 @@ BLOCK = 1 << 17
 """Elements of a batch that are measured together, while they are in the cache."""
 
 
-def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, options: Options) -> np.ndarray:
+def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, options: QROptions) -> np.ndarray:
     """What :func:`neula.kernels.probes_host.reflected_errors` finds, also without a compiler."""
     measures = reflected_errors(a, q, r, probe_vectors(a.shape[-1]))
     if measures is not None:
@@ -46,7 +46,7 @@ def _with_signs(q: torch.Tensor, r: torch.Tensor) -> tuple[np.ndarray, np.ndarra
     return basis, triangle
 
 
-def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> np.ndarray:
+def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: QROptions) -> np.ndarray:
     """Residual and orthogonality along random vectors, as :mod:`neula.certificates.qr` measures them."""
     norms, g = _norms(r), probe_vectors(r.shape[1])
     if a.size > _measured_alone(options):
@@ -61,7 +61,7 @@ def _measured(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> 
     return np.array([*found, norms.min(), norms.max()])[:, None]
 
 
-def _measured_alone(options: Options) -> int:
+def _measured_alone(options: QROptions) -> int:
     """Elements of a matrix up to which one thread measures it at once."""
     return ALONE if torch.get_num_threads() > 1 else options.engine.tuning.measured_here
 
@@ -92,7 +92,7 @@ def _errors_in_torch(
     return residual.item(), size.item(), loss.item()
 
 
-def _measured_together(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: Options) -> np.ndarray:
+def _measured_together(a: np.ndarray, q: np.ndarray, r: np.ndarray, options: QROptions) -> np.ndarray:
     """The same of a batch, some at a time: NumPy takes a part of the time of torch for thin products."""
     norms, g, measures = _norms(r), probe_vectors(r.shape[-1]), []
     step = max(1, BLOCK // a[0].size)

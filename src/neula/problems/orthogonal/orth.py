@@ -28,10 +28,10 @@ from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.by_lapack import factorized_by_lapack
 from neula.problems.orthogonal.factorize import Begun, begin, factorize
-from neula.problems.orthogonal.factors import Factors, as_pending, as_result
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.factors import QRFactors, as_pending, as_result
+from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import polar_result
-from neula.problems.polar.problem import Options as PolarOptions
+from neula.problems.polar.problem import PolarOptions
 from neula.problems.signatures import Kind, OrthKeywords
 
 METHODS = ("qr", "polar")
@@ -152,14 +152,14 @@ def orth(
 
 def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
-) -> tuple[Call, Options]:
+) -> tuple[Call, QROptions]:
     """What is asked for, checked."""
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
-    return call, Options(call.target, call.engine, progress=progress)
+    return call, QROptions(call.target, call.engine, progress=progress)
 
 
-def _factorized(call: Call, options: Options, begun: Begun | None = None) -> tuple[Factors, QRResult]:
+def _factorized(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRFactors, QRResult]:
     """Q and R of A, certified."""
     alone = factorized_by_lapack(call, options) if begun is None else None
     if alone is not None:
@@ -168,7 +168,7 @@ def _factorized(call: Call, options: Options, begun: Begun | None = None) -> tup
             [found.certificate] if isinstance(found.certificate, QRCertificate) else found.certificate
         )
         q, r = (x if x.ndim > 2 else x[None] for x in (found.q, found.r))
-        return Factors(q, r, certificates, ()), alone.result(call, "reduced", options)
+        return QRFactors(q, r, certificates, ()), alone.result(call, "reduced", options)
     factors = factorize(call.matrices(), "reduced", options, begun)
     return factors, as_result(factors, call, "reduced", options)
 
@@ -180,7 +180,7 @@ def basis_and_ranks(
     return _with_ranks(*_begun(A, accuracy, engine, strict, None))
 
 
-def _with_ranks(call: Call, options: Options, begun: Begun | None = None) -> tuple[QRResult, torch.Tensor]:
+def _with_ranks(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRResult, torch.Tensor]:
     factors, result = _factorized(call, options, begun)
     *batch, m, n = call.first.tensor.shape
     if 0 in (*batch, m, n):
@@ -220,7 +220,7 @@ def _of_full_rank(call: Call, result: PolarResult) -> Any:
     return result.U
 
 
-def _check_full_rank(factors: Factors, call: Call, result: QRResult) -> torch.Tensor:
+def _check_full_rank(factors: QRFactors, call: Call, result: QRResult) -> torch.Tensor:
     """Say where columns are dependent, of those factors that are accepted: the others have been reported."""
     over_rows = call.engine.over_rows
     *batch, m, n = call.first.tensor.shape
@@ -254,7 +254,7 @@ def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
 
 
 def _range_basis(
-    factors: Factors, shape: torch.Size, rcond: float, over_rows: Reduction
+    factors: QRFactors, shape: torch.Size, rcond: float, over_rows: Reduction
 ) -> torch.Tensor | None:
     """Basis of the range of each matrix, shape (batch, m, rank); None where that is Q."""
     q, r = factors.q, factors.r

@@ -28,10 +28,10 @@ from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.problems.orthogonal.chain import QRJudge, go_together
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import Factors
+from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import together
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import Matrices, Options
+from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 ROUNDS = 4
 """Eliminations in half precision, each of which reaches some three digits further down."""
@@ -41,8 +41,8 @@ SHOWN = 2.0
 
 
 def factorize_pivoted(
-    matrices: torch.Tensor, mode: str, options: Options, *, is_batch: bool
-) -> tuple[Factors, torch.Tensor]:
+    matrices: torch.Tensor, mode: str, options: QROptions, *, is_batch: bool
+) -> tuple[QRFactors, torch.Tensor]:
     """Factors of ``A[:, P]``, and P.
 
     Parameters
@@ -50,13 +50,13 @@ def factorize_pivoted(
     matrices : Tensor, shape (batch, m, n)
         On the engine's device.
     mode : {"reduced", "r", "complete"}
-    options : Options
+    options : QROptions
     is_batch : bool
         Whether NaN and Inf are no error.
 
     Returns
     -------
-    factors : Factors
+    factors : QRFactors
     order : Tensor, shape (batch, n)
         P of each matrix, int64. Columns of a matrix with NaN or Inf stay where they are.
 
@@ -87,7 +87,7 @@ def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return a.take_along_dim(places, -1)
 
 
-def _pivoted(matrices: torch.Tensor, mode: str, options: Options) -> tuple[torch.Tensor, Factors | None]:
+def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[torch.Tensor, QRFactors | None]:
     """An order of the columns of each matrix, shape (batch, m, n), by their norms: what suits their shape.
 
     LAPACK finds factors on the way, which are returned if they are all accepted.
@@ -110,7 +110,7 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: Options) -> tuple[torch
     return order, _accepted(in_order(matrices, order), q, r, mode, options)
 
 
-def _few_columns(shape: torch.Size, options: Options) -> bool:
+def _few_columns(shape: torch.Size, options: QROptions) -> bool:
     """Whether pivots are found one by one."""
     (count, m, n), tuning = shape, options.engine.tuning
     few = min(m, n) <= tuning.sketched_pivots
@@ -118,19 +118,19 @@ def _few_columns(shape: torch.Size, options: Options) -> bool:
 
 
 def _accepted(
-    matrices: torch.Tensor, q: torch.Tensor, r: torch.Tensor, mode: str, options: Options
-) -> Factors | None:
+    matrices: torch.Tensor, q: torch.Tensor, r: torch.Tensor, mode: str, options: QROptions
+) -> QRFactors | None:
     """Factors of matrices in their new order, if all are as good as they must be."""
     judge = QRJudge(matrices.shape[1:], options.target, matrices)
     link = together("householder with pivoting", q.dtype, lambda _: (q, r), scaled=False, waits=True)
-    run = run_chain([link], Matrices(matrices, options), judge)
+    run = run_chain([link], QRMatrices(matrices, options), judge)
     if not run.accepted.all():
         return None
-    factors = Factors.of(run, judge.certificates(run))
+    factors = QRFactors.from_run(run, judge.certificates(run))
     return factors.completed() if mode == "complete" else factors
 
 
-def _orders_of_large(matrices: torch.Tensor, options: Options) -> torch.Tensor:
+def _orders_of_large(matrices: torch.Tensor, options: QROptions) -> torch.Tensor:
     """Those of large matrices, one after the other; of matrices with NaN or Inf as it is."""
     unmoved = torch.arange(matrices.shape[2], device=matrices.device)
     usable = finite_members(matrices).tolist()
@@ -139,7 +139,7 @@ def _orders_of_large(matrices: torch.Tensor, options: Options) -> torch.Tensor:
     )
 
 
-def _order_of(a: torch.Tensor, options: Options) -> torch.Tensor:
+def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     """That of one large matrix, shape (n,)."""
     at_once = options.engine.tuning.tournaments
     engine = options.engine.using(FP16) if at_once else options.low_engine
@@ -152,8 +152,8 @@ def _order_of(a: torch.Tensor, options: Options) -> torch.Tensor:
 
 
 def _with_longer_pivots(
-    order: torch.Tensor, factors: Factors, matrices: torch.Tensor, mode: str, options: Options
-) -> tuple[torch.Tensor, Factors]:
+    order: torch.Tensor, factors: QRFactors, matrices: torch.Tensor, mode: str, options: QROptions
+) -> tuple[torch.Tensor, QRFactors]:
     """Orders and factors when pivots that R shows to be too short have been replaced.
 
     What is left of the columns there is a part of R, free of the rounding errors of half precision, and is
@@ -175,13 +175,13 @@ def _with_longer_pivots(
     return order, factors
 
 
-def _tolerance(matrices: torch.Tensor, options: Options) -> float:
+def _tolerance(matrices: torch.Tensor, options: QROptions) -> float:
     """Singular values relative to the largest one up to which the precision of the factors tells nothing."""
     _, m, n = matrices.shape
     return max(rank_tolerance(matrices.dtype, m, n), residual_bound(options.target, n))
 
 
-def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -> torch.Tensor | None:
+def _strong_orders(factors: QRFactors, matrices: torch.Tensor, options: QROptions) -> torch.Tensor | None:
     """Better orders of the columns of some R, shape (batch, n); None where all are good."""
     _, m, n = matrices.shape
     k = min(m, n)
@@ -208,7 +208,7 @@ def _strong_orders(factors: Factors, matrices: torch.Tensor, options: Options) -
     return order if changed else None
 
 
-def _smallest(r: torch.Tensor, options: Options) -> torch.Tensor:
+def _smallest(r: torch.Tensor, options: QROptions) -> torch.Tensor:
     """Smallest singular values of triangles, shape (batch, k, k): dozens of products with vectors."""
     width = options.engine.tuning.inverted_width(r.shape[2])
     estimate = partial(smallest_singular_values, width=width)

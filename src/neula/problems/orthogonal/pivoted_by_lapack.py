@@ -17,7 +17,7 @@ from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.by_kernel import certified
 from neula.problems.orthogonal.on_host import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import QROptions
 
 LABEL = "householder with pivoting"
 
@@ -25,7 +25,7 @@ LARGEST = 1 << 17
 """Elements up to which calls take longer than what is called."""
 
 
-def pivoted_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] | None:
+def pivoted_by_lapack(call: Call, mode: str, options: QROptions) -> QRResult[Any] | None:
     """Factors that are accepted, and whose R hides no small singular value; None where there are none."""
     a, target = call.first.tensor, options.target
     if not _suits(call, options) or mode not in ("reduced", "r"):
@@ -49,10 +49,10 @@ def pivoted_by_lapack(call: Call, mode: str, options: Options) -> QRResult[Any] 
         "seconds": call.seconds,
         "accepted": Later(lambda: call.first.wrap_array(np.ones((), bool))),
     }
-    return QRResult.of(fields)
+    return QRResult.from_fields(fields)
 
 
-def _suits(call: Call, options: Options) -> bool:
+def _suits(call: Call, options: QROptions) -> bool:
     """Whether a matrix is tall, of few columns, in the memory of the host, and not attached to a graph."""
     a = call.first.tensor
     asked = options.named or options.progress is not None or call.differentiable or call.first.places

@@ -21,7 +21,7 @@ from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class Options:
+class QROptions:
     """What is asked for, and what was named.
 
     Attributes
@@ -107,17 +107,17 @@ def raw_dtype(given: torch.dtype) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Matrices(Batch):
+class QRMatrices(Batch):
     """A batch of matrices as they were given, and how their factors are kept and measured.
 
     Attributes
     ----------
     a : Tensor, shape (batch, m, n)
-    options : Options
+    options : QROptions
     """
 
     a: torch.Tensor
-    options: Options
+    options: QROptions
 
     @cached_property
     def single(self) -> Matrix:
@@ -194,16 +194,16 @@ class Matrix:
     scales : Tensor, shape (n,)
     zero : Tensor of bool, shape (n,), or None
         Zero columns; None where there are none, and where nobody has looked.
-    options : Options
+    options : QROptions
     """
 
     a: torch.Tensor
     scales: torch.Tensor
     zero: torch.Tensor | None
-    options: Options
+    options: QROptions
 
     @classmethod
-    def checked(cls, a: torch.Tensor, options: Options) -> Matrix:
+    def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
         """Check the numbers and choose the scales: one pass over the matrix.
 
         Raises
@@ -218,7 +218,7 @@ class Matrix:
         return cls(a, power_of_two_scales(column_max), zero, options)
 
     @classmethod
-    def unchecked(cls, a: torch.Tensor, options: Options) -> Matrix:
+    def unchecked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
         """The same without waiting for the device, and so without a look at the numbers."""
         return cls(a, power_of_two_scales(_column_max(a, options)), None, options)
 
@@ -283,6 +283,6 @@ class Matrix:
         return torch.cat([r, product.to(r.dtype) / scales], 1)
 
 
-def _column_max(a: torch.Tensor, options: Options) -> torch.Tensor:
+def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     """Largest element of each column, at least in float32."""
     return options.engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32))

@@ -26,7 +26,7 @@ from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
 from neula.problems.orthogonal.pivoted_by_lapack import pivoted_by_lapack
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
 
@@ -218,7 +218,7 @@ def qr(
         if engine == "auto" and (single := qr_at_once(call, mode)) is not None:
             return single
         call = call.by_host(engine)
-    options = Options(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
+    options = QROptions(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
         if (single := pivoted_by_lapack(call, mode, options)) is not None:
             return single
@@ -236,7 +236,7 @@ def qr(
     return as_result(factorize(call.matrices(), mode, options), call, mode, options)
 
 
-def _begun(call: Call, mode: str, options: Options) -> QRResult | None:
+def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:
     """What the first link has launched, where that waits for nothing."""
     found = begin(call.matrices(), options)
     if found is None:
@@ -276,7 +276,7 @@ def _check_names(mode: str, algorithm: str | None, compute: str | None, panel: s
         panel_named(panel)
 
 
-def _fits_in_place(a: torch.Tensor, options: Options) -> bool:
+def _fits_in_place(a: torch.Tensor, options: QROptions) -> bool:
     """Whether a matrix can become its Q without a copy that is in another order, precision or alignment."""
     if a.ndim != 2 or options.algorithm not in (None, "rgsqrf", "rgsqrf-reortho"):
         return False

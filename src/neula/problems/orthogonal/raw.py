@@ -18,8 +18,8 @@ from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.chain import QRJudge
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import Factors
-from neula.problems.orthogonal.problem import Matrices, Options, QRValues, raw_dtype
+from neula.problems.orthogonal.factors import QRFactors
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"
 """Label of the link that goes through an explicit Q."""
@@ -42,32 +42,32 @@ class HouseholderForm(QRValues):
 
 
 Solution = Answer[HouseholderForm]
-RawLink = Link[Matrices, HouseholderForm]
+RawLink = Link[QRMatrices, HouseholderForm]
 
 Form = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """From matrices, the scales of their columns, and what else is given to H and tau."""
 
 
-def factorize_raw(matrices: torch.Tensor, options: Options) -> Factors:
+def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
     """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
 
     Parameters
     ----------
     matrices : Tensor, shape (batch, m, n)
-    options : Options
+    options : QROptions
     """
     count, m, n = matrices.shape
     if matrices.numel() == 0:
-        nothing = Factors.of_nothing(matrices, "reduced", options.target)
+        nothing = QRFactors.of_nothing(matrices, "reduced", options.target)
         h, tau = matrices.new_empty(count, m, n), matrices.new_empty(count, min(m, n))
-        return Factors(h, tau, nothing.certificates, nothing.attempts)
+        return QRFactors(h, tau, nothing.certificates, nothing.attempts)
     judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
     with plain_arithmetic(options.engine.device):
-        run = run_chain(chain_raw(m, options), Matrices(matrices, options), judge)
-        return Factors.of(run, judge.certificates(run))
+        run = run_chain(chain_raw(m, options), QRMatrices(matrices, options), judge)
+        return QRFactors.from_run(run, judge.certificates(run))
 
 
-def chain_raw(m: int, options: Options) -> list[RawLink]:
+def chain_raw(m: int, options: QROptions) -> list[RawLink]:
     """What is tried for matrices of m rows.
 
     LAPACK reflects nearly as fast as it multiplies. On a GPU a thread block reflects a small matrix by
@@ -89,7 +89,7 @@ def _by_library(storage: Format) -> RawLink:
     """LAPACK's or cuSOLVER's reflections; of a single matrix after a look at its numbers."""
     label = f"householder {storage.name}"
 
-    def reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def reflected(batch: QRMatrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if (
             torch.promote_types(batch.a.dtype, storage.dtype) == storage.dtype
         ):  # norms in LAPACK do not overflow
@@ -97,7 +97,7 @@ def _by_library(storage: Format) -> RawLink:
         h, tau = torch.geqrf((batch.a * scales[:, None]).to(storage.dtype))
         return _unscaled(h, scales, batch), tau
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         a = matrices.a
         if len(a) == 1 and not surely_finite(a):
             check_finite(a[0], largest_magnitude(a[0], 0), "A")
@@ -106,12 +106,12 @@ def _by_library(storage: Format) -> RawLink:
     return Link(label, answer)
 
 
-def _by_tiles(matrices: Matrices, before: Solution | None) -> Solution:
+def _by_tiles(matrices: QRMatrices, before: Solution | None) -> Solution:
     """The kernel that reflects matrices of a few hundred rows, each by one thread block."""
     return _replayed(matrices, f"householder {TILES}", _reflected)
 
 
-def _reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _reflected(batch: QRMatrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     height = batch.a.shape[1]
     tiles, r = factor_tiles(batch.scaled(scales, torch.float32), height, TILES)
     diagonal = tiles.v.diagonal(dim1=1, dim2=2)  # at least 1, or zero where a column is
@@ -123,14 +123,14 @@ def _reflected(batch: Matrices, scales: torch.Tensor) -> tuple[torch.Tensor, tor
     h = y.to(dtype)
     if batch.a.shape[2] > k:
         rest = (batch.a[..., k:] * scales[:, None, k:]).double()
-        rest = Reflectors.of(y, tau, torch.float64).apply(rest, transposed=True)
+        rest = Reflectors.from_householder(y, tau, torch.float64).apply(rest, transposed=True)
         h = torch.cat([h, rest.to(dtype) * inverse[..., k:]], 2)
     below = torch.ones(k, k, dtype=torch.bool, device=y.device).tril(-1)
     h[:, :k, :k] = torch.where(below, h[:, :k, :k], r * inverse[..., :k])
     return h, tau
 
 
-def _reconstructed(matrices: Matrices, before: Solution | None) -> Solution:
+def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Reflectors of the Q of the chain for Q and R."""
     factors = factorize(matrices.a, "reduced", matrices.options)
     label = [attempt.method for attempt in factors.attempts if attempt.method != "none"][-1]
@@ -138,37 +138,37 @@ def _reconstructed(matrices: Matrices, before: Solution | None) -> Solution:
 
 
 def _of_factors(
-    batch: Matrices, scales: torch.Tensor, q: torch.Tensor, r: torch.Tensor
+    batch: QRMatrices, scales: torch.Tensor, q: torch.Tensor, r: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return householder_form(q.to(raw_dtype(batch.a.dtype)), r)
 
 
-def _replayed(matrices: Matrices, label: str, form: Form, *given: torch.Tensor) -> Solution:
+def _replayed(matrices: QRMatrices, label: str, form: Form, *given: torch.Tensor) -> Solution:
     """H and tau by launches that do not depend on the numbers."""
     options = matrices.options
 
     def made(a: torch.Tensor, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return _measured(Matrices(a, options), form, *given)
+        return _measured(QRMatrices(a, options), form, *given)
 
     key = (form.__name__, options.target.name)
     return _answer(matrices, label, *options.engine.replay(made, (matrices.a, *given), key))
 
 
-def _measured(batch: Matrices, form: Form, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _measured(batch: QRMatrices, form: Form, *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """H and tau as they are returned, and measures of what they define."""
     dtype, scales = raw_dtype(batch.a.dtype), batch.scales()
     h, tau = (x.to(dtype) for x in form(batch, scales, *given))
     return h, tau, householder_measures(batch.a, h, tau, scales)
 
 
-def _unscaled(h: torch.Tensor, scales: torch.Tensor, batch: Matrices) -> torch.Tensor:
+def _unscaled(h: torch.Tensor, scales: torch.Tensor, batch: QRMatrices) -> torch.Tensor:
     """H with R in the units of the matrices that were given."""
     h = h.to(raw_dtype(batch.a.dtype))
     return h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()
 
 
 def _answer(
-    matrices: Matrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
+    matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
     if matrices.options.progress is not None:
         matrices.options.progress(label, 1.0)

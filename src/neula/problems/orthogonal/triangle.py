@@ -19,7 +19,7 @@ from neula.engines import FP64, Engine
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
-from neula.problems.orthogonal.problem import Matrices, Options
+from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 FAITHFUL = 0.25
 """How far ``(R^T R)^-1 A^T A`` may be from the identity: singular values are right within a seventh then."""
@@ -30,7 +30,7 @@ of them Q and one product take less."""
 
 
 @dataclass(frozen=True)
-class Triangle:
+class RFactors:
     """``A = Q R`` of each matrix of a batch, with k = min(m, n).
 
     Attributes
@@ -50,7 +50,7 @@ class Triangle:
     attempts: tuple[Attempt, ...]
 
 
-def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> Triangle:
+def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
     """R and ``Q^T B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
 
     Without Q what is measured is ``A^T A`` beside ``R^T R``, which is enough for condition numbers up to
@@ -65,7 +65,7 @@ def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> Tria
 
     Returns
     -------
-    Triangle
+    RFactors
 
     Examples
     --------
@@ -91,10 +91,10 @@ def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> Tria
     whole = certified_qr(a, engine)
     with plain_arithmetic(engine.device):
         c = whole.q.mT @ b
-    return Triangle(whole.r, c, bool(whole.accepted.all()), whole.attempts)
+    return RFactors(whole.r, c, bool(whole.accepted.all()), whole.attempts)
 
 
-def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> Triangle | None:
+def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> RFactors | None:
     """The triangle of [A B]."""
     n = a.shape[2]
     # By columns, as LAPACK works: transposed copies take longer than the reflections.
@@ -102,9 +102,9 @@ def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> Triangle | None:
     return _believed(a, r[:, :n, :n], r[:, :n, n:], "householder fp64")
 
 
-def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> Triangle | None:
+def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> RFactors | None:
     """R of a coarse Gram matrix, and that of ``W = A R^-1`` in double precision."""
-    matrix = Matrices(a, Options(FP64, coarse)).single.leading
+    matrix = QRMatrices(a, QROptions(FP64, coarse)).single.leading
     first = gram_r(coarse.operand(matrix.scaled(coarse)), coarse).double() / matrix.scales.double()
     w = torch.linalg.solve_triangular(first, a[0], upper=True, left=False)
     gram = w.mT @ w
@@ -118,13 +118,13 @@ def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> Triangle |
     return _believed(a, r[None], c[None], f"cholesky {coarse.arithmetic.name} + cholesky fp64")
 
 
-def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) -> Triangle | None:
+def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) -> RFactors | None:
     """R and ``Q^T B``, if R is as good as condition numbers need."""
     rate = float(_rate(a, r).max())
     if not rate <= FAITHFUL:
         return None
     reason = f"(R^T R)^-1 A^T A differs from the identity by {rate:.1e} (bound {FAITHFUL})"
-    return Triangle(r, c, True, (Attempt(f"{method} without Q", True, reason),))
+    return RFactors(r, c, True, (Attempt(f"{method} without Q", True, reason),))
 
 
 def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,9 @@ from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_tsqr
 from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.factorize import factorize_together
-from neula.problems.orthogonal.factors import Factors, as_result, give_factors_back
+from neula.problems.orthogonal.factors import QRFactors, as_result, give_factors_back
 from neula.problems.orthogonal.links import QRLink, together
-from neula.problems.orthogonal.problem import Options
+from neula.problems.orthogonal.problem import QROptions
 from neula.problems.signatures import Kind, QRMode, TsqrKeywords
 
 MODES = ("reduced", "r")
@@ -139,10 +139,10 @@ def tsqr(
     check_name("compute", compute, ("auto", *COMPUTE))
     if compute != "auto":
         target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
-    options, matrices = Options(target, call.engine), call.matrices()
+    options, matrices = QROptions(target, call.engine), call.matrices()
     links = _chain(matrices, options) if compute == "auto" else [_named(compute, call.engine)]
     if a.numel() == 0:
-        factors = Factors.of_nothing(matrices, mode, target)
+        factors = QRFactors.of_nothing(matrices, mode, target)
     else:
         with call.computing():
             factors = factorize_together(matrices, links, options)
@@ -151,7 +151,7 @@ def tsqr(
     return as_result(factors, call, mode, options)
 
 
-def _chain(matrices: torch.Tensor, options: Options) -> list[QRLink]:
+def _chain(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
     """What is tried, cheapest first."""
     tuning = options.engine.tuning
     count, m, n = matrices.shape

@@ -15,7 +15,7 @@ from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.links import PolarLink, by_svd, polynomials
-from neula.problems.polar.problem import Matrices, Options, PolarValues
+from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 SMALLEST = 7e-4
 """Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
@@ -31,7 +31,7 @@ MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9
 """By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
 
 
-def chain(options: Options) -> list[PolarLink]:
+def chain(options: PolarOptions) -> list[PolarLink]:
     """What is tried: polynomials for condition numbers up to 1e3, for any, and the SVD.
 
     For the accuracy of bf16 they are evaluated in fp16: bf16 would bury small singular values. Where LAPACK
@@ -73,17 +73,17 @@ class PolarJudge:
     Attributes
     ----------
     bounds : PolarBounds
-    options : Options
+    options : PolarOptions
     batch : Tensor, shape (batch, m, n)
         What was given: matrices that hold NaN or Inf are not tried again.
     """
 
     bounds: PolarBounds
-    options: Options
+    options: PolarOptions
     batch: torch.Tensor
 
     @classmethod
-    def of(cls, batch: torch.Tensor, options: Options) -> PolarJudge:
+    def for_batch(cls, batch: torch.Tensor, options: PolarOptions) -> PolarJudge:
         """The judge of a batch of matrices."""
         return cls(options.bounds(batch.shape), options, batch)
 
@@ -92,7 +92,7 @@ class PolarJudge:
         """The full rank."""
         return min(self.options.shape_of(self.batch.shape))
 
-    def measure(self, problems: Matrices, answer: Answer[PolarValues]) -> torch.Tensor:
+    def measure(self, problems: PolarMatrices, answer: Answer[PolarValues]) -> torch.Tensor:
         """Links have done it, since CUDA graphs play it back with the rest."""
         values = answer.values
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T

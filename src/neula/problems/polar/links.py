@@ -10,23 +10,25 @@ from collections.abc import Sequence
 import torch
 
 from neula.algorithms.polar.iteration import polar_factor, taken_on
-from neula.algorithms.polar.polynomials import Step
+from neula.algorithms.polar.polynomials import OddPolynomial
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import finite_members
-from neula.problems.polar.problem import Matrices, Options, PolarValues
+from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 Solution = Answer[PolarValues]
 
-PolarLink = Link[Matrices, PolarValues]
+PolarLink = Link[PolarMatrices, PolarValues]
 
 
-def polynomials(label: str, arithmetic: Arithmetic, steps: Sequence[Step], *, on: bool = False) -> PolarLink:
+def polynomials(
+    label: str, arithmetic: Arithmetic, steps: Sequence[OddPolynomial], *, on: bool = False
+) -> PolarLink:
     """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
 
-    def answer(matrices: Matrices, before: Solution | None) -> Solution:
+    def answer(matrices: PolarMatrices, before: Solution | None) -> Solution:
         options = matrices.options
         engine = options.engine.using(arithmetic)
 
@@ -49,7 +51,7 @@ def polynomials(label: str, arithmetic: Arithmetic, steps: Sequence[Step], *, on
     return Link(label, answer, inherits=on, queued=not on)
 
 
-def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solution:
+def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
     """The singular value decomposition, which knows the rank, in float32 or float64."""
     options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(options.work)
@@ -74,7 +76,7 @@ def by_svd(matrices: Matrices, before: Solution | None, format: Format) -> Solut
 
 
 def _answer(
-    options: Options, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
+    options: PolarOptions, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
     if options.progress is not None:
         options.progress(label, 1.0)

@@ -27,7 +27,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, PolarResult
 from neula.problems.operators.polar import traced_polar
 from neula.problems.polar.chain import PolarJudge, chain
-from neula.problems.polar.problem import SIDES, Matrices, Options, PolarValues
+from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
 from neula.problems.signatures import Kind, PolarKeywords
 
 
@@ -156,35 +156,37 @@ def polar(
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
-    options = Options(call.target, call.engine, part_of_one("rcond", rcond), completion, progress)
+    options = PolarOptions(call.target, call.engine, part_of_one("rcond", rcond), completion, progress)
     return polar_result(call, options, side, wait=wait)
 
 
-def polar_result(call: Call, options: Options, side: str | None = None, *, wait: bool = True) -> PolarResult:
+def polar_result(
+    call: Call, options: PolarOptions, side: str | None = None, *, wait: bool = True
+) -> PolarResult:
     """The decomposition of what a call was given.
 
     Parameters
     ----------
     call : Call
-    options : Options
+    options : PolarOptions
     side : {"right", "left"}, optional
     wait : bool, optional
     """
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
-            begun = first_answer(chain(options), Matrices(a, options), PolarJudge.of(a, options))
+            begun = first_answer(chain(options), PolarMatrices(a, options), PolarJudge.for_batch(a, options))
         if begun is not None:
             return _pending(call, options, side, begun)
     return _finished(call, options, side)
 
 
-def _pending(call: Call, options: Options, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
+def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
     """What the first link has launched, and what there is to say of it on its device."""
     shape = call.first.tensor.shape
     bounds = options.bounds(shape)
     with call.computing():
-        judge = PolarJudge.of(call.matrices(), options)
+        judge = PolarJudge.for_batch(call.matrices(), options)
         found = PolarNumbers(*(x.reshape(shape[:-2]) for x in begun.values.measures.T))
         accepted, ranks = found.accepted_by(bounds), judge.ranks_measured(found)
     u, h = _factors(call, options, side, begun.values.u, ranks)
@@ -211,7 +213,7 @@ def _pending(call: Call, options: Options, side: str | None, begun: Answer[Polar
 
 
 def _factors(
-    call: Call, options: Options, side: str | None, u: torch.Tensor, ranks: torch.Tensor
+    call: Call, options: PolarOptions, side: str | None, u: torch.Tensor, ranks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """U and H, attached to the graph of A."""
     shape = call.first.tensor.shape
@@ -225,7 +227,7 @@ def _factors(
 
 
 def _finished(
-    call: Call, options: Options, side: str | None, begun: Answer[PolarValues] | None = None
+    call: Call, options: PolarOptions, side: str | None, begun: Answer[PolarValues] | None = None
 ) -> PolarResult:
     a = call.first.tensor
     with call.computing():
@@ -236,7 +238,7 @@ def _finished(
 
 
 @dataclass(frozen=True)
-class Found:
+class PolarOutcome:
     """What a chain has come to, and by which judge."""
 
     run: Run[PolarValues]
@@ -252,18 +254,20 @@ class Found:
         return u
 
 
-def decompose(matrices: torch.Tensor, options: Options, begun: Answer[PolarValues] | None = None) -> Found:
+def decompose(
+    matrices: torch.Tensor, options: PolarOptions, begun: Answer[PolarValues] | None = None
+) -> PolarOutcome:
     """Orthogonal polar factors of a batch, on the engine's device.
 
     Parameters
     ----------
     matrices : Tensor, shape (batch, m, n)
-    options : Options
+    options : PolarOptions
     begun : Answer, optional
         What the first link has found.
     """
     count, over_rows = len(matrices), options.over_rows
-    judge = PolarJudge.of(matrices, options)
+    judge = PolarJudge.for_batch(matrices, options)
     if over_rows.spread:  # NaN on one process is an error on all of them
         check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
         m, n = options.shape_of(matrices.shape)
@@ -271,15 +275,15 @@ def decompose(matrices: torch.Tensor, options: Options, begun: Answer[PolarValue
             return _gathered(matrices[0], options)
     if matrices.numel() > 0:
         links = in_step(chain(options)) if over_rows.spread else chain(options)
-        return Found(run_chain(links, Matrices(matrices, options), judge, begun=begun), judge)
+        return PolarOutcome(run_chain(links, PolarMatrices(matrices, options), judge, begun=begun), judge)
     nothing = torch.zeros(count, 5, dtype=torch.float64, device="cpu")
     run = Run.begin(count, PolarValues(matrices.to(options.work.dtype), nothing[:, 0].long(), nothing))
     run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
     run.attempts.append(Attempt("nothing to do", True, "no elements"))
-    return Found(run, judge)
+    return PolarOutcome(run, judge)
 
 
-def _gathered(rows: torch.Tensor, options: Options) -> Found:
+def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
     """Of one wide matrix, whose products contract over columns: each process takes all of it.
 
     What counts is what the first process has found.
@@ -296,7 +300,7 @@ def _gathered(rows: torch.Tensor, options: Options) -> Found:
     return found
 
 
-def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Options) -> torch.Tensor:
+def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: PolarOptions) -> torch.Tensor:
     """``(U^T A + A^T U) / 2`` of a batch, or the same of rows, in working precision."""
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
@@ -313,7 +317,7 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Optio
     return shift(h.double() if a.dtype == torch.float64 else h, exponents)
 
 
-def _collect(call: Call, options: Options, found: Found, side: str | None) -> PolarResult:
+def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
     """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
     given, run, judge = call.first.tensor, found.run, found.judge
     batch, bounds = given.shape[:-2], judge.bounds

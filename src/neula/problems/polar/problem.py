@@ -18,7 +18,7 @@ SIDES = ("right", "left")
 
 
 @dataclass(frozen=True)
-class Options:
+class PolarOptions:
     """What is asked for.
 
     Attributes
@@ -70,7 +70,7 @@ class Options:
     def bounds(self, here: torch.Size) -> PolarBounds:
         """What is asked of matrices of whose rows these are here."""
         m, n = self.shape_of(here)
-        return PolarBounds.of(self.target, max(m, 1), max(n, 1))
+        return PolarBounds.for_shape(self.target, max(m, 1), max(n, 1))
 
     def lie_down(self, here: torch.Size) -> bool:
         """Whether matrices have at least as many columns as rows; over processes they have not."""
@@ -102,17 +102,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Matrices(Batch):
+class PolarMatrices(Batch):
     """A batch of matrices as they were given.
 
     Attributes
     ----------
     a : Tensor, shape (batch, m, n)
-    options : Options
+    options : PolarOptions
     """
 
     a: torch.Tensor
-    options: Options
+    options: PolarOptions
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,15 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System as Shapes
+from neula.pipeline.shapes import BatchedProblem
 from neula.problems.systems.chain import SystemsJudge, chain_together
-from neula.problems.systems.problem import Members, Options, Systems, in_words
-from neula.problems.systems.queued import QUEUED, Found, answer_of, label_of, queued, steps_of
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
+from neula.problems.systems.queued import QUEUED, QueuedSolutions, answer_of, label_of, queued, steps_of
 
 
-def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | Answer[Members] | None:
+def solve_at_once(
+    call: Call, shapes: BatchedProblem, options: SystemsOptions
+) -> SolveResult[Any] | Answer[SystemsSolutions] | None:
     """The result where it is accepted, else what the first link has found; None for what it is not made for.
 
     It is for single systems whose first link queues all that it does.
@@ -46,13 +48,13 @@ def solve_at_once(call: Call, shapes: Shapes, options: Options) -> SolveResult[A
 
 
 def _accepted(
-    call: Call, shapes: Shapes, systems: Systems, found: Found, label: str
+    call: Call, shapes: BatchedProblem, systems: Systems, found: QueuedSolutions, label: str
 ) -> SolveResult[Any] | None:
     """The result; None where it is not accepted."""
     options, steps, label = systems.options, steps_of(systems.options), label_of(systems, label)
     assert found.read is not None
-    of = dict(zip(Members.names, found.read[:, 0].tolist(), strict=True))
-    judge = SystemsJudge.of(shapes.a.shape[-1], options)
+    of = dict(zip(SystemsSolutions.names, found.read[:, 0].tolist(), strict=True))
+    judge = SystemsJudge.for_shape(shapes.a.shape[-1], options)
     if not (
         judge.accepts(of) and of["forward_error"] <= options.largest_error and math.isfinite(of["largest"])
     ):
@@ -63,7 +65,7 @@ def _accepted(
         return Later(lambda: first.wrap_array(np.array(known)))
 
     reason = in_words(of["refined_error"], judge.bound, error, steps, of["growth"])
-    return SolveResult.of(
+    return SolveResult.from_fields(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),
             "converged": True,

@@ -15,14 +15,14 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
-from neula.problems.systems.problem import Members, Options, Systems
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 
 LARGEST = 128
 """Order of the largest systems: others take no longer one after the other (20 of order 200 on one core of an
 AMD EPYC: a tenth less)."""
 
 
-def batch_by_lapack(systems: Systems) -> Answer[Members] | None:
+def batch_by_lapack(systems: Systems) -> Answer[SystemsSolutions] | None:
     """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
     options, (a, b) = systems.options, (systems.a, systems.b)
     here = a.is_cpu and options.engine.tuning.lapack and options.dtype in IN_NUMPY
@@ -37,12 +37,14 @@ def batch_by_lapack(systems: Systems) -> Answer[Members] | None:
     members, errors = zip(*parts, strict=True)
     label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
     history = tuple(np.max(errors, 0).tolist())
-    values = Members.joined(members)
+    values = SystemsSolutions.joined(members)
     return Answer(values, label, "", len(history) - 1, history, worst=values.worst())
 
 
 @np.errstate(all="ignore")  # what is not finite is not accepted
-def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tuple[float, float]]:
+def _solved(
+    a: np.ndarray, b: np.ndarray, options: SystemsOptions
+) -> tuple[SystemsSolutions, tuple[float, float]]:
     """Solutions, and their largest backward errors before and after the update."""
     n, updates = a.shape[1], options.target is FP64
     doubled = updates and (options.forward or n <= options.engine.tuning.doubled_order)
@@ -63,5 +65,5 @@ def _solved(a: np.ndarray, b: np.ndarray, options: Options) -> tuple[Members, tu
         "growth": system.growth,
     }
     errors = [float(x[accepted].max(initial=0.0)) for x in (found.first_error, error)]
-    members = Members(**{name: torch.from_numpy(x) for name, x in known.items()})
+    members = SystemsSolutions(**{name: torch.from_numpy(x) for name, x in known.items()})
     return members, (errors[0], errors[1])

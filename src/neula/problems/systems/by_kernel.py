@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.lapack.compiled import NAMES, TAKEN, Solved, available, solved
+from neula.algorithms.lapack.compiled import NAMES, TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import digits_of
@@ -20,8 +20,8 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, is_large
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import System as Shapes
-from neula.problems.systems.problem import Members, Options, Systems, in_words
+from neula.pipeline.shapes import BatchedProblem
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 LARGEST = 208
 """Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
@@ -33,7 +33,7 @@ def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     return 0 < n <= LARGEST and 0 < k <= FEW and all(dtype in TAKEN for dtype in dtypes) and available()
 
 
-def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
+def _takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     """Whether kernels are for such arrays, and what is asked for."""
     named = options.pivot is not None or options.compute is not None
     here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
@@ -42,7 +42,7 @@ def _takes(a: torch.Tensor, b: torch.Tensor, options: Options) -> bool:
     return some and usual and here and not named and options.engine.tuning.lapack
 
 
-def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
+def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> CompiledSolutions | None:
     """Small systems, one or a batch; None where this is no way for them."""
     n = a.shape[-1]
     if n > LARGEST or not _takes(a, b, options):
@@ -51,7 +51,9 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: Options) -> Solved | None:
     return solved(a, b, *asked, definite=options.positive)
 
 
-def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tuple[Solved, Format] | None:
+def _large(
+    call: Call, a: torch.Tensor, b: torch.Tensor, options: SystemsOptions
+) -> tuple[CompiledSolutions, Format] | None:
     """One larger system, where it is accepted, and in which format its factors are."""
     n, tuning = a.shape[-1], options.engine.tuning
     rows = a.stride() == (n, 1) and not options.forward  # that needs updates until nothing is left
@@ -79,7 +81,7 @@ def _large(call: Call, a: torch.Tensor, b: torch.Tensor, options: Options) -> tu
     return None if found is None else (found, format)
 
 
-def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
+def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
     options, a, b = systems.options, systems.a, systems.b
     found = _small(a, b, options)
@@ -87,7 +89,7 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
         return None
     accepted, backward_error, condition, growth, _, *history = found.known[: len(NAMES)]
     accepted = accepted > 0
-    values = Members(
+    values = SystemsSolutions(
         x=found.x,
         forward_error=_of_columns(found.known).contiguous(),
         backward_error=backward_error,
@@ -100,7 +102,7 @@ def batch_by_kernel(systems: Systems) -> Answer[Members] | None:
     return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
 
-def label_of(format: Format, options: Options) -> str:
+def label_of(format: Format, options: SystemsOptions) -> str:
     """As the links of the chain are called."""
     return f"cholesky {format.name}" if options.positive else f"lu {format.name} with pivoting"
 
@@ -110,7 +112,7 @@ def _of_columns(known: torch.Tensor) -> torch.Tensor:
     return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
 
 
-def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult[Any] | None:
+def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     """The result where all systems are accepted, and are some for this way."""
     if 0 in shapes.batch:
         return None
@@ -140,7 +142,7 @@ def solve_by_kernel(call: Call, shapes: Shapes, options: Options) -> SolveResult
     def later(known: torch.Tensor) -> Later:
         return Later(lambda: wrap(layout.of_members(known).contiguous()))
 
-    return SolveResult.of(
+    return SolveResult.from_fields(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),
             "converged": True,

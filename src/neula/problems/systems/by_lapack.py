@@ -13,7 +13,7 @@ import torch
 
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
-from neula.algorithms.lapack.square import Square
+from neula.algorithms.lapack.square import SquareSystem
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
 from neula.engines import FP32, FP64, Format
@@ -31,14 +31,14 @@ from neula.pipeline.in_numpy import (
     x_of_single,
 )
 from neula.pipeline.result import Attempt, SolveResult
-from neula.pipeline.shapes import System
-from neula.problems.systems.problem import Members, Options, Systems, in_words
+from neula.pipeline.shapes import BatchedProblem
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 WORTH = 48
 """Order from which on a system takes longer than the calls for it."""
 
 
-class _Column(NamedTuple):
+class _SystemColumn(NamedTuple):
     """What is known of one right-hand side."""
 
     x: np.ndarray
@@ -47,7 +47,7 @@ class _Column(NamedTuple):
     history: list[float]
 
 
-def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+def solve_by_lapack(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     """The solution where it is accepted, and the system is one for this way."""
     n, tuning = shapes.a.shape[-1], options.engine.tuning
     named = options.pivot is not None or options.compute is not None
@@ -63,12 +63,14 @@ def solve_by_lapack(call: Call, shapes: System, options: Options) -> SolveResult
             return _by_lapack(call, shapes, options)
 
 
-def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any] | None:
+def _by_lapack(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
     a, b = arrays_of(shapes)
     large = is_large(a.size, options)
     doubled = options.forward or len(a) <= options.engine.tuning.doubled_order
     for single in (True, False) if options.target is not FP64 and not doubled else (False,):
-        found = Square.of(a, b, positive=options.positive, single=single, doubled=doubled, large=large)
+        found = SquareSystem.factorize(
+            a, b, positive=options.positive, single=single, doubled=doubled, large=large
+        )
         columns = None if found is None else solutions_of(found[0], b, options)
         if found is not None and columns is not None:
             format = "fp32" if single else "fp64"
@@ -77,7 +79,7 @@ def _by_lapack(call: Call, shapes: System, options: Options) -> SolveResult[Any]
     return None
 
 
-def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
+def each_by_lapack(systems: Systems, format: Format) -> Answer[SystemsSolutions] | None:
     """All of a batch, one after the other, where matrices take longer than the calls for one; None where one
     of them is not accepted.
     """
@@ -90,7 +92,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
     for member, right in zip(array_of(a), array_of(b), strict=True):
         columns = list(np.ascontiguousarray(right.T, np.float64))
         with np.errstate(all="ignore"):  # what is not finite is not accepted
-            one = Square.of(
+            one = SquareSystem.factorize(
                 member,
                 columns,
                 positive=options.positive,
@@ -103,7 +105,7 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[Members] | None:
             return None
         found.append((solved, one[0].condition, one[1]))
     solutions, conditions, growths = zip(*found, strict=True)
-    values = Members(
+    values = SystemsSolutions(
         x=_tensor([[c.x for c in columns] for columns in solutions]).mT,
         forward_error=_tensor([[c.forward_error for c in columns] for columns in solutions]),
         backward_error=_tensor([max(c.backward_error for c in columns) for columns in solutions]),
@@ -127,7 +129,9 @@ def _worst(histories: list[list[float]]) -> tuple[float, ...]:
     return tuple(max(h[min(step, len(h) - 1)] for h in histories) for step in range(steps))
 
 
-def solutions_of(system: Square, right: list[np.ndarray], options: Options) -> list[_Column] | None:
+def solutions_of(
+    system: SquareSystem, right: list[np.ndarray], options: SystemsOptions
+) -> list[_SystemColumn] | None:
     """The solutions; None where one is not accepted."""
     bound, columns = solve_bound(options.target, len(right[0])), []
     for b, first in zip(right, system.first, strict=True):
@@ -149,17 +153,17 @@ def solutions_of(system: Square, right: list[np.ndarray], options: Options) -> l
         if longer or not (backward_error <= bound and forward_error <= options.largest_error):
             return None
         history = [*system.history, measured]
-        columns.append(_Column(x, forward_error, backward_error, history))
+        columns.append(_SystemColumn(x, forward_error, backward_error, history))
     return columns
 
 
 def _result(
     call: Call,
-    shapes: System,
-    options: Options,
-    found: tuple[Square, float],
+    shapes: BatchedProblem,
+    options: SystemsOptions,
+    found: tuple[SquareSystem, float],
     label: str,
-    columns: list[_Column],
+    columns: list[_SystemColumn],
 ) -> SolveResult[Any]:
     system, growth = found
     x, forward_errors = np.array([column.x for column in columns]).T, [c.forward_error for c in columns]
@@ -178,4 +182,4 @@ def _result(
         "method": label,
     }
     more = of_single(call, shapes, options, backward_error, system.condition, forward_errors)
-    return SolveResult.of(known | more)
+    return SolveResult.from_fields(known | more)

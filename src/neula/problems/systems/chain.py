@@ -17,15 +17,15 @@ from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.systems import links
 from neula.problems.systems.direct import solve_by_host, solve_directly
 from neula.problems.systems.links import MIXED
-from neula.problems.systems.problem import Members, Options, Systems, in_words
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS, solve_queued
-from neula.problems.systems.system import System
+from neula.problems.systems.system import EquilibratedSystem
 
 LIBRARY = "lu fp64 with pivoting", "lu fp32 with pivoting", "cholesky fp64"
 """Factors of the library, which are as good as others: what they leave, others do."""
 
 
-def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, Members]]:
+def chain_together(count: int, n: int, options: SystemsOptions) -> list[Link[Systems, SystemsSolutions]]:
     """What is tried for some systems of order n together: the library's factors.
 
     Nothing where cheaper factors may be faster. Before it what is queued, where waiting for the host and for
@@ -55,7 +55,7 @@ def chain_together(count: int, n: int, options: Options) -> list[Link[Systems, M
     return [Link("lu fp32 with pivoting", partial(solve_directly, format=FP32)), library]
 
 
-def first_queued(count: int, n: int, options: Options) -> str | None:
+def first_queued(count: int, n: int, options: SystemsOptions) -> str | None:
     """By which factors some systems are solved first that are launched as a whole; None where none are."""
     tuning = options.engine.tuning
     most = tuning.queued_definite if options.positive else tuning.queued
@@ -66,7 +66,7 @@ def first_queued(count: int, n: int, options: Options) -> str | None:
     return NORMAL_EQUATIONS if count > 1 or n <= tuning.normal_equations else MIXED
 
 
-def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
+def chain_alone(n: int, options: SystemsOptions) -> list[Link[EquilibratedSystem, SystemsSolutions]]:
     """What is tried for one system of order n."""
     tuning, tried = options.engine.tuning, []
     if options.positive:
@@ -79,14 +79,18 @@ def chain_alone(n: int, options: Options) -> list[Link[System, Members]]:
     return tried if options.named else [*tried, *_in_double(tuning)]
 
 
-def chain_after_together(together: Sequence[Link[Any, Any]], options: Options) -> list[Link[System, Members]]:
+def chain_after_together(
+    together: Sequence[Link[Any, Any]], options: SystemsOptions
+) -> list[Link[EquilibratedSystem, SystemsSolutions]]:
     """What is tried for one system that these did not solve; nothing is better than Cholesky."""
     if options.positive or any(link.label == MIXED for link in together):
         return []
     return [Link(MIXED, links.mixed_if_unsolved)]
 
 
-def _lu(n: int, format: Format, options: Options, tuning: Tuning) -> list[Link[System, Members]]:
+def _lu(
+    n: int, format: Format, options: SystemsOptions, tuning: Tuning
+) -> list[Link[EquilibratedSystem, SystemsSolutions]]:
     """LU in a low format, without interchanges where they are dear.
 
     Butterflies make any matrix like a random one, whose elements grow by about ``n^1.5`` without pivoting: in
@@ -107,7 +111,7 @@ def _lu(n: int, format: Format, options: Options, tuning: Tuning) -> list[Link[S
     return tried
 
 
-def _in_double(tuning: Tuning) -> list[Link[System, Members]]:
+def _in_double(tuning: Tuning) -> list[Link[EquilibratedSystem, SystemsSolutions]]:
     """By butterflies first where interchanges are dear (order 24000 on an H200: 220 ms, and 333)."""
     library = Link("lu fp64 with pivoting", links.by_library)
     if tuning.queued:
@@ -131,12 +135,14 @@ class SystemsJudge:
     improves: bool = True
 
     @classmethod
-    def of(cls, n: int, options: Options, *, improves: bool = True) -> SystemsJudge:
+    def for_shape(cls, n: int, options: SystemsOptions, *, improves: bool = True) -> SystemsJudge:
         """The judge of systems of order n."""
         return cls(solve_bound(options.target, n), improves)
 
-    def measure(self, problems: Systems | System, answer: Answer[Members]) -> torch.Tensor:
-        """What :attr:`Members.names` says, for each system."""
+    def measure(
+        self, problems: Systems | EquilibratedSystem, answer: Answer[SystemsSolutions]
+    ) -> torch.Tensor:
+        """What :attr:`SystemsSolutions.names` says, for each system."""
         return answer.values.measured()
 
     def accepts(self, of: Mapping[str, Any]) -> Any:
@@ -144,9 +150,9 @@ class SystemsJudge:
         right = (of["refined_error"] <= self.bound) & (of["backward_error"] <= self.bound)
         return (of["accepted"] > 0) & right
 
-    def verdict(self, answer: Answer[Members], numbers: np.ndarray) -> Verdict:
+    def verdict(self, answer: Answer[SystemsSolutions], numbers: np.ndarray) -> Verdict:
         """Of solutions whose residual is small enough the one with the most digits is best."""
-        of = dict(zip(Members.names, numbers, strict=True))
+        of = dict(zip(SystemsSolutions.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         accepted = self.accepts(of) & (not answer.doubt)
         demerit = np.array([~accepted, np.maximum(error, self.bound), forward])

@@ -33,17 +33,22 @@ from neula.pipeline.refusals import Declined
 from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.by_lapack import each_by_lapack
-from neula.problems.systems.library_factors import Factors, SingularMember, cholesky_factors, lu_factors
-from neula.problems.systems.problem import Members, Options, Systems
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.library_factors import (
+    LibraryFactors,
+    SingularMember,
+    cholesky_factors,
+    lu_factors,
+)
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.scaled import ScaledSystems
 
 VECTORS = 3
 """Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
 
 
 def solve_directly(
-    systems: Systems, before: Answer[Members] | None = None, format: Format = FP64
-) -> Answer[Members]:
+    systems: Systems, before: Answer[SystemsSolutions] | None = None, format: Format = FP64
+) -> Answer[SystemsSolutions]:
     """All systems by LU with partial pivoting in single or double precision, or Cholesky factors in double.
 
     Raises
@@ -66,7 +71,7 @@ def solve_directly(
     return replace(answer, iterations=rest.iterations, history=rest.history)
 
 
-def solve_by_host(systems: Systems, before: Answer[Members] | None) -> Answer[Members]:
+def solve_by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
     """The same on the host, where the launches of these steps take longer."""
     n, k = systems.b.shape[1:]
     host = host_for(systems.options, len(systems), n * n * (n + k))
@@ -77,7 +82,7 @@ def solve_by_host(systems: Systems, before: Answer[Members] | None) -> Answer[Me
     return replace(answer, values=answer.values.to(systems.device), worst=None)
 
 
-def _in_steps(systems: Systems, format: Format) -> Answer[Members]:
+def _in_steps(systems: Systems, format: Format) -> Answer[SystemsSolutions]:
     """All together, each step one launch."""
     options, n, k = systems.options, *systems.b.shape[1:]
     report = stage(options.progress, f"factorizing in {format.name}")
@@ -96,7 +101,7 @@ def _in_steps(systems: Systems, format: Format) -> Answer[Members]:
         report(min(1.0, (start + size) / len(systems)))
     errors = _worst(histories).tolist()
     label = "cholesky fp64" if options.positive else f"lu {format.name} with pivoting"
-    return Answer(Members.joined(parts), label, "", len(errors) - 1, tuple(errors))
+    return Answer(SystemsSolutions.joined(parts), label, "", len(errors) - 1, tuple(errors))
 
 
 def _worst(histories: list[torch.Tensor]) -> torch.Tensor:
@@ -124,7 +129,9 @@ class Images(NamedTuple):
     images: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int = VECTORS, unit: bool = True) -> Images:
+    def from_matrix(
+        cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int = VECTORS, unit: bool = True
+    ) -> Images:
         """Of matrices with columns of some sizes.
 
         Parameters
@@ -141,7 +148,7 @@ class Images(NamedTuple):
         return cls(z, *norm_of(a, sizes, beside=z))
 
 
-class Square:
+class FactoredSystems:
     """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
 
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
@@ -151,7 +158,7 @@ class Square:
     ----------
     a : Tensor, shape (batch, n, n)
         float64.
-    factors : Factors
+    factors : LibraryFactors
     sizes : Tensor, shape (batch, n, 1)
         The diagonal of D.
     b : Tensor, shape (batch, n, k)
@@ -170,7 +177,7 @@ class Square:
     def __init__(
         self,
         a: torch.Tensor,
-        factors: Factors,
+        factors: LibraryFactors,
         sizes: torch.Tensor,
         b: torch.Tensor,
         norm: torch.Tensor,
@@ -181,8 +188,8 @@ class Square:
         measured: Images | None = None,
     ) -> None:
         self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
-        self.doubled = Doubled.of(a) if doubled else None
-        z, self.scaled_norm, images = Images.of(a, sizes) if measured is None else measured
+        self.doubled = Doubled.from_matrix(a) if doubled else None
+        z, self.scaled_norm, images = Images.from_matrix(a, sizes) if measured is None else measured
         solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
         solves.finish()
@@ -234,16 +241,18 @@ class Square:
 
 
 def _solved(
-    a: torch.Tensor, b: torch.Tensor, options: Options, format: Format
-) -> tuple[Members, torch.Tensor]:
+    a: torch.Tensor, b: torch.Tensor, options: SystemsOptions, format: Format
+) -> tuple[SystemsSolutions, torch.Tensor]:
     """Solutions, and their largest backward error after each step."""
-    scaled = Scaled.of(a, b)
+    scaled = ScaledSystems.from_arrays(a, b)
     if options.positive:
         factors, growth = cholesky_factors(a, scaled, options.engine)
     else:
         factors, growth = lu_factors(scaled, format, options.engine.tuning)
     doubled = options.doubled(*b.shape[1:])
-    system = Square(scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius, doubled=doubled, u=format.u)
+    system = FactoredSystems(
+        scaled.a, factors, scaled.norms, scaled.b, scaled.frobenius, doubled=doubled, u=format.u
+    )
     history: list[torch.Tensor] = []  # stays on the device until the end
     found = refine_doubled(
         system,
@@ -258,8 +267,12 @@ def _solved(
 
 
 def members_of(
-    scaled: Scaled, system: Square, found: DoubledSolution, growth: torch.Tensor, options: Options
-) -> Members:
+    scaled: ScaledSystems,
+    system: FactoredSystems,
+    found: DoubledSolution,
+    growth: torch.Tensor,
+    options: SystemsOptions,
+) -> SystemsSolutions:
     """Refined solutions as they are given back, with what is known of them."""
     # Of x as it is returned.
     if scaled.given and options.dtype == torch.float64:
@@ -270,7 +283,7 @@ def members_of(
         residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
     measured = scaled.backward_error(found.x, found.residual)
     forward_error = rounded_error(found.forward_error, rounding)
-    return Members(
+    return SystemsSolutions(
         x=x,
         forward_error=forward_error,
         backward_error=(measured + rounding + found.rounding).amax(1),
@@ -281,7 +294,9 @@ def members_of(
     )
 
 
-def judged_as_given(scaled: Scaled, system: Square, refinement: Refinement, *, finished: bool) -> Judged:
+def judged_as_given(
+    scaled: ScaledSystems, system: FactoredSystems, refinement: Refinement, *, finished: bool
+) -> Judged:
     """What is known of solutions in double precision of systems that were not scaled, without much else.
 
     Parameters
@@ -299,7 +314,7 @@ def judged_as_given(scaled: Scaled, system: Square, refinement: Refinement, *, f
     )
 
 
-def _condition(scaled: Scaled, system: Square) -> torch.Tensor:
+def _condition(scaled: ScaledSystems, system: FactoredSystems) -> torch.Tensor:
     """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
     if not scaled.has_rows:
         condition = system.condition

@@ -11,7 +11,7 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, Refined, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import Beside, RefinedSystem, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
@@ -23,8 +23,8 @@ from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.kernels.symmetric_product import symmetric_product
-from neula.problems.systems.problem import Options
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.problem import SystemsOptions
+from neula.problems.systems.scaled import ScaledSystems
 
 REDUCTION = 1e-8
 """What an update is asked to leave of a residual in twice the working precision."""
@@ -70,7 +70,7 @@ Measure = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class SystemEvidence:
     """Norms of A and of its inverse in the scaled matrix, in which rows in small units count as others do.
 
     Attributes
@@ -98,7 +98,7 @@ class Evidence:
     measured: torch.Tensor | None = None
 
     @classmethod
-    def of(
+    def measure(
         cls,
         a: torch.Tensor,
         factors: Factorization,
@@ -106,10 +106,10 @@ class Evidence:
         update: UpdateSolver | None,
         max_iterations: int,
         sizes: torch.Tensor,
-        scaled: Scaled | None = None,
+        scaled: ScaledSystems | None = None,
         probe: InverseProbe | None = None,
         solved: bool = True,
-    ) -> Evidence:
+    ) -> SystemEvidence:
         """Norms by some solves with the factors.
 
         Parameters
@@ -122,7 +122,7 @@ class Evidence:
         max_iterations : int
         sizes : Tensor, shape (n,)
             The diagonal of D.
-        scaled : Scaled, optional
+        scaled : ScaledSystems, optional
             Where A comes from, if its rows and columns were scaled before.
         probe : InverseProbe, optional
             What GMRES has solved for beside the system.
@@ -160,7 +160,7 @@ class Evidence:
         """``||D x||``, shape (k,)."""
         return torch.linalg.vector_norm(self.sizes * x, dim=0)
 
-    def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:
+    def forward_error(self, b: torch.Tensor, refined: RefinedSystem) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
         if self.measured is not None:
             return self.measured
@@ -178,35 +178,35 @@ class Evidence:
         return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
-        self, b: torch.Tensor, start: Refined, update: UpdateSolver, options: Options
-    ) -> tuple[Refined, torch.Tensor]:
+        self, b: torch.Tensor, start: RefinedSystem, update: UpdateSolver, options: SystemsOptions
+    ) -> tuple[RefinedSystem, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
-        doubled = Doubled.of((self.a * rows * columns.mT)[None])
+        doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
         unit = DOUBLED * len(b) ** 0.5
         norm = torch.linalg.vector_norm
 
-        def evaluate(high: torch.Tensor, low: torch.Tensor) -> _Evaluated:
+        def evaluate(high: torch.Tensor, low: torch.Tensor) -> _EvaluatedSystem:
             scaled, rest = doubled.residual((high / columns)[None], (rows * b)[None], (low / columns)[None])
             size = self.size(high)
             noise = unit * (self.norm * size + norm(rows * b, dim=0))
             error = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
-            return _Evaluated(error, (scaled + rest)[0] / rows)
+            return _EvaluatedSystem(error, (scaled + rest)[0] / rows)
 
-        def solve(found: _Evaluated) -> tuple[torch.Tensor, int]:
+        def solve(found: _EvaluatedSystem) -> tuple[torch.Tensor, int]:
             return update(found.residual, REDUCTION, options.max_iterations)
 
         found = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
         error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
         residual, iterations = b - self.a @ found.x, start.iterations + found.iterations
         return (
-            Refined(found.x, residual, start.backward_error, iterations, start.history),
+            RefinedSystem(found.x, residual, start.backward_error, iterations, start.history),
             torch.where(self.is_regular, error, torch.inf),
         )
 
 
 @dataclass(frozen=True)
-class _Evaluated:
+class _EvaluatedSystem:
     """The forward error of an unevaluated sum, and its residual."""
 
     error: torch.Tensor
@@ -268,7 +268,7 @@ class InverseProbe:
     of_a: torch.Tensor | None = None
 
     @classmethod
-    def of(
+    def from_factors(
         cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor, companions: int = 0
     ) -> InverseProbe:
         """Before anything is solved for with A itself; with some random vectors beside it, if asked for."""
@@ -324,7 +324,7 @@ def _by_gmres(
     def measured(right: torch.Tensor) -> torch.Tensor:
         start = probe
         if start is None or start.solved.x is None or not torch.equal(start.right, right):
-            start = InverseProbe.of(factors, right, sizes)
+            start = InverseProbe.from_factors(factors, right, sizes)
         if update is not None and len(a) >= COSTLY:
             start.solve(a, update, max_iterations)
         if (shown := start.shown(a)) is not None:

@@ -17,7 +17,7 @@ from neula.engines import FP64, Engine, Format, Tuning
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.scaled import ScaledSystems
 
 
 class SingularMember(np.linalg.LinAlgError):
@@ -34,7 +34,7 @@ class SingularMember(np.linalg.LinAlgError):
         self.place, self.why = place, why
 
 
-class Factors(Protocol):
+class LibraryFactors(Protocol):
     """What is solved with."""
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ class SymmetricallyScaled(Generic[Factor]):
     exponents: tuple[torch.Tensor, torch.Tensor] | None
 
     @classmethod
-    def of(cls, scaled: Scaled, factorize: Callable[[torch.Tensor], Factor]) -> Self:
+    def factorize(cls, scaled: ScaledSystems, factorize: Callable[[torch.Tensor], Factor]) -> Self:
         """Factorize symmetric matrices, shape (batch, n, n)."""
         if scaled.given:  # so is the diagonal, then: no element of a row is larger than its root
             return cls(factorize(scaled.a), None)
@@ -90,9 +90,9 @@ class SymmetricallyScaled(Generic[Factor]):
         rows, columns = scaled.rows - exponents, scaled.columns.mT - exponents
         return cls(factorize(shift(scaled.a, rows + columns.mT)), (rows, columns))
 
-    def solving(self, solve: Callable[[torch.Tensor], torch.Tensor]) -> _Cholesky:
+    def solving(self, solve: Callable[[torch.Tensor], torch.Tensor]) -> _SymmetricallyScaledSolver:
         """These as factors of the systems, given how to solve with ``L L^T``."""
-        return _Cholesky(solve, self.exponents)
+        return _SymmetricallyScaledSolver(solve, self.exponents)
 
 
 def to_factorize(a: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -103,7 +103,7 @@ def to_factorize(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Cholesky:
+class _SymmetricallyScaledSolver:
     """A solver with :class:`SymmetricallyScaled` factors as one of the systems.
 
     Attributes
@@ -128,7 +128,7 @@ class _Cholesky:
         return shift(self.solve_scaled(shift(b, columns)), rows)
 
 
-def lu_factors(scaled: Scaled, format: Format, tuning: Tuning) -> tuple[Factors, torch.Tensor]:
+def lu_factors(scaled: ScaledSystems, format: Format, tuning: Tuning) -> tuple[LibraryFactors, torch.Tensor]:
     lu, pivots, info = torch.linalg.lu_factor_ex(scaled.a.to(format.storage))
     if bool((info > 0).any()):
         place = int((info > 0).nonzero()[0, 0])
@@ -149,7 +149,9 @@ def _largest_of_u(lu: torch.Tensor) -> torch.Tensor:
     return largest if bool((largest > 1).all()) else largest_magnitude(lu.triu(), (1, 2))
 
 
-def cholesky_factors(a: torch.Tensor, scaled: Scaled, engine: Engine) -> tuple[Factors, torch.Tensor]:
+def cholesky_factors(
+    a: torch.Tensor, scaled: ScaledSystems, engine: Engine
+) -> tuple[LibraryFactors, torch.Tensor]:
     diagonal = a.diagonal(dim1=1, dim2=2)
     bad = (diagonal <= 0).nonzero()
     if len(bad):
@@ -159,7 +161,7 @@ def cholesky_factors(a: torch.Tensor, scaled: Scaled, engine: Engine) -> tuple[F
             f"A is not positive definite: A[{i}, {i}] is {float(diagonal[place, i])}; "
             "solve it with assume_a='gen'",
         )
-    found = SymmetricallyScaled.of(scaled, lambda a: double_cholesky(to_factorize(a, engine), engine))
+    found = SymmetricallyScaled.factorize(scaled, lambda a: double_cholesky(to_factorize(a, engine), engine))
     lower, info = found.factor.lower, found.factor.order
     singular = (info > 0).nonzero()[:, 0].tolist()
     if singular:
@@ -171,7 +173,7 @@ def cholesky_factors(a: torch.Tensor, scaled: Scaled, engine: Engine) -> tuple[F
         )
     width = engine.tuning.inverted_width(lower.shape[-1])
     if width:
-        inverted = InvertedBlocks.of(lower, lower.dtype, upper=False, width=width)
+        inverted = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)
         factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b.clone())))
     else:
         factors = found.solving(lambda b: torch.cholesky_solve(b, lower))

@@ -29,7 +29,7 @@ from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
-    Refined,
+    RefinedSystem,
     UpdateSolver,
     cg_refinement,
     classical,
@@ -44,10 +44,10 @@ from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.evidence import COSTLY, Evidence, InverseProbe
+from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence
 from neula.problems.systems.on_the_way import probe_on_the_way
-from neula.problems.systems.problem import Members, Systems
-from neula.problems.systems.system import HARMLESS, System
+from neula.problems.systems.problem import Systems, SystemsSolutions
+from neula.problems.systems.system import HARMLESS, EquilibratedSystem
 
 SINGULAR = 0.01
 """A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
@@ -65,10 +65,12 @@ iterations) and 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 a
 
 MIXED = "rbt + lu fp64"
 
-Solution = Answer[Members]
+Solution = Answer[SystemsSolutions]
 
 
-def lu(system: System, before: Solution | None, format: Format, *, patient: bool = True) -> Solution:
+def lu(
+    system: EquilibratedSystem, before: Solution | None, format: Format, *, patient: bool = True
+) -> Solution:
     """LU without interchanges, of A where its leading block allows it, and GMRES only for the patient."""
     if system.options.pivot is None and not system.needs_no_pivoting(format):
         raise Declined
@@ -77,7 +79,7 @@ def lu(system: System, before: Solution | None, format: Format, *, patient: bool
     return _refined(system, f"lu {format.name}", factors, format, patient=patient)
 
 
-def mixed_by_butterflies(system: System, before: Solution | None, format: Format) -> Solution:
+def mixed_by_butterflies(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
     """LU without interchanges of A mixed by butterflies, where that of A itself is not tried."""
     if system.options.pivot is None and system.needs_no_pivoting(format):
         raise Declined
@@ -86,7 +88,12 @@ def mixed_by_butterflies(system: System, before: Solution | None, format: Format
 
 def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
     """LU without interchanges of a large system before anything else is tried, where a few steps do."""
-    return lu(System.of(systems.a[0], systems.b[0], systems.options), before, format, patient=False)
+    return lu(
+        EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options),
+        before,
+        format,
+        patient=False,
+    )
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
@@ -97,21 +104,21 @@ def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
     factors = None if before is None else before.factors
     if factors is None or not math.isfinite(factors.growth):
         raise Declined
-    system = System.of(systems.a[0], systems.b[0], systems.options)
+    system = EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options)
     return replace(_refine(system, MIXED, factors, FP64), label=f"{MIXED} + gmres")
 
 
-def mixed_in_double(system: System, before: Solution | None) -> Solution:
+def mixed_in_double(system: EquilibratedSystem, before: Solution | None) -> Solution:
     """LU without interchanges of A mixed by butterflies, in double precision."""
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    factors = ButterfliedInverses.of(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
+    factors = ButterfliedInverses.factorize(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
     report(1.0)
     return _refined(system, MIXED, factors, FP64)
 
 
-def mixed_if_unsolved(system: System, before: Solution | None) -> Solution:
+def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
     """The same in double precision, after the library's LU.
 
     Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
@@ -121,14 +128,14 @@ def mixed_if_unsolved(system: System, before: Solution | None) -> Solution:
     return _mixed(system, FP64)
 
 
-def pivoted_lu(system: System, before: Solution | None, format: Format) -> Solution:
+def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
     """LU with partial pivoting."""
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
     return _refined(system, f"lu {format.name} with pivoting", factors, format)
 
 
-def by_library(system: System, before: Solution | None) -> Solution:
+def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
     """LU with partial pivoting in double precision by the library."""
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
@@ -144,7 +151,7 @@ def by_library(system: System, before: Solution | None) -> Solution:
     return _refine(system, "lu fp64 with pivoting", factors, FP64)
 
 
-def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic) -> Solution:
+def by_cholesky(system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic) -> Solution:
     """Cholesky factors."""
     engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
@@ -165,7 +172,7 @@ def by_cholesky(system: System, before: Solution | None, arithmetic: Arithmetic)
     return _refined(system, label, factors, engine.format)
 
 
-def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
+def _cholesky_factor(system: EquilibratedSystem, engine: Engine) -> CholeskyFactor:
     n, tuning = len(system.a), engine.tuning
     work = working_matrices(1, n, engine)
     system.scales.fill_lower(work[0], system.a, engine)  # no more is read, of any A
@@ -178,10 +185,10 @@ def _cholesky_factor(system: System, engine: Engine) -> CholeskyFactor:
         raise NotPositiveDefiniteError(order)
     lower, leading = found.lower[0], found.leading
     lost = None if leading is None else leading.lost(lower)
-    return CholeskyFactor.of(lower, engine.storage, tuning.inverted_width(n), lost)
+    return CholeskyFactor.from_factor(lower, engine.storage, tuning.inverted_width(n), lost)
 
 
-def _mixed(system: System, format: Format) -> Solution:
+def _mixed(system: EquilibratedSystem, format: Format) -> Solution:
     engine, n = system.options.engine.using(format), len(system.a)
     transform = TwoSided.random(n, system.a.device)
     # Butterflies add and subtract: in the wider precision, before anything is rounded.
@@ -191,7 +198,9 @@ def _mixed(system: System, format: Format) -> Solution:
     return _refined(system, f"rbt + lu {format.name}", factors, format)
 
 
-def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: bool) -> Factorization:
+def _factorize(
+    system: EquilibratedSystem, work: torch.Tensor, engine: Engine, *, pivoting: bool
+) -> Factorization:
     """LU of a working matrix, which it overwrites."""
     report = stage(system.options.progress, f"factorizing in {engine.format.name}")
     n = len(work)
@@ -199,7 +208,7 @@ def _factorize(system: System, work: torch.Tensor, engine: Engine, *, pivoting: 
 
 
 def _refined(
-    system: System, label: str, factors: Factorization, format: Format, *, patient: bool = True
+    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, patient: bool = True
 ) -> Solution:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
@@ -212,7 +221,7 @@ def _refined(
 
 
 def _refine(
-    system: System, label: str, factors: Factorization, format: Format, *, patient: bool = True
+    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, patient: bool = True
 ) -> Solution:
     """Classical refinement, and CG or GMRES with the same factors where that does not do, for the patient."""
     options = system.options
@@ -220,7 +229,7 @@ def _refine(
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
     target, report = system.bound / 4, stage(options.progress, "refining")
 
-    def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
+    def run(update: UpdateSolver, start: RefinedSystem | None, stagnation: float) -> RefinedSystem:
         return refine(
             system.a,
             system.b,
@@ -257,13 +266,13 @@ def _refine(
                 # Room for the probe, and for a residual that is computed anew.
                 companions = max(0, at_a_time - system.b.shape[1] - 2)
                 most = most // 2 if companions else most  # with which half of them do, or none
-                probe = InverseProbe.of(factors, 1 / rows[:, None], sizes, companions)
+                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, companions)
             beside = None if probe is None else probe.solved
             update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
         refined = run(update, refined, STAGNATION)
     if refined is None or not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
-    evidence = Evidence.of(
+    evidence = SystemEvidence.measure(
         system.a,
         factors,
         system.scales,
@@ -282,7 +291,7 @@ def _refine(
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
-def _by_krylov(system: System, factors: Factorization) -> bool:
+def _by_krylov(system: EquilibratedSystem, factors: Factorization) -> bool:
     """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
     the evidence costs nothing. Not where LU does without pivoting, and a few steps do (order 20000 on an
     H200: 47 ms, and 54 by GMRES; definite, 24000: 60 ms by CG, and 70).
@@ -292,7 +301,7 @@ def _by_krylov(system: System, factors: Factorization) -> bool:
     return few and slow and factors.narrow and len(system.a) >= COSTLY
 
 
-def _too_poor(system: System, factors: Factorization) -> bool:
+def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
     """Whether so many directions are enlarged that GMRES would not be done with them: by one iteration."""
     n, count = len(system.a), system.options.engine.tuning.at_a_time
     v, rows = gaussian(n, count, torch.float64, system.a.device, seed=20021117), system.scales.rows[:, None]
@@ -302,7 +311,7 @@ def _too_poor(system: System, factors: Factorization) -> bool:
     return not bool(gram.isfinite().all()) or bool(torch.linalg.eigvalsh(gram)[1] > TOO_POOR**2)
 
 
-def _doubt(system: System, refined: Refined) -> str:
+def _doubt(system: EquilibratedSystem, refined: RefinedSystem) -> str:
     """Factors in a low format cannot tell that A is singular, but the size of x may."""
     condition = _condition_at_least(system, refined)
     if condition <= SINGULAR / FP64.u:
@@ -310,13 +319,15 @@ def _doubt(system: System, refined: Refined) -> str:
     return f"condition number at least {condition:.1e}: A may be singular"
 
 
-def _condition_at_least(system: System, refined: Refined) -> float:
+def _condition_at_least(system: EquilibratedSystem, refined: RefinedSystem) -> float:
     """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
     bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
     return float(torch.stack(bounds).min())
 
 
-def _members(system: System, refined: Refined, evidence: Evidence, growth: float) -> Members:
+def _members(
+    system: EquilibratedSystem, refined: RefinedSystem, evidence: SystemEvidence, growth: float
+) -> SystemsSolutions:
     """The solution in the user's units, with its evidence."""
     options = system.options
     x = system.unscale(refined.x).to(options.dtype).double()
@@ -329,7 +340,7 @@ def _members(system: System, refined: Refined, evidence: Evidence, growth: float
         residual = residual + system.a @ (refined.x - system.rescale(x))
     short = _is_short(system, refined.x, norm(system.units * residual, dim=0), longest)
     good = (refined.backward_error <= system.bound) & (forward_error <= SURE) & short
-    return Members(
+    return SystemsSolutions(
         x=x[None],
         forward_error=forward_error[None],
         backward_error=(refined.backward_error + rounding).amax()[None],
@@ -340,7 +351,9 @@ def _members(system: System, refined: Refined, evidence: Evidence, growth: float
     )
 
 
-def _is_short(system: System, x: torch.Tensor, residual: torch.Tensor, longest: torch.Tensor) -> torch.Tensor:
+def _is_short(
+    system: EquilibratedSystem, x: torch.Tensor, residual: torch.Tensor, longest: torch.Tensor
+) -> torch.Tensor:
     """Whether residuals are, whatever rounding errors may hide of them, shape (k,)."""
     # Mostly it is plain by far: no row of |A| |x| exceeds a product of norms.
     most = FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0)
@@ -348,7 +361,7 @@ def _is_short(system: System, x: torch.Tensor, residual: torch.Tensor, longest: 
     return plain if bool(plain.all()) else residual + _hidden(system, x) <= longest
 
 
-def _hidden(system: System, x: torch.Tensor) -> torch.Tensor:
+def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:
     """What rounding errors may hide of a residual, in the norm: ``u || |A| |x| ||``, shape (k,)."""
     coarse = FP64.u * system.scalings[0].norm * x.abs().amax(0)
     if bool((coarse <= len(system.a) * FP64.u * system.b.abs().amax(0)).all()):

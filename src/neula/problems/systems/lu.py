@@ -164,7 +164,7 @@ def lu_factor(
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
-    options = _Options(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
+    options = _LUOptions(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
     found = []
     with call.computing():
         for i, index in enumerate(indices):
@@ -327,7 +327,7 @@ def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: 
 
 
 @dataclass(frozen=True)
-class _Options:
+class _LUOptions:
     engine: Engine
     storage: Format
     variant: str
@@ -347,18 +347,18 @@ class _Factorized:
     matrix: KeptMatrix | None
 
 
-def _factorize(a: torch.Tensor, options: _Options, on_columns: Callable[[int], None] | None) -> _Factorized:
+def _factorize(a: torch.Tensor, options: _LUOptions, on_columns: Callable[[int], None] | None) -> _Factorized:
     engine, storage = options.engine, options.storage
     work = a.to(engine.device)
     if not len(a):
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
-        kept = KeptMatrix.of(a, 0.0, engine) if options.keep_a else None
+        kept = KeptMatrix.from_matrix(a, 0.0, engine) if options.keep_a else None
         return _Factorized(nothing, work.new_zeros(()), kept)
     largest = largest_of(work)
     if not math.isfinite(top := float(largest)):
         check_finite(work, largest, "A")
     check_range(work, top, storage)
-    kept = KeptMatrix.of(a, top, engine) if options.keep_a else None
+    kept = KeptMatrix.from_matrix(a, top, engine) if options.keep_a else None
     if options.transform is not None:
         work = options.transform.mixed(work, engine)
         largest = largest_of(work)

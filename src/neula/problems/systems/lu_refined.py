@@ -18,7 +18,7 @@ from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS, RefinedSolution, refined_solution
 from neula.algorithms.lapack.products import is_large
-from neula.algorithms.lapack.square import Square, factors_of
+from neula.algorithms.lapack.square import SquareSystem, factors_of
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
@@ -29,7 +29,7 @@ from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.by_lapack import solutions_of
 from neula.problems.systems.lu_checks import UNSURE
-from neula.problems.systems.problem import Options
+from neula.problems.systems.problem import SystemsOptions
 
 
 def solved_by_lapack(
@@ -57,7 +57,7 @@ def solved_by_lapack(
         F.kept.products()  # that A is what it was
         system, columns = copy(square), list(np.ascontiguousarray(array_of(right).T, np.float64))
         system.first = [system.start(column) for column in columns]
-        options = Options(
+        options = SystemsOptions(
             engine=engine,
             target=target,
             dtype=dtype,
@@ -81,12 +81,12 @@ def _is_lapacks(F: LUFactors) -> bool:
     return whole and lu.is_cpu and lu.mT.is_contiguous() and a.is_cpu and len(a) > 0
 
 
-def _square_of(F: LUFactors, engine: Engine) -> Square | None:
+def _square_of(F: LUFactors, engine: Engine) -> SquareSystem | None:
     assert F.kept is not None
     a, lu = array_of(F.kept.a), F.packed.lu
     pivots, largest = F.packed.pivots.numpy().astype(np.int32), float(np.abs(a).max())
     large = is_large(lu.numel(), engine.tuning)
-    found = Square.of(
+    found = SquareSystem.factorize(
         a,
         [],
         positive=False,

@@ -21,7 +21,7 @@ STRIP = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(solutions.Options):
+class SystemsOptions(solutions.SolutionOptions):
     """What is asked for.
 
     Attributes
@@ -69,7 +69,7 @@ class Options(solutions.Options):
 
 
 @dataclass(frozen=True)
-class Members(Solutions):
+class SystemsSolutions(Solutions):
     """Solutions of linear systems.
 
     Attributes
@@ -94,14 +94,14 @@ class Systems(Batch):
     ----------
     a : Tensor, shape (batch, n, n)
     b : Tensor, shape (batch, n, k)
-    options : Options
+    options : SystemsOptions
     places : Tensor of int, or None
         Where they are in the batch that the user gave, of which they are all by default.
     """
 
     a: torch.Tensor
     b: torch.Tensor
-    options: Options
+    options: SystemsOptions
     places: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:

@@ -30,17 +30,11 @@ from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.systems.direct import (
-    Images,
-    Square,
-    Systems,
-    judged_as_given,
-    members_of,
-)
-from neula.problems.systems.library_factors import Factors, SymmetricallyScaled, to_factorize
+from neula.problems.systems.direct import FactoredSystems, Images, Systems, judged_as_given, members_of
+from neula.problems.systems.library_factors import LibraryFactors, SymmetricallyScaled, to_factorize
 from neula.problems.systems.links import MIXED
-from neula.problems.systems.problem import Members, Options
-from neula.problems.systems.scaled import ALIKE, NEAR, Scaled, near_one
+from neula.problems.systems.problem import SystemsOptions, SystemsSolutions
+from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems, near_one
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
@@ -64,7 +58,7 @@ class _NormalEquations:
     lower: InvertedBlocks
 
     @classmethod
-    def of(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
+    def from_matrix(cls, a: torch.Tensor, engine: Engine) -> _NormalEquations:
         """Of matrices that may turn out to be singular: then solutions are NaN."""
         return cls(a, inverted_cholesky(lower_gram(a), engine))
 
@@ -75,14 +69,16 @@ class _NormalEquations:
         return self.a @ self.lower.mT.solve(self.lower.solved(b))
 
 
-def _definite(scaled: Scaled, engine: Engine) -> Factors:
+def _definite(scaled: ScaledSystems, engine: Engine) -> LibraryFactors:
     """Those of matrices that may turn out not to be definite: then solutions are NaN."""
-    found = SymmetricallyScaled.of(scaled, lambda a: inverted_cholesky(to_factorize(a, engine), engine))
+    found = SymmetricallyScaled.factorize(
+        scaled, lambda a: inverted_cholesky(to_factorize(a, engine), engine)
+    )
     lower = found.factor
     return found.solving(lambda b: lower.mT.solve(lower.solved(b)))
 
 
-class Found(NamedTuple):
+class QueuedSolutions(NamedTuple):
     """What was queued.
 
     Attributes
@@ -90,7 +86,7 @@ class Found(NamedTuple):
     x : Tensor, shape (batch, n, k)
     forward_error : Tensor, shape (batch, k)
     numbers : Tensor, shape (numbers, batch)
-        What the judge reads, :attr:`Members.names`.
+        What the judge reads, :attr:`SystemsSolutions.names`.
     read : Tensor, optional
         The same in the memory of the host, where that has waited for it.
     factors : ButterfliedInverses, optional
@@ -104,20 +100,22 @@ class Found(NamedTuple):
     factors: ButterfliedInverses | None = None
 
     @classmethod
-    def of(cls, tensors: Iterable[torch.Tensor]) -> Found:
+    def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> QueuedSolutions:
         """What launches have left."""
         x, forward_error, numbers = tensors
         return cls(x, forward_error, numbers)
 
     @property
-    def members(self) -> Members:
+    def members(self) -> SystemsSolutions:
         """The same as a chain has it."""
         accepted, refined_error, _, backward_error, condition, _, growth = self.numbers.unbind()
         known = backward_error, condition, refined_error, accepted > 0, growth
-        return Members(self.x, self.forward_error, *known)
+        return SystemsSolutions(self.x, self.forward_error, *known)
 
 
-def solve_queued(systems: Systems, before: Answer[Members] | None, label: str) -> Answer[Members]:
+def solve_queued(
+    systems: Systems, before: Answer[SystemsSolutions] | None, label: str
+) -> Answer[SystemsSolutions]:
     """All systems by the factors of a label, as many at a time as fill the machine.
 
     Those that this does not solve are not accepted.
@@ -132,11 +130,11 @@ def solve_queued(systems: Systems, before: Answer[Members] | None, label: str) -
         parts.append(queued(replace(systems, a=systems.a[part], b=systems.b[part]), label))
         report(min(1.0, (start + size) / count))
     x, forward_error, numbers = zip(*(part[:3] for part in parts), strict=True)
-    found = Found(torch.cat(x), torch.cat(forward_error), torch.cat(numbers, 1))
+    found = QueuedSolutions(torch.cat(x), torch.cat(forward_error), torch.cat(numbers, 1))
     return answer_of(found, systems, label)
 
 
-def answer_of(found: Found, systems: Systems, label: str) -> Answer[Members]:
+def answer_of(found: QueuedSolutions, systems: Systems, label: str) -> Answer[SystemsSolutions]:
     """What a chain goes on from."""
     measured, steps = found.numbers if found.read is None else found.read, steps_of(systems.options)
     label, factors = label_of(systems, label), found.factors
@@ -148,7 +146,7 @@ def label_of(systems: Systems, label: str) -> str:
     return NORMAL_EQUATIONS if _in_reach(systems, label) else label
 
 
-def queued(systems: Systems, label: str) -> Found:
+def queued(systems: Systems, label: str) -> QueuedSolutions:
     """All systems at once."""
     a, b, options = systems.a, systems.b, systems.options
     if _in_reach(systems, label):
@@ -170,22 +168,24 @@ def _in_reach(systems: Systems, label: str) -> bool:
     return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
 
 
-def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: Options) -> Found:
+def _in_one_launch(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> QueuedSolutions:
     """By the kernel, which leaves those alone whose rows or columns are not of one size."""
-    square = seminormal.Square(2.0**NEAR, 2.0**ALIKE, options.positive)
+    square = seminormal.SquareSystemLimits(2.0**NEAR, 2.0**ALIKE, options.positive)
     limits = limits_of(options.digits, steps_of(options))
 
     def solved(a: torch.Tensor, b: torch.Tensor) -> Three:
         found = seminormal.solved(a, b, options.dtype, limits, square)
-        return found.x, found.forward_error, found.numbers[: len(Members.names)]
+        return found.x, found.forward_error, found.numbers[: len(SystemsSolutions.names)]
 
     if len(a) > 1:
-        return Found.of(solved(a, b))
+        return QueuedSolutions.from_tensors(solved(a, b))
     # To play even one launch back takes a host less time than its arguments do.
-    return Found.of(options.engine.replay(solved, (a, b), _key(options, NORMAL_EQUATIONS, "one launch")))
+    return QueuedSolutions.from_tensors(
+        options.engine.replay(solved, (a, b), _key(options, NORMAL_EQUATIONS, "one launch"))
+    )
 
 
-def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
+def _replayed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolutions:
     """Some systems, and what was measured of them."""
     tuning, (count, n, _) = options.engine.tuning, layouts_of(inputs)[0][0]
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
@@ -195,7 +195,7 @@ def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
         if (supposed := _supposed(inputs, options, label)) is not None:
             return supposed
         alone = False
-    given = Scaled.as_given(*made(inputs)) if alone else None
+    given = ScaledSystems.as_given(*made(inputs)) if alone else None
     # What is too large for a graph takes longer than to look whether another step is worth its while.
     measured = inputs if given is None else given.tensors
     look = options.looks and nbytes_of(measured) > tuning.replayed_bytes
@@ -203,34 +203,40 @@ def _replayed(inputs: Inputs, options: Options, label: str) -> Found:
     factors = list[ButterfliedInverses]()
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scaled = Scaled.of(*inputs, looks=False) if given is None else Scaled.again(*inputs)
+        scaled = (
+            ScaledSystems.from_arrays(*inputs, looks=False) if given is None else ScaledSystems.again(*inputs)
+        )
         keep = factors if look and given is not None else None
         return _solved(scaled, options, label, look=look, keep=keep)
 
-    found = Found.of(options.engine.replay(solved, measured, _key(options, label, given is None)))
+    found = QueuedSolutions.from_tensors(
+        options.engine.replay(solved, measured, _key(options, label, given is None))
+    )
     return found._replace(factors=factors.pop()) if factors else found
 
 
-def _supposed(inputs: Inputs, options: Options, label: str) -> Found | None:
+def _supposed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolutions | None:
     """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
     """
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scaled, ends = Scaled.supposed(*inputs)
+        scaled, ends = ScaledSystems.supposed(*inputs)
         x, forward_error, numbers = _solved(scaled, options, label, look=False)
         return x, forward_error, torch.cat([numbers, ends[:, None]])
 
-    found = Found.of(options.engine.replay(solved, inputs, _key(options, label, "supposed")))
+    found = QueuedSolutions.from_tensors(
+        options.engine.replay(solved, inputs, _key(options, label, "supposed"))
+    )
     read = found.numbers.cpu()
-    known = len(Members.names)
+    known = len(SystemsSolutions.names)
     if not near_one(read[known:, 0].tolist()):
         return None
     return found._replace(numbers=found.numbers[:known], read=read[:known])
 
 
-def _key(options: Options, label: str, kind: bool | str) -> tuple[object, ...]:
+def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object, ...]:
     """What the launches depend on beside shapes."""
     asked = options.max_iterations, options.target.name, options.dtype, options.looks, options.forward
     return _solved, label, kind, options.positive, *asked
@@ -250,7 +256,12 @@ class _OfOne:
 
 
 def _solved(
-    scaled: Scaled, options: Options, label: str, *, look: bool, keep: list[ButterfliedInverses] | None = None
+    scaled: ScaledSystems,
+    options: SystemsOptions,
+    label: str,
+    *,
+    look: bool,
+    keep: list[ButterfliedInverses] | None = None,
 ) -> Three:
     """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
 
@@ -262,16 +273,17 @@ def _solved(
     # Rounding errors of A^T r are magnified by the square of the condition number.
     power = 2 if label == NORMAL_EQUATIONS else 1
 
-    def factorized() -> Factors:
+    def factorized() -> LibraryFactors:
         if label == MIXED:
-            return _OfOne(ButterfliedInverses.of(a[0], sizes[0, 0, 0], engine.tuning))
-        return _definite(scaled, engine) if definite else _NormalEquations.of(a, engine)
+            return _OfOne(ButterfliedInverses.factorize(a[0], sizes[0, 0, 0], engine.tuning))
+        return _definite(scaled, engine) if definite else _NormalEquations.from_matrix(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.
     factors = engine.beside(
-        lambda: images.append(Images.of(a, sizes, vectors=PROBES, unit=label == DEFINITE)), factorized
+        lambda: images.append(Images.from_matrix(a, sizes, vectors=PROBES, unit=label == DEFINITE)),
+        factorized,
     )
-    system = Square(
+    system = FactoredSystems(
         *(a, factors, sizes, scaled.b, scaled.frobenius),
         doubled=options.doubled(*scaled.b.shape[1:]),
         power=power,
@@ -300,7 +312,12 @@ def _solved(
 
 
 def _measured(
-    scaled: Scaled, system: Square, refinement: Refinement, options: Options, *, finished: bool
+    scaled: ScaledSystems,
+    system: FactoredSystems,
+    refinement: Refinement,
+    options: SystemsOptions,
+    *,
+    finished: bool,
 ) -> Three:
     """The same of what has been reached; where that is asked for, only what is finished is accepted."""
     factors = system.factors
@@ -317,6 +334,6 @@ def _measured(
     return members.x, members.forward_error, members.measured()
 
 
-def steps_of(options: Options) -> int:
+def steps_of(options: SystemsOptions) -> int:
     """Steps of refinement between which nothing synchronizes."""
     return min(options.engine.tuning.blind_steps, options.max_iterations)

@@ -23,7 +23,7 @@ MODERATE = 2.0**200
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaledSystems:
     """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are.
 
     Attributes
@@ -54,7 +54,7 @@ class Scaled:
     given: bool = False
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> Scaled:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> ScaledSystems:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         if looks and (found := cls.as_given(a, b)) is not None:
             return found
@@ -73,13 +73,13 @@ class Scaled:
         return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
 
     @classmethod
-    def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> Scaled | None:
+    def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledSystems | None:
         """The systems as they are, if all numbers are near 1; the host looks at sizes, once."""
         found, ends = cls.supposed(a, b)
         return found if near_one(ends.tolist()) else None
 
     @classmethod
-    def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[Scaled, torch.Tensor]:
+    def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[ScaledSystems, torch.Tensor]:
         """The systems as they are, and the sizes by which :func:`near_one` tells whether they may be."""
         a, b = a.double(), b.double()
         sizes = magnitudes(a)
@@ -101,7 +101,7 @@ class Scaled:
         norms: torch.Tensor,
         size_of_a: torch.Tensor,
         size_of_b: torch.Tensor,
-    ) -> Scaled:
+    ) -> ScaledSystems:
         """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
         rows = _no_exponents(len(a), a.shape[1], 1, a.device)
         b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
@@ -169,12 +169,12 @@ class Scaled:
 
     @cached_property
     def _sizes(self) -> _Sizes:
-        return _Sizes.of(self.a, self.b)
+        return _Sizes.measure(self.a, self.b)
 
     @cached_property
     def _given(self) -> _Sizes:
         """Those of A as it was given, but for one unit for all of it."""
-        return _Sizes.of(self.units * shift(self.a, self._relative), self.units * self.b)
+        return _Sizes.measure(self.units * shift(self.a, self._relative), self.units * self.b)
 
     def longer(self, residual: torch.Tensor) -> torch.Tensor:
         """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
@@ -231,7 +231,7 @@ class _Sizes:
     b: torch.Tensor
 
     @classmethod
-    def of(cls, a: torch.Tensor, b: torch.Tensor) -> _Sizes:
+    def measure(cls, a: torch.Tensor, b: torch.Tensor) -> _Sizes:
         return cls(torch.linalg.vector_norm(a, 1, dim=2).amax(1)[:, None], largest_magnitude(b, 1))
 
     def backward_error(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,7 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import System as Shapes
-from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
     accept_digits,
@@ -47,8 +46,8 @@ from neula.problems.systems.chain import (
     chain_together,
 )
 from neula.problems.systems.library_factors import SingularMember
-from neula.problems.systems.problem import Members, Options, Systems, asymmetry
-from neula.problems.systems.system import System
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
+from neula.problems.systems.system import EquilibratedSystem
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
@@ -199,7 +198,7 @@ def solve(
         call = _by_host(call, engine, positive=assume_a == "pos")
     _check_square(call.first.tensor)
     shapes = broadcast_system(*call.tensors)
-    options = Options(
+    options = SystemsOptions(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
@@ -228,19 +227,19 @@ def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
     return call.by_host(engine, has_kernel=has_kernel, most=tuning.by_host_system, library=not queued)
 
 
-def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
+def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult | None:
     """What the first link has launched, where that waits for nothing."""
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     n = matrices.shape[-1]
     if 0 in (matrices.numel(), columns.numel()):
         return None
-    judge = SystemsJudge.of(n, options, improves=False)
+    judge = SystemsJudge.for_shape(n, options, improves=False)
     with call.computing():
         systems = Systems(matrices, columns, replace(options, looks=False))
         begun = first_answer(chain_together(len(matrices), n, systems.options), systems, judge)
         if begun is None or begun.measured is None:
             return None
-        of = dict(zip(Members.names, begun.measured, strict=True))
+        of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
         fits = of["largest"] <= torch.finfo(options.dtype).max
         accepted = judge.accepts(of) & fits & (of["forward_error"] <= options.largest_error)
     result: SolveResult[Any] = SolveResult(
@@ -253,7 +252,7 @@ def _begun(call: Call, shapes: Shapes, options: Options) -> SolveResult | None:
 
 
 def _finished(
-    call: Call, shapes: Shapes, options: Options, begun: Answer[Members] | None = None
+    call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
     if begun is None:
         found = solve_by_kernel(call, shapes, options) or solve_by_lapack(call, shapes, options)
@@ -265,7 +264,7 @@ def _finished(
         begun = alone
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
-        zero = Members.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
+        zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
         run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
         with call.computing():
@@ -284,7 +283,9 @@ def _finished(
     return _attached(call, shapes, options, result)
 
 
-def _attached(call: Call, shapes: Shapes, options: Options, result: SolveResult) -> SolveResult:
+def _attached(
+    call: Call, shapes: BatchedProblem, options: SystemsOptions, result: SolveResult
+) -> SolveResult:
     compute = None if options.compute is None else options.compute.name
     how: Any = {"assume_a": "pos" if options.positive else "gen", "pivot": options.pivot, "compute": compute}
     how |= {"max_iterations": options.max_iterations, "strict": call.strict}
@@ -310,7 +311,7 @@ def _check_square(a: torch.Tensor) -> None:
         )
 
 
-def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[Members]:
+def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None) -> Run[SystemsSolutions]:
     """All together where the library's factors are the cheapest; what is left alone."""
     a, b, options = systems.a, systems.b, systems.options
     count, n, k = b.shape
@@ -320,13 +321,13 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
         together = together[next((i for i, link in enumerate(together) if link.label == begun.label), 0) :]
     if together:
         try:
-            judge = SystemsJudge.of(n, options, improves=False)
+            judge = SystemsJudge.for_shape(n, options, improves=False)
             run = run_chain(together, systems, judge, begun=begun)
         except SingularMember as error:
             _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
     else:
-        run = Run.begin(count, Members.missing(count, n, k, a.device))
+        run = Run.begin(count, SystemsSolutions.missing(count, n, k, a.device))
     if not len(run.open):  # no solution of numbers that are not finite is accepted
         return run
     if together:
@@ -335,16 +336,16 @@ def _solve(systems: Systems, call: Call, begun: Answer[Members] | None) -> Run[M
     if not alone:
         return run
 
-    def solve_alone(place: int) -> Run[Members] | None:
+    def solve_alone(i: int) -> Run[SystemsSolutions] | None:
         try:
-            system = System.of(a[place], b[place], options, lambda: _check_finite(systems, call))
-            return run_chain(alone, system, SystemsJudge.of(n, options))
+            system = EquilibratedSystem.from_arrays(a[i], b[i], options, lambda: _check_finite(systems, call))
+            return run_chain(alone, system, SystemsJudge.for_shape(n, options))
         except (ArithmeticError, np.linalg.LinAlgError) as error:
             if isinstance(error, Unanswered) and together:  # no better than what there is
                 return None
             _check_finite(systems, call)  # of a definite A one triangle may be all that has been read
             kind = np.linalg.LinAlgError if isinstance(error, np.linalg.LinAlgError) else ArithmeticError
-            raise kind(_of_batch(str(error), place, batch)) from None
+            raise kind(_of_batch(str(error), i, batch)) from None
 
     run_each(run, solve_alone)
     return run
@@ -364,7 +365,7 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
 
 
-def _why(result: SolveResult, options: Options, run: Run[Members]) -> str:
+def _why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]) -> str:
     if not result.backward_error <= result.tolerance:
         asked = f"asked for {result.tolerance:.1e} ({result.method})"
         lost = rounded_away(run, result.tolerance, options.dtype)

@@ -18,8 +18,8 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format
 from neula.kernels.magnitudes import magnitudes
 from neula.kernels.symmetric_product import symmetric_sizes
-from neula.problems.systems.problem import Options
-from neula.problems.systems.scaled import Scaled
+from neula.problems.systems.problem import SystemsOptions
+from neula.problems.systems.scaled import ScaledSystems
 
 LEADING = 256
 """Order of the leading block in which elimination without pivoting is tried before all of A."""
@@ -33,7 +33,7 @@ SAFE_EXPONENT = 200
 
 
 @dataclass(frozen=True)
-class System:
+class EquilibratedSystem:
     """A system in double precision.
 
     Attributes
@@ -48,7 +48,7 @@ class System:
         What backward errors are measured in.
     bound : float
         Largest backward error of an answer that is accepted.
-    scaled : Scaled or None
+    scaled : ScaledSystems or None
         Where it comes from if numbers are near the ends of the range.
     foreseen : list of float
         Estimates of the smallest eigenvalue, from factorizations that were given up.
@@ -60,9 +60,9 @@ class System:
     scales: Equilibration
     scalings: list[Scaling]
     bound: float
-    options: Options
+    options: SystemsOptions
     b_scales: torch.Tensor
-    scaled: Scaled | None = None
+    scaled: ScaledSystems | None = None
     _harmless: dict[Format, bool] = field(default_factory=dict, repr=False)
     foreseen: list[float] = field(default_factory=list, repr=False)
 
@@ -86,20 +86,20 @@ class System:
         return self.scales.fill(engine.empty(*self.a.shape, dtype=engine.operand_dtype), self.a, engine)
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         a: torch.Tensor,
         b: torch.Tensor,
-        options: Options,
+        options: SystemsOptions,
         check: Callable[[], object] = lambda: None,
-    ) -> System:
+    ) -> EquilibratedSystem:
         """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
 
         Parameters
         ----------
         a : Tensor, shape (n, n)
         b : Tensor, shape (n, k)
-        options : Options
+        options : SystemsOptions
         check : callable, optional
             Called where norms are not finite: raises an error if A or b is not.
         """
@@ -116,7 +116,7 @@ class System:
         scaled = None
         exponents = binary_exponents(torch.cat([row_norms, sizes, b_max]).nan_to_num(math.inf)).abs().amax()
         if not bool(row_norms.isfinite().all() & sizes.isfinite().all()) or int(exponents) > SAFE_EXPONENT:
-            scaled = Scaled.of(a[None], b[None])
+            scaled = ScaledSystems.from_arrays(a[None], b[None])
             a, b = scaled.a[0], scaled.b[0]
             found, b_max = magnitudes(a[None]), options.engine.column_max(b)
             row_norms, sizes, largest = found.sums[0], scaled.norms[0, :, 0], found.columns[0, 0]
@@ -160,7 +160,7 @@ class System:
         return self._harmless[format]
 
 
-def _symmetric_again(scaled: Scaled) -> Equilibration:
+def _symmetric_again(scaled: ScaledSystems) -> Equilibration:
     """Scales that undo what makes rows and columns of a symmetric matrix differ, its diagonal near
     ``2^TOP``.
     """
