@@ -73,7 +73,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     """
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and A.size > 0)
-    compute = {4: "fp32", 8: "fp64"}[A.itemsize]
+    compute: Any = {4: "fp32", 8: "fp64"}[A.itemsize]
     return LUPair.from_factors(neula.lu_factor(A, compute=compute, keep_a=not overwrite_a))
 
 
