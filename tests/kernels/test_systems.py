@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from neula.kernels import systems
-from neula.kernels.systems import Believed, Margins, Trust
+from neula.kernels.systems import EvidenceMargins, Margins, Trust
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -88,8 +88,8 @@ def test_the_evidence(shape: tuple[int, int, int], odd: float) -> None:
     left, unfinished = 1e-9 * drawn.sizes(count, k), drawn.bools(count, k, part=0.1)
     of_systems = drawn.sizes(count, 1), drawn.sizes(count, k), 0.2 * drawn.sizes(count), drawn.sizes(count)
     found = assert_alike(
-        *("judged", x, 1e-17 * x, drawn.sizes(count, n, 1), residual, b, left, unfinished, *of_systems),
-        Believed(0.25, 1 + 2.0**-20, 0.1, 1.0),
+        *("measured", x, 1e-17 * x, drawn.sizes(count, n, 1), residual, b, left, unfinished, *of_systems),
+        EvidenceMargins(0.25, 1 + 2.0**-20, 0.1, 1.0),
     )
     assert not (found[2] & unfinished.any(1)).any()
     if odd:
@@ -100,7 +100,7 @@ def test_a_residual_longer_than_b_is_not_accepted() -> None:
     one = torch.ones(2, 3, 1, dtype=torch.float64, device=DEVICE)
     residual = one * torch.tensor([0.99, 1.01], dtype=torch.float64, device=DEVICE)[:, None, None]
     number, finished = one[:, 0], torch.zeros(2, 1, dtype=torch.bool, device=DEVICE)
-    believed = Believed(0.25, 1.0, 0.1, 1.0)
+    margins = EvidenceMargins(0.25, 1.0, 0.1, 1.0)
     given = one, 0 * one, one, residual, one, 1e-9 * number, finished, number, number, 0 * number[:, 0]
-    found = assert_alike("judged", *given, number[:, 0], believed)
+    found = assert_alike("measured", *given, number[:, 0], margins)
     assert found[2].tolist() == [True, False]

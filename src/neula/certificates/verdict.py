@@ -53,7 +53,7 @@ class Evidence(Generic[X]):
     forward_error: X
     condition_bound: X
 
-    NAMES: ClassVar = (
+    NAMES: ClassVar[tuple[str, ...]] = (
         "doubtful",
         "residual",
         "refined_error",
@@ -61,6 +61,12 @@ class Evidence(Generic[X]):
         "forward_error",
         "condition_bound",
     )
+    """The order in which ways hand over these numbers."""
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[Any]) -> Evidence[Any]:
+        """The first of several numbers, arrays or tensors."""
+        return cls(*numbers[: len(cls.NAMES)])
 
 
 @dataclass(frozen=True)

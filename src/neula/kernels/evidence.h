@@ -3,8 +3,8 @@
 #define NEULA_EVIDENCE_H
 
 typedef struct {
-    double refined, forward, backward, largest, optimality, steps, given;
-    int accepted, vanished;
+    double residual, refined, forward, backward, largest, optimality, steps, given;
+    int vanished;
 } Evidence;
 
 static inline double quotient(double a, double b) { return a == 0.0 ? 0.0 : a / b; }

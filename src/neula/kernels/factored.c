@@ -30,7 +30,7 @@
 
 /* What the caller decides, in its order. */
 struct limits {
-    double moderate, alike, max_rate, margin, computed, largest_error, bound;
+    double moderate, alike, max_rate, margin, computed;
 };
 
 struct system {
@@ -524,8 +524,8 @@ static struct known known_of(const struct system *system, const double *solution
 
 /* What is known of one right-hand side. */
 struct told {
-    double refined, backward, forward;
-    int accepted;
+    double residual, refined, backward, forward;
+    int doubtful;
 };
 
 /* Add the update where there is one, round, and say what x is then. */
@@ -554,11 +554,10 @@ static struct told judge(const struct system *system, const struct known *known,
     told.backward = told.refined + rounding;
     error += rounding;
     told.forward = error < 1 ? limits->computed * error / (1 - error) : __builtin_inf();
-    int shorter = left + noise + known->norm * length_of(lost, n) <= of_b * (1 + n * U);
+    told.residual = (left + noise + known->norm * length_of(lost, n)) / of_b;
     int converges = !system->updates || left <= limits->max_rate * of_before + noise;
     int moderate = of_b >= 1 / limits->moderate && of_b <= limits->moderate;
-    told.accepted = known->good && shorter && converges && moderate && told.forward <= limits->largest_error &&
-                    told.refined <= limits->bound;
+    told.doubtful = !(known->good && converges && moderate);
     return told;
 }
 
@@ -602,17 +601,17 @@ void solve_factored(const struct system *system, double largest)
     }
     double of_norm = of_look / length_of(image, n);
     known.condition *= of_norm > 1 ? of_norm : 1; /* columns have norm 1 */
-    told[ACCEPTED] = known.good, told[UPDATES] = system->updates;
+    told[UPDATES] = system->updates;
     told[CONDITION] = known.condition > 1 ? known.condition : 1;
     for (long c = 0; c < k; c++) {
         struct told found = judge(system, &known, solutions + c * wide, updates + c * wide, residuals + c * wide,
                                   before[c], system->b + c * n, system->x + c * n);
         for (int step = 1; step <= MOST_UPDATES; step++)
             raise(&told[HISTORY + step], found.refined);
+        raise(&told[DOUBTFUL], found.doubtful);
+        raise(&told[RESIDUAL], found.residual);
         raise(&told[BACKWARD_ERROR], found.backward);
         told[FORWARD_ERRORS + c] = found.forward;
-        if (!found.accepted)
-            told[ACCEPTED] = 0;
     }
 }
 

@@ -9,7 +9,7 @@
 #include "matrices.h"
 #include "seminormal_shortest.h"
 
-#define NUMBERS 11 /* of each problem */
+#define NUMBERS 13 /* of each problem */
 
 /* How a problem is solved; the last two are for the shortest solution. */
 enum { BY_GRAM, SHIFTED, FEW_ROWS, DEPENDENT };
@@ -99,7 +99,7 @@ static double given_norm_of(const Problem *p)
 /* One right-hand side; x is left in `update`, as it is given back. */
 static APART Evidence solved(const Problem *p, const Worth *worth, const Limits *limits, int single)
 {
-    Evidence found = {.accepted = 1};
+    Evidence found = {0};
     double of_projected, left = refine(p, worth, limits, &found, &of_projected);
     double b_norm = length(p->rows, p->b), of_residual = length(p->rows, p->residual);
     double of_x = scaled_size(p->n, p->sizes, p->high, NULL);
@@ -123,33 +123,33 @@ static APART Evidence solved(const Problem *p, const Worth *worth, const Limits 
     found.forward = known ? error : INFINITY;
     found.given = given_norm_of(p);
     found.vanished = found.largest == 0.0 && found.forward == 0.0;
-    found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&
-                     found.given <= b_norm * (1.0 + (p->m + p->n) * UNIT);
+    found.residual = quotient(found.given, b_norm);
     return found;
 }
 
 static void join(Evidence *worst, const Evidence *found)
 {
+    worst->residual = most_of(worst->residual, found->residual);
     worst->refined = most_of(worst->refined, found->refined);
     worst->forward = most_of(worst->forward, found->forward);
     worst->backward = most_of(worst->backward, found->backward);
     worst->largest = most_of(worst->largest, found->largest);
     worst->optimality = most_of(worst->optimality, found->optimality);
     worst->steps = most_of(worst->steps, found->steps);
-    worst->accepted &= found->accepted, worst->vanished |= found->vanished;
+    worst->vanished |= found->vanished;
 }
 
-/* What is known of a matrix in the end. */
+/* What is known of a matrix in the end; `condition_bound` is 0 where singular values have decided its rank. */
 typedef struct {
-    double condition, rank;
+    double condition_bound, condition, rank;
     int good, way;
 } Known;
 
 static void write_down(const Evidence *e, const Known *known, double *numbers, long count)
 {
     double written[] = {
-        e->accepted, e->refined,  e->forward,     e->backward, known->condition, e->largest, e->optimality, known->rank,
-        e->vanished, e->steps, known->way,
+        !known->good, e->residual,   e->refined,    e->backward, e->forward,  known->condition_bound, known->condition,
+        e->largest,   e->optimality, known->rank, e->vanished, e->steps, known->way,
     };
     for (int i = 0; i < NUMBERS; i++)
         numbers[i * count] = written[i];
@@ -201,7 +201,7 @@ static int factorize_one(Work *work)
         return 1;
     int good = begun && finish_factor(p, limits, worth);
     work->way = worth->shifted ? SHIFTED : BY_GRAM;
-    if (good && worth->norm_bound * worth->inverse_norm * limits->certain < 1.0)
+    if (good && worth->norm_bound * worth->inverse_norm < limits->condition)
         return 1;
     work->in_doubt = good ? worth->norm * worth->inverse_norm : NAN;
     return !singular && is_dependent(work, NULL);
@@ -210,11 +210,15 @@ static int factorize_one(Work *work)
 static Known known_of(const Work *work, int good)
 {
     const Worth *worth = &work->worth;
+    const Shortest *shortest = &work->shortest;
     if (!good)
-        return (Known){work->in_doubt, NAN, 0, work->way};
-    if (work->way == FEW_ROWS || work->way == DEPENDENT)
-        return (Known){work->shortest.condition, work->shortest.rank, good, work->way};
-    return (Known){worth->norm * worth->inverse_norm, work->problem.n, good, work->way};
+        return (Known){INFINITY, work->in_doubt, NAN, 0, work->way};
+    if (work->way == FEW_ROWS || work->way == DEPENDENT) {
+        double bound = work->way == FEW_ROWS ? shortest->condition_bound : 0.0;
+        return (Known){bound, shortest->condition, shortest->rank, good, work->way};
+    }
+    double bound = worth->norm_bound * worth->inverse_norm;
+    return (Known){bound, worth->norm * worth->inverse_norm, work->problem.n, good, work->way};
 }
 
 static inline Evidence solve_one(Work *work)
@@ -231,14 +235,14 @@ static inline void solve_all(Matrices a, Matrices right, long of_a, long of_b, W
     double *numbers = x + count * n * k, *forward = numbers + NUMBERS * count, *residual = forward + count * k;
     a.single = of_a, right.single = of_b;
     for (long member = 0; member < count; member++) {
-        Evidence worst = {.accepted = 1};
+        Evidence worst = {0};
         load(&work->problem, &a, member);
         Known known = known_of(work, factorize_one(work));
         int is_shortest = work->way == FEW_ROWS || work->way == DEPENDENT;
         double *b = is_shortest ? work->shortest.b : work->problem.b;
         const double *found_x = is_shortest ? work->shortest.given : work->problem.update;
         if (!known.good)
-            worst = (Evidence){NAN, INFINITY, NAN, NAN, NAN, 0.0, NAN, 0, 0};
+            worst = (Evidence){NAN, NAN, INFINITY, NAN, NAN, NAN, 0.0, NAN, 0};
         for (long c = 0; c < k; c++) {
             Evidence found = worst;
             if (known.good) {
@@ -256,7 +260,7 @@ static inline void solve_all(Matrices a, Matrices right, long of_a, long of_b, W
 }
 
 /* All of a batch; 0 where there is too little memory. Beginning at x, of shape (batch, n, k), there is room for the
- * eleven numbers of each, and for forward errors and norms of residuals, of shape (batch, k). Of problems without an
+ * numbers of each, and for forward errors and norms of residuals, of shape (batch, k). Of problems without an
  * answer all is NaN. Without probes no columns are taken to be dependent.
  */
 int seminormal(

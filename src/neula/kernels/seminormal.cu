@@ -31,7 +31,7 @@ enum Place {
 
 // What decides when to stop and what to believe, in this order (Limits and Square in seminormal.py).
 struct Limits {
-    double tolerance, max_steps, max_rate, rounding, noise, floor, stagnation, computed, sure, moderate, near, alike;
+    double tolerance, max_steps, max_rate, rounding, noise, floor, stagnation, computed, moderate, near, alike;
 };
 
 __device__ __forceinline__ Pair total_of(const Pair* sums) { return (sums[0] + sums[1]) + (sums[2] + sums[3]); }
@@ -341,7 +341,7 @@ __device__ bool is_definite(Matrix& matrix) {
 // One problem: its matrix, and then one right-hand side after the other, of which the worst counts.
 extern "C" __global__ void __launch_bounds__(THREADS) seminormal(
     const REAL* a, const REAL* b, double* to_x, double* numbers, double* to_forward, double* to_residual,
-    long long* to_rank, unsigned char* to_accepted, const double* given_limits, int m, int n, int k, int a_batch,
+    long long* to_rank, unsigned char* to_doubtful, const double* given_limits, int m, int n, int k, int a_batch,
     int a_row, int a_column, int b_batch, int b_row, int b_column, int chunk, int bits, int square, int definite
 ) {
     const long long member = blockIdx.x, count = gridDim.x;
@@ -354,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) seminormal(
     Rows rows{0.0, true};
     if (square) rows = rows_of(matrix, limits);
     good = good && rows.moderate;
-    double refined = 0.0, forward = 0.0, backward = 0.0, optimality = 0.0, largest = 0.0;
+    double shortened = 0.0, refined = 0.0, forward = 0.0, backward = 0.0, optimality = 0.0, largest = 0.0;
 #pragma unroll 1
     for (int column = 0; column < k; ++column) {
         const Target target{b + member * b_batch + static_cast<long long>(column) * b_column, b_row};
@@ -413,7 +413,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) seminormal(
             small = least_of(stewart, quotient(residual.norm, image + b_norm));
             small = least_of(small, quotient(of_projected, image * (rate < 1.0 ? 1.0 - rate : 0.0)));
         }
-        good = good && error <= limits.sure && given_norm <= b_norm * (1.0 + (square ? n : m + n) * UNIT);
+        shortened = most_of(shortened, quotient(given_norm, b_norm));
         vanished = vanished || (biggest == 0.0 && error == 0.0);
         refined = most_of(refined, small), forward = most_of(forward, error), optimality = most_of(optimality, stewart);
         backward = most_of(backward, small + (of_low + of_rounding)), largest = most_of(largest, biggest);
@@ -422,9 +422,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) seminormal(
         __syncthreads();
     }
     if (thread) return;
-    to_rank[member] = n, to_accepted[member] = good;
+    to_rank[member] = n, to_doubtful[member] = !good;
     numbers += member;
-    numbers[0] = good, numbers[count] = refined, numbers[2 * count] = forward, numbers[3 * count] = backward;
-    numbers[4 * count] = worth.norm * worth.inverse_norm, numbers[5 * count] = largest;
-    numbers[6 * count] = optimality, numbers[7 * count] = n, numbers[8 * count] = vanished;
+    numbers[0] = !good, numbers[count] = shortened, numbers[2 * count] = refined, numbers[3 * count] = backward;
+    numbers[4 * count] = forward, numbers[5 * count] = worth.norm_bound * worth.inverse_norm;
+    numbers[6 * count] = worth.norm * worth.inverse_norm, numbers[7 * count] = largest;
+    numbers[8 * count] = optimality, numbers[9 * count] = n, numbers[10 * count] = vanished;
 }

@@ -15,10 +15,12 @@
 /* Of what parts call of one another, and nobody else. */
 #define WITHIN __attribute__((visibility("hidden")))
 
-/* What decides when to stop and what to believe, in this order (seminormal_host.py). */
+/* What decides when to stop, which updates show an error, and which factors are worth a try, in this order
+ * (seminormal_host.py). `condition` is that of the verdict.
+ */
 typedef struct {
-    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, moderate, forward, backward, certain,
-        rcond, rounding;
+    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, moderate, backward, condition, rcond,
+        rounding;
 } Limits;
 
 #define GAP 10.0 /* between singular values that count and others (neula/certificates/rank.py) */

@@ -26,22 +26,25 @@ LEAST_COLUMNS = 8
 """Columns of the narrowest Gram matrix in the kernel."""
 
 NAMES = (
-    "accepted",
+    "doubtful",
+    "residual",
     "refined_error",
-    "forward_error",
     "backward_error",
+    "forward_error",
+    "condition_bound",
     "condition",
     "largest",
     "optimality",
     "rank",
     "zero",
 )
-"""What :attr:`SeminormalSolutions.numbers` says of each problem: of several right-hand sides the worst."""
+"""What :attr:`SeminormalSolutions.numbers` says of each problem, the first six as the verdict reads them
+(:mod:`neula.certificates.verdict`): of several right-hand sides the worst."""
 
 
 @dataclass(frozen=True)
 class RefinementLimits:
-    """What decides, when to stop and what to believe.
+    """What decides when to stop, and which updates show an error.
 
     Attributes
     ----------
@@ -61,8 +64,6 @@ class RefinementLimits:
         Part of the error before that an update must leave at most to go on.
     computed : float
         For the rounding errors of the bound itself.
-    sure : float
-        Forward error up to which a digit is sure.
     """
 
     tolerance: float
@@ -73,7 +74,6 @@ class RefinementLimits:
     floor: float
     stagnation: float
     computed: float
-    sure: float
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class SquareSystemLimits:
     near : float
         The largest elements of rows and columns are at least its reciprocal, and at most half of it;
     alike : float
-        and differ by this factor at most. Other systems are not accepted: theirs would be measured scaled.
+        and differ by this factor at most. Other systems are doubtful: theirs would be measured scaled.
     definite : bool
-        Whether those are not accepted either whose matrix has no Cholesky factor.
+        Whether those are doubtful, too, whose matrix has no Cholesky factor.
     """
 
     near: float
@@ -102,13 +102,13 @@ class SeminormalSolutions(NamedTuple):
     ----------
     x : Tensor, shape (batch, n, k)
         Rounded to the dtype that was asked for.
-    numbers : Tensor, shape (9, batch)
+    numbers : Tensor, shape (11, batch)
         Each row is one of :data:`NAMES`; linear systems have a 1 in place of the optimality. Problems whose
-        norms are beyond ``2^200`` or below ``2^-200`` are not accepted, and their forward errors infinite.
+        norms are beyond ``2^200`` or below ``2^-200`` have infinite forward errors.
     forward_error, residual_norm : Tensor, shape (batch, k)
     rank : Tensor of int, shape (batch,)
         n.
-    accepted : Tensor of bool, shape (batch,)
+    doubtful : Tensor of bool, shape (batch,)
     """
 
     x: torch.Tensor
@@ -116,7 +116,7 @@ class SeminormalSolutions(NamedTuple):
     forward_error: torch.Tensor
     residual_norm: torch.Tensor
     rank: torch.Tensor
-    accepted: torch.Tensor
+    doubtful: torch.Tensor
 
     @classmethod
     def empty(cls, count: int, n: int, k: int, device: torch.device) -> Self:

@@ -77,7 +77,7 @@ def seminormal_cuda(
         kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
         arguments = [
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.accepted, numbers, m, n, k, *a.stride(), *b.stride()),
+            *(found.doubtful, numbers, m, n, k, *a.stride(), *b.stride()),
             *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
         ]
         kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))

@@ -89,7 +89,7 @@ static double by_shifted(const Problem *p, const Limits *limits, int factorized)
     for (int pass = 0; factorized && pass < PASSES; pass++) {
         rate = measured_rate(p, limits, w, &of_sums);
         /* ||D R^-1|| is a part of n of these sums at least: of a matrix without full rank it soon says so. */
-        int hopeless = of_sums * limits->certain > p->n;
+        int hopeless = of_sums > p->n * limits->condition;
         factorized = !(rate <= limits->max_rate) && pass + 1 < PASSES && !hopeless && factorize_again(p);
     }
     free(w);

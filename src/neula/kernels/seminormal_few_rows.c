@@ -33,7 +33,7 @@ static int are_independent(Shortest *s)
 int factorize_few_rows(Shortest *s, const Limits *limits)
 {
     s->rank = s->m, s->few_rows = 1;
-    return are_independent(s) && s->condition_bound * limits->certain < 1.0 &&
+    return are_independent(s) && s->condition_bound < limits->condition &&
            begin_factor(s->transposed, limits, &s->worth) && finish_factor(s->transposed, limits, &s->worth);
 }
 

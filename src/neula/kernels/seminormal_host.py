@@ -92,7 +92,7 @@ def solved(
     dtype: torch.dtype,
     limits: RefinementLimits,
     backward: float = np.inf,
-    certain: float = 0.0,
+    condition: float = np.inf,
     *,
     rcond: float = 0.0,
     rounding: float = np.inf,
@@ -110,9 +110,9 @@ def solved(
         float64 or float32, to which x is rounded.
     limits : RefinementLimits
     backward : float, optional
-        What the backward error of what is accepted may be.
-    certain : float, optional
-        What the reciprocal condition number is to exceed, unless columns are dependent.
+        What the verdict allows as a backward error: problems with few rows are refined until they reach it.
+    condition : float, optional
+        What it allows as a condition number, unless columns are dependent: other factors are not tried.
     rcond : float, optional
         Singular values below this, of columns in units of their norms, times the largest do not count. Where
         that is in doubt there is no solution.
@@ -126,7 +126,7 @@ def solved(
     >>> import torch
     >>> from neula.kernels.seminormal import RefinementLimits
     >>> from neula.kernels.seminormal_host import solved
-    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
     >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
     >>> found is None or found.x.item()
     2.0
@@ -134,7 +134,7 @@ def solved(
     function, (m, n), k = _function(), a.shape[-2:], b.shape[-1]
     count = len(a) if a.ndim == 3 else 1
     found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
-    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, certain, rcond, rounding)
+    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, condition, rcond, rounding)
     of_rate = None if probes is None else _ProbesStructure.from_probes(probes)
     if function is None or not function(*given, of_rate, dtype == torch.float32, address_of(found)):
         return None
@@ -160,9 +160,9 @@ class _ProbesStructure(ctypes.Structure):
 def _numbers(limits: RefinementLimits, *others: float) -> ctypes.Array[ctypes.c_double]:
     """``RefinementLimits`` of the kernel."""
     of = limits
-    return (ctypes.c_double * 13)(
+    return (ctypes.c_double * 12)(
         *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),
-        *(MODERATE, of.sure, *others),
+        *(MODERATE, *others),
     )
 
 

@@ -102,7 +102,7 @@ static double given_norm_of(const Shortest *s)
 
 Evidence shortest(const Shortest *s, const Limits *limits, int single)
 {
-    Evidence found = {.accepted = 1};
+    Evidence found = {0};
     double left = refine_rows(s, limits, &found);
     double b_norm = length(s->tall, s->b), of_x = scaled_size(s->n, s->sizes, s->x, NULL);
     for (long j = 0; j < s->n; j++) {
@@ -120,7 +120,6 @@ Evidence shortest(const Shortest *s, const Limits *limits, int single)
     error = error < 1.0 ? limits->computed * error / (1.0 - error) + of_dropped : INFINITY;
     found.forward = error < INFINITY && moderate(b_norm, limits) ? error : INFINITY;
     found.given = given_norm_of(s);
-    found.accepted = found.forward <= limits->forward && found.refined <= limits->backward &&
-                     found.given <= b_norm * (1.0 + (s->m + s->n) * UNIT);
+    found.residual = quotient(found.given, b_norm);
     return found;
 }

@@ -78,9 +78,9 @@ def seminormal_triton(
     with torch.cuda.device_of(a):
         _seminormal[(triton.cdiv(count, together),)](
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.accepted.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
+            *(found.doubtful.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
             *(limits.tolerance, limits.max_steps, limits.max_rate, limits.rounding, limits.noise),
-            *(limits.floor, limits.stagnation, limits.computed, limits.sure, near, alike, definite),
+            *(limits.floor, limits.stagnation, limits.computed, near, alike, definite),
             *(rows, columns, together, DTYPES[dtype], MODERATE, square is not None, a.is_cuda),
             num_warps=columns // PER_WARP,
             maxnreg=REGISTERS,
@@ -94,17 +94,17 @@ UNIT = tl.constexpr(2.0**-53)
 
 SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_row", "b_column")
 STEPS = ("max_steps", "definite")
-TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_accepted")
+TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_doubtful")
 
 
 # Otherwise it would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
 # multiples of 16 bytes, and for other limits.
 @triton.jit(do_not_specialize=[*SIZES, *STEPS, *TENSORS])
 def _seminormal(
-    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_accepted, m, n, k, count,
+    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, m, n, k, count,
     a_batch, a_row, a_column, b_batch, b_row, b_column,
     tolerance: tl.float64, max_steps, max_rate: tl.float64, rounding: tl.float64, noise: tl.float64,
-    floor: tl.float64, stagnation: tl.float64, computed: tl.float64, sure: tl.float64,
+    floor: tl.float64, stagnation: tl.float64, computed: tl.float64,
     near: tl.float64, alike: tl.float64, definite,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, DTYPE: tl.constexpr,
     MODERATE: tl.constexpr, SQUARE: tl.constexpr, FUSED: tl.constexpr,
@@ -126,7 +126,15 @@ def _seminormal(
     norm, norm_bound, inverse_norm, rate = _worth(gram, inverse, size, m, n, rounding, COLUMNS)
 
     zero = tl.zeros((TOGETHER, 1, 1), tl.float64)
-    refined, forward, backward, optimality, largest, rows = zero, zero, zero, zero, zero, zero
+    shortened, refined, forward, backward, optimality, largest, rows = (
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+        zero,
+    )
     good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
         rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
@@ -150,7 +158,7 @@ def _seminormal(
             small = quotient(r_largest, rows * largest_of(tl.abs(high)) + b_largest)
         else:
             stewart, small = _backward(g / size, projected, r_norm, norm, norm * of_x, b_norm, rate)
-        good &= (error <= sure) & (given_norm <= b_norm * (1.0 + (n if SQUARE else m + n) * UNIT))
+        shortened = most_of(shortened, quotient(given_norm, b_norm))
         biggest = largest_of(tl.abs(rounded))
         vanished |= (biggest == 0.0) & (error == 0.0)
         refined, forward, optimality = (
@@ -164,17 +172,19 @@ def _seminormal(
         tl.store(to_residual + member * k + column, given_norm)
 
     tl.store(to_rank + member, n.to(tl.int64))
-    tl.store(to_accepted + member, tl.where(good, 1, 0).to(tl.uint8))
+    tl.store(to_doubtful + member, tl.where(good, 0, 1).to(tl.uint8))
     numbers += member
-    tl.store(numbers, tl.where(good, 1.0, 0.0))
-    tl.store(numbers + count, refined)
-    tl.store(numbers + 2 * count, forward)
+    tl.store(numbers, tl.where(good, 0.0, 1.0))
+    tl.store(numbers + count, shortened)
+    tl.store(numbers + 2 * count, refined)
     tl.store(numbers + 3 * count, backward)
-    tl.store(numbers + 4 * count, norm * inverse_norm)
-    tl.store(numbers + 5 * count, largest)
-    tl.store(numbers + 6 * count, optimality)
-    tl.store(numbers + 7 * count, n.to(tl.float64))
-    tl.store(numbers + 8 * count, tl.where(vanished, 1.0, 0.0))
+    tl.store(numbers + 4 * count, forward)
+    tl.store(numbers + 5 * count, norm_bound * inverse_norm)
+    tl.store(numbers + 6 * count, norm * inverse_norm)
+    tl.store(numbers + 7 * count, largest)
+    tl.store(numbers + 8 * count, optimality)
+    tl.store(numbers + 9 * count, n.to(tl.float64))
+    tl.store(numbers + 10 * count, tl.where(vanished, 1.0, 0.0))
 
 
 @triton.jit

@@ -4,11 +4,12 @@
 
 #define MOST_UPDATES 3
 
-/* Whether it is accepted, the backward error of x as it is given back, the condition number, the growth of the
- * elements, how many updates there were; backward errors before the first update, and after each (after the last
- * one again, where there are fewer); from then on bounds on the forward errors. */
+/* Whether it is doubtful, ||b - A x|| / ||b|| and the backward error of x as it is given back, the condition number,
+ * the growth of the elements, how many updates there were; backward errors before the first update, and after each
+ * (after the last one again, where there are fewer); from then on bounds on the forward errors. */
 enum {
-    ACCEPTED,
+    DOUBTFUL,
+    RESIDUAL,
     BACKWARD_ERROR,
     CONDITION,
     GROWTH,

@@ -18,7 +18,7 @@
 
 /* What the caller decides, in its order. */
 struct limits {
-    double moderate, alike, max_rate, rounding, margin, computed, digits, largest_error, bound;
+    double moderate, alike, max_rate, rounding, margin, computed, digits;
 };
 
 struct batch {
@@ -480,7 +480,7 @@ static vec scaled_norm(const struct batch *batch, struct room *room)
 
 /* What is known of solutions for one right-hand side; of systems that are done it stays as it is. */
 struct told {
-    vec history[MOST_UPDATES + 1], updates, left, noise, floor, backward, forward;
+    vec history[MOST_UPDATES + 1], updates, left, noise, floor, residual, backward, forward;
     mask goes_on, good;
 };
 
@@ -564,9 +564,9 @@ static struct told refine(const struct batch *batch, struct room *room, const st
     told.forward = chosen(sum < 1, limits->computed * (sum + rounded) / (1 - sum), all(__builtin_inf()));
     told.backward = error + rounded + of_rest;
     told.history[MOST_UPDATES] = error;
-    told.good &= (root(total(square)) <= of_b * (1 + n * U)) & (of_b >= all(1 / limits->moderate)) &
-                 (of_b <= all(limits->moderate)) & ((wrong <= all(limits->digits)) | (told.left <= told.floor)) &
-                 (told.forward <= all(limits->largest_error)) & (error <= all(limits->bound));
+    told.residual = root(total(square)) / of_b;
+    told.good &= (of_b >= all(1 / limits->moderate)) & (of_b <= all(limits->moderate)) &
+                 ((wrong <= all(limits->digits)) | (told.left <= told.floor));
     return told;
 }
 
@@ -619,13 +619,14 @@ static void solve_group(const struct batch *batch, long first, struct room *room
         for (int step = 0; step <= MOST_UPDATES; step++)
             worst.history[step] = larger(told.history[step], worst.history[step]);
         worst.updates = larger(told.updates, worst.updates);
+        worst.residual = larger(told.residual, worst.residual);
         worst.backward = larger(told.backward, worst.backward);
         worst.good &= told.good;
     }
     condition = larger(condition, all(1));
     for (int l = 0; l < LANES && first + l < batch->count; l++) {
-        double found[FORWARD_ERRORS] = {worst.good[l] ? 1 : 0, worst.backward[l], condition[l], growth[l],
-                                        worst.updates[l]};
+        double found[FORWARD_ERRORS] = {worst.good[l] ? 0 : 1, worst.residual[l], worst.backward[l], condition[l],
+                                        growth[l], worst.updates[l]};
         for (int step = 0; step <= MOST_UPDATES; step++)
             found[HISTORY + step] = worst.history[step][l];
         for (int name = 0; name < FORWARD_ERRORS; name++)

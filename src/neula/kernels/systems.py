@@ -81,37 +81,35 @@ class Stepped(NamedTuple):
     active: torch.Tensor
 
 
-class Judged(NamedTuple):
+class MeasuredSystems(NamedTuple):
     """What is known of solutions.
 
     Attributes
     ----------
     forward_error : Tensor, shape (batch, k)
-    numbers : Tensor, shape (7, batch)
-        Of the worst column: whether all of it is accepted, the backward error of the sum of two numbers, the
-        forward error, the backward error of x, the condition number, the largest element, and 1.
-    accepted : Tensor of bool, shape (batch,)
+    numbers : Tensor, shape (9, batch)
+        Of the worst column the six numbers of the verdict (:mod:`neula.certificates.verdict`), the condition
+        number, the largest element, and 1.
     """
 
     forward_error: torch.Tensor
     numbers: torch.Tensor
-    accepted: torch.Tensor
 
 
 @trial("The kernels of the evidence of linear systems", "a launch for each operation takes their place")
 def _tried(device: torch.device) -> None:
     vector = torch.ones(1, 65, 1, dtype=torch.float64, device=device)  # longer than the shortest
     number = vector[:, 0]
-    one, active, believed = (
+    one, active, margins = (
         number[0],
         torch.ones_like(number, dtype=torch.bool),
-        Believed(0.25, 1.0, 0.1, 1.0),
+        EvidenceMargins(0.25, 1.0, 3.0),
     )
     turned.kernel(vector, vector)
     trusted.kernel(vector, one, one, one, one, Margins(3.0, 1.0, 1, 1.0))
     trust = Trust(vector, number, number, number, number, 1.0)
     stepped.kernel(vector, vector, vector, active, number, trust, 0.5, 0.5, 2.0)
-    judged.kernel(*(vector,) * 5, number, active, number, number, one, one, believed)
+    measured_systems.kernel(*(vector,) * 5, number, active, number, number, one, one, margins)
 
 
 def _single(x: torch.Tensor) -> bool:
@@ -224,8 +222,8 @@ def stepped(
 
 
 @dataclass(frozen=True)
-class Believed:
-    """What is believed.
+class EvidenceMargins:
+    """What updates and estimates are taken to show.
 
     Attributes
     ----------
@@ -233,20 +231,17 @@ class Believed:
         Rate of convergence up to which updates show the error.
     computed : float
         For the rounding errors of a bound.
-    sure : float
-        Forward error up to which a digit is sure.
-    longest : float
-        A residual in units of b.
+    estimated : float
+        Factor between an estimate of a condition number and a bound.
     """
 
     max_rate: float
     computed: float
-    sure: float
-    longest: float
+    estimated: float
 
 
-@kernel("neula.kernels.systems_triton:judged_triton", trial=_tried, when=_steps)
-def judged(
+@kernel("neula.kernels.systems_triton:measured_systems_triton", trial=_tried, when=_steps)
+def measured_systems(
     high: torch.Tensor,
     low: torch.Tensor,
     sizes: torch.Tensor,
@@ -258,8 +253,8 @@ def judged(
     size_of_b: torch.Tensor,
     rate: torch.Tensor,
     condition: torch.Tensor,
-    believed: Believed,
-) -> Judged:
+    margins: EvidenceMargins,
+) -> MeasuredSystems:
     """The evidence of solutions that are not rounded any further, of systems as they were given.
 
     Parameters
@@ -273,23 +268,24 @@ def judged(
     left : Tensor, shape (batch, k)
         Bound on the error of the sum.
     unfinished : Tensor of bool, shape (batch, k)
-        Which of them are not to be accepted, whatever is measured.
+        Which of them are doubtful, whatever is measured.
     size_of_a : Tensor, shape (batch, 1)
         In the infinity norm.
     size_of_b : Tensor, shape (batch, k)
     rate, condition : Tensor, shape (batch,)
-    believed : Believed
+    margins : EvidenceMargins
     """
     norm = torch.linalg.vector_norm
     size, low_size = norm(sizes * high, dim=1), norm(sizes * low, dim=1)
-    forward_error = relative_error(left, size, low_size, rate[:, None], believed.max_rate, believed.computed)
+    forward_error = relative_error(left, size, low_size, rate[:, None], margins.max_rate, margins.computed)
     largest = largest_magnitude(high, 1)
     measured = over(largest_magnitude(residual, 1), size_of_a * largest + size_of_b)
     measured = measured.nan_to_num(torch.inf, torch.inf)
-    longer = norm(residual, dim=1) > norm(b, dim=1) * believed.longest
-    accepted = ((forward_error <= believed.sure) & ~longer & ~unfinished).all(1)
+    relative_residual = over(norm(residual, dim=1), norm(b, dim=1))
     condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
     backward_error = measured + over(low_size, size)
-    worst = [x.amax(1) for x in (measured, forward_error, backward_error)]
-    numbers = (accepted.double(), *worst, condition, largest.amax(1), torch.ones_like(condition))
-    return Judged(forward_error, torch.stack(numbers), accepted)
+    errors = unfinished.double(), relative_residual, measured, backward_error, forward_error
+    worst = [x.amax(1) for x in errors]
+    of_matrix = margins.estimated * condition, condition
+    numbers = (*worst, *of_matrix, largest.amax(1), torch.ones_like(condition))
+    return MeasuredSystems(forward_error, torch.stack(numbers))

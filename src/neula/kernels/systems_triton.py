@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from neula.kernels.doubled_triton import two_sum
-from neula.kernels.systems import Believed, Judged, Margins, Stepped, Trust
+from neula.kernels.systems import EvidenceMargins, Margins, MeasuredSystems, Stepped, Trust
 from neula.kernels.tiles_triton import most_of, quotient
 
 BLOCK, WARPS = 1024, 8
@@ -81,7 +81,7 @@ def stepped_triton(
     return found
 
 
-def judged_triton(
+def measured_systems_triton(
     high: torch.Tensor,
     low: torch.Tensor,
     sizes: torch.Tensor,
@@ -93,18 +93,17 @@ def judged_triton(
     size_of_b: torch.Tensor,
     rate: torch.Tensor,
     condition: torch.Tensor,
-    believed: Believed,
-) -> Judged:
-    """:func:`neula.kernels.systems.judged` by the kernel, queued on the current stream."""
+    margins: EvidenceMargins,
+) -> MeasuredSystems:
+    """:func:`neula.kernels.systems.measured` by the kernel, queued on the current stream."""
     count, n, k = high.shape
-    accepted = unfinished.new_empty(count)
-    found = Judged(high.new_empty(count, k), high.new_empty(7, count), accepted)
+    found = MeasuredSystems(high.new_empty(count, k), high.new_empty(9, count))
     given = [x.contiguous() for x in (high, low, sizes, residual, b, left, size_of_a, size_of_b)]
     with torch.cuda.device_of(high):
-        _judged[(count,)](
+        _measured_systems[(count,)](
             *(*given, rate.contiguous(), condition.contiguous(), unfinished.contiguous().view(torch.uint8)),
-            *(found.forward_error, found.numbers, accepted.view(torch.uint8), n, k, count),
-            *(believed.max_rate, believed.computed, believed.sure, believed.longest, *_block(n)),
+            *(found.forward_error, found.numbers, n, k, count),
+            *(margins.max_rate, margins.computed, margins.estimated, *_block(n)),
             num_warps=_warps(n),
         )
     return found
@@ -209,22 +208,22 @@ def _stepped(
     tl.store(to_active + column, goes_on.to(tl.uint8))
 
 
-JUDGED = (
+MEASURED = (
     *("high", "low", "sizes", "residual", "b", "left", "size_of_a", "size_of_b", "rate", "condition"),
-    *("unfinished", "to_forward", "numbers", "to_accepted", "n", "k", "count"),
+    *("unfinished", "to_forward", "numbers", "n", "k", "count"),
 )
 
 
-@triton.jit(do_not_specialize=[*JUDGED])
-def _judged(
+@triton.jit(do_not_specialize=[*MEASURED])
+def _measured_systems(
     high, low, sizes, residual, b, left, size_of_a, size_of_b, rate, condition,
-    unfinished, to_forward, numbers, to_accepted, n, k, count,
-    max_rate: tl.float64, computed: tl.float64, sure: tl.float64, longest: tl.float64, BLOCK: tl.constexpr,
+    unfinished, to_forward, numbers, n, k, count,
+    max_rate: tl.float64, computed: tl.float64, estimated: tl.float64, BLOCK: tl.constexpr,
 ):  # fmt: skip
     member = tl.program_id(0).to(tl.int64)
     speed, norm = tl.load(rate + member), tl.load(size_of_a + member)
     zero = tl.full((), 0.0, tl.float64)
-    refined, forward, backward, largest, good = zero, zero, zero, zero, zero == 0.0
+    doubtful, shortened, refined, forward, backward, largest = zero, zero, zero, zero, zero, zero
     for column in range(k):
         place, first = member * k + column, member * n * k + column
         of_high, of_low = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
@@ -254,21 +253,23 @@ def _judged(
         error = computed * error / (1.0 - error)
         trusts = (speed <= max_rate) & (error >= 0.0) & (error < float("inf"))
         error = tl.where(trusts, error, float("inf"))
-        good &= (error <= sure) & (~(r_norm > b_norm * longest)) & (tl.load(unfinished + place) == 0)
+        doubtful = tl.maximum(doubtful, tl.load(unfinished + place).to(tl.float64))
+        shortened = most_of(shortened, quotient(r_norm, b_norm))
         refined, forward = most_of(refined, small), most_of(forward, error)
         backward, largest = most_of(backward, small + lost), most_of(largest, biggest)
         tl.store(to_forward + place, error)
     known = tl.load(condition + member)
     known = tl.where(known != known, float("inf"), tl.where(known < 1.0, 1.0, known))
-    tl.store(to_accepted + member, tl.where(good, 1, 0).to(tl.uint8))
     numbers += member
-    tl.store(numbers, zero + tl.where(good, 1.0, 0.0))
-    tl.store(numbers + count, refined)
-    tl.store(numbers + 2 * count, forward)
+    tl.store(numbers, doubtful)
+    tl.store(numbers + count, shortened)
+    tl.store(numbers + 2 * count, refined)
     tl.store(numbers + 3 * count, backward)
-    tl.store(numbers + 4 * count, known)
-    tl.store(numbers + 5 * count, largest)
-    tl.store(numbers + 6 * count, zero + 1.0)
+    tl.store(numbers + 4 * count, forward)
+    tl.store(numbers + 5 * count, estimated * known)
+    tl.store(numbers + 6 * count, known)
+    tl.store(numbers + 7 * count, largest)
+    tl.store(numbers + 8 * count, zero + 1.0)
 
 
 @triton.jit

@@ -24,8 +24,8 @@ P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
-Settled = Callable[[Any, Any], bool]
-"""Of the smallest and the largest of each number that was measured of a batch."""
+Settled = Callable[[Any], bool]
+"""Whether nothing is left to do for any problem of a batch, from the largest of each measured number."""
 
 MANY = 2048
 """Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
@@ -50,11 +50,11 @@ class Answer(Generic[V]):
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured: for a link that inherits.
     worst : array of float, shape (numbers,), or None
-        The worst of these numbers, from a link that has seen that all problems are to be accepted.
+        The worst of these numbers, from a link that has them on the host.
     factors : object
         What a link that inherits goes on with.
     judged : bool
-        Whether another chain has done all that can be done, and accepts what ``values`` says.
+        Whether another chain has done all that can be done.
     """
 
     values: V
@@ -197,8 +197,9 @@ class Run(Generic[V]):
         self, answer: Answer[V], problems: P, judge: Judge[P, V], settled: Settled | None
     ) -> np.ndarray:
         """Have answers to the open problems judged, and keep what is better than before; which are left."""
-        if answer.worst is not None and self._is_first(len(problems)):
-            self.accept(answer, answer.worst[:, None], judge)
+        known = answer.worst
+        if known is not None and settled is not None and self._is_first(len(problems)) and settled(known):
+            self.accept(answer, known[:, None], judge)
             return np.arange(0)
         measured = judge.measure(problems, answer) if answer.measured is None else answer.measured
         if settled is not None and self.settle(answer, measured, settled, judge):
@@ -233,10 +234,8 @@ class Run(Generic[V]):
         count = measured.shape[1]
         if count < MANY or not self._is_first(count):
             return False
-        worst = measured[:, measured.argmax(1)]  # NaN is the largest, and the smallest
-        read = _read(torch.cat([worst, measured.amin(1)[None]]))
-        numbers, smallest = read[:-1], read[-1]
-        if not settled(smallest, numbers.diagonal()):
+        numbers = _read(measured[:, measured.argmax(1)])  # NaN is the largest
+        if not settled(numbers.diagonal()):
             return False
         self.accept(answer, numbers, judge)
         return True
@@ -311,7 +310,7 @@ def run_chain(
     begun : Answer, optional
         What the first link has found already (``neula.pipeline.pending.first_answer``); not changed.
     settled : callable, optional
-        Whether nothing is left to do for any problem, from the extremes of what was measured.
+        Whether nothing is left to do for any problem, from the largest of each number that was measured.
 
     Raises
     ------

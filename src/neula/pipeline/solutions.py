@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE, digits_of
+from neula.certificates.verdict import Evidence
 from neula.engines import FP64, Engine, Format
 from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
@@ -82,65 +83,64 @@ class Solutions(Values):
     x : Tensor, shape (batch, n, k)
         float64, already rounded to the dtype of the result.
     forward_error : Tensor, shape (batch, k)
-    backward_error, condition : Tensor, shape (batch,)
-        The worst right-hand side counts.
-    refined_error : Tensor, shape (batch,)
-        Backward error of what was refined, before x was rounded to the dtype of the result.
-    accepted : Tensor of bool, shape (batch,)
-        Whether the evidence suffices; who runs a chain may know better later on.
+    doubtful : Tensor of bool, shape (batch,)
+    residual, refined_error, backward_error, condition_bound : Tensor, shape (batch,)
+        As of :class:`neula.certificates.verdict.Evidence`: the worst right-hand side counts.
+    condition : Tensor, shape (batch,)
+        Estimate of the condition number, which users see.
     """
 
     x: torch.Tensor
     forward_error: torch.Tensor
-    backward_error: torch.Tensor
-    condition: torch.Tensor
+    doubtful: torch.Tensor
+    residual: torch.Tensor
     refined_error: torch.Tensor
-    accepted: torch.Tensor
+    backward_error: torch.Tensor
+    condition_bound: torch.Tensor
+    condition: torch.Tensor
 
-    names: ClassVar[tuple[str, ...]] = (
-        "accepted",
-        "refined_error",
-        "forward_error",
-        "backward_error",
-        "condition",
-        "largest",
-    )
+    names: ClassVar[tuple[str, ...]] = (*Evidence.NAMES, "condition", "largest")
     """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
 
     columns: ClassVar[tuple[str, ...]] = ("forward_error",)
     """What is known of each right-hand side."""
 
-    dtypes: ClassVar[dict[str, torch.dtype]] = {"accepted": torch.bool}
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
     """What is not float64."""
 
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""
         forward_error, x = self.forward_error, self.x
         return [
-            self.accepted.double(),
+            self.doubtful.double(),
+            self.residual,
             self.refined_error,
-            forward_error.amax(1) if forward_error.numel() else self.backward_error,
             self.backward_error,
+            forward_error.amax(1) if forward_error.numel() else self.backward_error,
+            self.condition_bound,
             self.condition,
             largest_magnitude(x, (1, 2)) if x.numel() else self.backward_error,
         ]
+
+    @property
+    def evidence(self) -> Evidence[torch.Tensor]:
+        """What the verdict depends on, shape (batch,) each."""
+        return Evidence.from_numbers(self.numbers())
 
     def measured(self) -> torch.Tensor:
         """The same in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
     def worst(self, **known: float) -> np.ndarray | None:
-        """The largest of each of these numbers on the host, if all solutions are accepted."""
-        if not self.accepted.numpy().all():
-            return None
-        known |= {"accepted": 1.0, "largest": float(np.abs(self.x.numpy()).max())}
+        """The largest of each of these numbers, of solutions on the host."""
+        known |= {"largest": float(np.abs(self.x.numpy()).max())}
         others = (name for name in self.names if name not in known)
         known |= {name: float(getattr(self, name).numpy().max()) for name in others}
         return np.array([known[name] for name in self.names])
 
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
-        """The same number for everything that is known; nothing is accepted."""
+        """The same number for everything that is known."""
         found = {}
         for name in (field.name for field in fields(cls)):
             dtype = cls.dtypes.get(name, torch.float64)
@@ -169,7 +169,6 @@ def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
     a : Tensor, shape (batch, m, n)
     """
     zero.condition.fill_(1.0)
-    zero.accepted.fill_(True)
     run = Run.begin(len(a), zero)
     run.numbers, run.accepted[:] = zero.measured().cpu().numpy(), True
     run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {len(a)} times"))
@@ -309,19 +308,6 @@ def unread(
         "accuracy": options.target.name,
         **{name: call.hand_back(x.contiguous(), x.dtype) for name, x in found.items()},
     }
-
-
-def accept_digits(run: Run[S], options: SolutionOptions, bound: float) -> None:
-    """Take acceptance back where x as it is returned misses the forward error that was asked for, or the
-    bound on backward errors.
-
-    Better links would not reach the first either, where residuals in twice the working precision do not, nor
-    the second, where x was good until it was rounded: to subnormal numbers.
-    """
-    of = numbers_of(run)
-    reached = (of["forward_error"] <= options.largest_error) & (of["backward_error"] <= bound)
-    if not reached.all():
-        run.accepted &= reached
 
 
 def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:

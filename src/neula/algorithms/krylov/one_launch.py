@@ -7,12 +7,11 @@ from functools import lru_cache
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
 from neula.algorithms.krylov.driver import STAGNATION
-from neula.certificates.forward_error import SURE
 from neula.kernels.seminormal import RefinementLimits
 
 
 @lru_cache(maxsize=64)
-def limits_of(tolerance: float, max_steps: int, sure: float = SURE) -> RefinementLimits:
+def limits_of(tolerance: float, max_steps: int) -> RefinementLimits:
     """What decides where all steps are one launch: the same as where each is many."""
     return RefinementLimits(
         tolerance=tolerance,
@@ -23,5 +22,4 @@ def limits_of(tolerance: float, max_steps: int, sure: float = SURE) -> Refinemen
         floor=FLOOR,
         stagnation=STAGNATION,
         computed=COMPUTED,
-        sure=sure,
     )

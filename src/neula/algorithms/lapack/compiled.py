@@ -13,6 +13,8 @@ from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
 from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
+from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.verdict import Evidence
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
 from neula.kernels.magnitudes import MODERATE
@@ -30,10 +32,7 @@ TAKEN = (torch.float64, torch.float32)
 class _BatchLimitsStructure(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_double)
-        for name in (
-            *("moderate", "alike", "max_rate", "rounding", "margin"),
-            *("computed", "digits", "largest_error", "bound"),
-        )
+        for name in (*("moderate", "alike", "max_rate", "rounding", "margin", "computed", "digits"),)
     ]
 
 
@@ -52,10 +51,11 @@ class _BatchStructure(ctypes.Structure):
     ]
 
 
-NAMES = ("accepted", "backward_error", "condition", "growth", "updates", *["history"] * 4)
-"""What is known of each system, as ``kernels/solved.h`` has it: whether it is accepted (1 or 0), the backward
-error of x as it is given back, the condition number, the growth of the elements, the number of updates; then
-backward errors before the first update and after each, the last of which is that of what was refined."""
+NAMES = ("doubtful", "residual", "backward_error", "condition", "growth", "updates", *["history"] * 4)
+"""What is known of each system, as ``kernels/solved.h`` has it: whether it is doubtful (1 or 0),
+``||b - A x|| / ||b||`` and the backward error of x as it is given back, the condition number, the growth of
+the elements, the number of updates; then backward errors before the first update and after each, the last of
+which is that of what was refined."""
 
 
 class CompiledSolutions(NamedTuple):
@@ -65,13 +65,23 @@ class CompiledSolutions(NamedTuple):
     ----------
     x : Tensor, shape (..., n, k)
         float64, rounded to the dtype of the result.
-    known : Tensor, shape (9 + k, ...)
+    known : Tensor, shape (10 + k, ...)
         What :data:`NAMES` says, of several right-hand sides the worst; then for each a bound on its forward
         error ``||D (x - x*)|| / ||D x*||``.
     """
 
     x: torch.Tensor
     known: torch.Tensor
+
+    @property
+    def evidence(self) -> Evidence[torch.Tensor]:
+        """What the verdict depends on, of each system."""
+        of = dict(zip(NAMES, self.known, strict=False))
+        forward_error = self.known[len(NAMES) :].amax(0)
+        return Evidence(
+            *(of["doubtful"], of["residual"], of["history"], of["backward_error"], forward_error),
+            condition_bound=ESTIMATED * of["condition"],
+        )
 
 
 def available() -> bool:
@@ -84,8 +94,6 @@ def solved(
     b: torch.Tensor,
     dtype: torch.dtype,
     digits: float,
-    largest_error: float,
-    bound: float,
     *,
     definite: bool = False,
 ) -> CompiledSolutions | None:
@@ -98,18 +106,18 @@ def solved(
     b : Tensor, shape (n, k) or (batch, n, k)
     dtype : torch.dtype
         Of the result.
-    digits, largest_error, bound : float
-        Accepted is what is refined to that error, or as far as can be; a forward error, and a backward one.
+    digits : float
+        Forward error to which solutions are refined; others are doubtful unless another update gains nothing.
     definite : bool, optional
-        Whether matrices are to be eliminated without pivoting, as Cholesky's factors are made, and accepted
-        only if they are symmetric and positive definite.
+        Whether matrices are to be eliminated without pivoting, as Cholesky's factors are made: those that
+        are not symmetric and positive definite are doubtful.
     """
     *batch, n, k = b.shape
     count, own = (batch[0], ()) if batch else (1, (0,))
     solve = _kernel(n <= TOGETHER and count > 1)
     if solve is None:
         return None
-    vectors, limits = _prepared(n, digits, largest_error, bound)
+    vectors, limits = _prepared(n, digits)
     x, known = empty(*b.shape), empty(len(NAMES) + k, *batch)
     given = _BatchStructure(
         *(count, n, k, len(vectors) - 1, a.data_ptr(), b.data_ptr()),
@@ -131,14 +139,12 @@ def _kernel(together: bool) -> Callable[..., int] | None:
 
 
 @lru_cache(maxsize=64)
-def _prepared(n: int, digits: float, largest_error: float, bound: float) -> tuple[torch.Tensor, Any]:
+def _prepared(n: int, digits: float) -> tuple[torch.Tensor, Any]:
     """Random vectors as rows: those that the norm of the inverse is known from, then one to look at A with;
     and limits.
     """
     few, here = n <= PROBES, torch.device("cpu")
     z = probes(n, here, DOUBLED_VECTORS, unit=True)
     margin = 1.0 if few else MARGINS[DOUBLED_VECTORS]
-    limits = _BatchLimitsStructure(
-        MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits, largest_error, bound
-    )
+    limits = _BatchLimitsStructure(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits)
     return torch.cat([z, probes(n, here, 1, unit=False)], 1).mT.contiguous(), ctypes.pointer(limits)

@@ -34,10 +34,7 @@ wait for work, begin within some microseconds."""
 
 
 class _SystemLimitsStructure(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_double)
-        for name in ("moderate", "alike", "max_rate", "margin", "computed", "largest_error", "bound")
-    ]
+    _fields_ = [(name, ctypes.c_double) for name in ("moderate", "alike", "max_rate", "margin", "computed")]
 
 
 class _SystemStructure(ctypes.Structure):
@@ -56,8 +53,6 @@ def solved_by_factors(
     a: torch.Tensor,
     b: torch.Tensor,
     dtype: torch.dtype,
-    largest_error: float,
-    bound: float,
     *,
     single: bool,
     large: bool,
@@ -75,8 +70,6 @@ def solved_by_factors(
     b : Tensor, shape (n, k)
     dtype : torch.dtype
         Of the result.
-    largest_error, bound : float
-        A forward error, and a backward one, up to which the solution is accepted.
     single : bool
         Whether to factorize in single precision.
     large : bool
@@ -101,7 +94,7 @@ def solved_by_factors(
     system = _SystemStructure(
         *(n, k, threads, wide, a.data_ptr(), factors.data_ptr(), apart, a.dtype == torch.float32, single),
         *(pivots.data_ptr(), sides.data_ptr(), vectors.data_ptr(), single, dtype == torch.float32),
-        *(room.data_ptr(), x.data_ptr(), known.data_ptr(), _limits(largest_error, bound)),
+        *(room.data_ptr(), x.data_ptr(), known.data_ptr(), _limits()),
     )
     given = ctypes.byref(system)
     if blocked:
@@ -143,11 +136,9 @@ def _kernel() -> ctypes.CDLL | None:
     return library
 
 
-@lru_cache(maxsize=64)
-def _limits(largest_error: float, bound: float) -> Any:
-    return ctypes.pointer(
-        _SystemLimitsStructure(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED, largest_error, bound)
-    )
+@lru_cache(maxsize=1)
+def _limits() -> Any:
+    return ctypes.pointer(_SystemLimitsStructure(MODERATE, ALIKE, MAX_RATE, MARGINS[FEW], COMPUTED))
 
 
 @lru_cache(maxsize=64)

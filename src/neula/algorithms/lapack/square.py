@@ -212,8 +212,6 @@ class SquareSystem:
             through = MARGINS[FEW] * inverse_norm
         self._scaled_norm = scaled_norm
         self.condition = max(1.0, inverse_norm * scaled_norm)
-        # B has columns of norm 1.
-        self.condition_bound = min(n**0.5, ESTIMATED * scaled_norm) * through
         # Rounding errors of a solve, also where none happen to be in what is measured.
         rounding = (
             ROUNDING * factors.u * min(self._norm, ESTIMATED * scaled_norm * largest) * inverse_norm / least
@@ -221,6 +219,8 @@ class SquareSystem:
         self.rate = lost + rounding
         self.doubled = SlicedMatrix(a, doubled) if doubled else None
         self._through = through / (1 - self.rate)
+        # B has columns of norm 1.
+        self.condition_bound = min(n**0.5, ESTIMATED * scaled_norm) * self._through
         self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
 
     @classmethod
@@ -293,11 +293,10 @@ class SquareSystem:
         """``A x``."""
         return self._a.times(x)
 
-    def longer(self, residual: np.ndarray, lost: np.ndarray, most: float) -> bool:
-        """Whether the residual is longer than that once x has lost so much."""
-        if length(residual) + COMPUTED * self._norm * length(lost) <= most:
-            return False
-        return not length(residual + self.change(lost)) <= most
+    def longest(self, residual: np.ndarray, lost: np.ndarray, most: float) -> float:
+        """Norm of the residual once x has lost so much: from above where that is at most ``most``."""
+        bound = length(residual) + COMPUTED * self._norm * length(lost)
+        return bound if bound <= most else length(residual + self.change(lost))
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """``A^-1 r`` by the factors."""

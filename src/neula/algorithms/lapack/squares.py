@@ -105,8 +105,9 @@ class SquareBatchSolution:
     settled : array of bool
         Whether another update would gain nothing: what is left are rounding errors of the residual.
     good : array of bool
-        Whether all of this is to be trusted: numbers are moderate, factors solve, and
-        the residual of x as it is given back is no longer than b.
+        Whether all of this is to be trusted: numbers are moderate, and factors solve.
+    residual : array
+        ``||b - A x|| / ||b||`` of x as it is given back.
     condition : array, shape (batch, 1)
         Condition number of ``A D^-1``, estimated.
     """
@@ -119,6 +120,7 @@ class SquareBatchSolution:
     first_error: np.ndarray
     settled: np.ndarray
     good: np.ndarray
+    residual: np.ndarray
     condition: np.ndarray
 
     @property
@@ -212,7 +214,6 @@ class Squares:
         solves = (left <= MAX_RATE * of_before + noise) if self._updates else True
         solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
         of_given = of_x if given is x else of_x + images[-1]
-        shorter = lengths(of_given) <= of_b * (1 + n * FP64.u)
         moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
         return SquareBatchSolution(
             x=given,
@@ -222,7 +223,8 @@ class Squares:
             backward_error=backward_error,
             first_error=largest(before) / scale,
             settled=left <= floor,
-            good=self._moderate & solves & shorter & moderate,
+            good=self._moderate & solves & moderate,
+            residual=lengths(of_given) / of_b,
             condition=condition,
         )
 

@@ -59,7 +59,7 @@ def solved_at_once(
     smallest, largest = _extremes(begun.measured)
     of = dict(zip(LeastSquaresSolutions.names, largest, strict=True))
     fits = of["largest"] <= torch.finfo(options.dtype).max
-    if not (fits and judge.settled(smallest, largest)):
+    if not (fits and judge.settled(largest)):
         return None
     values, first, known = begun.values, call.first, shapes.without_numbers()
     device, wrap, errors = first.tensor.device, first.wrap, (of["backward_error"], of["forward_error"])
@@ -72,14 +72,14 @@ def solved_at_once(
         "converged": True,
         "iterations": begun.iterations,
         "backward_error": errors[0],
-        "tolerance": judge.bound,
+        "tolerance": judge.limits.backward_error,
         "condition": max(1.0, of["condition"]),
         "forward_error": errors[1],
         "digits": digits_of(errors[1], options.dtype),
         "attempts": (Attempt(begun.label, True, judge.reason(*errors, len(values))),),
         "engine": str(options.engine),
         "accuracy": options.target.name,
-        "accepted": later(lambda shapes: shapes.of_members(values.accepted)),
+        "accepted": later(lambda shapes: shapes.of_members(~values.doubtful)),
         "backward_errors": later(lambda shapes: shapes.of_members(values.backward_error)),
         "conditions": later(lambda shapes: shapes.of_members(values.condition)),
         "forward_errors": later(lambda shapes: shapes.of_columns(values.forward_error)),

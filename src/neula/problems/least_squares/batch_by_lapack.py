@@ -10,15 +10,16 @@ import torch
 
 from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.seminormals import Seminormals
-from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
+from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.progress import stage
+from neula.problems.least_squares.by_kernel import KNOWN
 from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
-from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
 LARGEST, WIDEST = 1 << 14, 64
 """Elements and columns of matrices that are taken together: of larger ones passes over the batch take longer
@@ -50,7 +51,7 @@ def suits(m: int, n: int) -> bool:
 def _solved(
     a: np.ndarray, b: np.ndarray, options: LeastSquaresOptions, slices: int = 2
 ) -> LeastSquaresSolutions:
-    """Solutions; NaN where they are not accepted.
+    """Solutions; NaN if they are not accepted.
 
     Those that are not refined to the end with two slices of A are solved again with three.
     """
@@ -63,17 +64,21 @@ def _solved(
     error, forward_error = found.backward_error, rounded_error(found.forward_error, found.rounding)
     refined = found.contracts & ((found.left <= options.digits) | (found.settled & (not doubled)))
     moderate = (found.b_norm >= 1 / MODERATE) & (found.b_norm <= MODERATE)
-    right = (forward_error <= options.largest_error) & (error <= lstsq_bound(options.target, n))
-    certain = system.condition_bound * options.certain_rcond((m, n)) * ROUNDED_RANK < 1
-    shorter = found.residual_norm <= found.b_norm * (1 + (m + n) * FP64.u)
-    accepted = (system.good & certain & refined & moderate & right & shorter).all(1)
-    known = {
+    doubtful = ~(system.good & refined & moderate).all(1)
+    evidence = Evidence(
+        doubtful=doubtful,
+        residual=(found.residual_norm / found.b_norm).max(1),
+        refined_error=error.max(1),
+        backward_error=(error + found.rounding + found.low).max(1),
+        forward_error=forward_error.max(1),
+        condition_bound=system.condition_bound[:, 0],
+    )
+    accepted = options.limits((m, n)).accept(evidence)
+    known = {name: getattr(evidence, name) for name in KNOWN} | {
         "x": found.x,
         "forward_error": forward_error,
         "residual_norm": found.residual_norm,
-        "backward_error": (error + found.rounding + found.low).max(1),
         "condition": system.condition[:, 0],
-        "refined_error": error.max(1),
         "optimality": found.optimality.max(1),
     }
     if not accepted.all():
@@ -82,7 +87,7 @@ def _solved(
     members = LeastSquaresSolutions(
         **{name: torch.from_numpy(x) for name, x in known.items()},
         rank=torch.full((len(a),), n, dtype=torch.int64, device="cpu"),
-        accepted=torch.from_numpy(accepted),
+        doubtful=torch.from_numpy(doubtful),
     )
     places = np.flatnonzero(~accepted & system.good[:, 0]) if slices == 2 else ()
     if len(places):

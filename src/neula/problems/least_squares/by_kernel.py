@@ -6,6 +6,7 @@ What is accepted here is what the judge of the chain accepts; what is not goes o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -15,8 +16,8 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.bounds import lstsq_bound
 from neula.certificates.rank import rounding_of
+from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.host_matrices import DTYPES
@@ -56,6 +57,9 @@ LABELS = {
     SolutionMethod.DEPENDENT: DEPENDENT,
 }
 
+KNOWN = tuple(name for name in Evidence.NAMES if name not in ("doubtful", "forward_error"))
+"""Evidence of each problem, beside what is said of its right-hand sides."""
+
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
 
@@ -83,12 +87,15 @@ def solve_by_kernel(
     found = _solved(a, b, options)
     if found is None:
         return None, False
-    accepted, _, _, backward, condition, _, optimality, rank, zero, steps, way = found.numbers.tolist()
-    if accepted != 1 or zero or not backward <= lstsq_bound(options.target, min(m, n)):
+    numbers, limits = found.numbers.tolist(), options.limits((m, n))
+    evidence = Evidence.from_numbers(numbers)
+    condition, _, optimality, rank, zero, steps, way = numbers[len(Evidence.NAMES) :]
+    if zero or not replace(limits, forward_error=options.first_error(m, n)).accept(evidence):
         # Without a factor nothing is known: condition numbers are NaN.
-        return None, condition * options.counting_rcond((m, n)) >= 1 or rank < min(m, n)
+        return None, condition >= limits.condition or rank < min(m, n)
     errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
     label, x, steps, rank = LABELS[SolutionMethod(way)], found.x[0], int(steps), int(rank)
+    backward = evidence.backward_error
     return SingleProblemSolution(label, x, steps, backward, condition, optimality, errors, norms, rank), False
 
 
@@ -113,7 +120,7 @@ def batch_by_kernel(
         numbers.append(torch.stack(known))
         parts.append(_members(found, known))
         steps = max(steps, int(taken.max()))
-        used.update(SolutionMethod(way) for way in ways[known[0] > 0].unique().tolist())  # of what is solved
+        used.update(SolutionMethod(way) for way in ways[known[0] == 0].unique().tolist())  # of what is solved
         report(min(1.0, len(parts) * size / len(problems)))
     measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
     return Answer(LeastSquaresSolutions.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
@@ -126,18 +133,20 @@ def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) ->
         forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
         residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
         rank=of["rank"].long(),
-        accepted=of["accepted"] > 0,
-        **{name: of[name] for name in ("backward_error", "condition", "refined_error", "optimality")},
+        doubtful=of["doubtful"] > 0,
+        **{name: of[name] for name in (*KNOWN, "condition", "optimality")},
     )
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
     a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
     m, n = a.shape[-2:]
-    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations), options.first_error(m, n))
-    bound, certain = lstsq_bound(options.target, min(m, n)), options.counting_rcond((m, n))
+    limits, verdict = (
+        limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
+        options.limits((m, n)),
+    )
     return seminormal_host.solved(
-        *(a, b, options.dtype, limits, bound, certain),
+        *(a, b, options.dtype, limits, verdict.backward_error, verdict.condition),
         rcond=options.rcond,
         rounding=rounding_of(n, options.unit),
         probes=_probes(m, n) if n**2 <= LARGEST else None,

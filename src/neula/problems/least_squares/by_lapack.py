@@ -7,7 +7,7 @@ What is accepted here is what the judge of the chain accepts; what is not begins
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -72,9 +72,10 @@ def _with_rounded_weights(
     condition = ESTIMATED * found.condition
     grows = (condition + 1) * np.array(found.residual_norms) / image
     errors = (found.forward_errors + condition * FP64.u * (2 + grows)).tolist()
-    if not max(errors) <= options.largest_error:
+    backward, limits = found.backward_error + FP64.u, options.limits(given.a.shape)
+    if not (max(errors) <= limits.forward_error and backward <= limits.backward_error):
         return None
-    return found._replace(forward_errors=errors, backward_error=found.backward_error + FP64.u)
+    return found._replace(forward_errors=errors, backward_error=backward)
 
 
 def _by_library(
@@ -107,7 +108,7 @@ def each_by_lapack(
     options, (a, b) = problems.options, (array_of(problems.a), array_of(problems.b))
     values = LeastSquaresSolutions.missing(len(problems), a.shape[2], b.shape[2], problems.device)
     values.rank.fill_(a.shape[2])
-    known = {name: x.numpy() for name, x in vars(values).items()}
+    known = {field.name: getattr(values, field.name).numpy() for field in fields(values)}
     places = range(len(a)) if problems.places is None else problems.places.tolist()
     report, steps, used = stage(options.progress, label), 0, label
     for i, place in enumerate(places):
@@ -115,10 +116,14 @@ def each_by_lapack(
             right = list(np.ascontiguousarray(b[place].T, np.float64))
             found = solved_in_arrays(a[place], right, options, refused=refused)
         if found is not None:
-            way, condition, rank, columns = found
+            way, condition, condition_bound, rank, columns = found
             used = way if way != label else used
-            known["condition"][i], known["rank"][i], known["accepted"][i] = condition, rank, True
-            for name in ("backward_error", "refined_error", "optimality"):
+            known["condition"][i], known["condition_bound"][i], known["rank"][i] = (
+                condition,
+                condition_bound,
+                rank,
+            )
+            for name in ("residual", "backward_error", "refined_error", "optimality"):
                 known[name][i] = max([getattr(column, name) for column in columns])
             for name in ("x", "forward_error", "residual_norm"):
                 known[name][i] = np.array([getattr(column, name) for column in columns]).T
@@ -134,7 +139,7 @@ def _by_lapack(
     solved = solved_in_arrays(a, b, options, refused=refused)
     if solved is None:
         return None
-    label, condition, rank, columns = solved
+    label, condition, _, rank, columns = solved
     return SingleProblemSolution(
         label,
         np.array([column.x for column in columns]).T,

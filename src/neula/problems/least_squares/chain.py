@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
-from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.engines import FP16_COR, FP64, format_of
+from neula.certificates.verdict import Evidence, Limits
+from neula.engines import FP16_COR, FP64
 from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.pipeline.in_numpy import IN_NUMPY
@@ -27,7 +27,7 @@ from neula.problems.least_squares.by_lapack import each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.together import FACTORS, FROM_GRAM, solve_together
 from neula.problems.least_squares.with_r import Factor
 
@@ -290,85 +290,66 @@ def preconditioners(n: int, options: LeastSquaresOptions) -> list[tuple[str, str
 
 @dataclass(frozen=True)
 class LeastSquaresJudge:
-    """Solutions are accepted by backward error, forward error, residual, and a rank without doubt.
+    """Solutions are accepted by their evidence; of links that found some, which one is best.
 
     Attributes
     ----------
-    bound : float
-        Largest backward error.
-    rounding : float
-        What rounding x may add to that, to a dtype that is narrower than the accuracy.
-    certain_rcond : float
-        What the singular values must exceed for the rank to be certain.
+    limits : Limits
+    enough : float
+        Forward error up to which no other link is tried, even if more digits were asked for.
     together : bool
         Whether problems were solved together.
-    largest_error : float
-        What forward errors may be in the end.
     """
 
-    bound: float
-    rounding: float
-    certain_rcond: float
+    limits: Limits
+    enough: float
     together: bool
-    largest_error: float = SURE
 
     @classmethod
     def for_shape(cls, m: int, n: int, options: LeastSquaresOptions, *, together: bool) -> LeastSquaresJudge:
         """The judge of problems of one shape."""
-        bound = lstsq_bound(options.target, min(options.rows(m, n), n))
-        u = format_of(options.dtype).u
-        rounding = u if u > options.target.u else 0.0
-        return cls(bound, rounding, options.certain_rcond((m, n)), together, options.largest_error)
+        # Links for one problem refine as far as can be.
+        enough = options.first_error(m, n) if together else SURE
+        return cls(options.limits((m, n)), enough, together)
 
     def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
         """What :attr:`LeastSquaresSolutions.names` says, for each problem."""
         return answer.values.measured()
 
-    def accepts(self, of: Mapping[str, Any]) -> Any:
-        """Whether each is solved, from arrays or tensors of what was measured."""
-        accepted = (of["accepted"] > 0) & (of["backward_error"] <= self.bound + self.rounding)
-        if self.together:  # elsewhere the links themselves look at these
-            full_rank = of["condition"] * self.certain_rcond * ROUNDED_RANK < 1
-            accepted = accepted & full_rank & (of["refined_error"] <= self.bound)
-        return accepted
-
-    def settled(self, smallest: Sequence[float], largest: Sequence[float]) -> bool:
-        """Whether all are solved, with as many digits as are asked for, and none is zero.
-
-        Parameters
-        ----------
-        smallest, largest : sequence of float
-            Of what was measured, NaN where a number is.
-        """
-        of = dict(zip(LeastSquaresSolutions.names, largest, strict=True))
-        of["accepted"] = smallest[LeastSquaresSolutions.names.index("accepted")]
-        right = of["forward_error"] <= self.largest_error and of["backward_error"] <= self.bound
-        return bool(self.accepts(of) and right and of["zero"] == 0)
+    def settled(self, largest: Sequence[float]) -> bool:
+        """Whether all are accepted, and none is zero, from the largest of each number that was measured."""
+        evidence, zero = Evidence.from_numbers(largest), largest[LeastSquaresSolutions.names.index("zero")]
+        return bool(self.limits.accept(evidence) and evidence.forward_error <= self.enough and zero == 0)
 
     def verdict(self, answer: Answer[LeastSquaresSolutions], numbers: np.ndarray) -> Verdict:
         """Of solutions whose backward error is small enough the one with the most digits is best.
 
         The SVD improves what was found before, and has the last word.
         """
-        of = dict(zip(LeastSquaresSolutions.names, numbers, strict=True))
-        accepted = (of["accepted"] > 0) if answer.judged else self.accepts(of) & (not answer.doubt)
-        superseded = np.full_like(of["accepted"], answer.label != SVD)
-        error = np.maximum(of["refined_error"], self.bound)
+        of, evidence = (
+            dict(zip(LeastSquaresSolutions.names, numbers, strict=True)),
+            Evidence.from_numbers(numbers),
+        )
+        accepted = self.limits.accept(evidence) & (not answer.doubt)
+        enough = replace(self.limits, forward_error=self.enough).accept(evidence) & (not answer.doubt)
+        superseded = np.full_like(of["doubtful"], answer.label != SVD)
+        error = np.maximum(of["refined_error"], self.limits.backward_error)
         demerit = np.array([~accepted, superseded, error, of["forward_error"]])
         reason = (
             self._of_batch(of, accepted, len(answer.values)) if self.together else self._of_one(of, answer)
         )
         settled = answer.judged or answer.label.endswith(NO_GAP)
-        return Verdict(accepted, demerit, reason, accepted | settled)
+        return Verdict(accepted, demerit, reason, enough | settled)
 
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray, count: int) -> str:
         error = of["backward_error"]
-        missed, doubtful = int((~accepted).sum()), int((error[~accepted] <= self.bound).sum())
+        missed, doubtful = int((~accepted).sum()), int((error[~accepted] <= self.limits.backward_error).sum())
         return self.reason(error.max(), of["forward_error"].max(), count, missed, doubtful)
 
     def reason(self, error: float, forward: float, count: int, missed: int = 0, doubtful: int = 0) -> str:
         """The largest backward and forward errors in words, of problems some of which may be rejected."""
-        worst = f"backward error {error:.1e} (bound {self.bound:.1e}), forward error {forward:.1e}"
+        bound = self.limits.backward_error
+        worst = f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
         if count == 1:
             return worst + (", its rank or digits in doubt" if doubtful else "")
         doubts = f"{doubtful} for doubts about their rank or digits"
@@ -383,4 +364,4 @@ class LeastSquaresJudge:
         else:
             error, known = of["refined_error"][0], f"{forward}, {counted(answer.iterations, 'iteration')}"
             doubt = f"; {answer.doubt}" if answer.doubt else ""
-        return f"backward error {error:.1e} (bound {self.bound:.1e}), {known}{doubt}"
+        return f"backward error {error:.1e} (bound {self.limits.backward_error:.1e}), {known}{doubt}"

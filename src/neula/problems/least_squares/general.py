@@ -10,6 +10,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded_error
+from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.errors import warn
 from neula.kernels.refining import over
@@ -20,7 +21,7 @@ from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
-from neula.problems.least_squares.problem import LeastSquaresOptions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 
@@ -162,7 +163,7 @@ def solve_general(
         found = constrained(call, problem, plain, general.constraints, noise)
         if found.remark and not found.doubt:
             warn(found.remark, IllConditionedWarning)
-    return _given_back(call, shapes, found, rows=a.shape[-2])
+    return _given_back(call, shapes, options, found, rows=a.shape[-2])
 
 
 def _noise(factor: torch.Tensor, *, computed: bool) -> float:
@@ -191,7 +192,7 @@ def _rounded_products(found: ConstrainedSolution) -> torch.Tensor:
 
 
 def _given_back(
-    call: Call, shapes: BatchedProblem, found: ConstrainedSolution, rows: int
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, found: ConstrainedSolution, rows: int
 ) -> LeastSquaresOutcome:
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
@@ -208,9 +209,20 @@ def _given_back(
     forward = rounded_error(found.forward, rounding)
     backward = found.backward + worst_of(rounding)
     left = found.residuals(rounded, rounding)
-    accepted = result.accepted & (worst_of(forward) <= SURE) & (backward <= bound)
-    if found.constraint_rank is None:
-        accepted = accepted & no_longer(left, lengths(found.problem.b), (rows, x.shape[-2])).all(-1)
+    nothing = torch.zeros_like(backward)
+    evidence = Evidence(
+        doubtful=(~result.accepted).double(),
+        # With constraints x = 0 need not be feasible.
+        residual=nothing
+        if found.constraint_rank is not None
+        else worst_of(over(left, lengths(found.problem.b))),
+        refined_error=found.backward,
+        backward_error=backward,
+        forward_error=worst_of(forward),
+        condition_bound=nothing,
+    )
+    limits = options.limits((rows, x.shape[-2]))
+    accepted = replace(limits, backward_error=bound, forward_error=SURE).accept(evidence)
     arrays = {
         "accepted": accepted,
         "backward_errors": backward,

@@ -14,7 +14,7 @@ from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RA
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE, residual_ratio
+from neula.certificates.forward_error import residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
@@ -92,7 +92,9 @@ class Held(SingleProblem):
             backward_error=backward,
             condition=backward.new_tensor([max(1.0, of.condition)]),
             refined_error=backward,
-            accepted=(error <= SURE).all() & (backward <= self.bound),
+            residual=over(norms, b).amax()[None],
+            condition_bound=torch.zeros_like(backward),
+            doubtful=torch.full_like(backward, bool(of.doubt), dtype=torch.bool),
             residual_norm=shift(norms, self.sums.of_b)[None],
             optimality=over(wrong, of.norm * norms).amax()[None],
             rank=torch.full_like(backward, of.rank, dtype=torch.int64),

@@ -251,7 +251,7 @@ class LeastSquares:
         with call.computing():
             held = Held(self._sums, self._exponents, options)
             judge = LeastSquaresJudge.for_shape(max(self.rows, self.n), self.n, options, together=False)
-            judge = replace(judge, bound=held.bound)
+            judge = replace(judge, limits=replace(judge.limits, backward_error=held.bound))
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
         report = Report(call, broadcast_system(a, right), options, run)
         result = replace(collect(report, passes=1), tolerance=held.bound)

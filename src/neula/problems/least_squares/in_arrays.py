@@ -6,6 +6,7 @@ What is accepted here is what the judge of the chain accepts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,11 @@ from neula.algorithms.lapack.wide import Wide
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
 from neula.certificates.rank import rounding_of
+from neula.certificates.verdict import Evidence
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
-from neula.problems.least_squares.problem import HALF, ROUNDED_RANK, LeastSquaresOptions
+from neula.problems.least_squares.problem import HALF, LeastSquaresOptions
 
 SINGLE = 3000
 """Order up to which LU in single precision comes first, where no more is asked for: it does up to condition
@@ -46,6 +48,7 @@ class LeastSquaresColumn(NamedTuple):
 
     x: np.ndarray
     residual_norm: float
+    residual: float
     forward_error: float
     backward_error: float
     refined_error: float
@@ -60,7 +63,7 @@ class ArraySolution(NamedTuple):
     ----------
     label : str
         How.
-    condition : float
+    condition, condition_bound : float
     rank : int
     columns : list of LeastSquaresColumn
         Solutions.
@@ -68,6 +71,7 @@ class ArraySolution(NamedTuple):
 
     label: str
     condition: float
+    condition_bound: float
     rank: int
     columns: list[LeastSquaresColumn]
 
@@ -92,7 +96,7 @@ def solved_in_arrays(
         columns = _columns(system, b, options, largest_error)
         if columns is not None:
             rank = system.rank if isinstance(system, Dependent) else min(a.shape)
-            return ArraySolution(label, system.condition, rank, columns)
+            return ArraySolution(label, system.condition, _condition_bound(system), rank, columns)
     return _without_zeros(a, b, options)
 
 
@@ -176,20 +180,25 @@ def _columns(
     system: System, b: list[np.ndarray], options: LeastSquaresOptions, largest_error: float
 ) -> list[LeastSquaresColumn] | None:
     """All solutions; None where one is not accepted, or the rank is in doubt."""
-    if not isinstance(system, Dependent):
-        least = ROUNDED_RANK * options.certain_rcond(system.shape)
-        if isinstance(system, SeminormalProblem):
-            least = options.counting_rcond(system.shape)
-        if not system.condition_bound * least < 1:
-            return None
-    bound, columns = lstsq_bound(options.target, min(system.shape)), []
+    limits, columns = replace(options.limits(system.shape), forward_error=largest_error), []
+    condition_bound = _condition_bound(system)
+    if not condition_bound < limits.condition:
+        return None
     known = system.first if isinstance(system, SquareSystem) else [None] * len(b)
     for right, first in zip(b, known, strict=True):
         found = _solved(system, right, first, options)
-        if found is None or not (found.backward_error <= bound and found.forward_error <= largest_error):
+        if found is None:
+            return None
+        measured = found.residual, found.refined_error, found.backward_error, found.forward_error
+        if not limits.accept(Evidence(0.0, *measured, condition_bound)):
             return None
         columns.append(found)
     return columns
+
+
+def _condition_bound(system: System) -> float:
+    """That of the verdict: bounds on both sides of the threshold decide the rank of dependent columns."""
+    return 0.0 if isinstance(system, Dependent) else system.condition_bound
 
 
 def _refined(
@@ -204,7 +213,7 @@ def _refined(
 def _solved(
     system: System, b: np.ndarray, first: np.ndarray | None, options: LeastSquaresOptions
 ) -> LeastSquaresColumn | None:
-    """One solution with its evidence; None where the residual is longer than b, and where x is not finite."""
+    """One solution with its evidence; None where x is not finite."""
     b_norm = length(b)
     if not 1 / MODERATE <= b_norm <= MODERATE:
         return None
@@ -220,11 +229,10 @@ def _solved(
         rest = found.x - (x if system.scales is None else x / system.scales)
         lost, rounding = rest if lost is None else lost + rest, system.size(rest) / found.size
     residual_norm = length(found.residual if lost is None else found.residual + system.change(lost))
-    if not residual_norm <= b_norm * (1 + sum(system.shape) * FP64.u):
-        return None
     return LeastSquaresColumn(
         x,
         residual_norm,
+        residual_norm / b_norm,
         rounded_error(forward_error, rounding),
         refined_error + rounding + found.low,
         refined_error,

@@ -15,12 +15,13 @@ from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import ESTIMATED, SURE
+from neula.certificates.verdict import Evidence
 from neula.pipeline.chain import Answer
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.refined import LeastSquaresErrorBounds, answer_of, refined_with
 from neula.problems.least_squares.together import solve_together
 
@@ -62,24 +63,14 @@ def by_gram(
     same = replace(problems, options=replace(options, plainly=plainly))
     solve = partial(solve_together, same, before, label=label, **asked)
     answer = solve(factor=partial(factor, sampled=True))
-    numbers = _read(answer)
-    if not numbers["accepted"] > 0:
+    shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
+    assert answer.measured is not None
+    evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
+    if not replace(options.limits(shape), forward_error=SURE).accept(evidence):
         beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
         if bool(over_rows.agree(beyond.any())):
             answer = solve(factor=factor)
-            numbers = _read(answer)
-    shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
-    certain = numbers["condition"] * options.certain_rcond(shape) * ROUNDED_RANK < 1
-    if certain and numbers["refined_error"] <= problems.bound:
-        return answer
-    rejected = replace(answer.values, accepted=torch.zeros_like(answer.values.accepted))
-    return replace(answer, values=rejected, measured=None)
-
-
-def _read(answer: Solution) -> dict[str, float]:
-    """What was measured of one problem."""
-    assert answer.measured is not None
-    return dict(zip(LeastSquaresSolutions.names, answer.measured[:, 0].tolist(), strict=True))
+    return answer
 
 
 def by_householder(
@@ -127,7 +118,7 @@ def unrefined(
     refined = RefinedLeastSquares(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
-    doubt = ""
-    if not ESTIMATED * condition * max(options.certain_rcond(problem.operator.shape), errors) < 1:
+    doubt, bound = "", ESTIMATED * condition
+    if not (bound < options.limits(problem.operator.shape).condition and bound * errors < 1):
         doubt = f"condition number about {condition:.1e}: A may lack full rank"
     return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)

@@ -14,7 +14,6 @@ from neula.algorithms.krylov.batched_lstsq import doubled_gradient, lengths
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
-from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
 from neula.kernels.refining import over
@@ -22,12 +21,7 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import (
-    ROUNDED_RANK,
-    LeastSquaresOptions,
-    LeastSquaresSolutions,
-    no_longer,
-)
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 
 NO_GAP = ", no gap"
@@ -43,19 +37,19 @@ def by_svd(
     report = stage(options.progress, "SVD in fp64")
     given = _DeficientProblem.from_problems(problems)
     solution = minimum_norm(given.deficient, options.rcond)
-    members, b_norm = given.members(solution, options)
-    shape = given.shape
-    full_rank = options.full_rank(*shape)
+    members = given.members(solution, options)
+    limits = replace(options.limits(given.shape), forward_error=SURE)
+    full_rank = options.full_rank(*given.shape)
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
     known = None if before is None or solution.rank < full_rank or solution.doubt else before.values
     if known is not None and bool((known.forward_error < members.forward_error).all()):
-        bound = lstsq_bound(options.target, full_rank)
-        good = (known.backward_error <= bound) & (known.forward_error <= SURE).all(1)
-        good &= no_longer(known.residual_norm, b_norm, shape).all(1)
-        if bool(good.all()) or not bool(members.accepted.all()):
-            members = replace(known, rank=members.rank, accepted=good)
-    longer = not (solution.doubt or bool(no_longer(members.residual_norm, b_norm, shape).all()))
+        known = replace(
+            known, rank=members.rank, condition_bound=members.condition_bound, doubtful=members.doubtful
+        )
+        if bool(limits.accept(known.evidence)) or not bool(limits.accept(members.evidence)):
+            members = known
+    longer = not (solution.doubt or bool(members.residual <= limits.residual))
     doubt = f"rounding x to {options.dtype} makes the residual longer than b" if longer else solution.doubt
     return Answer(members, label, doubt)
 
@@ -71,8 +65,8 @@ def by_complete_orthogonal(
         If the rank is full, or in doubt.
     """
     options, shape = problems.options, problems.a.shape[1:]
-    certain = 1 / (ROUNDED_RANK * options.certain_rcond(shape))
-    if before is not None and bool((before.values.condition < certain).all()):
+    certain = options.limits(shape).condition
+    if before is not None and bool((before.values.condition_bound < certain).all()):
         raise Declined
     vars(problems).pop("prepared", None)  # which may be a copy
     report = stage(options.progress, "complete orthogonal decomposition in fp64")
@@ -86,7 +80,7 @@ def by_complete_orthogonal(
         raise Declined(solution)
     report(1.0)
     label = label + NO_GAP if solution.doubt else label
-    return Answer(given.members(solution, options)[0], label, solution.doubt)
+    return Answer(given.members(solution, options), label, solution.doubt)
 
 
 @dataclass(frozen=True)
@@ -121,10 +115,8 @@ class _DeficientProblem:
         )
         return cls((over_rows.count(m), n), scaled, deficient)
 
-    def members(
-        self, solution: MinimumNorm, options: LeastSquaresOptions
-    ) -> tuple[LeastSquaresSolutions, torch.Tensor]:
-        """The solution with its evidence, and the norms of b."""
+    def members(self, solution: MinimumNorm, options: LeastSquaresOptions) -> LeastSquaresSolutions:
+        """The solution with its evidence: singular values have decided its rank."""
         problems, given, over_rows = self.scaled, self.deficient, options.over_rows
         norms, z = given.norms[:, None], solution.y / given.norms[:, None]
         x = problems.unscale(z[None]).to(options.dtype).double()
@@ -145,24 +137,22 @@ class _DeficientProblem:
         refined_error = torch.minimum(measures.backward_error, solution.forward_error)
         backward_error = (refined_error + rounding[0]).amax()[None]
         forward_error = rounded_error(solution.forward_error[None], rounding)
-        bound = lstsq_bound(options.target, options.full_rank(*self.shape))
         residual = residual + given.a @ lost  # of x as it is returned
         b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
-        good = (refined_error.amax() <= bound) & (not solution.doubt)
-        shorter = no_longer(r_norm, b_norm, self.shape)
         members = LeastSquaresSolutions(
             x=x,
             residual_norm=problems.residual_norm(r_norm),
             forward_error=forward_error,
             backward_error=backward_error,
             refined_error=refined_error.amax()[None],
+            residual=over(r_norm, b_norm).amax(1),
             optimality=measures.optimality.amax()[None],
+            condition_bound=torch.zeros_like(backward_error),
             condition=torch.full_like(backward_error, solution.condition),
             rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
-            accepted=(good & (forward_error <= SURE).all() & shorter.all())[None],
+            doubtful=torch.full_like(backward_error, bool(solution.doubt), dtype=torch.bool),
         )
-        members = LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
-        return members, problems.residual_norm(b_norm)
+        return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
 
 
 def _at_most_one(sizes: torch.Tensor) -> torch.Tensor:

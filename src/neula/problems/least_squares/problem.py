@@ -9,19 +9,14 @@ from typing import ClassVar, Self
 import numpy as np
 import torch
 
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.verdict import Limits
 from neula.engines import FP64
 from neula.pipeline import solutions
 from neula.pipeline.solutions import FORWARD, Solutions
 
-ROUNDED_RANK = 4.0
-"""By how much the condition number must stay below ``1 / rcond`` for the rank to be certain: rounding errors
-move singular values by less."""
-
 HALF = 1e-8
 """Forward error at which half of the digits are sure: another way is worth its time."""
-
-NEARLY = 1.2
-"""By how much singular values of an R may exceed those of A where ``||I - Q^T Q||`` is a quarter at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +49,10 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
         return max(self.rcond, max(shape[-2:]) * FP64.u)
 
-    def counting_rcond(self, shape: Sequence[int]) -> float:
-        """What singular values must exceed where they are known to a part of themselves: by an R whose Q is
-        nearly orthonormal. An SVD, which has the last word, would count them, too.
-        """
-        return NEARLY * (self.rcond + max(shape[-2:]) * FP64.u)
+    def limits(self, shape: Sequence[int]) -> Limits:
+        """What the evidence of solutions may say for matrices of m rows and n columns."""
+        bound = lstsq_bound(self.target, self.full_rank(*shape[-2:]))
+        return Limits.for_shape(shape, bound, self.largest_error, self.rcond)
 
     @property
     def named(self) -> bool:
@@ -101,11 +95,6 @@ class SingleProblem:
     def at(self, places: torch.Tensor) -> Self:
         """All of them."""
         return self
-
-
-def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Whether residuals are no longer than right-hand sides, whose solution zero is: by their norms."""
-    return residual <= b * (1 + sum(shape[-2:]) * FP64.u)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangu
 from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import (
     ESTIMATED,
-    SURE,
     least_squares_error,
     residual_ratio,
     rounded_error,
@@ -31,7 +30,7 @@ from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
 from neula.problems.least_squares.prepared import PreparedProblem
-from neula.problems.least_squares.problem import LeastSquaresSolutions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
@@ -116,8 +115,7 @@ def answer_of(
     if options.dtype != torch.float64:  # x is not what was refined
         residual_norm = problem.residual_norm(problem.rescale(x))
     (b_norm,) = options.over_rows.norms(problem.b)
-    shorter = no_longer(residual_norm, b_norm, problem.operator.shape)
-    accepted = (refined_error <= problem.bound) & ((forward_error <= SURE) & shorter).all()
+    condition = forward_error.new_tensor([evidence.condition])
     values = LeastSquaresSolutions(
         x=x[None],
         residual_norm=problem.unscale_residual(residual_norm)[None],
@@ -125,9 +123,11 @@ def answer_of(
         backward_error=(measures.backward_error + rounding).amax()[None],
         refined_error=refined_error[None],
         optimality=measures.optimality.amax()[None],
-        condition=forward_error.new_tensor([evidence.condition]),
+        residual=over(residual_norm, b_norm).amax()[None],
+        condition=condition,
+        condition_bound=ESTIMATED * condition,
         rank=torch.tensor([problem.rank], device=x.device),
-        accepted=accepted[None],
+        doubtful=torch.tensor([bool(doubt)], device=x.device),
     )
     # What is returned is the same on all processes, and what is decided by it.
     values = LeastSquaresSolutions(*options.over_rows.agreed(*values.tensors))
@@ -221,9 +221,9 @@ def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit
 
 
 def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
-    rcond = problem.options.certain_rcond(problem.operator.shape)
-    if not smallest > ESTIMATED * rcond * largest:
-        condition = largest / max(smallest, 1e-300)
+    condition = largest / max(smallest, 1e-300)
+    if not ESTIMATED * condition < problem.options.limits(problem.operator.shape).condition:
+        rcond = problem.options.certain_rcond(problem.operator.shape)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")
 
 

@@ -8,6 +8,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, Engine
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -183,7 +184,10 @@ def _result(
     errors, forward = found.backward + rounding, rounded_error(found.x.error, rounding)
     tested = found.residual, found.gcv, found.leave_one_out
     sure = torch.stack([forward <= SURE, *map(found.known, tested)])
-    accepted = sure.all(0) & (errors <= bound)
+    nothing = torch.zeros_like(errors)
+    doubtful = (~sure[1:].all(0)).double()
+    evidence = Evidence(doubtful, nothing, found.backward, errors, forward, nothing)
+    accepted = Limits.for_shape(scaled.a.shape, bound, SURE).accept(evidence)
     left_out = shift(torch.where(sure[3][:, None], found.left_out.value, torch.nan), scaled.of_b).square()
     gcv = torch.where(sure[2], shift(found.gcv.value, scaled.of_b).square(), torch.nan)
     numbers = path.size * shift(found.residual.value, scaled.of_b), gcv, left_out.mean(1)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence
 from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.left_to_host import host_for
@@ -52,8 +53,7 @@ def begin_problems(
         return None
     of = dict(zip(LeastSquaresSolutions.names, answer.measured, strict=True))
     exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-    right = (of["forward_error"] <= options.largest_error) & (of["backward_error"] <= judge.bound)
-    return answer, judge.accepts(of) & exact & right
+    return answer, judge.limits.accept(Evidence.from_numbers(answer.measured)) & exact
 
 
 def solve_problems(
@@ -129,8 +129,7 @@ def _by_host(
     # Kernels for batches take what is left of one as well.
     together = chain_together(max(2, len(a)), m, n, there.options)
     run = solve_problems(there, is_batch=is_batch, together=together)
-    values = replace(run.found, accepted=torch.from_numpy(run.accepted))
-    return Answer(values.to(problems.device), run.label, iterations=run.iterations, judged=True)
+    return Answer(run.found.to(problems.device), run.label, iterations=run.iterations, judged=True)
 
 
 def _go_on(

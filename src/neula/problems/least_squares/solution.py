@@ -16,7 +16,7 @@ from neula.pipeline.chain import Answer, Run
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.pipeline.solutions import Report, accept_digits, attached, numbers_of, unread, unsure
+from neula.pipeline.solutions import Report, attached, numbers_of, unread, unsure
 from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
@@ -104,7 +104,6 @@ def solve_system(
             usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
             problems, begun = replace(problems, b=usable), None
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
-    accept_digits(run, options, problems.bound)
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)

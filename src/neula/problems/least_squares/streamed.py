@@ -16,7 +16,7 @@ from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, Re
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.forward_error import SURE, residual_ratio
+from neula.certificates.forward_error import residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
@@ -28,15 +28,13 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import Report, accept_digits, unsure
+from neula.pipeline.solutions import Report, unsure
 from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.problem import (
-    ROUNDED_RANK,
     LeastSquaresOptions,
     LeastSquaresSolutions,
     SingleProblem,
-    no_longer,
 )
 from neula.problems.least_squares.report import collect, why
 
@@ -96,7 +94,6 @@ def lstsq_streamed(
     with call.computing():
         problem = Streamed.from_sources(sources, options)
         run = _solved(problem)
-    accept_digits(run, options, lstsq_bound(options.target, a.shape[1]))
     report = Report(call, broadcast_system(a, right), options, run)
     result = collect(report, passes=problem.reader.passes)
     if not result.converged:
@@ -300,9 +297,7 @@ class Streamed(SingleProblem):
             x, low = add_to_pair(x, low, refined.update)
             members = self._members(refined, x, low)
             history.append(float(members.refined_error))
-            good = (
-                bool(members.accepted) and float(members.forward_error.amax()) <= self.options.largest_error
-            )
+            good = bool(self.options.limits((self.reader.count, self.n)).accept(members.evidence))
             if good or self.reader.passes == MOST_PASSES or not refined.rate <= MAX_RATE:
                 break
         steps = self.reader.passes - begun
@@ -310,7 +305,7 @@ class Streamed(SingleProblem):
 
     def _members(self, refined: StreamedUpdate, x: torch.Tensor, low: torch.Tensor) -> LeastSquaresSolutions:
         """What is known of a solution after its last update."""
-        of, options, shape = refined.coordinates, self.options, (self.reader.count, self.n)
+        of, options = refined.coordinates, self.options
         columns, right = self.scales[: self.n, None], self.scales[self.n :]
         rounded = (x * columns / right).to(options.dtype).double()
         lost = (x - rounded / columns * right) + low
@@ -324,15 +319,15 @@ class Streamed(SingleProblem):
         trusted = (error >= 0) & error.isfinite() & (refined.rate <= MAX_RATE)
         error = torch.where(trusted, error, math.inf)
         backward = measures.backward_error.amax()[None]
-        shorter = no_longer(residual, refined.b, shape).all()
-        accurate = backward <= lstsq_bound(options.target, min(options.rows(*shape), self.n))
         return LeastSquaresSolutions(
             x=rounded[None],
             forward_error=error[None],
             backward_error=(measures.backward_error + over(rounding, size)).amax()[None],
             condition=backward.new_tensor([max(1.0, of.condition)]),
             refined_error=backward,
-            accepted=accurate & (error <= SURE).all() & shorter,
+            residual=over(residual, refined.b).amax()[None],
+            condition_bound=torch.zeros_like(backward),
+            doubtful=torch.full_like(backward, bool(of.doubt), dtype=torch.bool),
             residual_norm=(residual / right)[None],
             optimality=measures.optimality.amax()[None],
             rank=torch.full_like(backward, of.rank, dtype=torch.int64),
@@ -352,8 +347,8 @@ def by_gram(
         raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
     coordinates = Coordinates.from_factor(r)
     condition = coordinates.condition
-    rcond = problem.options.certain_rcond((problem.reader.count, problem.n))
-    if not (FP64.u * condition**2 <= GRAM_RATE and condition * rcond * ROUNDED_RANK < 1):
+    certain = condition < problem.options.limits((problem.reader.count, problem.n)).condition
+    if not (FP64.u * condition**2 <= GRAM_RATE and certain):
         raise Declined(f"condition number up to {condition:.1e}, which the Gram matrix squares")
     inverse = coordinates.inverse
     return problem.refine(coordinates, inverse @ (inverse.T @ sums.products), label)

@@ -31,6 +31,7 @@ from neula.algorithms.orthogonal.r_only import (
     shifted_cholesky3_r,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.forward_error import ESTIMATED
 from neula.engines.inputs import made
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
@@ -148,11 +149,13 @@ def in_one_launch(
         residual_norm=found.residual_norm,
         forward_error=found.forward_error,
         backward_error=of["backward_error"],
+        residual=of["residual"],
         refined_error=of["refined_error"],
         optimality=of["optimality"],
         condition=of["condition"],
+        condition_bound=of["condition_bound"],
         rank=found.rank,
-        accepted=found.accepted,
+        doubtful=found.doubtful,
     )
     return Answer(members, label, iterations=steps, measured=found.numbers)
 
@@ -206,10 +209,12 @@ def _minimum_norm(
     rows = problems.rows
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
-    inverse, (norm, _) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
-    condition = norm * schatten_bounds(inverse, upper=True)[1]
+    inverse, (norm, norm_bound) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
+    inverse_norm = schatten_bounds(inverse, upper=True)[1]
     # An R of the normal equations may look regular where B is not.
-    condition = condition.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
+    inverse_norm = inverse_norm.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
+    condition = norm * inverse_norm
+    condition_bound = torch.minimum(norm_bound * inverse_norm, ESTIMATED * condition)
     system = Underdetermined(
         rows.t,
         factor(rows.t),
@@ -230,6 +235,7 @@ def _minimum_norm(
         residual_norm=lengths(shift(residual, rows.exponents.mT)),
         b_norm=lengths(problems.b),
         condition=condition[:, 0],
+        condition_bound=condition_bound[:, 0],
     )
 
 

@@ -10,9 +10,9 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.r_only import HALVED
-from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.kernels.refining import over
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 
 Factor = Callable[..., torch.Tensor]
@@ -69,7 +69,7 @@ class UnscaledSolutions:
         What x lacks of the sum that was refined, relative to it.
     residual_norm, b_norm : Tensor, shape (batch, k)
         In units of the scaled b, of x as it is returned.
-    condition : Tensor, shape (batch,)
+    condition, condition_bound : Tensor, shape (batch,)
     """
 
     found: DoubledSolution
@@ -79,6 +79,7 @@ class UnscaledSolutions:
     residual_norm: torch.Tensor
     b_norm: torch.Tensor
     condition: torch.Tensor
+    condition_bound: torch.Tensor
 
 
 def members_of(
@@ -91,18 +92,18 @@ def members_of(
     of_data = torch.minimum(found.measures.backward_error, found.forward_error)
     refined_error, backward_error = of_data.amax(1), (of_data + solved.rounding + solved.low).amax(1)
     forward_error = rounded_error(found.forward_error, solved.rounding)
-    shorter = no_longer(solved.residual_norm, solved.b_norm, shape)
-    sure = options.first_error(*shape) if problems.wide else SURE
     members = LeastSquaresSolutions(
         x=solved.x,
         residual_norm=problems.residual_norm(solved.residual_norm),
         forward_error=forward_error,
         backward_error=backward_error,
         refined_error=refined_error,
+        residual=over(solved.residual_norm, solved.b_norm).amax(1),
         optimality=found.measures.optimality.amax(1),
         condition=solved.condition,
+        condition_bound=solved.condition_bound,
         rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
-        accepted=((forward_error <= sure) & shorter).all(1),
+        doubtful=torch.zeros_like(backward_error, dtype=torch.bool),
     )
     return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
 
@@ -124,6 +125,7 @@ def measured_members(
         residual = found.residual + problems.a @ lost
         rounding = over(system.size(lost), system.size(found.x))
     residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
+    condition = (system.norm * system.inverse_norm)[:, 0]
     solved = UnscaledSolutions(
         found=found,
         x=x,
@@ -131,6 +133,7 @@ def measured_members(
         low=found.rounding,
         residual_norm=residual_norm,
         b_norm=b_norm,
-        condition=(system.norm * system.inverse_norm)[:, 0],
+        condition=condition,
+        condition_bound=torch.minimum(system.condition, ESTIMATED * condition),
     )
     return members_of(problems, solved, options, rows)

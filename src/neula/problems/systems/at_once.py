@@ -13,13 +13,14 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import digits_of
+from neula.certificates.verdict import Evidence
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.chain import SystemsJudge, chain_together
+from neula.problems.systems.chain import chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 from neula.problems.systems.queued import QUEUED, QueuedSolutions, answer_of, label_of, queued, steps_of
 
@@ -53,25 +54,23 @@ def _accepted(
     """The result; None where it is not accepted."""
     options, steps, label = systems.options, steps_of(systems.options), label_of(systems, label)
     assert found.read is not None
-    of = dict(zip(SystemsSolutions.names, found.read[:, 0].tolist(), strict=True))
-    judge = SystemsJudge.for_shape(shapes.a.shape[-1], options)
-    if not (
-        judge.accepts(of) and of["forward_error"] <= options.largest_error and math.isfinite(of["largest"])
-    ):
+    numbers, limits = found.read[:, 0].tolist(), options.limits(shapes.a.shape[-1])
+    of = dict(zip(SystemsSolutions.names, numbers, strict=True))
+    if not (limits.accept(Evidence.from_numbers(numbers)) and math.isfinite(of["largest"])):
         return None
     first, layout, error = call.first, shapes.without_numbers(), of["forward_error"]
 
     def later(known: Any) -> Later:
         return Later(lambda: first.wrap_array(np.array(known)))
 
-    reason = in_words(of["refined_error"], judge.bound, error, steps, of["growth"])
+    reason = in_words(of["refined_error"], limits.backward_error, error, steps, of["growth"])
     return SolveResult.from_fields(
         {
             "x": call.hand_back(shapes.solutions(found.x), options.dtype),
             "converged": True,
             "iterations": steps,
             "backward_error": of["backward_error"],
-            "tolerance": judge.bound,
+            "tolerance": limits.backward_error,
             "condition": of["condition"],
             "forward_error": error,
             "digits": digits_of(error, options.dtype),

@@ -11,7 +11,7 @@ import torch
 
 from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.squares import Squares, cholesky, lu
-from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import ESTIMATED
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
@@ -51,19 +51,20 @@ def _solved(
     a, b = (x.astype(np.float64, copy=False) for x in (a, b))
     system = Squares(a, cholesky if options.positive else lu, slices=3 if doubled else 0, updates=updates)
     found = system.refined(b, IN_NUMPY[options.dtype])
-    error, forward_error = found.backward_error, found.forward_error
-    refined = (found.left <= options.digits) | found.settled
-    right = (forward_error <= options.largest_error) & (error <= solve_bound(options.target, n))
-    accepted = (found.good & refined & right).all(1)
+    error, refined = found.backward_error, (found.left <= options.digits) | found.settled
+    condition = found.condition[:, 0]
     known = {
         "x": found.x,
-        "forward_error": forward_error,
-        "backward_error": (error + found.rounding + found.low).max(1),
-        "condition": found.condition[:, 0],
+        "forward_error": found.forward_error,
+        "doubtful": ~(found.good & refined).all(1),
+        "residual": found.residual.max(1),
         "refined_error": error.max(1),
-        "accepted": accepted,
+        "backward_error": (error + found.rounding + found.low).max(1),
+        "condition_bound": ESTIMATED * condition,
+        "condition": condition,
         "growth": system.growth,
     }
-    errors = [float(x[accepted].max(initial=0.0)) for x in (found.first_error, error)]
     members = SystemsSolutions(**{name: torch.from_numpy(x) for name, x in known.items()})
+    accepted = options.limits(n).accept(members.evidence).numpy()
+    errors = [float(x[accepted].max(initial=0.0)) for x in (found.first_error, error)]
     return members, (errors[0], errors[1])

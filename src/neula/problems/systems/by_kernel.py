@@ -12,7 +12,6 @@ import torch
 
 from neula.algorithms.lapack.compiled import NAMES, TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
-from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import digits_of
 from neula.engines import FP32, FP64, Format
 from neula.pipeline.call import Call
@@ -47,8 +46,7 @@ def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> Compile
     n = a.shape[-1]
     if n > LARGEST or not _takes(a, b, options):
         return None
-    asked = options.dtype, options.digits, options.largest_error, solve_bound(options.target, n)
-    return solved(a, b, *asked, definite=options.positive)
+    return solved(a, b, options.dtype, options.digits, definite=options.positive)
 
 
 def _large(
@@ -69,14 +67,12 @@ def _large(
                 a,
                 b,
                 options.dtype,
-                options.largest_error,
-                solve_bound(options.target, n),
                 single=format is FP32,
                 large=is_large(a.numel(), options),
                 in_blocks=tuning.lu_in_blocks,
                 definite=options.positive,
             )
-        if found is None or found.known[0].item() > 0:
+        if found is None or bool(options.limits(n).accept(found.evidence)):
             break
     return None if found is None else (found, format)
 
@@ -87,17 +83,19 @@ def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     found = _small(a, b, options)
     if found is None:
         return None
-    accepted, backward_error, condition, growth, _, *history = found.known[: len(NAMES)]
-    accepted = accepted > 0
+    of, evidence = dict(zip(NAMES, found.known, strict=False)), found.evidence
     values = SystemsSolutions(
         x=found.x,
         forward_error=_of_columns(found.known).contiguous(),
-        backward_error=backward_error,
-        condition=condition,
-        refined_error=history[-1],
-        accepted=accepted,
-        growth=growth,
+        doubtful=evidence.doubtful > 0,
+        residual=evidence.residual,
+        refined_error=evidence.refined_error,
+        backward_error=evidence.backward_error,
+        condition_bound=evidence.condition_bound,
+        condition=of["condition"],
+        growth=of["growth"],
     )
+    accepted = options.limits(a.shape[-1]).accept(evidence)
     updates, errors = _history(_worst(found.known[:, accepted])) if accepted.any() else (1, (0.0, 0.0))
     return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
@@ -123,12 +121,11 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
         found = _small(shapes.a, shapes.b, options)
     else:
         found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
-    worst = [0.0] if found is None else _worst(found.known)
-    n = shapes.a.shape[-1]
-    bound = solve_bound(options.target, n)
-    if found is None or not worst[0] or not worst[1] <= bound:
+    limits = options.limits(shapes.a.shape[-1])
+    if found is None or not bool(limits.accept(found.evidence).all()):
         return None
-    _, backward_error, condition, growth = worst[:4]
+    worst, bound = _worst(found.known), limits.backward_error
+    backward_error, condition, growth = worst[2:5]
     updates, history = _history(worst)
     known, label = found.known, label_of(format, options)
     forward_error = max(worst[len(NAMES) :])
@@ -158,7 +155,7 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
             "accuracy": options.target.name,
             "growth": growth,
             "method": label,
-            "accepted": Later(lambda: wrap(layout.of_members(known[0] > 0).contiguous())),
+            "accepted": Later(lambda: wrap(layout.of_members(known[0] == 0).contiguous())),
             "backward_errors": later(known[NAMES.index("backward_error")]),
             "conditions": later(known[NAMES.index("condition")]),
             "forward_errors": Later(lambda: wrap(layout.of_columns(_of_columns(known)).contiguous())),
@@ -181,5 +178,5 @@ def _worst(known: torch.Tensor) -> list[float]:
     of = known.numpy()
     worst = of[NAMES.index("backward_error")].argmax()
     most = of.max(1)
-    most[0], most[NAMES.index("growth")] = of[0].min(), of[NAMES.index("growth"), worst]
+    most[NAMES.index("growth")] = of[NAMES.index("growth"), worst]
     return list(most.tolist())

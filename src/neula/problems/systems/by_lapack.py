@@ -16,6 +16,7 @@ from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.square import SquareSystem
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
+from neula.certificates.verdict import Evidence
 from neula.engines import FP32, FP64, Format
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
@@ -43,6 +44,7 @@ class _SystemColumn(NamedTuple):
 
     x: np.ndarray
     forward_error: float
+    residual: float
     backward_error: float
     history: list[float]
 
@@ -103,15 +105,17 @@ def each_by_lapack(systems: Systems, format: Format) -> Answer[SystemsSolutions]
             solved = None if one is None else solutions_of(one[0], columns, options)
         if one is None or solved is None:
             return None
-        found.append((solved, one[0].condition, one[1]))
-    solutions, conditions, growths = zip(*found, strict=True)
+        found.append((solved, one[0].condition, one[0].condition_bound, one[1]))
+    solutions, conditions, bounds, growths = zip(*found, strict=True)
     values = SystemsSolutions(
         x=_tensor([[c.x for c in columns] for columns in solutions]).mT,
         forward_error=_tensor([[c.forward_error for c in columns] for columns in solutions]),
         backward_error=_tensor([max(c.backward_error for c in columns) for columns in solutions]),
         condition=_tensor(conditions),
+        doubtful=torch.zeros(len(a), dtype=torch.bool, device="cpu"),
+        residual=_tensor([max(c.residual for c in columns) for columns in solutions]),
         refined_error=_tensor([max(c.history[-1] for c in columns) for columns in solutions]),
-        accepted=torch.ones(len(a), dtype=torch.bool, device="cpu"),
+        condition_bound=_tensor(bounds),
         growth=_tensor(growths),
     )
     history = _worst([c.history for columns in solutions for c in columns])
@@ -133,7 +137,7 @@ def solutions_of(
     system: SquareSystem, right: list[np.ndarray], options: SystemsOptions
 ) -> list[_SystemColumn] | None:
     """The solutions; None where one is not accepted."""
-    bound, columns = solve_bound(options.target, len(right[0])), []
+    limits, columns = options.limits(len(right[0])), []
     for b, first in zip(right, system.first, strict=True):
         b_norm, system.history = length(b), []
         if not 1 / MODERATE <= b_norm <= MODERATE:
@@ -148,12 +152,13 @@ def solutions_of(
             rest = found.x - x
             lost, rounding = lost + rest, system.size(rest) / found.size
         forward_error = rounded_error(found.forward_error, COMPUTED * rounding)
-        longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
+        residual = system.longest(found.residual, lost, b_norm * limits.residual) / b_norm
         backward_error = measured + rounding + found.low
-        if longer or not (backward_error <= bound and forward_error <= options.largest_error):
+        errors = measured, backward_error, forward_error
+        if not limits.accept(Evidence(0.0, residual, *errors, system.condition_bound)):
             return None
         history = [*system.history, measured]
-        columns.append(_SystemColumn(x, forward_error, backward_error, history))
+        columns.append(_SystemColumn(x, forward_error, residual, backward_error, history))
     return columns
 
 

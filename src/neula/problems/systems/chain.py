@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP32, FP64, Arithmetic, Format, Tuning
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
@@ -125,19 +126,18 @@ class SystemsJudge:
 
     Attributes
     ----------
-    bound : float
-        Largest backward error.
+    limits : Limits
     improves : bool
-        Whether better factors may help a solution with that backward error of which no digit is sure.
+        Whether better factors may help a solution with a small backward error of which no digit is sure.
     """
 
-    bound: float
+    limits: Limits
     improves: bool = True
 
     @classmethod
     def for_shape(cls, n: int, options: SystemsOptions, *, improves: bool = True) -> SystemsJudge:
         """The judge of systems of order n."""
-        return cls(solve_bound(options.target, n), improves)
+        return cls(options.limits(n), improves)
 
     def measure(
         self, problems: Systems | EquilibratedSystem, answer: Answer[SystemsSolutions]
@@ -145,21 +145,23 @@ class SystemsJudge:
         """What :attr:`SystemsSolutions.names` says, for each system."""
         return answer.values.measured()
 
-    def accepts(self, of: Mapping[str, Any]) -> Any:
-        """Whether each is solved, from arrays or tensors of what was measured."""
-        right = (of["refined_error"] <= self.bound) & (of["backward_error"] <= self.bound)
-        return (of["accepted"] > 0) & right
+    def settled(self, largest: Sequence[float]) -> bool:
+        """Whether all are accepted, from the largest of each number that was measured."""
+        return bool(self.limits.accept(Evidence.from_numbers(largest)))
 
     def verdict(self, answer: Answer[SystemsSolutions], numbers: np.ndarray) -> Verdict:
         """Of solutions whose residual is small enough the one with the most digits is best."""
         of = dict(zip(SystemsSolutions.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
-        accepted = self.accepts(of) & (not answer.doubt)
-        demerit = np.array([~accepted, np.maximum(error, self.bound), forward])
+        evidence, bound = Evidence.from_numbers(numbers), self.limits.backward_error
+        accepted = self.limits.accept(evidence) & (not answer.doubt)
+        demerit = np.array([~accepted, np.maximum(error, bound), forward])
         improves = self.improves or answer.label not in LIBRARY
-        final = accepted if improves else accepted | (error <= self.bound)
+        # Other factors do not reach more digits where residuals in twice the working precision do not.
+        enough = replace(self.limits, forward_error=SURE).accept(evidence) & (not answer.doubt)
+        final = enough if improves else enough | (error <= bound)
         worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
-        reason = in_words(error[worst], self.bound, forward.max(), answer.iterations, growth[worst])
+        reason = in_words(error[worst], bound, forward.max(), answer.iterations, growth[worst])
         reason = ", ".join(filter(None, [reason, answer.doubt]))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "systems")
         return Verdict(accepted, demerit, reason, final)

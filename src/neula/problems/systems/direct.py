@@ -21,11 +21,11 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
+from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
-from neula.kernels.systems import Believed, Judged, Margins, Trust, judged, trusted
+from neula.kernels.systems import EvidenceMargins, Margins, MeasuredSystems, Trust, measured_systems, trusted
 from neula.pipeline.chain import Answer
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.progress import stage
@@ -63,12 +63,13 @@ def solve_directly(
         answer = batch_by_kernel(systems) or batch_by_lapack(systems)
     if answer is None:
         return each_by_lapack(systems, format) or _in_steps(systems, format)
-    if answer.worst is not None:
+    accepted = systems.options.limits(systems.b.shape[1]).accept(answer.values.evidence)
+    if bool(accepted.all()):
         return answer
-    places = (~answer.values.accepted).nonzero()[:, 0]
+    places = (~accepted).nonzero()[:, 0]
     rest = _in_steps(systems.at(places), format)
     answer.values.put(places, rest.values)
-    return replace(answer, iterations=rest.iterations, history=rest.history)
+    return replace(answer, iterations=rest.iterations, history=rest.history, worst=None)
 
 
 def solve_by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
@@ -281,36 +282,36 @@ def members_of(
         x = scaled.unscale(found.x).to(options.dtype).double()
         lost = found.x - scaled.scale(x)
         residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
-    measured = scaled.backward_error(found.x, found.residual)
-    forward_error = rounded_error(found.forward_error, rounding)
+    measured, condition = scaled.backward_error(found.x, found.residual), _condition(scaled, system)
     return SystemsSolutions(
         x=x,
-        forward_error=forward_error,
-        backward_error=(measured + rounding + found.rounding).amax(1),
-        condition=_condition(scaled, system),
+        forward_error=rounded_error(found.forward_error, rounding),
+        doubtful=torch.zeros_like(condition, dtype=torch.bool),
+        residual=scaled.relative_residual(residual).amax(1),
         refined_error=measured.amax(1),
+        backward_error=(measured + rounding + found.rounding).amax(1),
+        condition_bound=ESTIMATED * condition,
+        condition=condition,
         growth=growth,
-        accepted=((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
     )
 
 
-def judged_as_given(
+def measured_as_given(
     scaled: ScaledSystems, system: FactoredSystems, refinement: Refinement, *, finished: bool
-) -> Judged:
+) -> MeasuredSystems:
     """What is known of solutions in double precision of systems that were not scaled, without much else.
 
     Parameters
     ----------
     finished : bool
-        Whether only those are accepted that no other step would improve.
+        Whether those are doubtful that another step would improve.
     """
     # Of x alone, as it is returned.
     residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)
     unfinished = refinement.active if finished else torch.zeros_like(refinement.active)
-    longest = 1 + scaled.b.shape[1] * FP64.u
-    return judged(
+    return measured_systems(
         *(refinement.high, refinement.low, scaled.norms, residual, scaled.b, refinement.left, unfinished),
-        *(*scaled.sizes, system.rate, system.condition, Believed(MAX_RATE, COMPUTED, SURE, longest)),
+        *(*scaled.sizes, system.rate, system.condition, EvidenceMargins(MAX_RATE, COMPUTED, ESTIMATED)),
     )
 
 

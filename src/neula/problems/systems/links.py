@@ -36,7 +36,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     gmres_refinement,
     refine,
 )
-from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
@@ -333,32 +333,28 @@ def _members(
     x = system.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
-    norm = torch.linalg.vector_norm
-    longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
-    residual = refined.residual
+    residual, norm = refined.residual, torch.linalg.vector_norm
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))
-    short = _is_short(system, refined.x, norm(system.units * residual, dim=0), longest)
-    good = (refined.backward_error <= system.bound) & (forward_error <= SURE) & short
     return SystemsSolutions(
         x=x[None],
         forward_error=forward_error[None],
-        backward_error=(refined.backward_error + rounding).amax()[None],
-        condition=evidence.condition[None],
+        doubtful=torch.zeros(1, dtype=torch.bool, device=x.device),
+        residual=_relative_residual(system, refined.x, norm(system.units * residual, dim=0)).amax()[None],
         refined_error=refined.backward_error.amax()[None],
+        backward_error=(refined.backward_error + rounding).amax()[None],
+        condition_bound=ESTIMATED * evidence.condition[None],
+        condition=evidence.condition[None],
         growth=x.new_tensor([growth]),
-        accepted=good.all()[None],
     )
 
 
-def _is_short(
-    system: EquilibratedSystem, x: torch.Tensor, residual: torch.Tensor, longest: torch.Tensor
-) -> torch.Tensor:
-    """Whether residuals are, whatever rounding errors may hide of them, shape (k,)."""
-    # Mostly it is plain by far: no row of |A| |x| exceeds a product of norms.
-    most = FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0)
-    plain = residual + most <= longest
-    return plain if bool(plain.all()) else residual + _hidden(system, x) <= longest
+def _relative_residual(system: EquilibratedSystem, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """``||r|| / ||b||`` with whatever rounding errors may hide of r, shape (k,)."""
+    of_b = torch.linalg.vector_norm(system.units * system.b, dim=0)
+    # No row of |A| |x| exceeds a product of norms, which is mostly little enough.
+    most = over(residual + FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0), of_b)
+    return most if bool((most <= 1).all()) else over(residual + _hidden(system, x), of_b)
 
 
 def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:

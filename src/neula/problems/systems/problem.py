@@ -7,6 +7,8 @@ from typing import ClassVar, Self
 
 import torch
 
+from neula.certificates.bounds import solve_bound
+from neula.certificates.verdict import Limits
 from neula.engines import FORMATS, FP64, Format
 from neula.errors import counted
 from neula.pipeline import solutions
@@ -61,6 +63,10 @@ class SystemsOptions(solutions.SolutionOptions):
         """
         tuning = self.engine.tuning
         return self.forward or (n <= tuning.doubled_order and k <= tuning.doubled_columns)
+
+    def limits(self, n: int) -> Limits:
+        """What the evidence of solutions may say for systems of order n."""
+        return Limits.for_shape((n, n), solve_bound(self.target, n), self.largest_error)
 
     @property
     def named(self) -> bool:

@@ -30,7 +30,7 @@ from neula.kernels import seminormal
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.systems.direct import FactoredSystems, Images, Systems, judged_as_given, members_of
+from neula.problems.systems.direct import FactoredSystems, Images, Systems, measured_as_given, members_of
 from neula.problems.systems.library_factors import LibraryFactors, SymmetricallyScaled, to_factorize
 from neula.problems.systems.links import MIXED
 from neula.problems.systems.problem import SystemsOptions, SystemsSolutions
@@ -323,14 +323,14 @@ def _measured(
     factors = system.factors
     growth = factors.factors.magnified[None] if isinstance(factors, _OfOne) else None
     if scaled.given and options.dtype == torch.float64:
-        found = judged_as_given(scaled, system, refinement, finished=finished)
+        found = measured_as_given(scaled, system, refinement, finished=finished)
         if growth is not None:
             found.numbers[-1] = growth
         return refinement.high, found.forward_error, found.numbers
     growth = torch.ones_like(scaled.norms[:, 0, 0]) if growth is None else growth
     members = members_of(scaled, system, refinement.solution(), growth, options)
     if finished:
-        members = replace(members, accepted=members.accepted & ~refinement.active.any(1))
+        members = replace(members, doubtful=members.doubtful | refinement.active.any(1))
     return members.x, members.forward_error, members.measured()
 
 

@@ -11,6 +11,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy, solve_bound
 from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call
@@ -26,7 +27,6 @@ from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
-    accept_digits,
     attached,
     does_not_fit,
     nothing_to_do,
@@ -241,7 +241,7 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
             return None
         of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
         fits = of["largest"] <= torch.finfo(options.dtype).max
-        accepted = judge.accepts(of) & fits & (of["forward_error"] <= options.largest_error)
+        accepted = judge.limits.accept(Evidence.from_numbers(begun.measured)) & fits
     result: SolveResult[Any] = SolveResult(
         **unread(call, shapes, begun.values, accepted, options),
         growth=math.nan,
@@ -269,7 +269,6 @@ def _finished(
     else:
         with call.computing():
             run = _solve(Systems(matrices, columns, options), call, begun)
-    accept_digits(run, options, solve_bound(options.target, matrices.shape[-1]))
     report = Report(call, shapes, options, run)
     result = _collect(report)
     if not result.converged:
@@ -322,7 +321,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
     if together:
         try:
             judge = SystemsJudge.for_shape(n, options, improves=False)
-            run = run_chain(together, systems, judge, begun=begun)
+            run = run_chain(together, systems, judge, begun=begun, settled=judge.settled)
         except SingularMember as error:
             _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
