@@ -16,7 +16,7 @@ double memory[BYTES / sizeof(double)];
 
 extern "C" void launch(
     int count, const REAL* a, const REAL* b, double* to_x, double* numbers, double* to_forward, double* to_residual,
-    long long* to_rank, unsigned char* to_accepted, const double* limits, int m, int n, int k, int a_batch, int a_row,
+    long long* to_rank, unsigned char* to_doubtful, const double* limits, int m, int n, int k, int a_batch, int a_row,
     int a_column, int b_batch, int b_row, int b_column, int chunk, int bits, int square, int definite
 ) {
     lanes.assign(THREADS, NAN);
@@ -26,7 +26,7 @@ extern "C" void launch(
         blockIdx.x = member;
         run_together(THREADS, [=] {
             seminormal(
-                a, b, to_x, numbers, to_forward, to_residual, to_rank, to_accepted, limits, m, n, k, a_batch, a_row,
+                a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, limits, m, n, k, a_batch, a_row,
                 a_column, b_batch, b_row, b_column, chunk, bits, square, definite
             );
         });

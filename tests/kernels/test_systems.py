@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from neula.certificates.verdict import Evidence, Limits
 from neula.kernels import systems
 from neula.kernels.systems import EvidenceMargins, Margins, Trust
 
@@ -88,19 +89,32 @@ def test_the_evidence(shape: tuple[int, int, int], odd: float) -> None:
     left, unfinished = 1e-9 * drawn.sizes(count, k), drawn.bools(count, k, part=0.1)
     of_systems = drawn.sizes(count, 1), drawn.sizes(count, k), 0.2 * drawn.sizes(count), drawn.sizes(count)
     found = assert_alike(
-        *("measured", x, 1e-17 * x, drawn.sizes(count, n, 1), residual, b, left, unfinished, *of_systems),
-        EvidenceMargins(0.25, 1 + 2.0**-20, 0.1, 1.0),
+        *(
+            "measured_systems",
+            x,
+            1e-17 * x,
+            drawn.sizes(count, n, 1),
+            residual,
+            b,
+            left,
+            unfinished,
+            *of_systems,
+        ),
+        EvidenceMargins(0.25, 1 + 2.0**-20, 3.0),
     )
-    assert not (found[2] & unfinished.any(1)).any()
+    assert torch.equal(found[1][0] > 0, unfinished.any(1))
+    accepted = Limits.for_shape((n, n), math.inf, 0.1).accept(Evidence.from_numbers(found[1]))
+    assert not (accepted & unfinished.any(1)).any()
     if odd:
-        assert not found[2][0]
+        assert not accepted[0]
 
 
 def test_a_residual_longer_than_b_is_not_accepted() -> None:
     one = torch.ones(2, 3, 1, dtype=torch.float64, device=DEVICE)
     residual = one * torch.tensor([0.99, 1.01], dtype=torch.float64, device=DEVICE)[:, None, None]
     number, finished = one[:, 0], torch.zeros(2, 1, dtype=torch.bool, device=DEVICE)
-    margins = EvidenceMargins(0.25, 1.0, 0.1, 1.0)
+    margins = EvidenceMargins(0.25, 1.0, 3.0)
     given = one, 0 * one, one, residual, one, 1e-9 * number, finished, number, number, 0 * number[:, 0]
-    found = assert_alike("measured", *given, number[:, 0], margins)
-    assert found[2].tolist() == [True, False]
+    found = assert_alike("measured_systems", *given, number[:, 0], margins)
+    accepted = Limits.for_shape((3, 3), math.inf, 0.1).accept(Evidence.from_numbers(found[1]))
+    assert accepted.tolist() == [True, False]

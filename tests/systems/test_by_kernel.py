@@ -14,7 +14,9 @@ from campaign.oracle import System
 from neula.algorithms.lapack import compiled, factored
 from neula.algorithms.lapack.products import factorize
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP32, FP64
+from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Limits
+from neula.engines import FP32, FP64, Format
 from neula.kernels import host_source
 from neula.problems.systems import by_kernel
 
@@ -88,26 +90,31 @@ def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.stack(found), posinf=1, neginf=1)
 
 
+def accepted_of(found: compiled.CompiledSolutions, n: int, target: Format = FP64) -> torch.Tensor:
+    """The verdict on each system."""
+    return Limits.for_shape((n, n), solve_bound(target, n), SURE).accept(found.evidence)
+
+
 def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> None:
     """What is accepted is as accurate as it says."""
-    accepted = found.known[0].numpy() > 0
+    accepted = accepted_of(found, a.shape[1], FP32).numpy()
     for i in np.flatnonzero(accepted):
         errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
         assert (errors <= found.known[len(compiled.NAMES) :, i].numpy()).all()
         residual = np.abs(b[i] - a[i] @ found.x[i].numpy()).max(0)
         size = np.abs(a[i]).sum(1).max() * np.abs(found.x[i].numpy()).max(0) + np.abs(b[i]).max(0)
         slack = 2 * len(a[i]) ** 0.5 * U64
-        assert (residual / size <= found.known[1, i].item() + slack).all()
+        assert (residual / size <= found.evidence.backward_error[i].item() + slack).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40])
 def test_hard_systems(n: int, capability: None) -> None:
     matrices = hard(n)
     a, b = np.stack(list(matrices.values())), sides(matrices.values())
-    found = compiled.solved(*map(torch.from_numpy, (a, b)), torch.float64, U64 / 2, 0.1, solve_bound(FP64, n))
+    found = compiled.solved(*map(torch.from_numpy, (a, b)), torch.float64, U64 / 2)
     assert found is not None
     check(found, a, b)
-    accepted = dict(zip(matrices, (found.known[0] > 0).tolist(), strict=True))
+    accepted = dict(zip(matrices, accepted_of(found, n).tolist(), strict=True))
     assert not any(accepted[name] for name in HOPELESS)
     assert n == 1 or not accepted["singular"]
     easy = (
@@ -153,12 +160,12 @@ def test_hard_definite_systems(n: int, alone: bool, capability: None) -> None:
     for part in np.split(np.arange(len(a)), len(a) if alone else 1):
         found = compiled.solved(
             *(torch.from_numpy(x[part]) for x in (a, b)),
-            *(torch.float64, U64 / 2, 0.1, solve_bound(FP64, n)),
+            *(torch.float64, U64 / 2),
             definite=True,
         )
         assert found is not None
         check(found, a[part], b[part])
-        accepted += (found.known[0] > 0).tolist()
+        accepted += accepted_of(found, n).tolist()
     known = dict(zip(matrices, accepted, strict=True))
     assert not any(known[name] for name in (*HOPELESS[1:], "negative", "indefinite", "not symmetric"))
     easy = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7", "rounded")
@@ -187,13 +194,11 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
             found = factored.solved_by_factors(
                 *map(torch.from_numpy, (a, b)),
                 torch.float64,
-                0.1,
-                solve_bound(FP32 if single else FP64, n),
                 single=single,
                 large=False,
                 **how,
             )
-        if found is not None and found.known[0] > 0:
+        if found is not None and bool(accepted_of(found, n, FP32 if single else FP64)):
             accepted.add(name)
             check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a[None], b[None])
     return accepted
@@ -242,10 +247,9 @@ def test_threads_share_a_definite_system(
     half = torch.from_numpy(normal(n, n, seed=n))
     a = (half @ half.mT / n + torch.eye(n)).to(dtype)
     b = torch.from_numpy(normal(n, 2, seed=1)).to(dtype)
-    bound = solve_bound(FP32 if single else FP64, n)
-    found = factored.solved_by_factors(a, b, dtype, 0.1, bound, single=single, large=large, definite=True)
+    found = factored.solved_by_factors(a, b, dtype, single=single, large=large, definite=True)
     assert found is not None
-    assert found.known[0] > 0
+    assert bool(accepted_of(found, n, FP32 if single else FP64))
     assert found.known[compiled.NAMES.index("growth")] == 1
     sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
     error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
@@ -272,17 +276,15 @@ def test_threads_share_a_system(
         a = torch.from_numpy(normal(n, n, seed=n)).to(dtype)
         if large is not None:
             a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
-        bound = solve_bound(FP32 if single else FP64, n)
-        found = factored.solved_by_factors(
-            a, b, dtype, 0.1, bound, single=single, large=True, in_blocks=in_blocks
-        )
+        found = factored.solved_by_factors(a, b, dtype, single=single, large=True, in_blocks=in_blocks)
         assert found is not None
-        assert found.known[0] > 0
+        assert bool(accepted_of(found, n, FP32 if single else FP64))
         sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
         error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
         assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
-        assert found.known[3].item() == pytest.approx(float(upper.abs().max() / a.abs().max()), rel=1e-2)
+        growth = float(upper.abs().max() / a.abs().max())
+        assert found.known[compiled.NAMES.index("growth")].item() == pytest.approx(growth, rel=1e-2)
 
 
 @pytest.mark.parametrize("single", [False, True])
@@ -306,7 +308,7 @@ def test_factors_by_blocks(n: int, single: bool, capability: None, monkeypatch: 
     a, b = (torch.from_numpy(normal(n, k, seed=n)).to(dtype) for k in (n, 2))
     for threads in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        factored.solved_by_factors(a, b, dtype, 1.0, 1.0, single=single, large=False, in_blocks=1 << 12)
+        factored.solved_by_factors(a, b, dtype, single=single, large=False, in_blocks=1 << 12)
     made, *others = rooms
     assert all(torch.equal(made, other) for other in others)
     assert not made[n:].any()
@@ -333,20 +335,16 @@ def test_threads_stop_where_a_pivot_vanishes(
     a, b = (torch.from_numpy(normal(250, k)).to(dtype) for k in (250, 1))
     a[place] = 0
     for _ in range(20):
-        assert (
-            factored.solved_by_factors(a, b, dtype, 0.1, 1.0, single=single, large=False, in_blocks=1 << 12)
-            is None
-        )
+        assert factored.solved_by_factors(a, b, dtype, single=single, large=False, in_blocks=1 << 12) is None
 
 
 @pytest.mark.parametrize("exponent", [3, 5, 6, 7])
 def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> None:
     """Else they would not tell how well factors in single precision do, from condition 1e6 on."""
     a, b = torch.from_numpy(with_condition(60, 10.0**exponent, 5)), torch.from_numpy(normal(60, 1))
-    bound = solve_bound(FP32, 60)
-    found = factored.solved_by_factors(a, b, torch.float32, 0.1, bound, single=True, large=False)
+    found = factored.solved_by_factors(a, b, torch.float32, single=True, large=False)
     assert found is not None
-    assert found.known[0] > 0 or exponent == 7
+    assert bool(accepted_of(found, 60, FP32)) or exponent == 7
     check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a.numpy()[None], b.numpy()[None])
 
 
@@ -360,12 +358,12 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
             a: torch.Tensor, b: torch.Tensor, threads: int, monkeypatch: pytest.MonkeyPatch = monkeypatch
         ) -> compiled.CompiledSolutions:
             monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-            found = compiled.solved(a, b, torch.float64, U64 / 2, 0.1, 1e-14)
+            found = compiled.solved(a, b, torch.float64, U64 / 2)
             assert found is not None
             return found
 
         one = solved(a, b, 1)
-        assert one.known[0].all()
+        assert accepted_of(one, n).all()
         for threads in (2, 5, 100):
             several = solved(a, b, threads)
             assert torch.equal(several.x, one.x)
@@ -374,7 +372,7 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
         spoilt[::2] = torch.nan
         beside = solved(spoilt, b, 3)
         assert torch.equal(beside.x[1::2], one.x[1::2])
-        assert beside.known[0].tolist() == [i % 2 for i in range(61)]
+        assert accepted_of(beside, n).tolist() == [i % 2 == 1 for i in range(61)]
 
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

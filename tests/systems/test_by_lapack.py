@@ -113,10 +113,10 @@ def test_whether_the_residual_is_longer_than_b() -> None:
     system = found(a, b, large=False)
     assert system is not None
     residual = np.zeros(N)
-    assert not system.longer(residual, np.full(N, 1e-20), 1.0)
-    assert system.longer(residual, np.full(N, 1.0), 1.0)
-    assert system.longer(residual, np.full(N, np.nan), 1.0)
+    assert system.longest(residual, np.full(N, 1e-20), 1.0) <= 1.0
+    assert not system.longest(residual, np.full(N, 1.0), 1.0) <= 1.0
+    assert not system.longest(residual, np.full(N, np.nan), 1.0) <= 1.0
     # Orthogonal to the large singular vector of A: bounds are not enough, and the product decides.
     lost = np.zeros(N)
     lost[:2] = 0.5, -0.5
-    assert not system.longer(residual, lost, 0.75)
+    assert system.longest(residual, lost, 0.75) <= 0.75

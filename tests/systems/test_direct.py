@@ -159,7 +159,7 @@ def test_units_cost_no_digit(rows: int, columns: int) -> None:
     a = in_units(random_matrix("geometric", 9, 9, cond=1e3)[None], rows, columns)
     b = noise(1, 9, 2) * 10.0 ** torch.linspace(-rows / 2, rows / 2, 9, dtype=torch.float64)[:, None]
     found = solved(a, b)
-    assert found.accepted.all()
+    assert OPTIONS.limits(found.x.shape[1]).accept(found.evidence).all()
     errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
     assert (found.forward_error <= 2 * U64).all()
@@ -175,7 +175,7 @@ def test_positive_definite(units: int) -> None:
     answer = solve_directly(Systems(a, b, replace(OPTIONS, positive=True)))
     assert answer.label == "cholesky fp64"
     found = answer.values
-    assert found.accepted.all()
+    assert OPTIONS.limits(found.x.shape[1]).accept(found.evidence).all()
     errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
     assert (found.forward_error <= 2 * U64).all()
@@ -207,7 +207,7 @@ def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=50))
     a, b = noise(7, 5, 5), noise(7, 5, 1)
     whole = solved(a, b)
-    assert whole.accepted.all()
+    assert OPTIONS.limits(whole.x.shape[1]).accept(whole.evidence).all()
     a[5, :, 0] = 0
     with pytest.raises(SingularMember) as caught:
         solved(a, b)

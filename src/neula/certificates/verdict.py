@@ -64,7 +64,7 @@ class Evidence(Generic[X]):
     """The order in which ways hand over these numbers."""
 
     @classmethod
-    def from_numbers(cls, numbers: Sequence[Any]) -> Evidence[Any]:
+    def from_numbers(cls, numbers: Sequence[Any] | np.ndarray | torch.Tensor) -> Evidence[Any]:
         """The first of several numbers, arrays or tensors."""
         return cls(*numbers[: len(cls.NAMES)])
 

@@ -149,7 +149,7 @@ def in_cuda(n: int, count: int) -> bool:
 def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
     a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
     a = a if columns == MAX_COLUMNS else a.expand(FEW + 1, -1, -1)
-    limits = RefinementLimits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0, 0.1)
+    limits = RefinementLimits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
     solved(a, a[..., :1], a.dtype, limits, SquareSystemLimits(2.0, 2.0, definite=True) if square else None)
 
 

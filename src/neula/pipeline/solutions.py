@@ -102,6 +102,11 @@ class Solutions(Values):
     names: ClassVar[tuple[str, ...]] = (*Evidence.NAMES, "condition", "largest")
     """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
 
+    of_matrices: ClassVar[tuple[str, ...]] = (
+        *("residual", "refined_error", "backward_error", "condition_bound", "condition"),
+    )
+    """What is measured of each, and kept as it is."""
+
     columns: ClassVar[tuple[str, ...]] = ("forward_error",)
     """What is known of each right-hand side."""
 

@@ -17,7 +17,6 @@ from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.by_kernel import KNOWN
 from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
@@ -74,10 +73,14 @@ def _solved(
         condition_bound=system.condition_bound[:, 0],
     )
     accepted = options.limits((m, n)).accept(evidence)
-    known = {name: getattr(evidence, name) for name in KNOWN} | {
+    known = {
         "x": found.x,
         "forward_error": forward_error,
         "residual_norm": found.residual_norm,
+        "residual": evidence.residual,
+        "refined_error": evidence.refined_error,
+        "backward_error": evidence.backward_error,
+        "condition_bound": evidence.condition_bound,
         "condition": system.condition[:, 0],
         "optimality": found.optimality.max(1),
     }

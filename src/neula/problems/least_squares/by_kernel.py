@@ -57,9 +57,6 @@ LABELS = {
     SolutionMethod.DEPENDENT: DEPENDENT,
 }
 
-KNOWN = tuple(name for name in Evidence.NAMES if name not in ("doubtful", "forward_error"))
-"""Evidence of each problem, beside what is said of its right-hand sides."""
-
 ELEMENTS = 1 << 22
 """Of the matrices that are solved in one call, which nothing interrupts."""
 
@@ -134,7 +131,7 @@ def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) ->
         residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
         rank=of["rank"].long(),
         doubtful=of["doubtful"] > 0,
-        **{name: of[name] for name in (*KNOWN, "condition", "optimality")},
+        **{name: of[name] for name in LeastSquaresSolutions.of_matrices},
     )
 
 

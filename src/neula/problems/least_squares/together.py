@@ -148,14 +148,9 @@ def in_one_launch(
         x=found.x,
         residual_norm=found.residual_norm,
         forward_error=found.forward_error,
-        backward_error=of["backward_error"],
-        residual=of["residual"],
-        refined_error=of["refined_error"],
-        optimality=of["optimality"],
-        condition=of["condition"],
-        condition_bound=of["condition_bound"],
         rank=found.rank,
         doubtful=found.doubtful,
+        **{name: of[name] for name in LeastSquaresSolutions.of_matrices},
     )
     return Answer(members, label, iterations=steps, measured=found.numbers)
 

@@ -86,6 +86,7 @@ class SystemsSolutions(Solutions):
     growth: torch.Tensor
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "growth")
+    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
 
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""

@@ -108,9 +108,10 @@ class QueuedSolutions(NamedTuple):
     @property
     def members(self) -> SystemsSolutions:
         """The same as a chain has it."""
-        accepted, refined_error, _, backward_error, condition, _, growth = self.numbers.unbind()
-        known = backward_error, condition, refined_error, accepted > 0, growth
-        return SystemsSolutions(self.x, self.forward_error, *known)
+        of = dict(zip(SystemsSolutions.names, self.numbers, strict=True))
+        doubtful = of["doubtful"] > 0
+        others = {name: of[name] for name in SystemsSolutions.of_matrices}
+        return SystemsSolutions(self.x, self.forward_error, doubtful, **others)
 
 
 def solve_queued(
