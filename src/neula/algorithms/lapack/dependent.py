@@ -31,6 +31,7 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
+from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -142,7 +143,7 @@ class Dependent(ABC):
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), norm * found.size
         projected = length(self._projected(gradient)) / (1 - self.rate)
-        optimality = length(gradient / self._columns) / (norm * residual) if residual else 0.0
+        optimality = quotient(length(gradient / self._columns), norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         return backward_error, optimality, found.forward_error + self._of_dropped(residual / image)
 

@@ -29,6 +29,7 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.forward_error import ESTIMATED, NOISE
+from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -240,7 +241,7 @@ class SeminormalProblem:
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), self._norm * found.size
         projected = length(self.triangle.solve_transposed(gradient)) / (1 - self.rate)
-        optimality = length(gradient / self.columns) / (self._norm * residual) if residual else 0.0
+        optimality = quotient(length(gradient / self.columns), self._norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         if self.doubled is not None:
             return backward_error, optimality, found.forward_error

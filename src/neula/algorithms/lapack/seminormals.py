@@ -18,6 +18,7 @@ from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most,
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
 from neula.certificates.forward_error import NOISE
+from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -133,7 +134,7 @@ class Seminormals:
         after = self._solved(gradient)[1]
         contracts = after <= MAX_RATE * before + self._floor(PLAIN, size, b_norm, residual_norm)
         projected = after / (1 - self._rate)
-        optimality = _over(lengths(gradient * self._scales), self._norm * residual_norm)
+        optimality = quotient(lengths(gradient * self._scales), self._norm * residual_norm)
         consistent = residual_norm / (image + b_norm)
         backward_error = np.minimum(np.minimum(optimality, consistent), projected / image)
         low_part = lengths(self._columns * low) / size
@@ -209,11 +210,6 @@ class Seminormals:
             condition * (backward_error + NOISE * FP64.u) * (2 + (condition + 1) * residual_ratio)
         )
         return bound
-
-
-def _over(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a / b``, 0 where both vanish."""
-    return np.where(a == 0, 0.0, a / b)
 
 
 def _norm(a: np.ndarray) -> np.ndarray:

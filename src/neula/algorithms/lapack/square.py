@@ -29,6 +29,7 @@ from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, Resi
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.residuals import quotient
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -320,7 +321,7 @@ class SquareSystem:
         """Backward error, optimality and forward error of a refined solution of least squares."""
         residual, image = length(found.residual), self._scaled_norm * found.size
         gradient = self._a.transposed_times(found.residual)
-        optimality = length(gradient / self._sizes) / (self._scaled_norm * residual) if residual else 0.0
+        optimality = quotient(length(gradient / self._sizes), self._scaled_norm * residual)
         return min(optimality, residual / (image + length(b))), optimality, found.forward_error
 
     def backward_error(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray) -> float:

@@ -20,6 +20,7 @@ from neula.algorithms.lapack.batches import doubled, largest, least, lengths, mo
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
+from neula.certificates.residuals import no_longer, quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -212,7 +213,7 @@ class Squares:
         solves = (left <= MAX_RATE * of_before + noise) if self._updates else True
         solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
         of_given = of_x if given is x else of_x + images[-1]
-        shorter = lengths(of_given) <= of_b * (1 + n * FP64.u)
+        shorter = no_longer(lengths(of_given), of_b, (n,))
         moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
         return SquareBatchSolution(
             x=given,
@@ -234,7 +235,7 @@ class Squares:
         """
         some = self._graded
         sizes = np.matmul(np.abs(self._a[some]), np.abs(x[some])) + np.abs(b[some])
-        return most(np.where(residual[some] == 0, 0.0, np.abs(residual[some]) / sizes))
+        return most(quotient(np.abs(residual[some]), sizes))
 
     def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""

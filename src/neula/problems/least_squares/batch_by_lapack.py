@@ -12,6 +12,7 @@ from neula.algorithms.lapack.batches import ELEMENTS
 from neula.algorithms.lapack.seminormals import Seminormals
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
+from neula.certificates.residuals import no_longer
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.chain import Answer
@@ -65,7 +66,7 @@ def _solved(
     moderate = (found.b_norm >= 1 / MODERATE) & (found.b_norm <= MODERATE)
     right = (forward_error <= options.largest_error) & (error <= lstsq_bound(options.target, n))
     certain = system.condition_bound * options.certain_rcond((m, n)) * ROUNDED_RANK < 1
-    shorter = found.residual_norm <= found.b_norm * (1 + (m + n) * FP64.u)
+    shorter = no_longer(found.residual_norm, found.b_norm, (m, n))
     accepted = (system.good & certain & refined & moderate & right & shorter).all(1)
     known = {
         "x": found.x,

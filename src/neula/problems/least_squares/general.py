@@ -10,6 +10,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded_error
+from neula.certificates.residuals import no_longer
 from neula.engines import FP64
 from neula.errors import warn
 from neula.kernels.refining import over
@@ -20,7 +21,7 @@ from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
-from neula.problems.least_squares.problem import LeastSquaresOptions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 

@@ -20,6 +20,7 @@ from neula.algorithms.lapack.wide import Wide
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import rounded_error
 from neula.certificates.rank import rounding_of
+from neula.certificates.residuals import no_longer
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.in_numpy import IN_NUMPY, is_large
@@ -220,7 +221,7 @@ def _solved(
         rest = found.x - (x if system.scales is None else x / system.scales)
         lost, rounding = rest if lost is None else lost + rest, system.size(rest) / found.size
     residual_norm = length(found.residual if lost is None else found.residual + system.change(lost))
-    if not residual_norm <= b_norm * (1 + sum(system.shape) * FP64.u):
+    if not no_longer(residual_norm, b_norm, system.shape):
         return None
     return LeastSquaresColumn(
         x,

@@ -16,18 +16,14 @@ from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, mini
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.residuals import no_longer
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import (
-    ROUNDED_RANK,
-    LeastSquaresOptions,
-    LeastSquaresSolutions,
-    no_longer,
-)
+from neula.problems.least_squares.problem import ROUNDED_RANK, LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 
 NO_GAP = ", no gap"

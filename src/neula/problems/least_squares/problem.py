@@ -103,11 +103,6 @@ class SingleProblem:
         return self
 
 
-def no_longer(residual: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Whether residuals are no longer than right-hand sides, whose solution zero is: by their norms."""
-    return residual <= b * (1 + sum(shape[-2:]) * FP64.u)
-
-
 @dataclass(frozen=True)
 class LeastSquaresSolutions(Solutions):
     """Solutions of least-squares problems.

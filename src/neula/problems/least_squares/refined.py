@@ -24,6 +24,7 @@ from neula.certificates.forward_error import (
     residual_ratio,
     rounded_error,
 )
+from neula.certificates.residuals import no_longer
 from neula.engines.random_vectors import gaussian
 from neula.kernels.refining import over
 from neula.pipeline.chain import Answer
@@ -31,7 +32,7 @@ from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
 from neula.problems.least_squares.prepared import PreparedProblem
-from neula.problems.least_squares.problem import LeastSquaresSolutions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresSolutions
 
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its

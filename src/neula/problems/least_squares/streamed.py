@@ -17,6 +17,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import SURE, residual_ratio
+from neula.certificates.residuals import no_longer
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
@@ -36,7 +37,6 @@ from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
     SingleProblem,
-    no_longer,
 )
 from neula.problems.least_squares.report import collect, why
 

@@ -11,8 +11,9 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, len
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.r_only import HALVED
 from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.residuals import no_longer
 from neula.kernels.refining import over
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, no_longer
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.scaled import ScaledProblems
 
 Factor = Callable[..., torch.Tensor]

@@ -16,6 +16,7 @@ from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.square import SquareSystem
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import rounded_error
+from neula.certificates.residuals import longest_residual
 from neula.engines import FP32, FP64, Format
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
@@ -148,7 +149,7 @@ def solutions_of(
             rest = found.x - x
             lost, rounding = lost + rest, system.size(rest) / found.size
         forward_error = rounded_error(found.forward_error, COMPUTED * rounding)
-        longer = system.longer(found.residual, lost, b_norm * (1 + len(b) * FP64.u))
+        longer = system.longer(found.residual, lost, longest_residual(b_norm, b.shape))
         backward_error = measured + rounding + found.low
         if longer or not (backward_error <= bound and forward_error <= options.largest_error):
             return None

@@ -22,6 +22,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
+from neula.certificates.residuals import longest_residual
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -290,7 +291,7 @@ def members_of(
         condition=_condition(scaled, system),
         refined_error=measured.amax(1),
         growth=growth,
-        accepted=((forward_error <= SURE) & ~scaled.longer(residual)).all(1),
+        accepted=((forward_error <= SURE) & scaled.no_longer(residual)).all(1),
     )
 
 
@@ -307,7 +308,7 @@ def judged_as_given(
     # Of x alone, as it is returned.
     residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)
     unfinished = refinement.active if finished else torch.zeros_like(refinement.active)
-    longest = 1 + scaled.b.shape[1] * FP64.u
+    longest = longest_residual(1.0, scaled.b.shape[1:2])
     return judged(
         *(refinement.high, refinement.low, scaled.norms, residual, scaled.b, refinement.left, unfinished),
         *(*scaled.sizes, system.rate, system.condition, Believed(MAX_RATE, COMPUTED, SURE, longest)),

@@ -37,6 +37,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     refine,
 )
 from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.residuals import longest_residual
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
@@ -334,7 +335,7 @@ def _members(
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
     norm = torch.linalg.vector_norm
-    longest = norm(system.units * system.b, dim=0) * (1 + len(system.a) * FP64.u)
+    longest = longest_residual(norm(system.units * system.b, dim=0), system.b.shape[:1])
     residual = refined.residual
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.engines import FP64
+from neula.certificates.residuals import no_longer
 from neula.engines.graphs import kept
 from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
 from neula.kernels.refining import over
@@ -176,11 +176,11 @@ class ScaledSystems:
         """Those of A as it was given, but for one unit for all of it."""
         return _Sizes.measure(self.units * shift(self.a, self._relative), self.units * self.b)
 
-    def longer(self, residual: torch.Tensor) -> torch.Tensor:
-        """Where the residual of the systems that were given exceeds b, shape (batch, k)."""
+    def no_longer(self, residual: torch.Tensor) -> torch.Tensor:
+        """Where residuals of the systems that were given are no longer than b, shape (batch, k)."""
         pair = (residual, self.b) if self.given else (self.units * residual, self.units * self.b)
-        sizes = [torch.linalg.vector_norm(x, dim=1) for x in pair]
-        return sizes[0] > sizes[1] * (1 + self.b.shape[1] * FP64.u)
+        of_residual, of_b = (torch.linalg.vector_norm(x, dim=1) for x in pair)
+        return no_longer(of_residual, of_b, self.b.shape[1:2])
 
     def symmetric(self) -> torch.Tensor:
         """Exponents with which rows and columns of a positive definite A are scaled alike.

@@ -1,0 +1,60 @@
+"""Lengths of residuals beside those of right-hand sides, for numbers, arrays and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from neula.engines import FP64
+from neula.kernels.refining import over
+
+X = TypeVar("X", float, np.ndarray, torch.Tensor)
+"""Norms: of one vector, or of each of many. Nothing that computes with them synchronizes."""
+
+
+def quotient(a: X, b: X | float) -> X:
+    """``a / b`` for norms: 0 where both vanish, infinite where only b does.
+
+    Examples
+    --------
+    >>> quotient(1.0, 4.0), quotient(0.0, 0.0), quotient(1.0, 0.0)
+    (0.25, 0.0, inf)
+    """
+    if isinstance(a, torch.Tensor):
+        return over(a, b)
+    if isinstance(a, np.ndarray):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(a == 0, 0.0, a / b)
+    if a == 0:
+        return 0.0
+    return a / b if b else a * math.inf
+
+
+def longest_residual(b: X, shape: Sequence[int]) -> X:
+    """``||b||``, and what rounding errors of as many operations as a row and a column have add to it.
+
+    Zero has no longer residual, so no solution may.
+
+    Parameters
+    ----------
+    b : float, ndarray or Tensor
+        Norms of right-hand sides.
+    shape : sequence of int
+        Of A; the order alone for a linear system.
+    """
+    return b * (1 + sum(shape) * FP64.u)
+
+
+def no_longer(residual: X, b: X, shape: Sequence[int]) -> X:
+    """Whether residuals are no longer than right-hand sides, by their norms (:func:`longest_residual`).
+
+    Examples
+    --------
+    >>> no_longer(1.0, 1.0, (3, 2)), no_longer(1.001, 1.0, (3, 2)), no_longer(float("nan"), 1.0, (3, 2))
+    (True, False, False)
+    """
+    return residual <= longest_residual(b, shape)
