@@ -27,6 +27,16 @@ NOISE = 2.0
 """Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
 that it is measured by."""
 
+MAX_RATE = 0.25
+"""Rate of convergence above which updates are not trusted to show the error: it may be larger by
+``1 / (1 - rate)`` along the vectors where they are small."""
+
+COMPUTED = 1 + 2.0**-20
+"""For the rounding errors of a bound."""
+
+DOUBLED = 2.0**-104
+"""Relative error of one operation in doubled products, with some room."""
+
 
 def least_squares_error(
     condition: torch.Tensor | float, backward_error: torch.Tensor, residual_ratio: torch.Tensor

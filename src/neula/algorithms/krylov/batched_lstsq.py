@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, DoubledEvaluation, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, add_to_pair
 from neula.algorithms.krylov.passes import (
     in_one_pass,
     normal,
@@ -28,6 +28,7 @@ from neula.algorithms.krylov.passes import (
 )
 from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
 from neula.certificates.backward_error import Measures, Norms
+from neula.certificates.forward_error import DOUBLED, MAX_RATE
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
-from neula.algorithms.krylov.driver import STAGNATION
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, SURE
+from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.kernels.seminormal import RefinementLimits
 
 

@@ -12,13 +12,14 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
+from neula.certificates.forward_error import DOUBLED
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over

@@ -24,8 +24,8 @@ from neula.algorithms.krylov.batched_lstsq import (
     probes,
 )
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import DOUBLED
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.certificates.forward_error import DOUBLED
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, DoubledEvaluation
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import DOUBLED
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse

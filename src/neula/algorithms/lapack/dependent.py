@@ -23,7 +23,6 @@ import numpy as np
 from scipy.linalg import lapack
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, two_sum
 from neula.algorithms.lapack.independent import Independent, reflected
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
@@ -31,6 +30,7 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
+from neula.certificates.forward_error import DOUBLED, MAX_RATE
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE

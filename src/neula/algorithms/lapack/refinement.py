@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, FLOOR, MAX_STEPS
-from neula.algorithms.krylov.driver import STAGNATION
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.doubled import Pair, two_sum
+from neula.certificates.forward_error import COMPUTED
+from neula.certificates.stagnation import goes_on, settled
 
 
 class ResidualEvaluation(NamedTuple):
@@ -128,7 +129,7 @@ def refine(
         low += update
         high, low = two_sum(high, low)
         size = system.size(high)
-        if not (left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor):
+        if settled(left, floor) or not goes_on(left, before, tolerance * size):
             break
     return _refined(system, high, low, residual, left, steps)
 
@@ -160,7 +161,7 @@ def refine_rows(
         high, low = two_sum(high, rest + (more_low + low))
         residual = residual - system.change(more)
         size = system.size(high)
-        active = left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor
+        active = goes_on(left, before, tolerance * size) and not settled(left, floor)
         active = active or not system.solves(b, residual, size)
     return _refined(system, high, low, residual, left, steps)
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
     WIDE,
@@ -28,7 +27,7 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import ESTIMATED, NOISE
+from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE, NOISE
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
-from neula.certificates.forward_error import NOISE
+from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, NOISE
 from neula.certificates.residuals import quotient
+from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -132,7 +132,7 @@ class Seminormals:
         size, residual_norm = lengths(self._columns * x), lengths(residual)
         image = self._norm * size
         after = self._solved(gradient)[1]
-        contracts = after <= MAX_RATE * before + self._floor(PLAIN, size, b_norm, residual_norm)
+        noise = self._floor(PLAIN, size, b_norm, residual_norm)
         projected = after / (1 - self._rate)
         optimality = quotient(lengths(gradient * self._scales), self._norm * residual_norm)
         consistent = residual_norm / (image + b_norm)
@@ -150,8 +150,8 @@ class Seminormals:
         return SeminormalBatchSolution(
             x=given if self._units is None else given * self._units,
             left=left / size,
-            settled=left <= 2 * floor,
-            contracts=contracts,
+            settled=settled(left, floor),
+            contracts=contracts(after, before, noise),
             forward_error=forward_error,
             low=low_part,
             rounding=rounding,

@@ -15,7 +15,6 @@ from scipy.linalg import lapack
 from scipy.linalg.blas import idamax, isamax
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
     MatrixProducts,
@@ -28,8 +27,9 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import COMPUTED, DOUBLED, ESTIMATED, MAX_RATE
 from neula.certificates.residuals import quotient
+from neula.certificates.stagnation import contracts
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -313,7 +313,7 @@ class SquareSystem:
         if self.doubled is not None:
             floor += self.doubled.error * of_x
         noise = floor + (len(b) + 2) * FP64.u * (size + self._norm * length(update))
-        if not left <= MAX_RATE * size + noise:
+        if not contracts(left, size, noise):
             return ResidualEvaluation(after, update, math.inf, self._through * floor)
         return ResidualEvaluation(after, update, self._through * (left + noise), self._through * floor)
 

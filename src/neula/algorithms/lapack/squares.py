@@ -15,12 +15,13 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, PROBES, ROUNDING
 from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, largest, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
+from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE
 from neula.certificates.residuals import no_longer, quotient
+from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -210,7 +211,7 @@ class Squares:
         backward_error = largest(of_x) / scale
         if len(self._graded):
             backward_error[self._graded] = self._by_rows(x, b, of_x)
-        solves = (left <= MAX_RATE * of_before + noise) if self._updates else True
+        solves = contracts(left, of_before, noise) if self._updates else True
         solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
         of_given = of_x if given is x else of_x + images[-1]
         shorter = no_longer(lengths(of_given), of_b, (n,))
@@ -222,7 +223,7 @@ class Squares:
             rounding=0.0 if given is x else lengths(self._sizes * steps[-1]) / size,
             backward_error=backward_error,
             first_error=largest(before) / scale,
-            settled=left <= floor,
+            settled=settled(left + floor, floor),  # the residual as it is, without its rounding errors
             good=self._moderate & solves & shorter & moderate,
             condition=condition,
         )

@@ -12,12 +12,12 @@ import math
 
 import numpy as np
 
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, difference
 from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.seminormal import SeminormalProblem, by_gram
 from neula.algorithms.lapack.triangle import TriangularFactor
+from neula.certificates.forward_error import DOUBLED, MAX_RATE
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
-from neula.certificates.forward_error import NOISE, rounded_error
+from neula.certificates.forward_error import MAX_RATE, NOISE, rounded_error
 from neula.certificates.kkt import backward_error_of
 from neula.engines import FP64
 from neula.kernels.bounded_host import Numbers

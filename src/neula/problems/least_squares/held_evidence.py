@@ -10,11 +10,10 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE, residual_ratio
+from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, SURE, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, FactoredProblems, Refinement
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import MAX_RATE, SURE
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.kernels.shift import shift

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums, StreamedUpdate
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.forward_error import SURE, residual_ratio
+from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE, residual_ratio
 from neula.certificates.residuals import no_longer
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks

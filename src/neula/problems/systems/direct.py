@@ -10,9 +10,6 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.krylov.doubled_refinement import (
-    COMPUTED,
-    DOUBLED,
-    MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
     Refinement,
@@ -21,7 +18,7 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import ESTIMATED, SURE, rounded_error
+from neula.certificates.forward_error import COMPUTED, DOUBLED, ESTIMATED, MAX_RATE, SURE, rounded_error
 from neula.certificates.residuals import longest_residual
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled

@@ -9,7 +9,6 @@ import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Beside, RefinedSystem, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
@@ -17,7 +16,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
