@@ -8,13 +8,13 @@ condition number that counts is that of ``B = A D^-1``.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from neula.certificates.residuals import X, quotient
 from neula.engines import FP64, format_of
-from neula.kernels.refining import over
 
 SURE = 0.1
 """Forward error up to which at least one digit is sure."""
@@ -38,36 +38,43 @@ DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
 
 
-def least_squares_error(
-    condition: torch.Tensor | float, backward_error: torch.Tensor, residual_ratio: torch.Tensor
-) -> torch.Tensor:
+def wedin_factor(condition: X | float, ratio: X) -> X:
+    """``2 + (kappa + 1) ||r|| / (||B|| ||D x||)``, of least squares: by how much the condition number counts
+    (Wedin, 1973).
+
+    Parameters
+    ----------
+    condition : float, ndarray or Tensor
+        Of B, from above; it may be infinite where nothing is left of b.
+    ratio : float, ndarray or Tensor
+        :func:`residual_ratio`.
+    """
+    return 2 + _where(ratio == 0, 0.0, (condition + 1) * ratio)
+
+
+def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
     """``kappa eta (2 + (kappa + 1) ||r|| / (||B|| ||D x||))``, to first order (Wedin, 1973).
 
     Parameters
     ----------
-    condition : Tensor or float
+    condition : float, ndarray or Tensor
         Of B, from above.
-    backward_error : Tensor, shape (k,)
-        Normwise, relative to B and b.
-    residual_ratio : Tensor, shape (k,)
-        ``||r|| / (||B|| ||D x||)``.
+    backward_error : float, ndarray or Tensor
+        As it is measured, relative to B and b.
+    ratio : float, ndarray or Tensor
+        :func:`residual_ratio`.
     """
-    eta = backward_error + NOISE * FP64.u
-    grows = ((condition + 1) * residual_ratio).masked_fill(residual_ratio == 0, 0.0)
-    return condition * eta * (2 + grows)
+    return condition * (backward_error + NOISE * FP64.u) * wedin_factor(condition, ratio)
 
 
-T = TypeVar("T", torch.Tensor, np.ndarray, float)
-
-
-def rounded_error(error: T, rounding: T | float) -> T:
+def rounded_error(error: X, rounding: X | float) -> X:
     """Forward error of x as it is returned: of what was computed, and of rounding it to a narrower dtype.
 
     Parameters
     ----------
-    error : Tensor, ndarray or float
+    error : float, ndarray or Tensor
         Relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D x*||``.
-    rounding : Tensor, ndarray or float
+    rounding : float, ndarray or Tensor
         Relative to x.
 
     Examples
@@ -78,9 +85,15 @@ def rounded_error(error: T, rounding: T | float) -> T:
     return error * (1 + rounding) + rounding
 
 
-def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: torch.Tensor) -> torch.Tensor:
+def residual_ratio(residual: X, norm: X | float, size: X) -> X:
     """``||r|| / (||B|| ||D x||)``; infinite where only x vanishes."""
-    return over(residual, norm * size)
+    return quotient(residual, norm * size)
+
+
+def _where(condition: Any, x: Any, y: Any) -> Any:
+    if isinstance(condition, torch.Tensor):
+        return torch.where(condition, x, y)
+    return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
 
 
 def digits_of(forward_error: float, dtype: torch.dtype) -> float:

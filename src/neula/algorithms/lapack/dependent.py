@@ -30,7 +30,7 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
-from neula.certificates.forward_error import DOUBLED, MAX_RATE
+from neula.certificates.forward_error import DOUBLED, MAX_RATE, wedin_factor
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
@@ -157,7 +157,7 @@ class Dependent(ABC):
         if not dropped < 1:
             return math.inf
         turned = dropped * (dropped + self._of_rest) / (1 - dropped) ** 2
-        return turned * self._spread**2 * self._growth * (3 + (self._condition_bound + 1) * ratio)
+        return turned * self._spread**2 * self._growth * (1 + wedin_factor(self._condition_bound, ratio))
 
     @property
     def _of_rest(self) -> float:

@@ -27,7 +27,7 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE, NOISE
+from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE, least_squares_error
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
@@ -244,7 +244,5 @@ class SeminormalProblem:
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         if self.doubled is not None:
             return backward_error, optimality, found.forward_error
-        condition = self.condition_bound
-        grows = (condition + 1) * residual / image
-        by_formula = condition * (backward_error + NOISE * FP64.u) * (2 + grows)
+        by_formula = least_squares_error(self.condition_bound, backward_error, residual / image)
         return backward_error, optimality, min(found.forward_error, by_formula)

@@ -16,7 +16,7 @@ import torch
 from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
-from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, NOISE
+from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, least_squares_error
 from neula.certificates.residuals import quotient
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
@@ -141,7 +141,7 @@ class Seminormals:
         error = left / size + low_part
         forward_error = np.where(error < 1, COMPUTED * error / (1 - error), np.inf)
         if not self._slices:
-            by_formula = self._by_formula(backward_error, residual_norm / image)
+            by_formula = least_squares_error(self.condition_bound, backward_error, residual_norm / image)
             forward_error = np.fmin(forward_error, by_formula)
         rounding: np.ndarray | float = 0.0
         if given is not x:
@@ -202,14 +202,6 @@ class Seminormals:
         noise = unit * sum(self._a.shape[1:]) ** 0.5
         floor: np.ndarray = noise * (self._norm_bound * of_x + of_b + self.condition_bound * of_residual)
         return floor
-
-    def _by_formula(self, backward_error: np.ndarray, residual_ratio: np.ndarray) -> np.ndarray:
-        """Wedin's bound (:mod:`neula.certificates.forward_error`)."""
-        condition = self.condition_bound
-        bound: np.ndarray = (
-            condition * (backward_error + NOISE * FP64.u) * (2 + (condition + 1) * residual_ratio)
-        )
-        return bound
 
 
 def _norm(a: np.ndarray) -> np.ndarray:

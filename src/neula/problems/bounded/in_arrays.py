@@ -10,7 +10,13 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neula.certificates.forward_error import MAX_RATE, NOISE, rounded_error
+from neula.certificates.forward_error import (
+    MAX_RATE,
+    NOISE,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
 from neula.certificates.kkt import backward_error_of
 from neula.engines import FP64
 from neula.kernels.bounded_host import Numbers
@@ -67,8 +73,8 @@ def evidence_of(
     else:
         moved = error * (of.image * norm + of.b + of.residual * inverse_norm)
         condition = norm * inverse_norm if moved < pushed else _condition(shape, *of_all())
-        grows = (condition + 1) * of.residual / (least * of.image) if of.image else math.inf
-        forward_error = rounded_error(condition * error * (2 + grows), rounding)
+        ratio = residual_ratio(of.residual, least, of.image) if of.image else math.inf
+        forward_error = rounded_error(least_squares_error(condition, backward_error, ratio), rounding)
     return BoundedEvidence(
         backward_error + rounding, forward_error, max(1.0, least * inverse_norm / of.margin)
     )
