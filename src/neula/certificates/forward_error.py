@@ -38,6 +38,62 @@ DOUBLED = 2.0**-104
 """Relative error of one operation in doubled products, with some room."""
 
 
+def enlarged(x: X, rate: X | float) -> X:
+    """``x / (1 - rate)``, since ``||(I - E)^-1|| <= 1 / (1 - rate)`` if ``||E|| <= rate``; infinite from a
+    rate of 1 on, where nothing is known.
+
+    Examples
+    --------
+    >>> enlarged(1.0, 0.5), enlarged(0.0, 1.0)
+    (2.0, inf)
+    """
+    room = 1 - rate
+    if isinstance(room, float):
+        return x / room if room > 0 else _where(False, x, math.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _where(room > 0, x / room, math.inf)
+
+
+def left_by_update(rate: X) -> X:
+    """``rate / (1 - rate)``: what the last update leaves of the error, relative to this update.
+
+    It is ``p = (I - E) d`` for the error d and ``||E|| <= rate``, so ``||d - p|| = ||E (I - E)^-1 p||``.
+
+    Examples
+    --------
+    >>> left_by_update(0.25), left_by_update(1.5)
+    (0.3333333333333333, inf)
+    """
+    return enlarged(rate, rate)
+
+
+def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X | float = 0.0) -> X:
+    """Forward error by what is left after the last update, relative to the exact solution.
+
+    As :func:`neula.kernels.refining.relative_error` has it, which is one launch; infinite where updates are
+    not trusted to show errors, and where nothing but errors is left.
+
+    Parameters
+    ----------
+    left : float, ndarray or Tensor
+        Bound on ``||D (x - x*)||``, what x lacks of a sum that was refined included.
+    size : float, ndarray or Tensor
+        ``||D x||``.
+    rounding : float, ndarray or Tensor
+        What rounding x to another dtype loses, relative to it.
+    rate : float, ndarray or Tensor
+        Of convergence.
+
+    Examples
+    --------
+    >>> round(measured_error(0.1, 1.0), 4), measured_error(1.0, 1.0), measured_error(0.1, 1.0, rate=0.3)
+    (0.1111, inf, inf)
+    """
+    error = quotient(left, size)
+    error = rounded_error(enlarged(COMPUTED * error, error), COMPUTED * rounding)
+    return _where(rate <= MAX_RATE, error, math.inf)
+
+
 def wedin_factor(condition: X | float, ratio: X) -> X:
     """``2 + (kappa + 1) ||r|| / (||B|| ||D x||)``, of least squares: by how much the condition number counts
     (Wedin, 1973).
@@ -49,7 +105,7 @@ def wedin_factor(condition: X | float, ratio: X) -> X:
     ratio : float, ndarray or Tensor
         :func:`residual_ratio`.
     """
-    return 2 + _where(ratio == 0, 0.0, (condition + 1) * ratio)
+    return 2 + _where(ratio != 0, (condition + 1) * ratio, 0.0)
 
 
 def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
@@ -90,10 +146,17 @@ def residual_ratio(residual: X, norm: X | float, size: X) -> X:
     return quotient(residual, norm * size)
 
 
-def _where(condition: Any, x: Any, y: Any) -> Any:
+def _where(condition: Any, x: Any, other: float) -> Any:
+    """x, or another number where a condition does not hold."""
     if isinstance(condition, torch.Tensor):
-        return torch.where(condition, x, y)
-    return np.where(condition, x, y) if isinstance(condition, np.ndarray) else x if condition else y
+        return torch.where(condition, x, other)
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, x, other)
+    if isinstance(x, torch.Tensor):
+        return x if condition else torch.full_like(x, other)
+    if isinstance(x, np.ndarray):
+        return x if condition else np.full_like(x, other)
+    return x if condition else other
 
 
 def digits_of(forward_error: float, dtype: torch.dtype) -> float:

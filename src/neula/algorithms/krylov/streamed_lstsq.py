@@ -25,7 +25,7 @@ from neula.algorithms.krylov.batched_lstsq import (
 )
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.certificates.forward_error import DOUBLED
+from neula.certificates.forward_error import DOUBLED, left_by_update
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
 
@@ -230,8 +230,7 @@ class StreamedUpdate:
     @property
     def left(self) -> torch.Tensor:
         """What the update leaves of the projection at most, shape (k,)."""
-        rest = self.rate / (1 - self.rate) if self.rate < 1 else torch.inf
-        return rest * lengths(self.projected[None])[0]
+        return left_by_update(self.rate) * lengths(self.projected[None])[0]
 
     def residual_after(self, rounding: torch.Tensor) -> torch.Tensor:
         """``||b - A x||`` after the update, by Pythagoras, with what rounding x has changed of ``A x``."""

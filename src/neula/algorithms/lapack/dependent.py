@@ -30,7 +30,7 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
-from neula.certificates.forward_error import DOUBLED, MAX_RATE, wedin_factor
+from neula.certificates.forward_error import DOUBLED, MAX_RATE, enlarged, left_by_update, wedin_factor
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
@@ -142,7 +142,7 @@ class Dependent(ABC):
         norm = self._found.norm
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), norm * found.size
-        projected = length(self._projected(gradient)) / (1 - self.rate)
+        projected = enlarged(length(self._projected(gradient)), self.rate)
         optimality = quotient(length(gradient / self._columns), norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         return backward_error, optimality, found.forward_error + self._of_dropped(residual / image)
@@ -154,9 +154,7 @@ class Dependent(ABC):
         "Perturbation bounds in connection with singular value decomposition", BIT 12, 1972).
         """
         dropped = self._found.dropped * self._through
-        if not dropped < 1:
-            return math.inf
-        turned = dropped * (dropped + self._of_rest) / (1 - dropped) ** 2
+        turned = enlarged(enlarged(dropped * (dropped + self._of_rest), dropped), dropped)
         return turned * self._spread**2 * self._growth * (1 + wedin_factor(self._condition_bound, ratio))
 
     @property
@@ -220,7 +218,7 @@ class Plain(Dependent):
         self._updates += self.size(update)
         of_rows = self._of_sums(high, noise) + self._of_rest * self._spread**2 * self._updates
         along = self._spread * self._through
-        wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
 
     def _of_sums(self, x: np.ndarray, noise: float) -> float:
@@ -273,7 +271,7 @@ class Precise(Dependent):
         of_rows = self._largest**2 * self._found.norm_bound * noise
         of_rows = (of_rows + float((self._columns * self._shrink).max()) * of_slices) * length(w)
         along = self._spread * self._through
-        wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual, self._raised(projected), wrong, along * floor + of_rows)
 
     def _raised(self, projected: np.ndarray) -> np.ndarray:

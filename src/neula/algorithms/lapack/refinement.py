@@ -13,7 +13,7 @@ import numpy as np
 
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.doubled import Pair, two_sum
-from neula.certificates.forward_error import COMPUTED
+from neula.certificates.forward_error import measured_error
 from neula.certificates.stagnation import goes_on, settled
 
 
@@ -177,10 +177,10 @@ def _refined(
     size = system.size(high)
     if not 0 < size < math.inf:
         return None
-    lost = system.size(low) / size
-    error = left / size + lost
-    error = COMPUTED * error / (1 - error) if error < 1 else math.inf
-    return RefinedVectorSolution(high, low, residual, size, lost, error, steps)
+    lost = system.size(low)
+    return RefinedVectorSolution(
+        high, low, residual, size, lost / size, measured_error(left + lost, size), steps
+    )
 
 
 LONG = 10_000

@@ -27,7 +27,14 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE, least_squares_error
+from neula.certificates.forward_error import (
+    DOUBLED,
+    ESTIMATED,
+    MAX_RATE,
+    enlarged,
+    least_squares_error,
+    left_by_update,
+)
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
@@ -226,7 +233,7 @@ class SeminormalProblem:
         projected = self.triangle.solve_transposed(gradient)
         floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
         floor += of_slices
-        wrong = self.rate / (1 - self.rate) * length(projected) + floor
+        wrong = left_by_update(self.rate) * length(projected) + floor
         update = self.triangle.solve(projected)
         return ResidualEvaluation(residual - self.change(update), update, through * wrong, through * floor)
 
@@ -239,7 +246,7 @@ class SeminormalProblem:
         """
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), self._norm * found.size
-        projected = length(self.triangle.solve_transposed(gradient)) / (1 - self.rate)
+        projected = enlarged(length(self.triangle.solve_transposed(gradient)), self.rate)
         optimality = quotient(length(gradient / self.columns), self._norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         if self.doubled is not None:

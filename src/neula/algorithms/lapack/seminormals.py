@@ -16,7 +16,14 @@ import torch
 from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
-from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, least_squares_error
+from neula.certificates.forward_error import (
+    DOUBLED,
+    MAX_RATE,
+    enlarged,
+    least_squares_error,
+    left_by_update,
+    measured_error,
+)
 from neula.certificates.residuals import quotient
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
@@ -133,13 +140,12 @@ class Seminormals:
         image = self._norm * size
         after = self._solved(gradient)[1]
         noise = self._floor(PLAIN, size, b_norm, residual_norm)
-        projected = after / (1 - self._rate)
+        projected = enlarged(after, self._rate)
         optimality = quotient(lengths(gradient * self._scales), self._norm * residual_norm)
         consistent = residual_norm / (image + b_norm)
         backward_error = np.minimum(np.minimum(optimality, consistent), projected / image)
-        low_part = lengths(self._columns * low) / size
-        error = left / size + low_part
-        forward_error = np.where(error < 1, COMPUTED * error / (1 - error), np.inf)
+        lost = lengths(self._columns * low)
+        forward_error = measured_error(left + lost, size)
         if not self._slices:
             by_formula = least_squares_error(self.condition_bound, backward_error, residual_norm / image)
             forward_error = np.fmin(forward_error, by_formula)
@@ -153,7 +159,7 @@ class Seminormals:
             settled=settled(left, floor),
             contracts=contracts(after, before, noise),
             forward_error=forward_error,
-            low=low_part,
+            low=lost / size,
             rounding=rounding,
             backward_error=backward_error,
             optimality=optimality,
@@ -192,7 +198,7 @@ class Seminormals:
             through = self._inverse_norm / least(self._columns)
             of_slices = error_of(self._a.shape[1:], self._slices) * self._largest[:, None]
             floor += of_slices * (lengths(x) + through * of_residual)
-        left = self._rate / (1 - self._rate) * projected + floor
+        left = left_by_update(self._rate) * projected + floor
         return residual, update, projected, self._inverse_norm * left, self._inverse_norm * floor
 
     def _floor(self, unit: float, of_x: np.ndarray, of_b: np.ndarray, of_residual: np.ndarray) -> np.ndarray:

@@ -27,7 +27,7 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.certificates.forward_error import COMPUTED, DOUBLED, ESTIMATED, MAX_RATE
+from neula.certificates.forward_error import COMPUTED, DOUBLED, ESTIMATED, MAX_RATE, enlarged
 from neula.certificates.residuals import quotient
 from neula.certificates.stagnation import contracts
 from neula.engines import FP32, FP64
@@ -221,7 +221,7 @@ class SquareSystem:
         )
         self.rate = lost + rounding
         self.doubled = SlicedMatrix(a, doubled) if doubled else None
-        self._through = through / (1 - self.rate)
+        self._through = enlarged(through, self.rate)
         self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
 
     @classmethod

@@ -19,7 +19,7 @@ from neula.algorithms.lapack.batches import doubled, largest, least, lengths, mo
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE
+from neula.certificates.forward_error import DOUBLED, MAX_RATE, measured_error
 from neula.certificates.residuals import no_longer, quotient
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
@@ -126,8 +126,7 @@ class SquareBatchSolution:
     @property
     def forward_error(self) -> np.ndarray:
         """For x as it is given back, bound on ``||D (x - x*)|| / ||D x*||``."""
-        error = self.left + self.low
-        return np.where(error < 1, COMPUTED * (error + self.rounding) / (1 - error), np.inf)
+        return measured_error(self.left + self.low, 1.0, self.rounding)
 
 
 class Squares:

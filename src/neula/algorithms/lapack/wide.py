@@ -17,7 +17,7 @@ from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, produ
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.seminormal import SeminormalProblem, by_gram
 from neula.algorithms.lapack.triangle import TriangularFactor
-from neula.certificates.forward_error import DOUBLED, MAX_RATE
+from neula.certificates.forward_error import DOUBLED, MAX_RATE, left_by_update
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -113,7 +113,7 @@ class Wide:
         of_products = noise * self._norm_of_rows + self.doubled.error
         of_residual = of_products * length(high) + noise * length(scaled)
         floor = triangle.inverse_norm / self._smallest * of_residual + of_products * length(w)
-        wrong = rate / (1 - rate) * length(projected) + floor
+        wrong = left_by_update(rate) * length(projected) + floor
         update = triangle.solve(projected)
         return ResidualEvaluation(
             residual / self._scales, update, self._largest * wrong, self._largest * floor

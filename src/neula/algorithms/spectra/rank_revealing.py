@@ -14,7 +14,7 @@ from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, LeadingRowSpace, pivoted_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import wedin_factor
+from neula.certificates.forward_error import enlarged, wedin_factor
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
@@ -226,9 +226,7 @@ class Spectrum:
     @property
     def angle(self) -> float:
         """By how much the space of the singular vectors may have turned."""
-        if self.dropped >= 1:
-            return math.inf
-        return (self.condition * self.eps + self.residual) / (1 - self.dropped)
+        return enlarged(self.condition * self.eps + self.residual, self.dropped)
 
     def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of the coefficients of y in the singular vectors, for ``||r|| / (||B|| ||y||)``."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from neula.certificates.forward_error import (
     MAX_RATE,
     NOISE,
+    enlarged,
     least_squares_error,
     residual_ratio,
     rounded_error,
@@ -55,12 +56,12 @@ def evidence_of(
     if not rate <= MAX_RATE:
         return None
     # Without free variables nothing is projected, and no column can be ill-conditioned.
-    norm, inverse_norm = (of.norm, of.inverse_norm / (1 - rate)) if of.width else (1.0, 1.0)
+    norm, inverse_norm = (of.norm, enlarged(of.inverse_norm, rate)) if of.width else (1.0, 1.0)
     least = max(1.0, norm / max(1.0, of.width) ** 0.25)  # columns have norm 1
     backward_error = backward_error_of(
         residual=of.residual,
         wrong=of.gradient,
-        projected=of.projected / (1 - rate),
+        projected=enlarged(of.projected, rate),
         rest=of.rest,
         image=of.image,
         b=of.b,
@@ -91,4 +92,4 @@ def rate_of(shape: tuple[int, int], width: float, inverse_norm: float) -> float:
 
 def _condition(shape: tuple[int, int], norm: float, inverse_norm: float) -> float:
     rate = rate_of(shape, shape[1], inverse_norm)
-    return norm * inverse_norm / (1 - rate) if rate <= MAX_RATE else math.inf
+    return enlarged(norm * inverse_norm, rate) if rate <= MAX_RATE else math.inf
