@@ -54,17 +54,25 @@ def enlarged(x: X, rate: X | float) -> X:
         return _where(room > 0, x / room, math.inf)
 
 
-def left_by_update(rate: X) -> X:
+def left_by_update(rate: X, *, lifted: bool = False) -> X:
     """``rate / (1 - rate)``: what the last update leaves of the error, relative to this update.
 
     It is ``p = (I - E) d`` for the error d and ``||E|| <= rate``, so ``||d - p|| = ||E (I - E)^-1 p||``.
+
+    Parameters
+    ----------
+    rate : float, ndarray or Tensor
+    lifted : bool, optional
+        Whether errors are those of ``W p`` for ``W^T W = I - E``, whose norm is at most ``sqrt(1 + rate)``:
+        of solutions in the space of the rows.
 
     Examples
     --------
     >>> left_by_update(0.25), left_by_update(1.5)
     (0.3333333333333333, inf)
     """
-    return enlarged(rate, rate)
+    left = enlarged(rate, rate)
+    return (1 + rate) ** 0.5 * left if lifted else left
 
 
 def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X | float = 0.0) -> X:

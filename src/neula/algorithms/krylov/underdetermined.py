@@ -49,7 +49,7 @@ class Underdetermined(FactoredTallMatrices):
         self._norm = torch.ones_like(t[:, 0, :1]) if norm is None else norm
         self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
         of_r, of_inverse = (schatten_bounds(x, upper=True)[1] for x in (r, self.inverse))
-        self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None])
+        self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None], lifted=True)
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         w = self.inverse @ self.coordinates(b)

@@ -218,7 +218,7 @@ class Plain(Dependent):
         self._updates += self.size(update)
         of_rows = self._of_sums(high, noise) + self._of_rest * self._spread**2 * self._updates
         along = self._spread * self._through
-        wrong = along * (left_by_update(self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate, lifted=True) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
 
     def _of_sums(self, x: np.ndarray, noise: float) -> float:
@@ -271,7 +271,7 @@ class Precise(Dependent):
         of_rows = self._largest**2 * self._found.norm_bound * noise
         of_rows = (of_rows + float((self._columns * self._shrink).max()) * of_slices) * length(w)
         along = self._spread * self._through
-        wrong = along * (left_by_update(self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate, lifted=True) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual, self._raised(projected), wrong, along * floor + of_rows)
 
     def _raised(self, projected: np.ndarray) -> np.ndarray:

@@ -113,7 +113,7 @@ class Wide:
         of_products = noise * self._norm_of_rows + self.doubled.error
         of_residual = of_products * length(high) + noise * length(scaled)
         floor = triangle.inverse_norm / self._smallest * of_residual + of_products * length(w)
-        wrong = left_by_update(rate) * length(projected) + floor
+        wrong = left_by_update(rate, lifted=True) * length(projected) + floor
         update = triangle.solve(projected)
         return ResidualEvaluation(
             residual / self._scales, update, self._largest * wrong, self._largest * floor
