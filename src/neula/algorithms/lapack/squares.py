@@ -19,7 +19,7 @@ from neula.algorithms.lapack.batches import doubled, largest, least, lengths, mo
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import DOUBLED, MAX_RATE, measured_error
+from neula.certificates.forward_error import DOUBLED, MAX_RATE, enlarged, measured_error
 from neula.certificates.residuals import no_longer, quotient
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
@@ -211,13 +211,14 @@ class Squares:
         if len(self._graded):
             backward_error[self._graded] = self._by_rows(x, b, of_x)
         solves = contracts(left, of_before, noise) if self._updates else True
-        solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
+        rate = ROUNDING * FP64.u * self._norm * inverse_norm / self._smallest
+        solves &= rate <= MAX_RATE
         of_given = of_x if given is x else of_x + images[-1]
         shorter = no_longer(lengths(of_given), of_b, (n,))
         moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
         return SquareBatchSolution(
             x=given,
-            left=inverse_norm * (left + noise) / size,
+            left=enlarged(inverse_norm, rate) * (left + noise) / size,
             low=0.0 if low is None else lengths(self._sizes * low) / size,
             rounding=0.0 if given is x else lengths(self._sizes * steps[-1]) / size,
             backward_error=backward_error,
