@@ -16,7 +16,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE
+from neula.certificates.forward_error import DOUBLED, ESTIMATED, MAX_RATE, measured_error
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
@@ -168,7 +168,7 @@ class SystemEvidence:
         size = self.size(refined.x)
         rounding = 2 * FP64.u * len(b) ** 0.5 * (self.norm * size + norm(rows * b, dim=0))
         residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
-        error = over(ESTIMATED * self.inverse * residual, size).nan_to_num(torch.inf, torch.inf)
+        error = measured_error(ESTIMATED * self.inverse * residual, size)
         return torch.where(self.is_regular, error, torch.inf)
 
     @property
