@@ -34,9 +34,6 @@ MAX_RATE = 0.25
 COMPUTED = 1 + 2.0**-20
 """For the rounding errors of a bound."""
 
-DOUBLED = 2.0**-104
-"""Relative error of one operation in doubled products, with some room."""
-
 
 def enlarged(x: X, rate: X | float) -> X:
     """``x / (1 - rate)``, since ``||(I - E)^-1|| <= 1 / (1 - rate)`` if ``||E|| <= rate``; infinite from a

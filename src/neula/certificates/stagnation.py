@@ -1,6 +1,6 @@
 """Whether refinement goes on: by bounds on errors, for numbers, arrays and tensors.
 
-What compares false, as NaN does, ends a refinement.
+NaN ends a refinement, since no comparison holds for it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
-from neula.certificates.forward_error import COMPUTED, DOUBLED, MAX_RATE, SURE
+from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
+from neula.certificates.residuals import DOUBLED
 from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.kernels.seminormal import RefinementLimits
 

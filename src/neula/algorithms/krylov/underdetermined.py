@@ -11,7 +11,8 @@ from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import DOUBLED, left_by_update
+from neula.certificates.forward_error import left_by_update
+from neula.certificates.residuals import residual_noise
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -76,7 +77,7 @@ class Underdetermined(FactoredTallMatrices):
         dw = self.inverse @ inside
         dx = self.t @ dw - outside
         sizes = lengths(x)
-        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
+        noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * self._condition
         wrong = self._left * (lengths(outside) + lengths(inside)) + noise * sizes
         return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 

@@ -30,8 +30,8 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
-from neula.certificates.forward_error import DOUBLED, MAX_RATE, enlarged, left_by_update, wedin_factor
-from neula.certificates.residuals import quotient
+from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, wedin_factor
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -164,8 +164,8 @@ class Dependent(ABC):
 
     def _floor(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray, noise: float) -> float:
         """What rounding errors of products leave of ``Q^T r``."""
-        bound, of_gradient = self._found.norm_bound, self._through * length(residual)
-        return noise * (bound * self.size(x) + length(b) + bound * of_gradient)
+        sizes = self.size(x), length(b), length(residual)
+        return projection_noise(noise, self._found.norm_bound, self._condition_bound, *sizes)
 
     def _projected(self, gradient: np.ndarray) -> np.ndarray:
         """``Q^T r`` by ``A^T r``, of one vector or of a few: ``R^-T (I + F F^T)^-1 [I F] P^T D^-1 A^T r``."""
@@ -212,7 +212,7 @@ class Plain(Dependent):
         residual, gradient = self._a.residual(b, high)
         projected = self._projected(gradient)
         update = self._step(projected)
-        noise = 2 * FP64.u * sum(self.shape) ** 0.5
+        noise = residual_noise(sum(self.shape), doubled=False)
         floor = self._floor(b, high, residual, noise)
         # Errors that leave the space of the rows, where no step sees them: of the first x, of all updates.
         self._updates += self.size(update)
@@ -262,7 +262,7 @@ class Precise(Dependent):
 
     def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """The residual of x, and what it adds to w."""
-        noise, of_slices = DOUBLED * sum(self.shape), self.doubled.error
+        noise, of_slices = residual_noise(sum(self.shape), doubled=True), self.doubled.error
         residual, rest = self.doubled.residual(high, low, b)
         projected = self._projected(self.doubled.gradient(residual, rest))
         of_gradient = self._through * length(residual) / float(self._columns.min())

@@ -28,14 +28,13 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.forward_error import (
-    DOUBLED,
     ESTIMATED,
     MAX_RATE,
     enlarged,
     least_squares_error,
     left_by_update,
 )
-from neula.certificates.residuals import quotient
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -225,14 +224,15 @@ class SeminormalProblem:
         through, bound = self.triangle.inverse_norm, self.norm_bound
         if self.doubled is None:
             residual, gradient = self._a.residual(b, high)
-            noise, of_slices = 2 * FP64.u * sum(self.shape) ** 0.5, 0.0
+            of_slices = 0.0
         else:
             residual, rest = self.doubled.residual(high, low, b)
-            gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
+            gradient = self.doubled.gradient(residual, rest)
             of_slices = self.doubled.error * (length(high) + through * length(residual) / self._smallest)
         projected = self.triangle.solve_transposed(gradient)
-        floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
-        floor += of_slices
+        noise = residual_noise(sum(self.shape), doubled=self.doubled is not None)
+        sizes = self.size(high), length(b), length(residual)
+        floor = projection_noise(noise, bound, bound * through, *sizes) + of_slices
         wrong = left_by_update(self.rate) * length(projected) + floor
         update = self.triangle.solve(projected)
         return ResidualEvaluation(residual - self.change(update), update, through * wrong, through * floor)

@@ -17,20 +17,16 @@ from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most,
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
 from neula.certificates.forward_error import (
-    DOUBLED,
     MAX_RATE,
     enlarged,
     least_squares_error,
     left_by_update,
     measured_error,
 )
-from neula.certificates.residuals import quotient
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
-
-PLAIN = 2 * FP64.u
-"""Relative error of one operation in working precision, with some room."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ class Seminormals:
         size, residual_norm = lengths(self._columns * x), lengths(residual)
         image = self._norm * size
         after = self._solved(gradient)[1]
-        noise = self._floor(PLAIN, size, b_norm, residual_norm)
+        noise = self._floor(size, b_norm, residual_norm, doubled=False)
         projected = enlarged(after, self._rate)
         optimality = quotient(lengths(gradient * self._scales), self._norm * residual_norm)
         consistent = residual_norm / (image + b_norm)
@@ -184,16 +180,14 @@ class Seminormals:
         self, x: np.ndarray, b: np.ndarray, b_norm: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Residual, update, ``||R^-T A^T r||``, bound on ``||D (x - x*)||`` then, and its rounding errors."""
-        size = sum(self._a.shape[1:])
         if not self._slices:
             residual = b - np.matmul(self._a, x)
-            gradient, noise = transposed_times(self._a, residual), PLAIN
+            gradient = transposed_times(self._a, residual)
         else:
             residual, gradient = doubled(self._a, self._largest, x, b, self._slices, gradients=True)
-            noise = DOUBLED * size**0.5
         update, projected = self._solved(gradient)
         of_residual = lengths(residual)
-        floor = self._floor(noise, lengths(self._columns * x), b_norm, of_residual)
+        floor = self._floor(lengths(self._columns * x), b_norm, of_residual, doubled=self._slices > 0)
         if self._slices:
             through = self._inverse_norm / least(self._columns)
             of_slices = error_of(self._a.shape[1:], self._slices) * self._largest[:, None]
@@ -201,13 +195,9 @@ class Seminormals:
         left = left_by_update(self._rate) * projected + floor
         return residual, update, projected, self._inverse_norm * left, self._inverse_norm * floor
 
-    def _floor(self, unit: float, of_x: np.ndarray, of_b: np.ndarray, of_residual: np.ndarray) -> np.ndarray:
-        """What of ``||R^-T A^T r||`` may be rounding errors: those of r, and those of the gradient through
-        ``B^+``.
-        """
-        noise = unit * sum(self._a.shape[1:]) ** 0.5
-        floor: np.ndarray = noise * (self._norm_bound * of_x + of_b + self.condition_bound * of_residual)
-        return floor
+    def _floor(self, *sizes: np.ndarray, doubled: bool) -> np.ndarray:
+        noise = residual_noise(sum(self._a.shape[1:]), doubled=doubled)
+        return projection_noise(noise, self._norm_bound, self.condition_bound, *sizes)
 
 
 def _norm(a: np.ndarray) -> np.ndarray:

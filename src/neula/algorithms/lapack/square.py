@@ -27,8 +27,8 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.certificates.forward_error import COMPUTED, DOUBLED, ESTIMATED, MAX_RATE, enlarged
-from neula.certificates.residuals import quotient
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, enlarged
+from neula.certificates.residuals import quotient, residual_noise
 from neula.certificates.stagnation import contracts
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
@@ -222,7 +222,7 @@ class SquareSystem:
         self.rate = lost + rounding
         self.doubled = SlicedMatrix(a, doubled) if doubled else None
         self._through = enlarged(through, self.rate)
-        self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
+        self._unit = residual_noise(n, doubled=bool(doubled), random=True)
 
     @classmethod
     def factorize(

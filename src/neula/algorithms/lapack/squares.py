@@ -19,8 +19,8 @@ from neula.algorithms.lapack.batches import doubled, largest, least, lengths, mo
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import DOUBLED, MAX_RATE, enlarged, measured_error
-from neula.certificates.residuals import no_longer, quotient
+from neula.certificates.forward_error import MAX_RATE, enlarged, measured_error
+from neula.certificates.residuals import no_longer, quotient, residual_noise
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
@@ -197,8 +197,8 @@ class Squares:
             steps.append(x - given)
         condition, images = self._condition(steps, estimate)
         after, of_before, size = before, lengths(before), lengths(self._sizes * x)
-        unit = DOUBLED if self._slices else 2 * FP64.u
-        floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
+        unit = residual_noise(n, doubled=self._slices > 0, random=True)
+        floor = unit * (self._norm * lengths(x) + of_b)
         if self._slices:
             floor += error_of((n, n), self._slices) * self._largest[:, None] * lengths(x)
         noise = floor

@@ -13,8 +13,9 @@ from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import DOUBLED, SURE, enlarged, measured_error, residual_ratio
+from neula.certificates.forward_error import SURE, enlarged, measured_error, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
@@ -154,7 +155,7 @@ class Held(SingleProblem):
     def _unit(self) -> float:
         """Rounding errors of an element of a doubled product, times the root of the number of elements."""
         n = len(self.exponents)
-        return DOUBLED * (self.sums.rows + 2 * n) * n**0.5
+        return residual_noise(self.sums.rows + 2 * n, doubled=True) * n**0.5
 
     def _distance(self, of: Coordinates) -> tuple[float, float]:
         """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and what rounding errors of products hide of it.
