@@ -23,15 +23,23 @@ def improves(error: X, before: X | float, stagnation: float = STAGNATION) -> Any
     return error < stagnation * before
 
 
-def goes_on(error: X, before: X | float, tolerance: X | float, *, stagnation: float = STAGNATION) -> Any:
-    """Whether another update is worth its while: the error is too large, and was at least halved.
+def goes_on(
+    error: X,
+    before: X | float,
+    tolerance: X | float,
+    floor: X | float = 0.0,
+    *,
+    stagnation: float = STAGNATION,
+) -> Any:
+    """Whether another update is worth its while: the error is too large, was at least halved, and is not that
+    of rounding alone (:func:`neula.kernels.refining.progress`).
 
     Examples
     --------
     >>> goes_on(1e-3, 1.0, 1e-6), goes_on(1e-9, 1.0, 1e-6), goes_on(0.7, 1.0, 1e-6)
     (True, False, False)
     """
-    return (error > tolerance) & improves(error, before, stagnation)
+    return (error > tolerance) & improves(error, before, stagnation) & (error > FLOOR * floor)
 
 
 def settled(error: X, floor: X) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.doubled import Pair, two_sum
 from neula.certificates.forward_error import measured_error
-from neula.certificates.stagnation import goes_on, settled
+from neula.certificates.stagnation import goes_on
 
 
 class ResidualEvaluation(NamedTuple):
@@ -129,7 +129,7 @@ def refine(
         low += update
         high, low = two_sum(high, low)
         size = system.size(high)
-        if settled(left, floor) or not goes_on(left, before, tolerance * size):
+        if not goes_on(left, before, tolerance * size, floor):
             break
     return _refined(system, high, low, residual, left, steps)
 
@@ -161,7 +161,7 @@ def refine_rows(
         high, low = two_sum(high, rest + (more_low + low))
         residual = residual - system.change(more)
         size = system.size(high)
-        active = goes_on(left, before, tolerance * size) and not settled(left, floor)
+        active = goes_on(left, before, tolerance * size, floor)
         active = active or not system.solves(b, residual, size)
     return _refined(system, high, low, residual, left, steps)
 
