@@ -68,7 +68,7 @@ def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
     assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
 
 
-@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 1e13])
+@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 5e12])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_any_condition_number(cond, engine, rng):
     A = random_matrix("geometric", N, N, cond=cond).numpy()

@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neula.algorithms.krylov.doubled_refinement import (
-    COMPUTED,
-    MAX_RATE,
     MAX_STEPS,
     DoubledEvaluation,
     add_to_pair,
     refine_doubled,
 )
 from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import COMPUTED, MAX_RATE
 
 U64 = 2.0**-53
 numbers = st.floats(-1e30, 1e30, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-30)

@@ -11,7 +11,6 @@ import torch
 
 from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
 from neula.algorithms.krylov.craig import craig, refine_minimum_norm
-from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refinement import InnerSolver, refine
@@ -19,6 +18,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value, solve_rt
 from neula.certificates.backward_error import Scale, norms_of
+from neula.certificates.stagnation import STAGNATION
 from neula.engines import ENGINES, EmulatedEngine
 from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 

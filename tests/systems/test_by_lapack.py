@@ -9,10 +9,10 @@ import pytest
 from tests.campaign.oracle import System
 
 import neula
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.lapack import square
 from neula.algorithms.lapack.square import SquareSystem
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from neula.certificates.forward_error import MAX_RATE
 
 pytestmark = pytest.mark.usefixtures("by_kernels_or_numpy")
 

@@ -11,7 +11,8 @@ import torch
 
 import neula
 from campaign.oracle import System
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.certificates.forward_error import COMPUTED
 from neula.engines import FP32, FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.refusals import Declined

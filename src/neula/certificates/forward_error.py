@@ -8,13 +8,13 @@ condition number that counts is that of ``B = A D^-1``.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
+from neula.certificates.residuals import X, quotient
 from neula.engines import FP64, format_of
-from neula.kernels.refining import over
 
 SURE = 0.1
 """Forward error up to which at least one digit is sure."""
@@ -27,37 +27,115 @@ NOISE = 2.0
 """Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
 that it is measured by."""
 
+MAX_RATE = 0.25
+"""Rate of convergence above which updates are not trusted to show the error: it may be larger by
+``1 / (1 - rate)`` along the vectors where they are small."""
 
-def least_squares_error(
-    condition: torch.Tensor | float, backward_error: torch.Tensor, residual_ratio: torch.Tensor
-) -> torch.Tensor:
+COMPUTED = 1 + 2.0**-20
+"""For the rounding errors of a bound."""
+
+
+def enlarged(x: X, rate: X | float) -> X:
+    """``x / (1 - rate)``, since ``||(I - E)^-1|| <= 1 / (1 - rate)`` if ``||E|| <= rate``; infinite from a
+    rate of 1 on, where nothing is known.
+
+    Examples
+    --------
+    >>> enlarged(1.0, 0.5), enlarged(0.0, 1.0)
+    (2.0, inf)
+    """
+    room = 1 - rate
+    if isinstance(room, float):
+        return x / room if room > 0 else _where(False, x, math.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _where(room > 0, x / room, math.inf)
+
+
+def left_by_update(rate: X, *, lifted: bool = False) -> X:
+    """``rate / (1 - rate)``: what the last update leaves of the error, relative to this update.
+
+    It is ``p = (I - E) d`` for the error d and ``||E|| <= rate``, so ``||d - p|| = ||E (I - E)^-1 p||``.
+
+    Parameters
+    ----------
+    rate : float, ndarray or Tensor
+    lifted : bool, optional
+        Whether errors are those of ``W p`` for ``W^T W = I - E``, whose norm is at most ``sqrt(1 + rate)``:
+        of solutions in the space of the rows.
+
+    Examples
+    --------
+    >>> left_by_update(0.25), left_by_update(1.5)
+    (0.3333333333333333, inf)
+    """
+    left = enlarged(rate, rate)
+    return (1 + rate) ** 0.5 * left if lifted else left
+
+
+def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X | float = 0.0) -> X:
+    """Forward error by what is left after the last update, relative to the exact solution.
+
+    As :func:`neula.kernels.refining.relative_error` has it, which is one launch; infinite where updates are
+    not trusted to show errors, and where nothing but errors is left.
+
+    Parameters
+    ----------
+    left : float, ndarray or Tensor
+        Bound on ``||D (x - x*)||``, what x lacks of a sum that was refined included.
+    size : float, ndarray or Tensor
+        ``||D x||``.
+    rounding : float, ndarray or Tensor
+        What rounding x to another dtype loses, relative to it.
+    rate : float, ndarray or Tensor
+        Of convergence.
+
+    Examples
+    --------
+    >>> round(measured_error(0.1, 1.0), 4), measured_error(1.0, 1.0), measured_error(0.1, 1.0, rate=0.3)
+    (0.1111, inf, inf)
+    """
+    error = quotient(left, size)
+    error = rounded_error(enlarged(COMPUTED * error, error), COMPUTED * rounding)
+    return _where(rate <= MAX_RATE, error, math.inf)
+
+
+def wedin_factor(condition: X | float, ratio: X) -> X:
+    """``2 + (kappa + 1) ||r|| / (||B|| ||D x||)``, of least squares: by how much the condition number counts
+    (Wedin, 1973).
+
+    Parameters
+    ----------
+    condition : float, ndarray or Tensor
+        Of B, from above; it may be infinite where nothing is left of b.
+    ratio : float, ndarray or Tensor
+        :func:`residual_ratio`.
+    """
+    return 2 + _where(ratio != 0, (condition + 1) * ratio, 0.0)
+
+
+def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
     """``kappa eta (2 + (kappa + 1) ||r|| / (||B|| ||D x||))``, to first order (Wedin, 1973).
 
     Parameters
     ----------
-    condition : Tensor or float
+    condition : float, ndarray or Tensor
         Of B, from above.
-    backward_error : Tensor, shape (k,)
-        Normwise, relative to B and b.
-    residual_ratio : Tensor, shape (k,)
-        ``||r|| / (||B|| ||D x||)``.
+    backward_error : float, ndarray or Tensor
+        As it is measured, relative to B and b.
+    ratio : float, ndarray or Tensor
+        :func:`residual_ratio`.
     """
-    eta = backward_error + NOISE * FP64.u
-    grows = ((condition + 1) * residual_ratio).masked_fill(residual_ratio == 0, 0.0)
-    return condition * eta * (2 + grows)
+    return condition * (backward_error + NOISE * FP64.u) * wedin_factor(condition, ratio)
 
 
-T = TypeVar("T", torch.Tensor, np.ndarray, float)
-
-
-def rounded_error(error: T, rounding: T | float) -> T:
+def rounded_error(error: X, rounding: X | float) -> X:
     """Forward error of x as it is returned: of what was computed, and of rounding it to a narrower dtype.
 
     Parameters
     ----------
-    error : Tensor, ndarray or float
+    error : float, ndarray or Tensor
         Relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D x*||``.
-    rounding : Tensor, ndarray or float
+    rounding : float, ndarray or Tensor
         Relative to x.
 
     Examples
@@ -68,9 +146,22 @@ def rounded_error(error: T, rounding: T | float) -> T:
     return error * (1 + rounding) + rounding
 
 
-def residual_ratio(residual: torch.Tensor, norm: torch.Tensor | float, size: torch.Tensor) -> torch.Tensor:
+def residual_ratio(residual: X, norm: X | float, size: X) -> X:
     """``||r|| / (||B|| ||D x||)``; infinite where only x vanishes."""
-    return over(residual, norm * size)
+    return quotient(residual, norm * size)
+
+
+def _where(condition: Any, x: Any, other: float) -> Any:
+    """x, or another number where a condition does not hold."""
+    if isinstance(condition, torch.Tensor):
+        return torch.where(condition, x, other)
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, x, other)
+    if isinstance(x, torch.Tensor):
+        return x if condition else torch.full_like(x, other)
+    if isinstance(x, np.ndarray):
+        return x if condition else np.full_like(x, other)
+    return x if condition else other
 
 
 def digits_of(forward_error: float, dtype: torch.dtype) -> float:

@@ -130,7 +130,7 @@ class Limits:
             & (evidence.refined_error <= self.backward_error)
             & (evidence.backward_error <= self.backward_error)
             & (evidence.forward_error <= self.forward_error)
-            & (evidence.condition_bound < self.condition)
+            & (evidence.condition_bound <= self.condition)
         )
 
 

@@ -198,6 +198,6 @@ def perturbations(
     return torch.minimum(torch.minimum(optimality, consistent), over(projected, image)), optimality
 
 
-def over(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)

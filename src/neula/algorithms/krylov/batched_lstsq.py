@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE, DoubledEvaluation, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, add_to_pair
 from neula.algorithms.krylov.passes import (
     in_one_pass,
     normal,
@@ -28,6 +28,8 @@ from neula.algorithms.krylov.passes import (
 )
 from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
 from neula.certificates.backward_error import Measures, Norms
+from neula.certificates.forward_error import MAX_RATE
+from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
@@ -242,18 +244,18 @@ class Overdetermined(FactoredTallMatrices):
             (residual, _), pair = doubled_normal(*one)
             gradient = self.over_rows.total_of_pairs(*pair)[None]
             of_rows = self.over_rows.norms(b, residual[None], dim=1)
-            return self._found(high, residual[None], gradient, of_rows, DOUBLED * self._size)
+            return self._found(high, residual[None], gradient, of_rows, doubled=True)
         residual, gradient = doubled_gradient(
             self.doubled, b, high, low, a_low=self.low, b_low=self.b_low, over_rows=self.over_rows
         )
         of_rows = self.over_rows.norms(b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, DOUBLED * self._size)
+        return self._found(high, residual, gradient, of_rows, doubled=True)
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
         residual, gradient = residual_and_gradient(self.t, high, b)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, 2 * FP64.u * self._size**0.5)
+        return self._found(high, residual, gradient, of_rows, doubled=False)
 
     @property
     def _size(self) -> int:
@@ -266,10 +268,10 @@ class Overdetermined(FactoredTallMatrices):
         residual: torch.Tensor,
         gradient: torch.Tensor,
         of_rows: Sequence[torch.Tensor],
-        noise: float,
+        doubled: bool,
     ) -> DoubledEvaluation:
         """What a residual and its gradient say, with the norms of b and of the residual."""
-        projected = self.coordinates(gradient)
+        projected, noise = self.coordinates(gradient), residual_noise(self._size, doubled=doubled)
         b_norm, residual_norm = of_rows
         norms = lengths(projected), self.size(high), b_norm, residual_norm
         errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)

@@ -14,10 +14,11 @@ from functools import partial
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
-from neula.algorithms.krylov.driver import STAGNATION, iterate
+from neula.algorithms.krylov.driver import iterate
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
+from neula.certificates import stagnation
 from neula.certificates.backward_error import Measures, Scale
 from neula.kernels.refining import over
 
@@ -108,7 +109,7 @@ def refine_minimum_norm(
         if best is None or error < smallest:
             measures = Measures(found.error, found.error)
             best = RefinedLeastSquares(found.x, measures, norm(found.residual), row_error=found.row_error)
-        return not error <= tolerance and error < STAGNATION * smallest
+        return stagnation.goes_on(error, smallest, tolerance)
 
     def measured(x: torch.Tensor) -> _CraigIterate:
         residual = rhs - b_matrix.T @ x

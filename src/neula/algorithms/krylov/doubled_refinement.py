@@ -21,8 +21,9 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.driver import STAGNATION
 from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import COMPUTED, MAX_RATE
+from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.engines.graphs import kept
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.refining import added, over, progress, relative_error
@@ -30,19 +31,6 @@ from neula.kernels.systems import Stepped, Trust, stepped
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
-
-MAX_RATE = 0.25
-"""Rate of convergence above which updates are not trusted to show the error: it may be larger by
-``1 / (1 - rate)`` along the vectors where they are small."""
-
-COMPUTED = 1 + 2.0**-20
-"""For the rounding errors of a bound."""
-
-FLOOR = 2.0
-"""Multiple of the rounding errors of the residual from which on refinement has little to gain."""
-
-DOUBLED = 2.0**-104
-"""Relative error of one operation in doubled products, with some room."""
 
 
 Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]

@@ -10,11 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
-
-STAGNATION = 0.5
-"""An update that does not at least halve the error is the last one."""
-
 State = TypeVar("State")
 
 
@@ -55,8 +50,3 @@ def iterate(
         state, taken = update(state, max_iterations - iterations)
         iterations += taken
     return iterations
-
-
-def unfinished(error: torch.Tensor, before: torch.Tensor, tolerance: float | torch.Tensor) -> torch.Tensor:
-    """Which right-hand sides are neither accurate enough nor stagnate."""
-    return (error > tolerance) & (error < STAGNATION * before)

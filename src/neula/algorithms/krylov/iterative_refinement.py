@@ -18,10 +18,11 @@ import torch
 
 from neula.algorithms.elimination.factorization import Factorization
 from neula.algorithms.krylov.cg import cg
-from neula.algorithms.krylov.driver import STAGNATION, iterate
+from neula.algorithms.krylov.driver import iterate
 from neula.algorithms.krylov.gmres import Space
 from neula.algorithms.spectra.inverse_norm import SharedSolves
 from neula.certificates.backward_error import Scaling, backward_error
+from neula.certificates.stagnation import STAGNATION, goes_on, improves
 from neula.kernels.refining import over
 from neula.kernels.symmetric_product import symmetric_product
 
@@ -135,8 +136,8 @@ def refine(
         best.history.append(float(known.max()))
         if on_step is not None:
             on_step(best.history[-1])
-        goes_on = (error <= stagnation * before) & (left_over <= STAGNATION)
-        return active[(error > tolerance) & goes_on], taken
+        worth_it = goes_on(error, before, tolerance, stagnation=stagnation) & improves(left_over, 1.0)
+        return active[worth_it], taken
 
     active = (known > tolerance).nonzero()[:, 0]
     best.iterations += iterate(active, _any, update, max_iterations - best.iterations)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, FLOOR, MAX_RATE
-from neula.algorithms.krylov.driver import STAGNATION
+from neula.certificates.forward_error import COMPUTED, MAX_RATE
+from neula.certificates.residuals import DOUBLED
+from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.kernels.seminormal import RefinementLimits
 
 

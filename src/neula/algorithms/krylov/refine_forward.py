@@ -12,13 +12,14 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
+from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -111,7 +112,7 @@ def refine_forward(
     RefinedLeastSquares
         With a bound on the forward error of each right-hand side.
     """
-    b = problem.b
+    b, noise = problem.b, 4 * residual_noise(sum(operator.shape), doubled=True, random=True)
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
@@ -120,7 +121,8 @@ def refine_forward(
         residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected, operator.over_rows)
-        left = norms.projected + _noise(operator, norms.residual, size(high), norms.b, scale.norm, smallest)
+        sizes = size(high), norms.b, norms.residual
+        left = norms.projected + projection_noise(noise, scale.norm, scale.norm / smallest, *sizes)
         error = operator.over_rows.agree(over(left / smallest, size(high)))
         return _EvaluatedLeastSquares(error, residual, gradient, norms)
 
@@ -143,19 +145,3 @@ def refine_forward(
     return RefinedLeastSquares(
         found.x, measures, norms.residual, iterations, start.history, found.forward_error
     )
-
-
-def _noise(
-    operator: LeastSquaresOperator,
-    residual: torch.Tensor,
-    size: torch.Tensor,
-    b: torch.Tensor,
-    norm: float,
-    smallest: float,
-) -> torch.Tensor:
-    """What rounding errors of doubled products add to ``||P r||``; their signs are random, and so they add up
-    as the square root of their number (Higham and Mary, "A new approach to probabilistic rounding error
-    analysis", SIAM J. Sci. Comput. 41, 2019).
-    """
-    unit = 4 * DOUBLED * sum(operator.shape) ** 0.5
-    return unit * (norm * size + b + norm / smallest * residual)

@@ -13,7 +13,9 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import torch
 
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
-from neula.algorithms.krylov.driver import iterate, unfinished
+from neula.algorithms.krylov.driver import iterate
+from neula.certificates.forward_error import measured_error
+from neula.certificates.stagnation import goes_on
 from neula.kernels.refining import over
 
 PASSES = 8
@@ -113,9 +115,9 @@ class _BestSums(Generic[E]):
         error = self.last.error
         better = error < self._error
         self.x = torch.where(better, high, self.x)
-        # For x alone: the lower part is an error as well.
-        rounded = error + over(self._size(low), self._size(high))
+        # For x alone, relative to the exact solution: the lower part is an error as well.
+        rounded = measured_error(error + over(self._size(low), self._size(high)), 1.0)
         self.forward_error = torch.where(better, rounded, self.forward_error)
-        goes_on = bool(unfinished(error, self._error, self._tolerance).any())
+        worth_it = bool(goes_on(error, self._error, self._tolerance).any())
         self._error = torch.minimum(self._error, error)
-        return goes_on
+        return worth_it

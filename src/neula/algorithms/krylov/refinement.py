@@ -15,11 +15,12 @@ from typing import Protocol
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, Stop, cgls
-from neula.algorithms.krylov.driver import STAGNATION, iterate
+from neula.algorithms.krylov.driver import iterate
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
+from neula.certificates.stagnation import improves
 
 INNER_REDUCTION = 1e-8
 """What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
@@ -186,7 +187,7 @@ class _BestSolutions:
             torch.where(better, measures.optimality, self.measures.optimality),
         )
         before, self._worst = self._worst, (float(error.max()), float(optimality.max()))
-        improved = any(new < STAGNATION * old for new, old in zip(self._worst, before, strict=True))
+        improved = any(map(improves, self._worst, before))
         self._worst = (min(self._worst[0], before[0]), min(self._worst[1], before[1]))
         return improved
 

@@ -24,8 +24,9 @@ from neula.algorithms.krylov.batched_lstsq import (
     probes,
 )
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import DOUBLED
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.certificates.forward_error import left_by_update
+from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
 
@@ -193,11 +194,11 @@ class RefinementSums:
         change = torch.linalg.matrix_norm(self.z - of.projector.T @ self.images)
         rate = float(MARGINS[PROBES] * change) + ROUNDING * FP64.u * of.size
         n = len(gradient)
-        noise = DOUBLED * (self.count + n) if self.doubled else 2 * FP64.u * float(self.count + n) ** 0.5
+        noise = residual_noise(self.count + n, doubled=self.doubled)
         if self.rounded:  # ||dA y|| <= u ||A||_F ||y||
-            noise = max(noise, 2 * FP64.u * n**0.5)
+            noise = max(noise, residual_noise(n, doubled=False))
         residual, b = self.squares.sqrt(), self.of_b.sqrt()
-        floor = noise * (of.norm_bound * of.length(self.x) + b + of.condition * residual)
+        floor = projection_noise(noise, of.norm_bound, of.condition, of.length(self.x), b, residual)
         return StreamedUpdate(of, projected, of.inverse @ projected, rate, residual, b, floor)
 
 
@@ -230,8 +231,7 @@ class StreamedUpdate:
     @property
     def left(self) -> torch.Tensor:
         """What the update leaves of the projection at most, shape (k,)."""
-        rest = self.rate / (1 - self.rate) if self.rate < 1 else torch.inf
-        return rest * lengths(self.projected[None])[0]
+        return left_by_update(self.rate) * lengths(self.projected[None])[0]
 
     def residual_after(self, rounding: torch.Tensor) -> torch.Tensor:
         """``||b - A x||`` after the update, by Pythagoras, with what rounding x has changed of ``A x``."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, DoubledEvaluation
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import left_by_update
+from neula.certificates.residuals import residual_noise
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -48,7 +50,7 @@ class Underdetermined(FactoredTallMatrices):
         self._norm = torch.ones_like(t[:, 0, :1]) if norm is None else norm
         self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
         of_r, of_inverse = (schatten_bounds(x, upper=True)[1] for x in (r, self.inverse))
-        self._condition = of_r * of_inverse
+        self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None], lifted=True)
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         w = self.inverse @ self.coordinates(b)
@@ -75,9 +77,8 @@ class Underdetermined(FactoredTallMatrices):
         dw = self.inverse @ inside
         dx = self.t @ dw - outside
         sizes = lengths(x)
-        noise = DOUBLED * sum(self.t.shape[1:]) * self._condition
-        rate = self.rate[:, None]
-        wrong = rate / (1 - rate) * (lengths(outside) + lengths(inside)) + noise * sizes
+        noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * self._condition
+        wrong = self._left * (lengths(outside) + lengths(inside)) + noise * sizes
         return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 
     def updated(

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE
 from neula.certificates.verdict import Evidence
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load

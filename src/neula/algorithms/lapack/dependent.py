@@ -23,7 +23,6 @@ import numpy as np
 from scipy.linalg import lapack
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, two_sum
 from neula.algorithms.lapack.independent import Independent, reflected
 from neula.algorithms.lapack.products import WIDE, cholesky_factor, gram_matrix, in_double, products
@@ -31,6 +30,8 @@ from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEv
 from neula.algorithms.lapack.seminormal import ALIKE, SeminormalFactor
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.rank_revealing import Spectrum
+from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, wedin_factor
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -141,8 +142,8 @@ class Dependent(ABC):
         norm = self._found.norm
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), norm * found.size
-        projected = length(self._projected(gradient)) / (1 - self.rate)
-        optimality = length(gradient / self._columns) / (norm * residual) if residual else 0.0
+        projected = enlarged(length(self._projected(gradient)), self.rate)
+        optimality = quotient(length(gradient / self._columns), norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         return backward_error, optimality, found.forward_error + self._of_dropped(residual / image)
 
@@ -153,10 +154,8 @@ class Dependent(ABC):
         "Perturbation bounds in connection with singular value decomposition", BIT 12, 1972).
         """
         dropped = self._found.dropped * self._through
-        if not dropped < 1:
-            return math.inf
-        turned = dropped * (dropped + self._of_rest) / (1 - dropped) ** 2
-        return turned * self._spread**2 * self._growth * (3 + (self._condition_bound + 1) * ratio)
+        turned = enlarged(enlarged(dropped * (dropped + self._of_rest), dropped), dropped)
+        return turned * self._spread**2 * self._growth * (1 + wedin_factor(self._condition_bound, ratio))
 
     @property
     def _of_rest(self) -> float:
@@ -165,8 +164,8 @@ class Dependent(ABC):
 
     def _floor(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray, noise: float) -> float:
         """What rounding errors of products leave of ``Q^T r``."""
-        bound, of_gradient = self._found.norm_bound, self._through * length(residual)
-        return noise * (bound * self.size(x) + length(b) + bound * of_gradient)
+        sizes = self.size(x), length(b), length(residual)
+        return projection_noise(noise, self._found.norm_bound, self._condition_bound, *sizes)
 
     def _projected(self, gradient: np.ndarray) -> np.ndarray:
         """``Q^T r`` by ``A^T r``, of one vector or of a few: ``R^-T (I + F F^T)^-1 [I F] P^T D^-1 A^T r``."""
@@ -213,13 +212,13 @@ class Plain(Dependent):
         residual, gradient = self._a.residual(b, high)
         projected = self._projected(gradient)
         update = self._step(projected)
-        noise = 2 * FP64.u * sum(self.shape) ** 0.5
+        noise = residual_noise(sum(self.shape), doubled=False)
         floor = self._floor(b, high, residual, noise)
         # Errors that leave the space of the rows, where no step sees them: of the first x, of all updates.
         self._updates += self.size(update)
         of_rows = self._of_sums(high, noise) + self._of_rest * self._spread**2 * self._updates
         along = self._spread * self._through
-        wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate, lifted=True) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual - self.change(update), update, wrong, along * floor + of_rows)
 
     def _of_sums(self, x: np.ndarray, noise: float) -> float:
@@ -263,7 +262,7 @@ class Precise(Dependent):
 
     def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """The residual of x, and what it adds to w."""
-        noise, of_slices = DOUBLED * sum(self.shape), self.doubled.error
+        noise, of_slices = residual_noise(sum(self.shape), doubled=True), self.doubled.error
         residual, rest = self.doubled.residual(high, low, b)
         projected = self._projected(self.doubled.gradient(residual, rest))
         of_gradient = self._through * length(residual) / float(self._columns.min())
@@ -272,7 +271,7 @@ class Precise(Dependent):
         of_rows = self._largest**2 * self._found.norm_bound * noise
         of_rows = (of_rows + float((self._columns * self._shrink).max()) * of_slices) * length(w)
         along = self._spread * self._through
-        wrong = along * (self.rate / (1 - self.rate) * length(projected) + floor) + of_rows
+        wrong = along * (left_by_update(self.rate, lifted=True) * length(projected) + floor) + of_rows
         return ResidualEvaluation(residual, self._raised(projected), wrong, along * floor + of_rows)
 
     def _raised(self, projected: np.ndarray) -> np.ndarray:

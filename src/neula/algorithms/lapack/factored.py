@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE
 from neula.algorithms.lapack.compiled import NAMES, CompiledSolutions
 from neula.algorithms.lapack.products import factorize, factorize_definite
 from neula.algorithms.lapack.square import ALIKE, MODERATE
+from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
 

@@ -11,9 +11,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, FLOOR, MAX_STEPS
-from neula.algorithms.krylov.driver import STAGNATION
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.doubled import Pair, two_sum
+from neula.certificates.forward_error import measured_error
+from neula.certificates.stagnation import goes_on
 
 
 class ResidualEvaluation(NamedTuple):
@@ -128,7 +129,7 @@ def refine(
         low += update
         high, low = two_sum(high, low)
         size = system.size(high)
-        if not (left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor):
+        if not goes_on(left, before, tolerance * size, floor):
             break
     return _refined(system, high, low, residual, left, steps)
 
@@ -160,7 +161,7 @@ def refine_rows(
         high, low = two_sum(high, rest + (more_low + low))
         residual = residual - system.change(more)
         size = system.size(high)
-        active = left > tolerance * size and left < STAGNATION * before and left > FLOOR * floor
+        active = goes_on(left, before, tolerance * size, floor)
         active = active or not system.solves(b, residual, size)
     return _refined(system, high, low, residual, left, steps)
 
@@ -176,10 +177,10 @@ def _refined(
     size = system.size(high)
     if not 0 < size < math.inf:
         return None
-    lost = system.size(low) / size
-    error = left / size + lost
-    error = COMPUTED * error / (1 - error) if error < 1 else math.inf
-    return RefinedVectorSolution(high, low, residual, size, lost, error, steps)
+    lost = system.size(low)
+    return RefinedVectorSolution(
+        high, low, residual, size, lost / size, measured_error(left + lost, size), steps
+    )
 
 
 LONG = 10_000

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, PROBES, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
     WIDE,
@@ -28,7 +27,14 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import ESTIMATED, NOISE
+from neula.certificates.forward_error import (
+    ESTIMATED,
+    MAX_RATE,
+    enlarged,
+    least_squares_error,
+    left_by_update,
+)
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -218,15 +224,16 @@ class SeminormalProblem:
         through, bound = self.triangle.inverse_norm, self.norm_bound
         if self.doubled is None:
             residual, gradient = self._a.residual(b, high)
-            noise, of_slices = 2 * FP64.u * sum(self.shape) ** 0.5, 0.0
+            of_slices = 0.0
         else:
             residual, rest = self.doubled.residual(high, low, b)
-            gradient, noise = self.doubled.gradient(residual, rest), DOUBLED * sum(self.shape)
+            gradient = self.doubled.gradient(residual, rest)
             of_slices = self.doubled.error * (length(high) + through * length(residual) / self._smallest)
         projected = self.triangle.solve_transposed(gradient)
-        floor = noise * (bound * self.size(high) + length(b) + bound * through * length(residual))
-        floor += of_slices
-        wrong = self.rate / (1 - self.rate) * length(projected) + floor
+        noise = residual_noise(sum(self.shape), doubled=self.doubled is not None)
+        sizes = self.size(high), length(b), length(residual)
+        floor = projection_noise(noise, bound, bound * through, *sizes) + of_slices
+        wrong = left_by_update(self.rate) * length(projected) + floor
         update = self.triangle.solve(projected)
         return ResidualEvaluation(residual - self.change(update), update, through * wrong, through * floor)
 
@@ -239,12 +246,10 @@ class SeminormalProblem:
         """
         gradient = self._a.transposed_times(found.residual)
         residual, image = length(found.residual), self._norm * found.size
-        projected = length(self.triangle.solve_transposed(gradient)) / (1 - self.rate)
-        optimality = length(gradient / self.columns) / (self._norm * residual) if residual else 0.0
+        projected = enlarged(length(self.triangle.solve_transposed(gradient)), self.rate)
+        optimality = quotient(length(gradient / self.columns), self._norm * residual)
         backward_error = min(optimality, residual / (image + length(b)), projected / image)
         if self.doubled is not None:
             return backward_error, optimality, found.forward_error
-        condition = self.condition_bound
-        grows = (condition + 1) * residual / image
-        by_formula = condition * (backward_error + NOISE * FP64.u) * (2 + grows)
+        by_formula = least_squares_error(self.condition_bound, backward_error, residual / image)
         return backward_error, optimality, min(found.forward_error, by_formula)

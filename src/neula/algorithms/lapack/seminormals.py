@@ -13,16 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, gram, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.seminormal import ALIKE
-from neula.certificates.forward_error import NOISE
+from neula.certificates.forward_error import (
+    MAX_RATE,
+    enlarged,
+    least_squares_error,
+    left_by_update,
+    measured_error,
+)
+from neula.certificates.residuals import projection_noise, quotient, residual_noise
+from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
-
-PLAIN = 2 * FP64.u
-"""Relative error of one operation in working precision, with some room."""
 
 
 @dataclass(frozen=True)
@@ -131,16 +135,15 @@ class Seminormals:
         size, residual_norm = lengths(self._columns * x), lengths(residual)
         image = self._norm * size
         after = self._solved(gradient)[1]
-        contracts = after <= MAX_RATE * before + self._floor(PLAIN, size, b_norm, residual_norm)
-        projected = after / (1 - self._rate)
-        optimality = _over(lengths(gradient * self._scales), self._norm * residual_norm)
+        noise = self._floor(size, b_norm, residual_norm, doubled=False)
+        projected = enlarged(after, self._rate)
+        optimality = quotient(lengths(gradient * self._scales), self._norm * residual_norm)
         consistent = residual_norm / (image + b_norm)
         backward_error = np.minimum(np.minimum(optimality, consistent), projected / image)
-        low_part = lengths(self._columns * low) / size
-        error = left / size + low_part
-        forward_error = np.where(error < 1, COMPUTED * error / (1 - error), np.inf)
+        lost = lengths(self._columns * low)
+        forward_error = measured_error(left + lost, size)
         if not self._slices:
-            by_formula = self._by_formula(backward_error, residual_norm / image)
+            by_formula = least_squares_error(self.condition_bound, backward_error, residual_norm / image)
             forward_error = np.fmin(forward_error, by_formula)
         rounding: np.ndarray | float = 0.0
         if given is not x:
@@ -149,10 +152,10 @@ class Seminormals:
         return SeminormalBatchSolution(
             x=given if self._units is None else given * self._units,
             left=left / size,
-            settled=left <= 2 * floor,
-            contracts=contracts,
+            settled=settled(left, floor),
+            contracts=contracts(after, before, noise),
             forward_error=forward_error,
-            low=low_part,
+            low=lost / size,
             rounding=rounding,
             backward_error=backward_error,
             optimality=optimality,
@@ -177,43 +180,24 @@ class Seminormals:
         self, x: np.ndarray, b: np.ndarray, b_norm: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Residual, update, ``||R^-T A^T r||``, bound on ``||D (x - x*)||`` then, and its rounding errors."""
-        size = sum(self._a.shape[1:])
         if not self._slices:
             residual = b - np.matmul(self._a, x)
-            gradient, noise = transposed_times(self._a, residual), PLAIN
+            gradient = transposed_times(self._a, residual)
         else:
             residual, gradient = doubled(self._a, self._largest, x, b, self._slices, gradients=True)
-            noise = DOUBLED * size**0.5
         update, projected = self._solved(gradient)
         of_residual = lengths(residual)
-        floor = self._floor(noise, lengths(self._columns * x), b_norm, of_residual)
+        floor = self._floor(lengths(self._columns * x), b_norm, of_residual, doubled=self._slices > 0)
         if self._slices:
             through = self._inverse_norm / least(self._columns)
             of_slices = error_of(self._a.shape[1:], self._slices) * self._largest[:, None]
             floor += of_slices * (lengths(x) + through * of_residual)
-        left = self._rate / (1 - self._rate) * projected + floor
+        left = left_by_update(self._rate) * projected + floor
         return residual, update, projected, self._inverse_norm * left, self._inverse_norm * floor
 
-    def _floor(self, unit: float, of_x: np.ndarray, of_b: np.ndarray, of_residual: np.ndarray) -> np.ndarray:
-        """What of ``||R^-T A^T r||`` may be rounding errors: those of r, and those of the gradient through
-        ``B^+``.
-        """
-        noise = unit * sum(self._a.shape[1:]) ** 0.5
-        floor: np.ndarray = noise * (self._norm_bound * of_x + of_b + self.condition_bound * of_residual)
-        return floor
-
-    def _by_formula(self, backward_error: np.ndarray, residual_ratio: np.ndarray) -> np.ndarray:
-        """Wedin's bound (:mod:`neula.certificates.forward_error`)."""
-        condition = self.condition_bound
-        bound: np.ndarray = (
-            condition * (backward_error + NOISE * FP64.u) * (2 + (condition + 1) * residual_ratio)
-        )
-        return bound
-
-
-def _over(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``a / b``, 0 where both vanish."""
-    return np.where(a == 0, 0.0, a / b)
+    def _floor(self, *sizes: np.ndarray, doubled: bool) -> np.ndarray:
+        noise = residual_noise(sum(self._a.shape[1:]), doubled=doubled)
+        return projection_noise(noise, self._norm_bound, self.condition_bound, *sizes)
 
 
 def _norm(a: np.ndarray) -> np.ndarray:

@@ -15,7 +15,6 @@ from scipy.linalg import lapack
 from scipy.linalg.blas import idamax, isamax
 
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, ROUNDING
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import SlicedMatrix
 from neula.algorithms.lapack.products import (
     MatrixProducts,
@@ -28,7 +27,9 @@ from neula.algorithms.lapack.products import (
 from neula.algorithms.lapack.refinement import LONG, RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.vectors import probe_array
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, enlarged
+from neula.certificates.residuals import quotient, residual_noise
+from neula.certificates.stagnation import contracts
 from neula.engines import FP32, FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -218,10 +219,10 @@ class SquareSystem:
         )
         self.rate = lost + rounding
         self.doubled = SlicedMatrix(a, doubled) if doubled else None
-        self._through = through / (1 - self.rate)
+        self._through = enlarged(through, self.rate)
         # B has columns of norm 1.
         self.condition_bound = min(n**0.5, ESTIMATED * scaled_norm) * self._through
-        self._unit = (DOUBLED if doubled else 2 * FP64.u) * n**0.5
+        self._unit = residual_noise(n, doubled=bool(doubled), random=True)
 
     @classmethod
     def factorize(
@@ -311,7 +312,7 @@ class SquareSystem:
         if self.doubled is not None:
             floor += self.doubled.error * of_x
         noise = floor + (len(b) + 2) * FP64.u * (size + self._norm * length(update))
-        if not left <= MAX_RATE * size + noise:
+        if not contracts(left, size, noise):
             return ResidualEvaluation(after, update, math.inf, self._through * floor)
         return ResidualEvaluation(after, update, self._through * (left + noise), self._through * floor)
 
@@ -319,7 +320,7 @@ class SquareSystem:
         """Backward error, optimality and forward error of a refined solution of least squares."""
         residual, image = length(found.residual), self._scaled_norm * found.size
         gradient = self._a.transposed_times(found.residual)
-        optimality = length(gradient / self._sizes) / (self._scaled_norm * residual) if residual else 0.0
+        optimality = quotient(length(gradient / self._sizes), self._scaled_norm * residual)
         return min(optimality, residual / (image + length(b))), optimality, found.forward_error
 
     def backward_error(self, b: np.ndarray, x: np.ndarray, residual: np.ndarray) -> float:

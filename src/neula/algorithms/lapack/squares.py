@@ -15,11 +15,13 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, PROBES, ROUNDING
 from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.lapack.batches import doubled, largest, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
+from neula.certificates.forward_error import MAX_RATE, enlarged, measured_error
+from neula.certificates.residuals import quotient, residual_noise
+from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -126,8 +128,7 @@ class SquareBatchSolution:
     @property
     def forward_error(self) -> np.ndarray:
         """For x as it is given back, bound on ``||D (x - x*)|| / ||D x*||``."""
-        error = self.left + self.low
-        return np.where(error < 1, COMPUTED * (error + self.rounding) / (1 - error), np.inf)
+        return measured_error(self.left + self.low, 1.0, self.rounding)
 
 
 class Squares:
@@ -198,8 +199,8 @@ class Squares:
             steps.append(x - given)
         condition, images = self._condition(steps, estimate)
         after, of_before, size = before, lengths(before), lengths(self._sizes * x)
-        unit = DOUBLED if self._slices else 2 * FP64.u
-        floor = unit * n**0.5 * (self._norm * lengths(x) + of_b)
+        unit = residual_noise(n, doubled=self._slices > 0, random=True)
+        floor = unit * (self._norm * lengths(x) + of_b)
         if self._slices:
             floor += error_of((n, n), self._slices) * self._largest[:, None] * lengths(x)
         noise = floor
@@ -211,18 +212,19 @@ class Squares:
         backward_error = largest(of_x) / scale
         if len(self._graded):
             backward_error[self._graded] = self._by_rows(x, b, of_x)
-        solves = (left <= MAX_RATE * of_before + noise) if self._updates else True
-        solves &= ROUNDING * FP64.u * self._norm * inverse_norm <= MAX_RATE * self._smallest
+        solves = contracts(left, of_before, noise) if self._updates else True
+        rate = ROUNDING * FP64.u * self._norm * inverse_norm / self._smallest
+        solves &= rate <= MAX_RATE
         of_given = of_x if given is x else of_x + images[-1]
         moderate = (of_b >= 1 / MODERATE) & (of_b <= MODERATE)
         return SquareBatchSolution(
             x=given,
-            left=inverse_norm * (left + noise) / size,
+            left=enlarged(inverse_norm, rate) * (left + noise) / size,
             low=0.0 if low is None else lengths(self._sizes * low) / size,
             rounding=0.0 if given is x else lengths(self._sizes * steps[-1]) / size,
             backward_error=backward_error,
             first_error=largest(before) / scale,
-            settled=left <= floor,
+            settled=settled(left + floor, floor),  # the residual as it is, without its rounding errors
             good=self._moderate & solves & moderate,
             residual=lengths(of_given) / of_b,
             condition=condition,
@@ -236,7 +238,7 @@ class Squares:
         """
         some = self._graded
         sizes = np.matmul(np.abs(self._a[some]), np.abs(x[some])) + np.abs(b[some])
-        return most(np.where(residual[some] == 0, 0.0, np.abs(residual[some]) / sizes))
+        return most(quotient(np.abs(residual[some]), sizes))
 
     def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""

@@ -12,12 +12,13 @@ import math
 
 import numpy as np
 
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.lapack.doubled import Pair, SlicedMatrix, difference
 from neula.algorithms.lapack.products import WIDE, gram_matrix, in_double, products
 from neula.algorithms.lapack.refinement import RefinedVectorSolution, ResidualEvaluation, length
 from neula.algorithms.lapack.seminormal import SeminormalProblem, by_gram
 from neula.algorithms.lapack.triangle import TriangularFactor
+from neula.certificates.forward_error import MAX_RATE, left_by_update
+from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
 
@@ -109,11 +110,11 @@ class Wide:
         residual += rest
         projected = triangle.solve_transposed(residual)
         # Errors of the residual reach x through R^-T, those of T w are its own.
-        noise = DOUBLED * sum(self.shape)
+        noise = residual_noise(sum(self.shape), doubled=True)
         of_products = noise * self._norm_of_rows + self.doubled.error
         of_residual = of_products * length(high) + noise * length(scaled)
         floor = triangle.inverse_norm / self._smallest * of_residual + of_products * length(w)
-        wrong = rate / (1 - rate) * length(projected) + floor
+        wrong = left_by_update(rate, lifted=True) * length(projected) + floor
         update = triangle.solve(projected)
         return ResidualEvaluation(
             residual / self._scales, update, self._largest * wrong, self._largest * floor

@@ -19,6 +19,7 @@ subspace iteration do the rest: each multiplies the angle by ``(sigma_(r+1) / si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,6 +34,7 @@ from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
 from neula.certificates.rank import rank_doubt
+from neula.certificates.stagnation import goes_on
 from neula.engines import FP64, Engine
 from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.refining import over
@@ -212,9 +214,8 @@ def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor | None =
             return None
         rows = b_matrix.T @ q
         before, found = found, _measured(b_matrix, z, q, r, rows)
-        enough = found.residual <= eps * found.largest[1]
-        hopeless = found.dropped >= found.smallest
-        if enough or hopeless or (before is not None and not found.residual < 0.5 * before.residual):
+        last = math.inf if before is None else before.residual
+        if found.dropped >= found.smallest or not goes_on(found.residual, last, eps * found.largest[1]):
             break
         # Nearly orthonormal: B^T Q = Z R^T but for the residual.
         z = refine_qr(rows @ found.inverse.T)[0]

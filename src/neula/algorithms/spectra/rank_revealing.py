@@ -14,6 +14,7 @@ from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, LeadingRowSpace, pivoted_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.certificates.forward_error import enlarged, wedin_factor
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
@@ -143,7 +144,7 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     if rank > 0:
         refined = _refined(problem, doubled, u, s[:rank])
         turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
-        better = refined.error + spectrum.dropped * turned * (2 + (spectrum.condition + 1) * ratio)
+        better = refined.error + spectrum.dropped * turned * wedin_factor(spectrum.condition, ratio)
         if bool(over_rows.agree((better <= error).all())):
             coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
     if rank == n:
@@ -225,14 +226,12 @@ class Spectrum:
     @property
     def angle(self) -> float:
         """By how much the space of the singular vectors may have turned."""
-        if self.dropped >= 1:
-            return math.inf
-        return (self.condition * self.eps + self.residual) / (1 - self.dropped)
+        return enlarged(self.condition * self.eps + self.residual, self.dropped)
 
     def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of the coefficients of y in the singular vectors, for ``||r|| / (||B|| ||y||)``."""
-        grows = torch.where(ratio > 0, (self.condition + 1) * ratio, 0.0)
-        return (self.condition * self.eps + 2 * self.dropped * self.angle) * (2 + grows)
+        turned = self.condition * self.eps + 2 * self.dropped * self.angle
+        return turned * wedin_factor(self.condition, ratio)
 
 
 @dataclass(frozen=True)

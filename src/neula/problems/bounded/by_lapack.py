@@ -16,12 +16,11 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
 from neula.algorithms.lapack.products import products
 from neula.algorithms.lapack.refinement import length
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import MAX_RATE, SURE
 from neula.kernels import bounded_host
 from neula.kernels.bounded_host import BoundedMinimum
 from neula.kernels.host_matrices import DTYPES

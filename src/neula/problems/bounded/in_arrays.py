@@ -10,8 +10,14 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
-from neula.certificates.forward_error import NOISE, rounded_error
+from neula.certificates.forward_error import (
+    MAX_RATE,
+    NOISE,
+    enlarged,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
 from neula.certificates.kkt import backward_error_of
 from neula.engines import FP64
 from neula.kernels.bounded_host import Numbers
@@ -50,12 +56,12 @@ def evidence_of(
     if not rate <= MAX_RATE:
         return None
     # Without free variables nothing is projected, and no column can be ill-conditioned.
-    norm, inverse_norm = (of.norm, of.inverse_norm / (1 - rate)) if of.width else (1.0, 1.0)
+    norm, inverse_norm = (of.norm, enlarged(of.inverse_norm, rate)) if of.width else (1.0, 1.0)
     least = max(1.0, norm / max(1.0, of.width) ** 0.25)  # columns have norm 1
     backward_error = backward_error_of(
         residual=of.residual,
         wrong=of.gradient,
-        projected=of.projected / (1 - rate),
+        projected=enlarged(of.projected, rate),
         rest=of.rest,
         image=of.image,
         b=of.b,
@@ -68,8 +74,8 @@ def evidence_of(
     else:
         moved = error * (of.image * norm + of.b + of.residual * inverse_norm)
         condition = norm * inverse_norm if moved < pushed else _condition(shape, *of_all())
-        grows = (condition + 1) * of.residual / (least * of.image) if of.image else math.inf
-        forward_error = rounded_error(condition * error * (2 + grows), rounding)
+        ratio = residual_ratio(of.residual, least, of.image) if of.image else math.inf
+        forward_error = rounded_error(least_squares_error(condition, backward_error, ratio), rounding)
     return BoundedEvidence(
         backward_error + rounding, forward_error, max(1.0, least * inverse_norm / of.margin)
     )
@@ -86,4 +92,4 @@ def rate_of(shape: tuple[int, int], width: float, inverse_norm: float) -> float:
 
 def _condition(shape: tuple[int, int], norm: float, inverse_norm: float) -> float:
     rate = rate_of(shape, shape[1], inverse_norm)
-    return norm * inverse_norm / (1 - rate) if rate <= MAX_RATE else math.inf
+    return enlarged(norm * inverse_norm, rate) if rate <= MAX_RATE else math.inf

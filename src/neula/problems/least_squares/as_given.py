@@ -7,8 +7,9 @@ from functools import partial
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, Refinement
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import MAX_RATE
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.engines import FP64
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
@@ -70,8 +70,8 @@ def _with_rounded_weights(
     sizes = torch.linalg.vector_norm(given.a, dim=0).numpy()
     image = np.linalg.norm(sizes[:, None] * found.x, axis=0)
     condition = ESTIMATED * found.condition
-    grows = (condition + 1) * np.array(found.residual_norms) / image
-    errors = (found.forward_errors + condition * FP64.u * (2 + grows)).tolist()
+    factor = wedin_factor(condition, np.array(found.residual_norms) / image)
+    errors = (found.forward_errors + condition * FP64.u * factor).tolist()
     backward, limits = found.backward_error + FP64.u, options.limits(given.a.shape)
     if not (max(errors) <= limits.forward_error and backward <= limits.backward_error):
         return None

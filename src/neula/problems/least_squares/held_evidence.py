@@ -10,12 +10,12 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, DOUBLED, MAX_RATE
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import residual_ratio
+from neula.certificates.forward_error import enlarged, measured_error, residual_ratio
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
@@ -73,15 +73,15 @@ class Held(SingleProblem):
         uncertain = (MARGINS[PROBES] * distance + noise) * of.inverse_norm
         rate = uncertain * of.inverse_norm
         error = of.inverse_norm * (wrong + uncertain * size)
-        error = over(error, (1 - rate) * size) if rate <= MAX_RATE else torch.full_like(size, math.inf)
+        error = over(enlarged(error, rate), size)
         norms, scale = torch.linalg.vector_norm(s, dim=0), max(of.norm, torch.finfo(torch.float64).tiny)
         relative = torch.full_like(size, distance / scale / scale)
         error = of.error(x, error, relative, residual_ratio(norms, of.norm, size))
         of_x = self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self._excess
         given = shift(x, of_x)
         error = error + over(of.length(x - shift(given, -of_x)), size)
-        error = COMPUTED * error / (1 - error)  # relative to the exact solution
-        error = torch.where((error >= 0) & self._moderate(r, torch.cat([z, s])), error, math.inf)
+        error = measured_error(error, 1.0, rate=rate)
+        error = torch.where(self._moderate(r, torch.cat([z, s])), error, math.inf)
         products = self.sums.products - r.T @ z
         of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
         of_sums = over(of_products, scale * b).amax()
@@ -157,7 +157,7 @@ class Held(SingleProblem):
     def _unit(self) -> float:
         """Rounding errors of an element of a doubled product, times the root of the number of elements."""
         n = len(self.exponents)
-        return DOUBLED * (self.sums.rows + 2 * n) * n**0.5
+        return residual_noise(self.sums.rows + 2 * n, doubled=True) * n**0.5
 
     def _distance(self, of: Coordinates) -> tuple[float, float]:
         """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and what rounding errors of products hide of it.

@@ -11,7 +11,6 @@ from torch.nn import functional
 from neula.algorithms.krylov.batched_lstsq import MARGIN
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE
 from neula.algorithms.krylov.refine_forward import refine_forward
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, RefinedLeastSquares, refine
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
@@ -19,6 +18,7 @@ from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangu
 from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import (
     ESTIMATED,
+    MAX_RATE,
     least_squares_error,
     residual_ratio,
     rounded_error,

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_RATE, MAX_STEPS, FactoredProblems, Refinement
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import MAX_RATE, SURE, enlarged
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
@@ -199,7 +199,7 @@ class Estimates:
         self.x.put_at(where, found.x, error[None])
         length = norm(scaled.columns[place] * found.x[0], dim=0)
         length, rounding = scaled.a.shape[1] ** 0.5 * length, sum(scaled.a.shape) * FP64.u
-        error = error / (1 - error) * length + rounding * (length + self.path.b_norm)
+        error = enlarged(error, error) * length + rounding * (length + self.path.b_norm)
         residual, size = norm(scaled.b - scaled.a @ found.x[0], dim=0), self.path.size[place]
         self.residual.put_at(
             where, *BoundedEstimate.from_arrays((residual / size)[None], (error / size)[None])
@@ -220,7 +220,8 @@ class Estimates:
         if scaled.damps[place]:
             accepted = accepted & (found.rank == a.shape[1])
         columns = norm(a[rest], dim=0)[:, None]
-        size = found.forward_error[0] / (1 - found.forward_error[0]) * norm(columns * found.x[0], dim=0)
+        error = found.forward_error[0]
+        size = enlarged(error, error) * norm(columns * found.x[0], dim=0)
         error = norm(a[row] / torch.where(columns[:, 0] > 0, columns[:, 0], torch.inf)) * size
         error = error + len(a) * FP64.u * (scaled.b[row].abs() + a[row].abs() @ found.x[0].abs())
         error = torch.where(accepted, error, torch.inf)

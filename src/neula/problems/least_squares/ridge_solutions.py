@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, enlarged
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
 from neula.kernels.doubled_normal import doubled_normal
@@ -129,7 +129,7 @@ class BoundedEstimate(NamedTuple):
 def relative(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
     """Errors relative to exact numbers, by those that were computed; infinite where nothing is known."""
     found = over(error, size)
-    return torch.where(found < 1, found / (1 - found), torch.inf)
+    return enlarged(found, found)
 
 
 @dataclass(frozen=True)

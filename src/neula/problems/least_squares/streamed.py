@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_RATE, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums, StreamedUpdate
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.backward_error import Norms
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.forward_error import residual_ratio
+from neula.certificates.forward_error import MAX_RATE, measured_error, residual_ratio
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
@@ -315,9 +315,7 @@ class Streamed(SingleProblem):
         measures = norms.measures(of.norm)
         error = over(of.inverse_norm * (refined.left + refined.floor) + rounding, size)
         error = of.error(x, error, measures.backward_error, residual_ratio(residual, of.norm, size))
-        error = COMPUTED * error / (1 - error)
-        trusted = (error >= 0) & error.isfinite() & (refined.rate <= MAX_RATE)
-        error = torch.where(trusted, error, math.inf)
+        error = measured_error(error, 1.0, rate=refined.rate)
         backward = measures.backward_error.amax()[None]
         return LeastSquaresSolutions(
             x=rounded[None],

@@ -13,7 +13,6 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths, rate_of
 from neula.algorithms.krylov.doubled_refinement import (
-    MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
     FactoredProblems,
@@ -31,7 +30,7 @@ from neula.algorithms.orthogonal.r_only import (
     shifted_cholesky3_r,
 )
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.forward_error import ESTIMATED, MAX_RATE
 from neula.engines.inputs import made
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import COMPUTED, MAX_STEPS
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.lapack.refinement import length, refine
 from neula.algorithms.lapack.square import SquareSystem
 from neula.certificates.bounds import solve_bound
-from neula.certificates.forward_error import rounded_error
+from neula.certificates.forward_error import COMPUTED, rounded_error
 from neula.certificates.verdict import Evidence
 from neula.engines import FP32, FP64, Format
 from neula.kernels.magnitudes import MODERATE

@@ -10,9 +10,6 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
 from neula.algorithms.krylov.doubled_refinement import (
-    COMPUTED,
-    DOUBLED,
-    MAX_RATE,
     MAX_STEPS,
     DoubledSolution,
     Refinement,
@@ -21,7 +18,8 @@ from neula.algorithms.krylov.doubled_refinement import (
 )
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
-from neula.certificates.forward_error import ESTIMATED, rounded_error
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
+from neula.certificates.residuals import residual_noise
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -197,7 +195,7 @@ class FactoredSystems:
         norms = norm, self.scaled_norm, inverse, self._left
         self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
         self.condition = inverse * self.scaled_norm.clamp_min(1.0)  # columns have norm 1
-        noise = (DOUBLED if doubled else 2 * FP64.u) * a.shape[-1] ** 0.5
+        noise = residual_noise(a.shape[-1], doubled=doubled, random=True)
         self._trust = Trust(sizes, wrong, inverse[:, None], norm[:, None], lengths(b), noise)
 
     def _first_steps(

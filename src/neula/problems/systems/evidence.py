@@ -9,7 +9,6 @@ import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
-from neula.algorithms.krylov.doubled_refinement import DOUBLED, MAX_RATE
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Beside, RefinedSystem, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
@@ -17,8 +16,8 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import ESTIMATED
-from neula.engines import FP64
+from neula.certificates.forward_error import ESTIMATED, MAX_RATE, measured_error
+from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -164,18 +163,16 @@ class SystemEvidence:
         """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
         if self.measured is not None:
             return self.measured
-        rows = self.scales.rows[:, None]
-        norm = torch.linalg.vector_norm
-        size = self.size(refined.x)
-        rounding = 2 * FP64.u * len(b) ** 0.5 * (self.norm * size + norm(rows * b, dim=0))
+        rows, size, norm = self.scales.rows[:, None], self.size(refined.x), torch.linalg.vector_norm
+        rounding = residual_noise(len(b), doubled=False) * (self.norm * size + norm(rows * b, dim=0))
         residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
-        error = over(ESTIMATED * self.inverse * residual, size).nan_to_num(torch.inf, torch.inf)
+        error = measured_error(ESTIMATED * self.inverse * residual, size)
         return torch.where(self.is_regular, error, torch.inf)
 
     @property
     def is_regular(self) -> torch.Tensor:
         """Whether rounding errors leave no doubt of it, shape ()."""
-        return 2 * FP64.u * len(self.a) ** 0.5 * ESTIMATED * self.inverse * self.norm <= MAX_RATE
+        return residual_noise(len(self.a), doubled=False) * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
         self, b: torch.Tensor, start: RefinedSystem, update: UpdateSolver, options: SystemsOptions
@@ -183,7 +180,7 @@ class SystemEvidence:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
         doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
-        unit = DOUBLED * len(b) ** 0.5
+        unit = residual_noise(len(b), doubled=True, random=True)
         norm = torch.linalg.vector_norm
 
         def evaluate(high: torch.Tensor, low: torch.Tensor) -> _EvaluatedSystem:
@@ -199,10 +196,8 @@ class SystemEvidence:
         found = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
         error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
         residual, iterations = b - self.a @ found.x, start.iterations + found.iterations
-        return (
-            RefinedSystem(found.x, residual, start.backward_error, iterations, start.history),
-            torch.where(self.is_regular, error, torch.inf),
-        )
+        refined = RefinedSystem(found.x, residual, start.backward_error, iterations, start.history)
+        return refined, torch.where(self.is_regular, error, torch.inf)
 
 
 @dataclass(frozen=True)
@@ -229,7 +224,7 @@ def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
     identity = torch.eye(len(a), dtype=a.dtype, device=a.device)
     x = torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(b)[:2], identity)
     norm = torch.linalg.matrix_norm
-    rounding = 2 * FP64.u * len(a) ** 0.5 * norm(b) * norm(x)
+    rounding = residual_noise(len(a), doubled=False) * norm(b) * norm(x)
     left = norm(identity - b @ x) + rounding
 
     def measured(right: torch.Tensor) -> torch.Tensor:

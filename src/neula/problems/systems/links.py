@@ -27,7 +27,6 @@ from neula.algorithms.elimination.factorization import (
 )
 from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.recorded import Recorded
-from neula.algorithms.krylov.driver import STAGNATION
 from neula.algorithms.krylov.iterative_refinement import (
     RefinedSystem,
     UpdateSolver,
@@ -37,6 +36,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     refine,
 )
 from neula.certificates.forward_error import ESTIMATED, rounded_error
+from neula.certificates.stagnation import STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude

@@ -1,0 +1,74 @@
+"""Norms of residuals beside those of right-hand sides, and their rounding errors.
+
+All functions take numbers, arrays and tensors, and none synchronizes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from neula.engines import FP64
+from neula.kernels.refining import over
+
+X = TypeVar("X", float, np.ndarray, torch.Tensor)
+"""Norms: of one vector, or of each of many."""
+
+DOUBLED = 2.0**-104
+"""Relative error of one operation in doubled products, with some room."""
+
+
+def quotient(a: X, b: X | float) -> X:
+    """``a / b`` for norms: 0 where both vanish, infinite where only b does.
+
+    Examples
+    --------
+    >>> quotient(1.0, 4.0), quotient(0.0, 0.0), quotient(1.0, 0.0)
+    (0.25, 0.0, inf)
+    """
+    if isinstance(a, torch.Tensor):
+        return over(a, b)
+    if isinstance(a, np.ndarray):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(a == 0, 0.0, a / b)
+    if a == 0:
+        return 0.0
+    return a / b if b else a * math.inf
+
+
+def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> float:
+    """Relative error of a residual whose elements are sums of so many products.
+
+    Signs of rounding errors are random, and so they add up as the square root of their number (Higham and
+    Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019). In twice
+    the working precision there is room for the worst case, unless a large condition number is to leave all
+    digits of a large problem.
+
+    Parameters
+    ----------
+    terms : float
+    doubled : bool
+        Whether products are in twice the working precision.
+    random : bool, optional
+        Whether that is taken for granted of doubled products, too.
+    """
+    unit = DOUBLED if doubled else 2 * FP64.u
+    return unit * (terms if doubled and not random else terms**0.5)
+
+
+def projection_noise(noise: float, norm: X | float, condition: X | float, size: X, b: X, residual: X) -> X:
+    """What of ``||R^-T A^T r||`` may be rounding errors: those of r, and those of the gradient by ``B^+``.
+
+    Parameters
+    ----------
+    noise : float
+        :func:`residual_noise`.
+    norm, condition : float, ndarray or Tensor
+        ``||B||`` and the condition number of B, from above.
+    size, b, residual : float, ndarray or Tensor
+        ``||D x||``, ``||b||`` and ``||r||``.
+    """
+    return noise * (norm * size + b + condition * residual)
