@@ -53,6 +53,11 @@ class Measures:
         """The same on another device."""
         return Measures(self.backward_error.to(device), self.optimality.to(device))
 
+    def where(self, known: torch.Tensor) -> Measures:
+        """The same where they are known, infinite elsewhere."""
+        missing = ~known
+        return Measures(*(x.masked_fill(missing, torch.inf) for x in (self.backward_error, self.optimality)))
+
 
 @dataclass
 class Norms:

@@ -340,7 +340,14 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
     return tuned(shipped, device)
 
 
-_of_thread = threading.local()
+class _OfThread(threading.local):
+    """Side streams of a thread, by device and stream, the last one used at the end."""
+
+    def __init__(self) -> None:
+        self.streams: OrderedDict[tuple[torch.device, int], torch.cuda.Stream] = OrderedDict()
+
+
+_of_thread = _OfThread()
 
 
 def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
@@ -348,15 +355,14 @@ def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
 
     Graphs that are replayed on different streams must not share one.
     """
-    streams = _of_thread.__dict__.setdefault("streams", OrderedDict())
+    streams = _of_thread.streams
     key = beside.device, beside.stream_id
     if key not in streams:
         streams[key] = torch.cuda.Stream(beside.device)
         while len(streams) > graphs.STREAMS:
             streams.popitem(last=False)
     streams.move_to_end(key)
-    found: torch.cuda.Stream = streams[key]
-    return found
+    return streams[key]
 
 
 def _refused(a: torch.Tensor) -> bool:

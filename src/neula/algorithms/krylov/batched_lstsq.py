@@ -304,7 +304,7 @@ class Overdetermined(FactoredTallMatrices):
         measures = norms.measures(self.norm)
         negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
         known = negligible & (self.rate[:, None] <= MAX_RATE)
-        return residual, Measures(*(x.masked_fill(~known, torch.inf) for x in vars(measures).values()))
+        return residual, measures.where(known)
 
     def _norms(
         self,

@@ -107,7 +107,7 @@ def each_by_lapack(
     options, (a, b) = problems.options, (array_of(problems.a), array_of(problems.b))
     values = LeastSquaresSolutions.missing(len(problems), a.shape[2], b.shape[2], problems.device)
     values.rank.fill_(a.shape[2])
-    known = {name: x.numpy() for name, x in vars(values).items()}
+    known = {name: x.numpy() for name, x in values.by_name.items()}
     places = range(len(a)) if problems.places is None else problems.places.tolist()
     report, steps, used = stage(options.progress, label), 0, label
     for i, place in enumerate(places):
