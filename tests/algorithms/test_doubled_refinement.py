@@ -19,6 +19,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     add_to_pair,
     refine_doubled,
 )
+from neula.algorithms.krylov.pace import Pace
 from neula.certificates.backward_error import Measures
 
 U64 = 2.0**-53
@@ -217,7 +218,7 @@ def test_nobody_looks(steps: int) -> None:
     """As many steps as are allowed, though nothing is left to do."""
     b = right_hand_sides(2)
     easy = system([0.0, 0.0])
-    found = refine_doubled(easy, b, tolerance=U64 / 2, max_steps=steps, look=False)
+    found = refine_doubled(easy, b, tolerance=U64 / 2, pace=Pace.prelaunched(steps))
     assert found.steps == steps
     assert len(easy.seen) == steps
     looked = refine_doubled(system([0.0, 0.0]), b, tolerance=U64 / 2, max_steps=steps)

@@ -39,7 +39,7 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
         q, r, measures = options.engine.replay(factorized, (matrices.a[0],), key)
         return Answer(QRValues.of_one(options.low_engine.widened(q), r, measures), label)
 
-    return Link(label, answer, queued=True)
+    return Link(label, answer, launches_only=True)
 
 
 def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -108,7 +108,7 @@ def together(
             options.progress(label, 1.0)
         return Answer(QRValues(q, r, measures.T), label)
 
-    return Link(label, answer, queued=not waits)
+    return Link(label, answer, launches_only=not waits)
 
 
 def another_pass(label: str) -> QRLink:

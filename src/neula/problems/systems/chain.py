@@ -39,9 +39,10 @@ def chain_together(count: int, n: int, options: SystemsOptions) -> list[Link[Sys
     if (first := first_queued(count, n, options)) is not None:
         labels = [first, MIXED] if first == NORMAL_EQUATIONS and count == 1 else [first]
         tried = [
-            Link(label, partial(solve_queued, label=label), queued=not options.looks) for label in labels
+            Link(label, partial(solve_queued, label=label), launches_only=not options.may_wait)
+            for label in labels
         ]
-        if labels[0] == MIXED and n >= tuning.harmless and options.looks:
+        if labels[0] == MIXED and n >= tuning.harmless and options.may_wait:
             format = options.formats[0]
             tried.insert(0, Link(f"lu {format.name}", partial(links.lu_if_harmless, format=format)))
         if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:

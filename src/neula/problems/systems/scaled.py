@@ -38,8 +38,8 @@ class ScaledSystems:
     b_columns : Tensor of int, shape (batch, 1, k)
     norms : Tensor, shape (batch, n, 1)
         Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
-    looks : bool
-        Whether the host looks at numbers to leave out what changes nothing, which synchronizes.
+    synchronizes : bool
+        Whether the host reads numbers to leave out what changes nothing.
     given : bool
         Whether nothing was scaled, since all numbers were near 1.
     known_sizes : InfinityNorms, optional
@@ -54,29 +54,31 @@ class ScaledSystems:
     b: torch.Tensor
     b_columns: torch.Tensor
     norms: torch.Tensor
-    looks: bool = True
+    synchronizes: bool = True
     given: bool = False
     known_sizes: InfinityNorms | None = None
     known_frobenius: torch.Tensor | None = None
 
     @classmethod
-    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> ScaledSystems:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, synchronizes: bool = True) -> ScaledSystems:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
-        if looks and (found := cls.as_given(a, b)) is not None:
+        if synchronizes and (found := cls.as_given(a, b)) is not None:
             return found
         a, b = a.double(), b.double()
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
-        scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
+        scaled = shift(a, -columns) if not synchronizes or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
         rows = _alike(binary_exponents(largest_magnitude(scaled, 2, keepdim=True)))
-        if not looks or bool(rows.any()):
+        if not synchronizes or bool(rows.any()):
             scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
         exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
         b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
-        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
+        return cls(
+            scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, synchronizes
+        )
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledSystems | None:
@@ -128,7 +130,7 @@ class ScaledSystems:
     @cached_property
     def has_rows(self) -> bool:
         """Whether rows were scaled, as far as the host knows."""
-        return not self.given and (not self.looks or bool(self.rows.any()))
+        return not self.given and (not self.synchronizes or bool(self.rows.any()))
 
     @cached_property
     def trivial(self) -> bool:
