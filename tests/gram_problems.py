@@ -35,8 +35,8 @@ def solved(
     engine: Engine | None = None,
     *,
     compute: str = "fp32",
-    plainly: bool = False,
+    plain_residuals: bool = False,
 ) -> Answer[LeastSquaresSolutions]:
     """What the link finds."""
     problems = problems_of(a[None], b[None], engine)
-    return links.by_gram(problems, None, label="by gram", compute=compute, plainly=plainly)
+    return links.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from least_squares_options import options_of
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
 from neula.engines.reduction import Reduction
 from neula.engines.sharded import sharded
@@ -123,17 +124,38 @@ def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
     assert not lstsq_chain.chain_together(1, 100 * n, n, single)
 
 
+PRELAUNCHED = [Pace.prelaunched(3), Pace.prelaunched(12)]
+ASYNCHRONOUS = [Pace.asynchronous(1), Pace.asynchronous(2)]
+
+
 @pytest.mark.parametrize(
-    ("m", "n", "steps"),
-    [(4000, 1500, (3, 12)), (20000, 1000, (3, 12)), (16384, 2000, (3, 0)), (30000, 1500, (0, 0))],
+    ("tuning", "shape", "asked", "paces"),
+    [
+        (H200, (1, 4000, 1500), {}, PRELAUNCHED),
+        (H200, (1, 20000, 1000), {}, PRELAUNCHED),
+        (H200, (1, 16384, 2000), {}, [PRELAUNCHED[0], ASYNCHRONOUS[1]]),
+        (H200, (1, 30000, 1500), {}, ASYNCHRONOUS),
+        (H200, (1, 30000, 1500), {"may_wait": False}, PRELAUNCHED),
+        (H200, (1000, 64, 32), {}, PRELAUNCHED),
+        (H200, (2, 30000, 1500), {}, PRELAUNCHED),
+        (SLOW_FP64, (10, 2000, 500), {}, PRELAUNCHED),
+        (CPU, (1, 1000, 100), {}, [SYNCHRONOUS, SYNCHRONOUS]),
+        (CPU, (1, 1000, 100), {"may_wait": False}, [SYNCHRONOUS, SYNCHRONOUS]),
+    ],
 )
-def test_what_is_not_played_back_is_looked_at(m: int, n: int, steps: tuple[int, int]) -> None:
-    """Unless the answer is not to be waited for."""
-    links = lstsq_chain.chain_together(1, m, n, least_squares_of(H200))
-    assert tuple(link.answer.keywords["blind_steps"] for link in links) == steps  # type: ignore[attr-defined]
-    links = lstsq_chain.chain_together(1, m, n, least_squares_of(H200, looks=False))
-    assert tuple(link.answer.keywords["blind_steps"] for link in links) == (3, 12)  # type: ignore[attr-defined]
-    assert links[0].queued
+def test_when_the_host_reads_of_least_squares(
+    tuning: Tuning, shape: tuple[int, int, int], asked: dict[str, Any], paces: list[Pace]
+) -> None:
+    """A replayed graph is not interrupted; of one large problem the host launches some steps before."""
+    links = lstsq_chain.chain_together(*shape, least_squares_of(tuning, **asked))
+    given = [link.answer.keywords for link in links]  # type: ignore[attr-defined]
+    assert [keywords["pace"] for keywords in given] == paces
+    # Only a link that synchronizes nowhere begins where nobody may wait.
+    waits = asked.get("may_wait", True)
+    assert [link.launches_only for link in links] == [pace.is_prelaunched and not waits for pace in paces]
+    # R of the first links may be poor; of the last one it is the best there is.
+    best = tuning is not SLOW_FP64
+    assert [keywords["source"].checked_first for keywords in given] == [False, best]
 
 
 def test_least_squares_where_fp64_is_slow() -> None:

@@ -17,6 +17,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     add_to_pair,
     refine_doubled,
 )
+from neula.algorithms.krylov.pace import Pace
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 
@@ -216,7 +217,7 @@ def test_nobody_looks(steps: int) -> None:
     """As many steps as are allowed, though nothing is left to do."""
     b = right_hand_sides(2)
     easy = system([0.0, 0.0])
-    found = refine_doubled(easy, b, tolerance=U64 / 2, max_steps=steps, look=False)
+    found = refine_doubled(easy, b, tolerance=U64 / 2, pace=Pace.prelaunched(steps))
     assert found.steps == steps
     assert len(easy.seen) == steps
     looked = refine_doubled(system([0.0, 0.0]), b, tolerance=U64 / 2, max_steps=steps)

@@ -463,7 +463,7 @@ def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if HAS_GPU:
         return "cuda"
     orders = {"queued": 64, "queued_definite": 64, "normal_equations": 64}
-    tuning = replace(EMULATED, one_launch=1 << 15, blind_steps=3, **orders)
+    tuning = replace(EMULATED, one_launch=1 << 15, prelaunched_steps=3, **orders)
     monkeypatch.setattr(EmulatedEngine, "tuning", tuning)
     monkeypatch.setattr(seminormal, "takes", lambda a, square=False: a.shape[2] <= min(64, a.shape[1]))
     return "emulated"

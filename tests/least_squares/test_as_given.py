@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -14,10 +15,12 @@ import torch
 import neula
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import Refinement, Updated
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement, Updated, refine_doubled
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
+from neula.problems.least_squares import together
 
 GRAM, SHIFTED = "cholesky fp64 + seminormal", "shifted cholesky fp64 + seminormal"
 DEFICIENT = "complete orthogonal fp64"
@@ -178,3 +181,28 @@ def test_many_right_hand_sides_are_as_sure_as_one(kind: str) -> None:
         apart = torch.linalg.vector_norm(sizes * (many.x[:, i] - one.x))
         bound = (errors[i] + one.forward_error) * torch.linalg.vector_norm(sizes * one.x)
         assert apart <= 1.01 * bound
+
+
+@pytest.mark.parametrize(
+    ("asked", "large", "paces"),
+    [
+        ({}, True, []),  # as it is given, without a scaled copy
+        ({"damp": 0.1}, True, [SYNCHRONOUS]),
+        ({"weights": torch.linspace(1, 2, 120, dtype=torch.float64)}, True, [SYNCHRONOUS]),
+        ({"damp": 0.1}, False, [Pace.prelaunched(3)]),
+    ],
+)
+def test_a_scaled_copy_is_refined_step_by_step(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], large: bool, paces: list[Pace]
+) -> None:
+    """Unless all steps are prelaunched: asynchronous steps are those of problems as they are given."""
+    seen: list[Pace] = []
+
+    def recorded(*given: Any, pace: Pace, **keywords: Any) -> DoubledSolution:
+        seen.append(pace)
+        return refine_doubled(*given, pace=pace, **keywords)
+
+    monkeypatch.setattr(together, "refine_doubled", recorded)
+    monkeypatch.setattr(Queued, "tuning", replace(Queued.tuning, replayed_bytes=0 if large else 1 << 20))
+    assert neula.lstsq(normal(120, 12), normal(120, 1, seed=1), engine=Queued("cpu"), **asked).converged
+    assert seen == paces

@@ -18,7 +18,7 @@ from neula.problems.least_squares import solution
 class Queueing(EmulatedEngine):
     """An engine whose first link looks at nothing, as that of a GPU."""
 
-    tuning = replace(EMULATED, blind_steps=3)
+    tuning = replace(EMULATED, prelaunched_steps=3)
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:

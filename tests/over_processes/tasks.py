@@ -25,7 +25,7 @@ from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.together import FACTORS
+from neula.problems.least_squares.r_source import SOURCES
 from over_processes.problems import counts_of, noise
 
 
@@ -238,7 +238,7 @@ def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     local = mine(a, group, size)
     over_rows = RowsOfGroup(counts_of(len(a), size), group)
     local = local if len(local) else local.new_zeros(1, a.shape[1])
-    return FACTORS[name](local[None], over_rows=over_rows)[0]
+    return SOURCES[name].factor(local[None], over_rows=over_rows)[0]
 
 
 def by_gram(

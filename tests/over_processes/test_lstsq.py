@@ -12,7 +12,7 @@ import torch
 
 import neula
 from gram_problems import problem, solved
-from neula.problems.least_squares.together import FACTORS
+from neula.problems.least_squares.r_source import SOURCES
 from over_processes import tasks
 from over_processes.problems import COUNTS, SPECTRA, matrix, noise
 from over_processes.processes import Processes
@@ -103,7 +103,7 @@ def test_the_links_of_a_gpu(processes: Processes, size: int) -> None:
             assert compare(processes, size, a, noise(shape[0], 1), engine=engine).converged
 
 
-@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("name", SOURCES)
 def test_where_r_of_small_problems_comes_from(processes: Processes, name: str) -> None:
     """``R^T R = A^T A`` to the precision of the arithmetic, and the same R on all processes."""
     a = matrix(90, 12)
@@ -182,7 +182,7 @@ def test_nothing_to_solve(processes: Processes) -> None:
 @pytest.mark.parametrize("size", COUNTS)
 @pytest.mark.parametrize("condition", [3.0, 1e3, 1e5, 0.0])
 @pytest.mark.parametrize("unit", [1.0, 2.0**600])
-@pytest.mark.parametrize("asked", [{}, {"compute": "fp16", "plainly": True}])
+@pytest.mark.parametrize("asked", [{}, {"compute": "fp16", "plain_residuals": True}])
 def test_large_problems_as_they_are_given(
     processes: Processes, size: int, condition: float, unit: float, asked: dict[str, Any]
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_kernel_of_the_host_takes_systems(
     positive: bool, launching: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where others are queued, those that there is no kernel for are queued, too."""
-    queued = {"queued": 100, "queued_definite": 100, "blind_steps": 3}
+    queued = {"queued": 100, "queued_definite": 100, "prelaunched_steps": 3}
     tuning = replace(Launching.tuning, by_host_system=40 * 40 * 41, **queued)
     monkeypatch.setattr(Launching, "tuning", tuning)
     a, b = normal(41, 41), normal(41)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neula
 from neula.algorithms.elimination import double_cholesky
 from neula.algorithms.elimination.butterfly import TwoSided
+from neula.algorithms.krylov.pace import Pace
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
@@ -466,3 +467,67 @@ def test_the_library_goes_on_where_gmres_does_not(noise: float, monkeypatch: pyt
     found = neula.solve(a, a @ x, engine=ENGINE)
     assert found.converged
     assert [attempt.method for attempt in found.attempts] == [MIXED, f"{MIXED} + gmres", LIBRARY]
+
+
+ORDER = 24
+LARGE = {"bordered": 0, "replayed_bytes": 8 * ORDER**2 - 1}
+"""Of one matrix more than a graph replays."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "count", "asked", "tuning", "paces"),
+    [
+        (OnAGPU, 1, {}, {}, [Pace.prelaunched(3)]),
+        (OnAGPU, 1, {"assume_a": "pos"}, {}, [Pace.prelaunched(2)]),
+        (OnAGPU, 1, {}, {"bordered": 0}, [Pace.prelaunched(3)]),
+        (OnAGPU, 1, {"assume_a": "pos"}, {"bordered": 0}, [Pace.prelaunched(2)]),
+        (OnAGPU, 1, {}, LARGE, [Pace.asynchronous(1)]),
+        (OnAGPU, 1, {"assume_a": "pos"}, LARGE, [Pace.asynchronous(1)]),
+        (ByNormalEquations, 1, {}, LARGE, [Pace.asynchronous(2)]),
+        (OnAGPU, 3, {}, {}, [Pace.prelaunched(3)]),
+        (OnAGPU, 3, {}, LARGE, [Pace.asynchronous(2)]),
+        (OnAGPU, 1, {"wait": False}, {}, [Pace.prelaunched(3)]),
+        (OnAGPU, 1, {"wait": False}, LARGE, [Pace.prelaunched(3)]),
+        (OnAGPU, 1, {"wait": False, "assume_a": "pos"}, LARGE, [Pace.prelaunched(3)]),
+    ],
+)
+def test_when_the_host_reads(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: type[CpuEngine],
+    count: int,
+    asked: dict[str, Any],
+    tuning: dict[str, int],
+    paces: list[Pace],
+) -> None:
+    """What is too large for a graph is read after the steps that most systems take; nothing else is."""
+    assert paces_of(monkeypatch, engine, count, asked, tuning) == paces
+
+
+def test_numbers_far_from_one_are_scaled_at_the_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert paces_of(monkeypatch, OnAGPU, 1, {}, {}, size=1e200) == 2 * [Pace.prelaunched(3)]
+
+
+def paces_of(
+    monkeypatch: pytest.MonkeyPatch,
+    engine: type[CpuEngine],
+    count: int,
+    asked: dict[str, Any],
+    tuning: dict[str, int],
+    size: float = 1.0,
+) -> list[Pace]:
+    """Those of some definite systems, one after the other."""
+    seen: list[Pace] = []
+    solved = queued._solved
+
+    def recorded(scaled: ScaledSystems, options: Any, label: str, pace: Pace) -> queued.QueuedSolutions:
+        seen.append(pace)
+        return solved(scaled, options, label, pace)
+
+    monkeypatch.setattr(queued, "_solved", recorded)
+    monkeypatch.setattr(engine, "tuning", replace(engine.tuning, **tuning))
+    a = size * (random_matrix("normal", ORDER, ORDER).tril(-1) / ORDER)
+    a = a + a.mT + size * torch.eye(ORDER, dtype=torch.float64)
+    a = a.expand(count, -1, -1).contiguous() if count > 1 else a
+    b = torch.ones(*a.shape[:-1], 1, dtype=torch.float64)
+    assert neula.finish(neula.solve(a, b, engine=engine("cpu"), **asked)).converged
+    return seen

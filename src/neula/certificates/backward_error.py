@@ -53,6 +53,10 @@ class Measures:
         """The same on another device."""
         return Measures(self.backward_error.to(device), self.optimality.to(device))
 
+    def where(self, known: torch.Tensor) -> Measures:
+        """The same where they are known, infinite elsewhere."""
+        return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
+
 
 @dataclass
 class Norms:

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from neula.engines import cublas, graphs
-from neula.engines.engine import Engine, Result
+from neula.engines.engine import Engine, First, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
 from neula.engines.inputs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
@@ -276,20 +276,21 @@ class CudaEngine(Engine):
         """Whether something else runs beside products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
+    def beside(
+        self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
+    ) -> tuple[First, Result]:
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
         side = _side_stream(current)
         side.wait_stream(current)
 
-        def launch_with_share() -> None:
+        def launch_with_share() -> First:
             with cublas.leaving(share, self.device):
-                launch()
+                return launch()
 
         try:
-            graphs.on_stream(side, launch_with_share if share else launch)
-            return other()
+            return graphs.on_stream(side, launch_with_share if share else launch), other()
         finally:
             current.wait_stream(side)
 
@@ -340,7 +341,14 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
     return tuned(shipped, device)
 
 
-_of_thread = threading.local()
+class _OfThread(threading.local):
+    """Side streams of a thread, by device and stream, the last one used at the end."""
+
+    def __init__(self) -> None:
+        self.streams: OrderedDict[tuple[torch.device, int], torch.cuda.Stream] = OrderedDict()
+
+
+_of_thread = _OfThread()
 
 
 def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
@@ -348,15 +356,14 @@ def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
 
     Graphs that are replayed on different streams must not share one.
     """
-    streams = _of_thread.__dict__.setdefault("streams", OrderedDict())
+    streams = _of_thread.streams
     key = beside.device, beside.stream_id
     if key not in streams:
         streams[key] = torch.cuda.Stream(beside.device)
         while len(streams) > graphs.STREAMS:
             streams.popitem(last=False)
     streams.move_to_end(key)
-    found: torch.cuda.Stream = streams[key]
-    return found
+    return streams[key]
 
 
 def _refused(a: torch.Tensor) -> bool:

@@ -293,9 +293,13 @@ class _Sharded(Engine):
     over_rows: Reduction
 
     def __init__(self, local: Engine, over_rows: Reduction) -> None:
-        vars(self).update(vars(local))
-        self._local = local
-        self.over_rows = over_rows
+        self._local, self.over_rows = local, over_rows
+
+    def __getattr__(self, name: str) -> Any:
+        """What the engine of one process was made with: its device, its arithmetic, its settings."""
+        if name == "_local":  # of a copy that is not filled yet
+            raise AttributeError(name)
+        return getattr(self._local, name)
 
     def using(self, arithmetic: Named) -> Self:
         return type(self)(self._local.using(arithmetic), self.over_rows)

@@ -126,15 +126,16 @@ class Tuning:
         Where their R comes from, in the order to try. On a CPU the Gram matrix in double precision: 100
         matrices of 256 x 32 take 2 ms, and 4.4 ms by LAPACK's QR. Like an R in float32 it does for condition
         numbers up to about 1e6. So it does on GPUs with fast fp64 (2000 x 500: 0.25 ms).
-    blind_steps : int
-        Refinement steps of such problems between which nothing synchronizes: enough for an R in float32 and
-        condition numbers up to 1e4, what needs more of them goes on to a better R. 0: as many as it takes.
-    patient : int
+    prelaunched_steps : int
+        Refinement steps of such problems that are all launched before the host reads anything: enough for an
+        R in float32 and condition numbers up to 1e4, what needs more of them goes on to a better R. 0: the
+        host reads after steps whether another one is needed.
+    prelaunched_again : int
         Value of ``m n^2`` up to which a second R is played back, too, with several times as many steps, if A
-        is small enough for that (20000 x 1000 on an H200, condition 1e9: 12.4 ms, 16.4 with a look at each
-        step; of rank 750, which a look would give up earlier: 35.6, and 29.2).
-    queued_steps : int
-        Such steps that are queued before the host looks at anything of a problem that is too large to be
+        is small enough for that (20000 x 1000 on an H200, condition 1e9: 12.4 ms, 16.4 if the host reads
+        after each step; of rank 750, where it would give up earlier: 35.6, and 29.2).
+    asynchronous_steps : int
+        Such steps that are launched before the host reads anything of a problem that is too large to be
         played back: it waits once, at the end, and launches what is next while the GPU makes R.
     one_launch : int
         Elements of A, times right-hand sides, up to which a problem of at most 64 columns is solved and
@@ -280,9 +281,9 @@ class Tuning:
     svd: int = 10_000_000
     bordered: int = 0
     small_r: tuple[str, ...] = ("cholesky fp64", "householder fp64")
-    blind_steps: int = 0
-    patient: int = 0
-    queued_steps: int = 0
+    prelaunched_steps: int = 0
+    prelaunched_again: int = 0
+    asynchronous_steps: int = 0
     one_launch: int = 0
     reflected_rows: int = 0
     gram_passes: int = 0

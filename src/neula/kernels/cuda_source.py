@@ -42,8 +42,15 @@ _lock = threading.Lock()
 _asked: dict[tuple[str, str, torch.device], int] = {}
 _binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
-_rooms = threading.local()
-"""Memory for arguments, of each thread and for each layout: the driver has copied them when it returns."""
+
+class _Rooms(threading.local):
+    """Memory for arguments of each thread, by layout: the driver has copied them when it returns."""
+
+    def __init__(self) -> None:
+        self.of_layouts: dict[Any, tuple[Any, Any]] = {}
+
+
+_rooms = _Rooms()
 
 _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 
@@ -218,7 +225,7 @@ def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:
-    rooms: dict[Any, tuple[Any, Any]] = _rooms.__dict__.setdefault("of_layouts", {})
+    rooms = _rooms.of_layouts
     if (found := rooms.get((count, begins))) is None:
         room = (ctypes.c_int64 * count)()
         first = ctypes.addressof(room)

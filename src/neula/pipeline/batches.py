@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Protocol, Self
 
 import torch
@@ -28,18 +29,25 @@ class Batch:
 
     @property
     def _first(self) -> torch.Tensor:
-        first: torch.Tensor = next(iter(vars(self).values()))  # in a tenth of the time that fields() takes
+        first: torch.Tensor = getattr(self, self._names()[0])
         return first
 
+    @classmethod
+    @cache
+    def _names(cls) -> tuple[str, ...]:
+        """Names of the fields; to ask for them at each call takes ten times as long."""
+        return tuple(f.name for f in fields(cls))
+
     @property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        known = {f.name: getattr(self, f.name) for f in fields(self)}
+    def by_name(self) -> dict[str, torch.Tensor]:
+        """All tensors by the names of their fields, in order."""
+        known = {name: getattr(self, name) for name in self._names()}
         return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All of them, in order."""
-        return tuple(self._tensors.values())
+        return tuple(self.by_name.values())
 
     @property
     def device(self) -> torch.device:
@@ -51,11 +59,11 @@ class Batch:
 
     def at(self, places: torch.Tensor) -> Self:
         """Those at some places."""
-        return replace(self, **{name: x[places] for name, x in self._tensors.items()})
+        return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
         """The same on a device."""
-        return replace(self, **{name: x.to(device) for name, x in self._tensors.items()})
+        return replace(self, **{name: x.to(device) for name, x in self.by_name.items()})
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Link(Generic[P, V]):
         Whether it needs the best that has been found instead.
     overwrites : bool
         Whether it works in the memory of what it is given: if it runs out of memory, nothing is left.
-    queued : bool
+    launches_only : bool
         Whether it only launches: the host waits for nothing in it.
     """
 
@@ -100,7 +100,7 @@ class Link(Generic[P, V]):
     inherits: bool = False
     improves: bool = False
     overwrites: bool = False
-    queued: bool = False
+    launches_only: bool = False
 
 
 @dataclass(frozen=True)

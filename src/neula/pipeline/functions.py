@@ -53,13 +53,13 @@ class Answerer:
         From the input to the answer, and the evidence, which has no derivatives.
     again : callable
         Solves, factorizes or multiplies anew.
-    looks : bool
-        Whether the numbers may be looked at, so that what has no gradient is an error and not NaN.
+    may_raise : bool
+        Whether the host may read the numbers, so that what has no gradient is an error and not NaN.
     """
 
     call: Callable[..., Tensors]
     again: Callable[..., Any] = no_answer
-    looks: bool = True
+    may_raise: bool = True
 
 
 class Attached(Function):
@@ -115,7 +115,7 @@ class Attached(Function):
     ) -> tuple[torch.Tensor | None, ...]:
         """Gradients of the operands, without the caller's autocast."""
         if any(map(is_legacy_batch, gradients)):
-            answerer = replace(answerer, looks=False)
+            answerer = replace(answerer, may_raise=False)
         with torch.autocast(kept[0].device.type, enabled=False):
             return cls.gradients(answerer, wanted, kept, *gradients)
 
@@ -239,7 +239,7 @@ class Solution(Attached):
     ) -> tuple[torch.Tensor, ...]:
         (a, b, x, ranks), (dx,) = kept, gradients
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
-        if answerer.looks:
+        if answerer.may_raise:
             _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, a.shape)
         # Nobody asks for their gradients, which are zero: those of any matrix of full rank will do.
         instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)

@@ -88,7 +88,7 @@ class Operator:
 
     def _answerer(self, options: Sequence[Any]) -> Answerer:
         again = no_answer if self._again is None else self._again(*options)
-        return Answerer(lambda *operands: self._called(*operands, *options), again, looks=False)
+        return Answerer(lambda *operands: self._called(*operands, *options), again, may_raise=False)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         operands, ctx.options = self._split(inputs)

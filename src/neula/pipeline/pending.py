@@ -25,7 +25,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
 
     :func:`~neula.pipeline.chain.run_chain` goes on from it, when somebody has time to look.
     """
-    if not links or not links[0].queued:
+    if not links or not links[0].launches_only:
         return None
     answer = answer_of_first(links, problems)
     if answer is not None and answer.measured is None:

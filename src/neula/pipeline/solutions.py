@@ -42,8 +42,8 @@ class SolutionOptions:
     max_iterations : int
     forward : bool
         Whether to refine until the forward error is that of the accuracy.
-    looks : bool
-        Whether the host looks at numbers once before all is launched, to leave out what changes nothing.
+    may_wait : bool
+        Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     by_host : bool
         Whether the host may take over small problems that a first link has left: nobody named an engine.
     """
@@ -54,7 +54,7 @@ class SolutionOptions:
     max_iterations: int
     forward: bool
     progress: Progress | None
-    looks: bool = True
+    may_wait: bool = True
     by_host: bool = False
 
     @property

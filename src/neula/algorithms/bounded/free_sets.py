@@ -138,7 +138,7 @@ Factorize = Callable[[Reduced, FreeBatch], FreeSetFactors]
 def by_cholesky(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
     """From parts of the Gram matrix, which are gathered in a fraction of the time of any QR."""
     owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
-    gram, n = problems.gram, problems.n
+    gram, n = problems.triangles.gram, problems.n
     # The filled-up rows and columns of zeros get ones on their diagonals.
     found = gram[owner[:, None, None], index[:, :, None], index[:, None, :]]
     found.diagonal(dim1=1, dim2=2).add_((index == n).double())
@@ -149,7 +149,7 @@ def by_cholesky(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
 def by_householder(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
     """Householder QR of columns of R: as good as double precision allows."""
     owner, index = problems.owner[batch.rows[: len(batch.index)]], batch.index
-    columns = problems.columns.mT[owner[:, None], index].mT
+    columns = problems.triangles.columns.mT[owner[:, None], index].mT
     q, triangle = torch.linalg.qr(columns)
     missing = index.shape[1] - triangle.shape[1]
     if missing > 0:  # more free variables than rows: those beyond depend on the others

@@ -5,7 +5,7 @@ Every right-hand side is a problem of its own, a row of the tensors here; proble
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,37 +13,16 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
-class Reduced:
-    """Problems with bounds on R.
+class TriangularFactors:
+    """R of P matrices, and what all problems with them take from it.
 
     Attributes
     ----------
     r : Tensor, shape (P, k, n)
-        float64, of P matrices, the norms of their columns near 1; zero columns are zero.
-    c : Tensor, shape (C, k)
-        ``Q^T b`` of C problems.
-    owner : Tensor of int, shape (C,)
-        Which matrix a problem has.
-    lower, upper : Tensor, shape (P, n)
-        ``l < u``; perhaps infinite.
-    chunk : int
-        Elements of matrices that are worked on together.
+        float64, the norms of columns near 1; zero columns are zero.
     """
 
     r: torch.Tensor
-    c: torch.Tensor
-    owner: torch.Tensor
-    lower: torch.Tensor
-    upper: torch.Tensor
-    chunk: int
-
-    def __len__(self) -> int:
-        return len(self.c)
-
-    @property
-    def n(self) -> int:
-        """Unknowns of each problem."""
-        return self.r.shape[2]
 
     @cached_property
     def gram(self) -> torch.Tensor:
@@ -61,6 +40,49 @@ class Reduced:
         norms = torch.linalg.vector_norm(self.r, dim=1)
         return torch.where(norms > 0, norms, 1.0)
 
+
+@dataclass(frozen=True)
+class Reduced:
+    """Problems with bounds on R.
+
+    Attributes
+    ----------
+    triangles : TriangularFactors
+    c : Tensor, shape (C, k)
+        ``Q^T b`` of C problems.
+    owner : Tensor of int, shape (C,)
+        Which matrix a problem has.
+    lower, upper : Tensor, shape (P, n)
+        ``l < u``; perhaps infinite.
+    chunk : int
+        Elements of matrices that are worked on together.
+    """
+
+    triangles: TriangularFactors
+    c: torch.Tensor
+    owner: torch.Tensor
+    lower: torch.Tensor
+    upper: torch.Tensor
+    chunk: int
+
+    def __len__(self) -> int:
+        return len(self.c)
+
+    @property
+    def r(self) -> torch.Tensor:
+        """R of each matrix, shape (P, k, n)."""
+        return self.triangles.r
+
+    @property
+    def n(self) -> int:
+        """Unknowns of each problem."""
+        return self.r.shape[2]
+
+    @property
+    def norms(self) -> torch.Tensor:
+        """Norms of the columns of each R, 1 for zero columns, shape (P, n)."""
+        return self.triangles.norms
+
     @cached_property
     def low(self) -> torch.Tensor:
         """Lower bounds of each problem, shape (C, n); rows may share memory."""
@@ -76,10 +98,8 @@ class Reduced:
         return x.expand(len(self), -1) if len(x) == 1 else x[self.owner]
 
     def at(self, rows: torch.Tensor) -> Reduced:
-        """The problems in some places, with what is known of their matrices."""
-        found = Reduced(self.r, self.c[rows], self.owner[rows], self.lower, self.upper, self.chunk)
-        found.__dict__.update(gram=self.gram, columns=self.columns, norms=self.norms)
-        return found
+        """The problems in some places."""
+        return replace(self, c=self.c[rows], owner=self.owner[rows])
 
     def residual(self, x: torch.Tensor) -> torch.Tensor:
         """``c - R x``, shape (C, k)."""

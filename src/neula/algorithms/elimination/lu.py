@@ -97,15 +97,20 @@ class PackedLU:
         Integers: rows of A in the order in which L and U have them, on the device of the factors.
     storage : Format
         Format of the elements of ``lu``.
+    interchanges : Interchanges, optional
+        The same permutation of a single matrix as interchanges, where it was found so.
     """
 
     lu: torch.Tensor
     permutation: torch.Tensor
     storage: Format
+    interchanges: Interchanges | None = None
 
     @cached_property
     def pivots(self) -> torch.Tensor:
         """Row ``i`` was interchanged with row ``pivots[i]``, in this order: shape (..., n), on the CPU."""
+        if self.interchanges is not None:
+            return self.interchanges.pivots
         pivots = self.permutation.to("cpu", copy=True)
         for index in product(*map(range, pivots.shape[:-1])):
             pivots[index] = Interchanges.leading_to(pivots[index]).pivots
@@ -240,9 +245,7 @@ def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
     if power:
         matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
     interchanges = Interchanges(pivots.long())
-    packed = PackedLU(matrix, interchanges.permutation(), kept)
-    vars(packed)["pivots"] = interchanges.pivots  # which are known already
-    return packed
+    return PackedLU(matrix, interchanges.permutation(), kept, interchanges)
 
 
 def _in_whole_blocks(engine: Engine, r: int, s: int, pivoting: bool) -> bool:

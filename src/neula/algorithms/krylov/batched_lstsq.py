@@ -179,9 +179,9 @@ class Overdetermined(FactoredTallMatrices):
         Of R, where they are known.
     ``rhs`` : Tensor, shape (batch, m, k), optional
         Right-hand sides whose gradient at zero is wanted: the pass over A that measures the rate computes it.
-    ``coarse`` : bool, optional
-        Whether R is of low precision: then the first steps are with residuals in working precision, which
-        take half the time and leave no more.
+    ``half_precision`` : bool, optional
+        Whether R comes from half-precision products: then the first steps are with residuals in working
+        precision, which take half the time and leave no more.
 
     Attributes
     ----------
@@ -204,15 +204,15 @@ class Overdetermined(FactoredTallMatrices):
         doubled: bool = True,
         triangles: Triangles | None = None,
         rhs: torch.Tensor | None = None,
-        coarse: bool = False,
+        half_precision: bool = False,
     ) -> None:
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.from_factor(r, columns) if triangles is None else triangles
         vectors = (known.inverse, low, b_low, columns, over_rows)
-        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=coarse and over_rows.spread)
-        self.columns, self._coarse = columns, coarse
+        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=half_precision and over_rows.spread)
+        self.columns, self._plain_steps = columns, PLAIN_STEPS if half_precision else 0
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
 
     @property
@@ -224,7 +224,7 @@ class Overdetermined(FactoredTallMatrices):
         known = self._gradient
         gradient = self.over_rows.total(transposed(self.t, b)) if known is None else known
         x = self.inverse @ self.coordinates(gradient)
-        for _ in range(PLAIN_STEPS if self._coarse else 0):
+        for _ in range(self._plain_steps):
             gradient = self.over_rows.total(residual_and_gradient(self.t, x, b)[1])
             x = x + self.inverse @ self.coordinates(gradient)
         return self.over_rows.agree(x)
@@ -306,7 +306,7 @@ class Overdetermined(FactoredTallMatrices):
         measures = norms.measures(self.norm)
         negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
         known = negligible & (self.rate[:, None] <= MAX_RATE)
-        return residual, Measures(*(x.masked_fill(~known, torch.inf) for x in vars(measures).values()))
+        return residual, measures.where(known)
 
     def _norms(
         self,

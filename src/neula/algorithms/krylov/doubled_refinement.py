@@ -21,6 +21,7 @@ from typing import Protocol
 
 import torch
 
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.certificates.stagnation import FLOOR, STAGNATION
@@ -173,7 +174,7 @@ def refine_doubled(
     *,
     tolerance: float,
     max_steps: int = MAX_STEPS,
-    look: bool = True,
+    pace: Pace = SYNCHRONOUS,
     on_step: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
     over_rows: Reduction = HERE,
 ) -> DoubledSolution:
@@ -189,8 +190,8 @@ def refine_doubled(
     tolerance : float
         What the forward error of the unrounded solution should be.
     max_steps : int
-    look : bool
-        Stop when nothing is left to refine; without, nothing synchronizes.
+    pace : Pace
+        When the host reads whether anything is left to refine. If prelaunched, nothing synchronizes.
     on_step : callable, optional
         Called with the unknowns before each update, and their residuals.
     over_rows : Reduction
@@ -202,7 +203,8 @@ def refine_doubled(
         With an x of NaN where factors or a problem are not finite. Other problems are not affected.
     """
     refinement = Refinement(system, b, tolerance, over_rows)
-    while refinement.steps < max_steps and (refinement.steps == 0 or not look or refinement.goes_on()):
+    limit = pace.limit(max_steps)
+    while refinement.steps < limit and (refinement.steps < pace.steps or refinement.goes_on()):
         if on_step is None:
             refinement.step()
         else:
@@ -222,7 +224,7 @@ Nothing changes these in place."""
 
 
 class Refinement:
-    """The same step by step, for who looks at the numbers of several things at a time.
+    """Refinement step by step, for a caller that decides how many steps to take.
 
     Attributes
     ----------

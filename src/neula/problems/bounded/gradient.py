@@ -38,7 +38,7 @@ class BoundedFunction(Attached):
         answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         a, b, x, free = _usable(*kept)
-        z = _solved(a, free, gradients[0].double(), looks=answerer.looks)
+        z = _solved(a, free, gradients[0].double(), may_raise=answerer.may_raise)
         image = a @ z
         da = (b - a @ x) @ z.mT - image @ x.mT
         return tuple(x.sum_to_size(y.shape).to(y.dtype) for x, y in zip((da, image), kept[:2], strict=True))
@@ -49,7 +49,7 @@ class BoundedFunction(Attached):
         right = a.mT @ changed_residual(x, da, db)
         if da is not None:
             right = right + da.double().mT @ (b - a @ x)
-        return (_solved(a, free, right, looks=False).to(kept[2].dtype),)
+        return (_solved(a, free, right, may_raise=False).to(kept[2].dtype),)
 
 
 def _usable(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, side: torch.Tensor) -> Tensors:
@@ -60,10 +60,10 @@ def _usable(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, side: torch.Tenso
     return a, b, x, (side == 0) & ~spoilt
 
 
-def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, looks: bool) -> torch.Tensor:
+def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, may_raise: bool) -> torch.Tensor:
     """``(A_F^T A_F)^-1`` times the rows of free unknowns of each right-hand side, and zero for the others.
 
-    Where the columns of free unknowns are dependent it is an error, or NaN for those who may not look.
+    Where the columns of free unknowns are dependent it is an error, or NaN where nothing may be read.
     """
     largest = a.detach().abs().amax(-2) if a.shape[-2] else a.new_zeros(*a.shape[:-2], a.shape[-1])
     scales = power_of_two_scales(largest)[..., None, :]
@@ -75,7 +75,7 @@ def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, looks: 
         return torch.linalg.cholesky_ex(masked + torch.diag_embed(1 - mask))
 
     refused = (factor(free.mT.double())[1] > 0)[..., None, :]
-    if looks and bool((refused & (right != 0)).any()):
+    if may_raise and bool((refused & (right != 0)).any()):
         raise ValueError(
             "columns of unknowns between their bounds are dependent, and solutions have no gradient there: "
             "leave columns out, or solve under torch.no_grad()"

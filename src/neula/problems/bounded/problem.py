@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from neula.algorithms.bounded.reduced import Reduced
+from neula.algorithms.bounded.reduced import Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import Engine, Format
@@ -113,7 +113,7 @@ class Whole:
         c = factors.c.mT.flatten(0, 1)
         x_exponents = b_exponents[:, None] - exponents
         reduced = Reduced(
-            r=factors.r,
+            triangles=TriangularFactors(factors.r),
             c=c,
             owner=torch.arange(len(a), device=a.device).repeat_interleave(k),
             lower=shift(lower, -x_exponents),

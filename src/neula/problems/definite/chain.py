@@ -23,13 +23,13 @@ def chain(count: int, n: int, options: CholeskyOptions) -> list[Link[Symmetric, 
     the library in double precision, which alone says that a matrix is not positive definite.
     """
     low, tuning = options.low, options.tuning
-    queued, tried = not tuning.lapack, []
-    if low.format is FP64 and queued and count == 1 and n <= tuning.tiled_cholesky:
-        tried.append(Link("cholesky fp64", in_double, queued=True))
+    launches, tried = not tuning.lapack, []
+    if low.format is FP64 and launches and count == 1 and n <= tuning.tiled_cholesky:
+        tried.append(Link("cholesky fp64", in_double, launches_only=True))
     if low.format is not FP64 and _pays(count, n, tuning):
-        tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), queued=queued))
+        tried.append(Link(f"cholesky {low.name}", partial(recursive, arithmetic=low), launches_only=launches))
     elif low.format is not FP64:
-        tried.append(Link("cholesky fp32", partial(by_library, format=FP32), queued=queued))
+        tried.append(Link("cholesky fp32", partial(by_library, format=FP32), launches_only=launches))
     return [*tried, Link("cholesky fp64", partial(by_library, format=FP64))]
 
 
@@ -41,11 +41,14 @@ def _pays(count: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_unread(count: int, n: int, options: CholeskyOptions) -> list[Link[Symmetric, CholeskyValues]]:
-    """The same where the first link is not to wait: in double precision that looks at nothing."""
+    """The same where the first link is not to wait: in double precision without reading numbers."""
     links = chain(count, n, options)
-    if links[0].queued or options.tuning.lapack:
+    if links[0].launches_only or options.tuning.lapack:
         return links
-    return [Link("cholesky fp64", partial(by_library, format=FP64, looks=False), queued=True), *links]
+    return [
+        Link("cholesky fp64", partial(by_library, format=FP64, may_wait=False), launches_only=True),
+        *links,
+    ]
 
 
 @dataclass(frozen=True)

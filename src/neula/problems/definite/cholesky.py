@@ -209,7 +209,7 @@ def _at_once(
     if by_lapack is not None and by_lapack[1] <= CholeskyJudge.for_shape(n, options).bound:
         return by_lapack
     link = chain(count, n, options)[0]
-    if not link.queued:
+    if not link.launches_only:
         return None
     begun = None
     with MemoryGuard(lower.device).attempt(link.label):

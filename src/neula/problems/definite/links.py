@@ -34,7 +34,7 @@ launches take the host beside it."""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """The recursion in products of an arithmetic, all of it queued at once."""
+    """The recursion in products of an arithmetic, all of it launched at once."""
     engine = matrices.options.engine.using(arithmetic)
     return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
 
@@ -48,7 +48,7 @@ def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
 
 
 def by_library(
-    matrices: Symmetric, before: Solution | None, format: Format, *, looks: bool = True
+    matrices: Symmetric, before: Solution | None, format: Format, *, may_wait: bool = True
 ) -> Solution:
     """LAPACK or cuSOLVER, in float32 or float64.
 
@@ -57,7 +57,7 @@ def by_library(
     matrices : Symmetric
     before : Answer or None
     format : Format
-    looks : bool, optional
+    may_wait : bool, optional
         Whether the host may wait to see if scales matter, and if there is a factor.
 
     Raises
@@ -69,14 +69,14 @@ def by_library(
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
     scales = diagonal_scales(a) if format is FP64 else None
     # In single precision nothing waits for the answer: where scales matter, the residual shows it.
-    if scales is None or (looks and _is_safe(scales)):
+    if scales is None or (may_wait and _is_safe(scales)):
         found = library_cholesky(a.to(format.dtype))
         lower = found.lower.to(a.dtype)
     else:
         wide = scales.to(torch.promote_types(a.dtype, torch.float32))
         found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
         lower = unscaled_triangle(found.lower, wide, a.dtype)
-    if format is FP64 and looks:
+    if format is FP64 and may_wait:
         orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)

@@ -8,18 +8,15 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
+from neula.algorithms.krylov.pace import Pace
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import MAX_RATE
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.r_source import RSource
 from neula.problems.least_squares.scaled import ScaledProblems
-from neula.problems.least_squares.with_r import (
-    Factor,
-    measured_members,
-    refines_doubled_of,
-    system_of,
-)
+from neula.problems.least_squares.with_r import measured_members, refines_doubled_of, system_of
 
 REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")
 
@@ -36,19 +33,17 @@ def is_plain(a: torch.Tensor, options: LeastSquaresOptions) -> bool:
 def as_given(
     a: torch.Tensor,
     b: torch.Tensor,
-    factor: Factor,
+    source: RSource,
     options: LeastSquaresOptions,
-    ahead: int,
+    pace: Pace,
     gram: torch.Tensor | None,
-    *,
-    wary: bool,
-    coarse: bool,
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
-    What R says of their columns is looked at before anything else, or after as many steps as are queued ahead
-    of the host: it then has launched what follows a long product before that is done, and reads all numbers
-    at once. Who is ``wary`` of a ``coarse`` R looks how fast it is before the steps.
+    The norms of the columns of R tell whether numbers are near 1. A synchronous host reads that before
+    anything else. An asynchronous one has by then launched the steps, which follow a long product, and their
+    evidence, and reads all numbers at once. If R is to be checked first, it also reads before the steps: with
+    an R in half precision the rate of convergence, too.
 
     Returns
     -------
@@ -59,15 +54,16 @@ def as_given(
     """
     over_rows = options.over_rows
     problems, known = ScaledProblems.as_given(a, b, over_rows), {} if gram is None else {"gram": gram}
-    r = factor(problems.a, over_rows=over_rows, **known)
+    r = source.factor(problems.a, over_rows=over_rows, **known)
     norms = lengths(r)
     usable = _moderate(norms, over_rows.largest(largest_magnitude(problems.b, 1)))
-    if refines_doubled_of(options, a) and cuts(a.device):
+    if refines_doubled_of(options, a, source) and cuts(a.device):
         usable &= _alike(norms)
-    if (wary or not ahead) and not coarse and not bool(over_rows.agree(usable)):
+    read_first = source.checked_first or not pace.is_asynchronous
+    if read_first and not source.half_precision and not bool(over_rows.agree(usable)):
         return _broken_down(problems, r)
-    system = system_of(problems, r, options, gram, coarse=coarse)
-    if wary and coarse:
+    system = system_of(problems, r, options, source, gram)
+    if source.checked_first and source.half_precision:
         good = (system.rate <= MAX_RATE).any()
         near_one, fast_enough = over_rows.agree(torch.stack([usable, good])).tolist()
         if not near_one:
@@ -76,9 +72,9 @@ def as_given(
             return _missing(problems)
     refinement = Refinement(system, problems.b, options.digits, over_rows)
     most = min(MAX_STEPS, options.max_iterations)
-    for _ in range(min(max(1, ahead), most)):
+    for _ in range(min(pace.steps, most)):
         refinement.step()
-    if ahead:
+    if pace.is_asynchronous:
         settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
         members = measured_members(problems, system, refinement.solution(settled), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()

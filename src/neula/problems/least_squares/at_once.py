@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.certificates.forward_error import digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
@@ -36,13 +37,14 @@ def begin_at_once(
     """What the first link finds for problems that are solved together; None where others begin."""
     options, empty = problems.options, 0 in (problems.a.numel(), problems.b.numel())
     (count, m, n), tuning = problems.a.shape, options.engine.tuning
-    soon = tuning.blind_steps or (count > 1 and tuning.by_lapack)
+    soon = tuning.prelaunched_steps or (count > 1 and tuning.by_lapack)
     if empty or shapes.shares or options.over_rows.spread or not soon:
         return None
     with MemoryGuard(problems.device).attempt(""):
         if in_reach(problems.a, problems.b.shape[2], options):
             # Needs none of the solvers, which take half a second to load, and is what the first link does.
-            return in_one_launch(problems, LABEL, options.engine.tuning.blind_steps)
+            steps = tuning.prelaunched_steps
+            return in_one_launch(problems, LABEL, Pace.prelaunched(steps) if steps else SYNCHRONOUS)
         with call.computing():
             return answer_of_first(chain_together(count, m, n, options), problems)
     return None

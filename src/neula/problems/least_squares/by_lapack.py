@@ -7,7 +7,7 @@ What is accepted here is what the judge of the chain accepts; what is not begins
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ def each_by_lapack(
     options, (a, b) = problems.options, (array_of(problems.a), array_of(problems.b))
     values = LeastSquaresSolutions.missing(len(problems), a.shape[2], b.shape[2], problems.device)
     values.rank.fill_(a.shape[2])
-    known = {field.name: getattr(values, field.name).numpy() for field in fields(values)}
+    known = {name: x.numpy() for name, x in values.by_name.items()}
     places = range(len(a)) if problems.places is None else problems.places.tolist()
     report, steps, used = stage(options.progress, label), 0, label
     for i, place in enumerate(places):

@@ -12,6 +12,7 @@ import torch
 
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence, Limits
@@ -28,8 +29,8 @@ from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthog
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.together import FACTORS, FROM_GRAM, solve_together
-from neula.problems.least_squares.with_r import Factor
+from neula.problems.least_squares.r_source import SOURCES, RSource
+from neula.problems.least_squares.together import solve_together
 
 Chain = list[Link[LeastSquaresProblems, LeastSquaresSolutions]]
 
@@ -39,11 +40,8 @@ COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
 
 DEPENDENT = "pivoted householder fp64 + seminormal"
 
-BACKWARD_STABLE = {"householder fp64", "shifted cholesky fp64"}
-"""Sources of an R that no other one improves."""
-
-PATIENCE = 4
-"""Times as many steps as the first link takes without a look are taken with the Rs of later ones."""
+LATER = 4
+"""Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
 
 
 def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> Chain:
@@ -61,10 +59,7 @@ def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> 
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
-    # Those after the first are for ill-conditioned problems, which take more steps.
-    tried = [
-        _seminormal(name, count, m, n, options, patience=PATIENCE if i else 1) for i, name in enumerate(names)
-    ]
+    tried = [_seminormal(name, count, m, n, options, later=i > 0) for i, name in enumerate(names)]
     if by_host is None:
         return tried
     together = next(link.answer for link in tried if link.label == LABEL)
@@ -86,32 +81,33 @@ def _leave(
 
 
 def _seminormal(
-    name: str, count: int, m: int, n: int, options: LeastSquaresOptions, *, patience: int
+    name: str, count: int, m: int, n: int, options: LeastSquaresOptions, *, later: bool
 ) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
-    """Corrected seminormal equations with an R from one source, and ``patience`` times the usual steps."""
-    tuning = options.engine.tuning
-    steps = tuning.blind_steps * patience if _are_blind(count, m, n, options, patience) else 0
-    return _link(
-        f"{name} + seminormal",
-        solve_together,
-        factor=_factor(name, m, n, options, looks=count == 1 and not steps),
-        blind_steps=steps,
-        ahead=tuning.queued_steps * (2 if name in BACKWARD_STABLE else 1),
-        wary=name in BACKWARD_STABLE,
-        shared=name in FROM_GRAM,
-        queued=steps > 0 and not options.looks,
-    )
+    """Corrected seminormal equations with an R from one source."""
+    source = SOURCES[name]
+    pace = _pace(source, count, m, n, options, later=later)
+    if count == 1 and not pace.is_prelaunched and name == "shifted cholesky fp64":
+        # It is spared its last passes for an A without full rank, which the host reads.
+        source = replace(source, factor=partial(source.factor, rcond=options.certain_rcond((m, n))))
+    launches_only = pace.is_prelaunched and not options.may_wait
+    label = f"{name} + seminormal"
+    return _link(label, solve_together, source=source, pace=pace, launches_only=launches_only)
 
 
-def _are_blind(count: int, m: int, n: int, options: LeastSquaresOptions, patience: int) -> bool:
-    """Whether all steps are launched before a look: those of a batch, and of what a CUDA graph plays back.
+def _pace(source: RSource, count: int, m: int, n: int, options: LeastSquaresOptions, *, later: bool) -> Pace:
+    """When the host reads the first results.
 
-    Others of a single problem take longer than a look at each, which may save the next one.
+    All steps of a batch are prelaunched, and of what a CUDA graph replays. A step of another single problem
+    takes longer than the host takes to read, which may save the next step.
     """
-    tuning, rows = options.engine.tuning, options.rows(m, n)
+    tuning, rows, times = options.engine.tuning, options.rows(m, n), LATER if later else 1
     size = 8 * rows * n
-    brief = size <= tuning.replayed_bytes and max(rows, n) * min(rows, n) ** 2 <= tuning.patient
-    return count > 1 or not options.looks or brief or patience * size <= tuning.replayed_bytes
+    brief = size <= tuning.replayed_bytes and max(rows, n) * min(rows, n) ** 2 <= tuning.prelaunched_again
+    many = count > 1 or not options.may_wait or brief or times * size <= tuning.replayed_bytes
+    if many and tuning.prelaunched_steps:
+        return Pace.prelaunched(tuning.prelaunched_steps * times)
+    steps = tuning.asynchronous_steps * (2 if source.checked_first else 1)
+    return Pace.asynchronous(steps) if steps else SYNCHRONOUS
 
 
 def _by_host(
@@ -136,13 +132,6 @@ def _is_exotic(m: int, n: int, options: LeastSquaresOptions) -> bool:
     return options.is_wide(m, n) or bool(options.damp) or options.weights is not None
 
 
-def _factor(name: str, m: int, n: int, options: LeastSquaresOptions, *, looks: bool) -> Factor:
-    """What makes an R; one of several passes is spared the last ones for a single A without full rank."""
-    if looks and name == "shifted cholesky fp64":
-        return partial(FACTORS[name], rcond=options.certain_rcond((m, n)))
-    return FACTORS[name]
-
-
 def _are_small(count: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems take each step together: the time of a single one is that of launches."""
     tuning, rows = options.engine.tuning, options.rows(m, n)
@@ -163,7 +152,7 @@ def chain_after_together(m: int, n: int, options: LeastSquaresOptions, count: in
     if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
     *deficient, svd = _of_any_rank(m, n, options)
-    if BACKWARD_STABLE & set(options.engine.tuning.small_r):
+    if any(SOURCES[name].backward_stable for name in options.engine.tuning.small_r):
         return [*deficient, svd]
     return [*deficient, _by_householder(m, n, options), svd]
 
@@ -221,7 +210,7 @@ def _by_gram(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     if n <= tuning.fp16_gram_columns:
         return [_link(f"cholesky {FP16_COR} + seminormal", links.by_gram, compute=FP16_COR)]
     if n <= tuning.gram_columns and spread:
-        return [_link("cholesky fp16 + seminormal", links.by_gram, compute="fp16", plainly=True)]
+        return [_link("cholesky fp16 + seminormal", links.by_gram, compute="fp16", plain_residuals=True)]
     return []
 
 
@@ -263,10 +252,10 @@ def _link(
     answer: Callable[..., Answer[LeastSquaresSolutions]],
     *,
     improves: bool = False,
-    queued: bool = False,
+    launches_only: bool = False,
     **given: Any,
 ) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
-    return Link(label, partial(answer, label=label, **given), improves=improves, queued=queued)
+    return Link(label, partial(answer, label=label, **given), improves=improves, launches_only=launches_only)
 
 
 def preconditioners(n: int, options: LeastSquaresOptions) -> list[tuple[str, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from neula.algorithms.krylov.pace import Pace
 from neula.algorithms.krylov.refinement import InnerSolver, RefinedLeastSquares
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
@@ -22,6 +22,7 @@ from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
+from neula.problems.least_squares.r_source import RSource
 from neula.problems.least_squares.refined import LeastSquaresErrorBounds, answer_of, refined_with
 from neula.problems.least_squares.together import solve_together
 
@@ -49,27 +50,26 @@ def by_gram(
     *,
     label: str,
     compute: str,
-    plainly: bool = False,
+    plain_residuals: bool = False,
 ) -> Solution:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure; ``plainly``, with residuals in working precision, and after a look whether R is good
-    enough.
+    many digits are sure. With ``plain_residuals``, those in working precision, R is checked before.
     """
     options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
-    asked: dict[str, Any] = {"blind_steps": 0, "ahead": 2 if plainly else 1, "wary": plainly, "coarse": True}
-    same = replace(problems, options=replace(options, plainly=plainly))
-    solve = partial(solve_together, same, before, label=label, **asked)
-    answer = solve(factor=partial(factor, sampled=True))
+    source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain_residuals)
+    pace = Pace.asynchronous(2 if source.checked_first else 1)
+    solve = partial(solve_together, problems, before, label=label, pace=pace)
+    answer = solve(source=source)
     shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
     assert answer.measured is not None
     evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
     if not replace(options.limits(shape), forward_error=SURE).accept(evidence):
         beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
         if bool(over_rows.agree(beyond.any())):
-            answer = solve(factor=factor)
+            answer = solve(source=replace(source, factor=factor))
     return answer
 
 

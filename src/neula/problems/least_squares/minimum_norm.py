@@ -33,7 +33,7 @@ def by_svd(
 ) -> Answer[LeastSquaresSolutions]:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
     options = problems.options
-    vars(problems).pop("prepared", None)  # which may be a copy
+    problems.cache.prepared = None  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
     given = _DeficientProblem.from_problems(problems)
     solution = minimum_norm(given.deficient, options.rcond)
@@ -68,11 +68,11 @@ def by_complete_orthogonal(
     certain = options.limits(shape).condition
     if before is not None and bool((before.values.condition_bound < certain).all()):
         raise Declined
-    vars(problems).pop("prepared", None)  # which may be a copy
+    problems.cache.prepared = None  # which may be a copy
     report = stage(options.progress, "complete orthogonal decomposition in fp64")
     given = _DeficientProblem.from_problems(problems)
     engine = options.engine.using(FP64)
-    gram = vars(problems).pop("gram", None)  # if a link before has made it
+    gram, problems.cache.gram = problems.cache.gram, None  # no later link needs it
     solution = complete_orthogonal(
         given.deficient, options.rcond, engine, engine.tuning.pivot_block, gram=gram
     )

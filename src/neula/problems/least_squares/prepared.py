@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
 
@@ -56,6 +56,14 @@ class Largest:
         return Largest(self.both.cpu(), self.n)
 
 
+@dataclass(eq=False)
+class Cache:
+    """What links have computed of a single problem, until one that needs the memory sets it to None."""
+
+    prepared: PreparedProblem | None = None
+    gram: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class LeastSquaresProblems(Batch):
     """A batch of problems as they were given; one problem is a batch of one.
@@ -67,12 +75,15 @@ class LeastSquaresProblems(Batch):
     options : LeastSquaresOptions
     places : Tensor of int, or None
         Which of them are meant: all, by default. Others are not copied before they are worked on.
+    cache : Cache
+        Each object has its own.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     options: LeastSquaresOptions
     places: torch.Tensor | None = None
+    cache: Cache = field(init=False, repr=False, compare=False, default_factory=Cache)
 
     def __len__(self) -> int:
         return (self.a if self.places is None else self.places).shape[0]
@@ -103,13 +114,15 @@ class LeastSquaresProblems(Batch):
         m, n = self.options.over_rows.count(self.a.shape[1]), self.a.shape[2]
         return lstsq_bound(self.options.target, min(self.options.rows(m, n), n))
 
-    @cached_property
+    @property
     def prepared(self) -> PreparedProblem:
         """The only one, prepared."""
-        a, b = self.a[0], self.b[0].double()
-        if not self._is_read_as_given:
-            a = a.double()
-        return PreparedProblem.from_arrays(a, b, self.options, self.largest)
+        if self.cache.prepared is None:
+            a, b = self.a[0], self.b[0].double()
+            if not self._is_read_as_given:
+                a = a.double()
+            self.cache.prepared = PreparedProblem.from_arrays(a, b, self.options, self.largest)
+        return self.cache.prepared
 
     @property
     def _is_read_as_given(self) -> bool:
@@ -128,10 +141,12 @@ class LeastSquaresProblems(Batch):
         here = [engine.column_max(x[0]) for x in (self.a, self.b)]
         return Largest(over_rows.largest(torch.cat(here)), self.a.shape[2])
 
-    @cached_property
+    @property
     def gram(self) -> torch.Tensor:
         """Lower triangle of ``A^T A`` of the only A in double precision, shape (n, n)."""
-        return self.options.over_rows.total(lower_gram(self.a.double())[0])
+        if self.cache.gram is None:
+            self.cache.gram = self.options.over_rows.total(lower_gram(self.a.double())[0])
+        return self.cache.gram
 
     def check_finite(self) -> None:
         """Look for NaN and Inf in the only problem; the host waits once.

@@ -33,8 +33,6 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     rcond : float
     unit : float
         Unit roundoff of the format in which A is stored.
-    plainly : bool
-        Whether residuals in working precision do where nobody asks for more.
     """
 
     algorithm: str | None
@@ -43,7 +41,6 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     weights: torch.Tensor | None
     rcond: float
     unit: float = FP64.u
-    plainly: bool = False
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
@@ -59,12 +56,12 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         """Whether there is one variant to compute, and no chain."""
         return self.algorithm is not None or self.compute is not None
 
-    def refines_doubled(self, m: int, n: int) -> bool:
+    def refines_doubled(self, m: int, n: int, *, plain: bool = False) -> bool:
         """Whether problems of m rows are refined with residuals in twice the working precision unasked.
 
-        Those of minimum norm always are: they need the augmented system.
+        Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
         """
-        few = not self.plainly and self.rows(m, n) * n <= self.engine.tuning.doubled_elements
+        few = not plain and self.rows(m, n) * n <= self.engine.tuning.doubled_elements
         return few or self.forward or self.is_wide(m, n)
 
     def is_wide(self, m: int, n: int) -> bool:

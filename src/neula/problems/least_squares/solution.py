@@ -63,8 +63,8 @@ class LeastSquaresOutcome:
 def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
     """What the first link has launched, where that waits for nothing."""
     with call.computing():
-        blind = replace(options, looks=False)
-        problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), blind)
+        without_waits = replace(options, may_wait=False)
+        problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), without_waits)
         found = begin_problems(problems)
     if found is None:
         return None

@@ -7,7 +7,6 @@ the working precision. What no link solves goes on to the SVD, one by one.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -19,19 +18,12 @@ from neula.algorithms.krylov.doubled_refinement import (
     refine_doubled,
 )
 from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.algorithms.krylov.underdetermined import Underdetermined
-from neula.algorithms.orthogonal.r_only import (
-    HALVED,
-    cholesky32_r,
-    cholesky_r,
-    gram_schmidt_r,
-    householder_r,
-    lower_gram,
-    shifted_cholesky3_r,
-)
+from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE
-from neula.engines.inputs import made
+from neula.engines.inputs import Tensors, made
 from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
 from neula.kernels.doubled import doubled_product
@@ -44,26 +36,9 @@ from neula.pipeline.progress import stage
 from neula.problems.least_squares.as_given import as_given, is_plain
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.r_source import Factor, RSource
 from neula.problems.least_squares.scaled import ScaledProblems
-from neula.problems.least_squares.with_r import (
-    Factor,
-    UnscaledSolutions,
-    measured_members,
-    members_of,
-    system_of,
-)
-
-FACTORS: dict[str, Factor] = {
-    "cholesky fp32": cholesky32_r,
-    "cholesky fp64": cholesky_r,
-    "shifted cholesky fp64": shifted_cholesky3_r,
-    "householder fp64": householder_r,
-    "gram-schmidt fp32": partial(gram_schmidt_r, dtype=torch.float32),
-    "gram-schmidt fp64": partial(gram_schmidt_r, dtype=torch.float64),
-}
-
-FROM_GRAM = ("cholesky fp64", "shifted cholesky fp64")
-"""Those that take the Gram matrix of a single A, which is made once for all of them."""
+from neula.problems.least_squares.with_r import UnscaledSolutions, measured_members, members_of, system_of
 
 
 def solve_together(
@@ -71,60 +46,53 @@ def solve_together(
     before: Answer[LeastSquaresSolutions] | None,
     *,
     label: str,
-    factor: Factor,
-    blind_steps: int,
-    ahead: int = 0,
-    wary: bool = False,
-    coarse: bool = False,
-    shared: bool = False,
+    source: RSource,
+    pace: Pace,
 ) -> Answer[LeastSquaresSolutions]:
-    """Some problems with R from one source, as many at a time as fill the machine.
-
-    After each of their steps all are looked at, or after ``blind_steps`` where that is not 0; before the
-    first look ``ahead`` steps are queued, but if ``wary`` R is looked at before. An R of low precision is
-    ``coarse``; if ``shared``, it is made of the Gram matrix that links share.
-    """
+    """Some problems with R from one source, as many at a time as fill the machine."""
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
-    if factor is cholesky_r and in_reach(problems.a, k, options):
-        return in_one_launch(problems, label, blind_steps)
+    if source.factor is cholesky_r and in_reach(problems.a, k, options):
+        return in_one_launch(problems, label, pace)
     trials = (doubled_product.tried, shift.tried, added.tried)
     try_together(trials, options.engine.device)
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
     weights = () if options.weights is None else (options.weights,)
     key = (label, options.damp, options.max_iterations, options.target.name, options.dtype)
-    steps: list[int] = []
 
-    def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def refined(a: torch.Tensor, b: torch.Tensor, *weights: torch.Tensor) -> tuple[Tensors, int]:
         weighted = replace(options, weights=weights[0] if weights else None)
         given = None
         # Over processes small problems are scaled as others are: most of their time is for messages.
-        if not blind_steps and is_plain(a, weighted) and (coarse or not options.over_rows.spread):
-            known = shared and a is problems.a and len(a) == 1
+        few_messages = source.half_precision or not options.over_rows.spread
+        if not pace.is_prelaunched and is_plain(a, weighted) and few_messages:
+            known = source.from_gram and a is problems.a and len(a) == 1
             gram = problems.gram[None] if known else None
-            given = as_given(a, b, factor, weighted, ahead, gram, wary=wary, coarse=coarse)
+            given = as_given(a, b, source, weighted, pace, gram)
         if given is None:
-            given = _refined(a, b, factor, weighted, blind_steps, shared=shared)
-        members, taken, numbers = given
-        steps.append(taken)
-        return *members.tensors, numbers
+            # Of a scaled copy the host reads after every step, and none is plain.
+            exact = replace(source, half_precision=False)
+            given = _refined(a, b, exact, weighted, pace if pace.is_prelaunched else SYNCHRONOUS)
+        members, steps, numbers = given
+        return (*members.tensors, numbers), steps
 
-    parts, measured = [], []
+    parts, measured, most = [], [], pace.limit(options.max_iterations) if pace.is_prelaunched else 0
     for a, b in problems.chunks(size):
         border = _border(a, options)
         inputs = border.put(a, b) if border.rows else (a, b, *weights)
-        found = options.engine.replay(refined, inputs, key) if blind_steps else refined(*made(inputs))
-        *values, numbers = found
+        if pace.is_prelaunched:
+            *values, numbers = options.engine.replay(lambda *inputs: refined(*inputs)[0], inputs, key)
+        else:
+            (*values, numbers), steps = refined(*made(inputs))
+            most = max(most, steps)
         parts.append(_without(border, LeastSquaresSolutions(*values), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
-    # Where nobody looks at errors in between there are as many as may be; what is played back counts none.
-    taken = min(blind_steps, options.max_iterations) or max(steps)
     if len({x.device for x in measured}) > 1:  # the host has looked at some
         measured = [x.cpu() for x in measured]
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
-    return Answer(LeastSquaresSolutions.joined(parts), label, iterations=taken, measured=numbers)
+    return Answer(LeastSquaresSolutions.joined(parts), label, iterations=most, measured=numbers)
 
 
 def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
@@ -134,12 +102,10 @@ def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     return small and not special and seminormal.takes(a)
 
 
-def in_one_launch(
-    problems: LeastSquaresProblems, label: str, blind_steps: int
-) -> Answer[LeastSquaresSolutions]:
+def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Answer[LeastSquaresSolutions]:
     """All problems by the kernel, which leaves those alone whose numbers are near the ends of the range."""
     options = problems.options
-    steps = min(blind_steps or MAX_STEPS, options.max_iterations)
+    steps = pace.limit(min(MAX_STEPS, options.max_iterations))
     ((a, b),) = problems.chunks(len(problems))
     found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
     of = dict(zip(seminormal.NAMES, found.numbers.unbind(), strict=True))
@@ -173,32 +139,27 @@ def _without(border: Border, members: LeastSquaresSolutions, numbers: torch.Tens
 
 
 def _refined(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    factor: Factor,
-    options: LeastSquaresOptions,
-    blind_steps: int,
-    *,
-    shared: bool,
+    a: torch.Tensor, b: torch.Tensor, source: RSource, options: LeastSquaresOptions, pace: Pace
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor]:
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.from_arrays(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
-        solved = _minimum_norm(problems, factor, options, blind_steps)
+        solved = _minimum_norm(problems, source.factor, options, pace)
         members = members_of(problems, solved, options, a.shape[1])
         return members, solved.found.steps, members.measured()
     over_rows, gram, of = options.over_rows, None, {}
-    if shared and problems.a.shape[2] >= HALVED:
+    if source.from_gram and problems.a.shape[2] >= HALVED:
         gram = over_rows.total(lower_gram(problems.a))
         of = {"gram": gram}
-    system = system_of(problems, factor(problems.a, over_rows=over_rows, **of), options, gram)
-    found = _refine(system, problems.b, options, blind_steps)
+    r = source.factor(problems.a, over_rows=over_rows, **of)
+    system = system_of(problems, r, options, source, gram)
+    found = _refine(system, problems.b, options, pace)
     members = measured_members(problems, system, found, options, a.shape[1])
     return members, found.steps, members.measured()
 
 
 def _minimum_norm(
-    problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, blind_steps: int
+    problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, pace: Pace
 ) -> UnscaledSolutions:
     rows = problems.rows
     b_transposed = (problems.a / problems.norms).mT
@@ -218,7 +179,7 @@ def _minimum_norm(
         norm=norm,
         exponents=rows.exponents,
     )
-    found = _refine(system, rows.b, options, blind_steps)
+    found = _refine(system, rows.b, options, pace)
     x = rows.unscale(found.x, problems).to(options.dtype).double()
     residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems))
     return UnscaledSolutions(
@@ -234,13 +195,13 @@ def _minimum_norm(
 
 
 def _refine(
-    system: FactoredProblems, b: torch.Tensor, options: LeastSquaresOptions, blind_steps: int
+    system: FactoredProblems, b: torch.Tensor, options: LeastSquaresOptions, pace: Pace
 ) -> DoubledSolution:
     return refine_doubled(
         system,
         b,
         tolerance=options.digits,
-        max_steps=min(blind_steps or MAX_STEPS, options.max_iterations),
-        look=not blind_steps,
+        max_steps=min(MAX_STEPS, options.max_iterations),
+        pace=pace,
         over_rows=options.over_rows,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,27 +12,24 @@ from neula.algorithms.orthogonal.r_only import HALVED
 from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.kernels.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.r_source import RSource
 from neula.problems.least_squares.scaled import ScaledProblems
 
-Factor = Callable[..., torch.Tensor]
-"""R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
 
-
-def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor) -> bool:
+def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor, source: RSource) -> bool:
     """Whether residuals are in twice the working precision."""
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
-    return options.refines_doubled(m, n)
+    return options.refines_doubled(m, n, plain=source.plain_residuals)
 
 
 def system_of(
     problems: ScaledProblems,
     r: torch.Tensor,
     options: LeastSquaresOptions,
+    source: RSource,
     gram: torch.Tensor | None = None,
-    *,
-    coarse: bool = False,
 ) -> Overdetermined:
-    doubled, over_rows = refines_doubled_of(options, problems.a), options.over_rows
+    doubled, over_rows = refines_doubled_of(options, problems.a, source), options.over_rows
     columns, triangles = None, None
     if problems.given or gram is not None:
         columns = lengths(r)[..., None]
@@ -46,7 +42,7 @@ def system_of(
         doubled=doubled,
         triangles=triangles,
         rhs=problems.b if problems.given else None,
-        coarse=coarse,
+        half_precision=source.half_precision,
     )
 
 

@@ -134,7 +134,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
 def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
     """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
     links = chain.chain_alone(MatrixLayout.from_matrix(matrices[0]), options)
-    if not links[0].queued or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
+    if not links[0].launches_only or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
         return None
     found: list[Answer[QRValues]] = []
 

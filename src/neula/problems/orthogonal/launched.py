@@ -25,7 +25,7 @@ from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_l
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 
-def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
     """A link with its scales and measures; NaN, Inf and zero columns show in these."""
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -39,7 +39,7 @@ def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
         q, r, measures = options.engine.replay(factorized, (matrices.a[0],), key)
         return Answer(QRValues.of_one(options.low_engine.widened(q), r, measures), label)
 
-    return Link(label, answer, queued=True)
+    return Link(label, answer, launches_only=True)
 
 
 def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:

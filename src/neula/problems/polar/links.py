@@ -48,7 +48,7 @@ def polynomials(
         u, unknown = engine.joined(x), torch.full((len(a),), -1, device=a.device)
         return _answer(options, label, u if options.lie_down(a.shape) else u.mT, unknown, measures)
 
-    return Link(label, answer, inherits=on, queued=not on)
+    return Link(label, answer, inherits=on, launches_only=not on)
 
 
 def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:

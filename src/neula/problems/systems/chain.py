@@ -29,8 +29,8 @@ LIBRARY = "lu fp64 with pivoting", "lu fp32 with pivoting", "cholesky fp64"
 def chain_together(count: int, n: int, options: SystemsOptions) -> list[Link[Systems, SystemsSolutions]]:
     """What is tried for some systems of order n together: the library's factors.
 
-    Nothing where cheaper factors may be faster. Before it what is queued, where waiting for the host and for
-    pivots takes longer.
+    Nothing where cheaper factors may be faster. Before it what is launched as a whole, where
+    waiting for the host and for pivots takes longer.
     """
     tuning = options.engine.tuning
     if options.pivot is not None or options.compute is not None:
@@ -40,9 +40,10 @@ def chain_together(count: int, n: int, options: SystemsOptions) -> list[Link[Sys
     if (first := first_queued(count, n, options)) is not None:
         labels = [first, MIXED] if first == NORMAL_EQUATIONS and count == 1 else [first]
         tried = [
-            Link(label, partial(solve_queued, label=label), queued=not options.looks) for label in labels
+            Link(label, partial(solve_queued, label=label), launches_only=not options.may_wait)
+            for label in labels
         ]
-        if labels[0] == MIXED and n >= tuning.harmless and options.looks:
+        if labels[0] == MIXED and n >= tuning.harmless and options.may_wait:
             format = options.formats[0]
             tried.insert(0, Link(f"lu {format.name}", partial(links.lu_if_harmless, format=format)))
         if labels[-1] == MIXED and FP64.dtype.itemsize * n**2 > tuning.replayed_bytes:

@@ -1,4 +1,4 @@
-"""Systems by factors that need no pivots, launched after at most one look at the sizes of numbers.
+"""Systems by factors that need no pivots, launched after the host has read at most the sizes of numbers.
 
 So a CUDA graph plays all of it back, and where matrices are too large for graphs a GPU never waits for the
 host. A definite A has a Cholesky factor. Any other one is mixed by butterflies, so that LU needs no
@@ -22,6 +22,7 @@ from neula.algorithms.elimination.double_cholesky import inverted_cholesky
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.pace import Pace
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import Engine
@@ -79,7 +80,7 @@ def _definite(scaled: ScaledSystems, engine: Engine) -> LibraryFactors:
 
 
 class QueuedSolutions(NamedTuple):
-    """What was queued.
+    """What was launched.
 
     Attributes
     ----------
@@ -191,29 +192,34 @@ def _replayed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolu
     tuning, (count, n, _) = options.engine.tuning, layouts_of(inputs)[0][0]
     # What scaling needs is half of everything, and mostly changes nothing. In a batch that would depend on
     # what the other systems are.
-    alone = options.looks and count == 1
+    alone = options.may_wait and count == 1
     if alone and n**3 <= tuning.bordered:
         if (supposed := _supposed(inputs, options, label)) is not None:
             return supposed
         alone = False
     given = ScaledSystems.as_given(*made(inputs)) if alone else None
-    # What is too large for a graph takes longer than to look whether another step is worth its while.
     measured = inputs if given is None else given.tensors
-    look = options.looks and nbytes_of(measured) > tuning.replayed_bytes
 
-    factors = list[ButterfliedInverses]()
-
-    def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        scaled = (
-            ScaledSystems.from_arrays(*inputs, looks=False) if given is None else ScaledSystems.again(*inputs)
+    def scaled(*inputs: torch.Tensor) -> ScaledSystems:
+        return (
+            ScaledSystems.from_arrays(*inputs, synchronizes=False)
+            if given is None
+            else ScaledSystems.again(*inputs)
         )
-        keep = factors if look and given is not None else None
-        return _solved(scaled, options, label, look=look, keep=keep)
 
-    found = QueuedSolutions.from_tensors(
+    if options.may_wait and nbytes_of(measured) > tuning.replayed_bytes:
+        # A step of what is too large for a graph takes longer than the host takes to read whether another one
+        # is needed. It launches what most systems take, and the evidence, before it reads.
+        steps = min(_power_of(label), options.max_iterations)
+        found = _solved(scaled(*made(measured)), options, label, Pace.asynchronous(steps))
+        return found if given is not None else found._replace(factors=None)
+
+    def solved(*inputs: torch.Tensor) -> Three:
+        return _solved(scaled(*inputs), options, label, _prelaunched(options))[:3]
+
+    return QueuedSolutions.from_tensors(
         options.engine.replay(solved, measured, _key(options, label, given is None))
     )
-    return found._replace(factors=factors.pop()) if factors else found
 
 
 def _supposed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolutions | None:
@@ -224,8 +230,8 @@ def _supposed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolu
 
     def solved(*inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         scaled, ends = ScaledSystems.supposed(*inputs)
-        x, forward_error, numbers = _solved(scaled, options, label, look=False)
-        return x, forward_error, torch.cat([numbers, ends[:, None]])
+        found = _solved(scaled, options, label, _prelaunched(options))
+        return found.x, found.forward_error, torch.cat([found.numbers, ends[:, None]])
 
     found = QueuedSolutions.from_tensors(
         options.engine.replay(solved, inputs, _key(options, label, "supposed"))
@@ -239,7 +245,7 @@ def _supposed(inputs: Inputs, options: SystemsOptions, label: str) -> QueuedSolu
 
 def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object, ...]:
     """What the launches depend on beside shapes."""
-    asked = options.max_iterations, options.target.name, options.dtype, options.looks, options.forward
+    asked = options.max_iterations, options.target.name, options.dtype, options.may_wait, options.forward
     return _solved, label, kind, options.positive, *asked
 
 
@@ -256,23 +262,14 @@ class _OfOne:
         return self.factors.solve_transposed(b[0])[None]
 
 
-def _solved(
-    scaled: ScaledSystems,
-    options: SystemsOptions,
-    label: str,
-    *,
-    look: bool,
-    keep: list[ButterfliedInverses] | None = None,
-) -> Three:
-    """Factorize, refine and measure some systems without synchronizing, unless the host is to look.
+def _power_of(label: str) -> int:
+    """Rounding errors of ``A^T r`` are magnified by the square of the condition number."""
+    return 2 if label == NORMAL_EQUATIONS else 1
 
-    Returns x, forward errors, and what the judge reads; puts factors of a mixed matrix where they are to be
-    kept.
-    """
+
+def _solved(scaled: ScaledSystems, options: SystemsOptions, label: str, pace: Pace) -> QueuedSolutions:
+    """Factorize, refine and measure some systems."""
     engine, definite, a, sizes = options.engine, options.positive, scaled.a, scaled.norms
-    images = list[Images]()
-    # Rounding errors of A^T r are magnified by the square of the condition number.
-    power = 2 if label == NORMAL_EQUATIONS else 1
 
     def factorized() -> LibraryFactors:
         if label == MIXED:
@@ -280,36 +277,27 @@ def _solved(
         return _definite(scaled, engine) if definite else _NormalEquations.from_matrix(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.
-    factors = engine.beside(
-        lambda: images.append(Images.from_matrix(a, sizes, vectors=PROBES, unit=label == DEFINITE)),
-        factorized,
+    images, factors = engine.beside(
+        lambda: Images.from_matrix(a, sizes, vectors=PROBES, unit=label == DEFINITE), factorized
     )
     system = FactoredSystems(
         *(a, factors, sizes, scaled.b, scaled.frobenius),
         doubled=options.doubled(*scaled.b.shape[1:]),
-        power=power,
-        measured=images[0],
+        power=_power_of(label),
+        measured=images,
     )
-    if keep is not None and isinstance(factors, _OfOne):
-        keep.append(factors.factors)
-    refinement, steps = Refinement(system, scaled.b, options.digits), steps_of(options)
-    # Blind steps do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
-    # 1e10, and what it leaves unfinished goes on to the library.
-    fewer = definite and options.looks and not look
-    if fewer:
-        steps = max(1, steps - 1)
-    if look:  # what most take before the first look, beside which the answer is made
-        steps = min(system.power, options.max_iterations)
-    for _ in range(steps):
+    refinement = Refinement(system, scaled.b, options.digits)
+    for _ in range(pace.steps):
         refinement.step()
-    found = _measured(scaled, system, refinement, options, finished=fewer)
-    most = min(MAX_STEPS, options.max_iterations) if look else 0
+    finished = pace.is_prelaunched and _spares_a_step(options)
+    found = _measured(scaled, system, refinement, options, finished=finished)
+    most = pace.limit(min(MAX_STEPS, options.max_iterations))
     if refinement.steps < most and refinement.goes_on():
         refinement.step()
         while refinement.steps < most and refinement.goes_on():
             refinement.step()
         found = _measured(scaled, system, refinement, options, finished=False)
-    return found
+    return QueuedSolutions(*found, factors=factors.factors if isinstance(factors, _OfOne) else None)
 
 
 def _measured(
@@ -336,5 +324,18 @@ def _measured(
 
 
 def steps_of(options: SystemsOptions) -> int:
-    """Steps of refinement between which nothing synchronizes."""
-    return min(options.engine.tuning.blind_steps, options.max_iterations)
+    """The largest number of prelaunched steps of refinement."""
+    return min(options.engine.tuning.prelaunched_steps, options.max_iterations)
+
+
+def _spares_a_step(options: SystemsOptions) -> bool:
+    """Whether one prelaunched step less is taken, and only what is finished after it is accepted.
+
+    All of them do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
+    1e10, and what it leaves unfinished goes on to the library.
+    """
+    return options.positive and options.may_wait
+
+
+def _prelaunched(options: SystemsOptions) -> Pace:
+    return Pace.prelaunched(max(1, steps_of(options) - _spares_a_step(options)))

@@ -37,10 +37,14 @@ class ScaledSystems:
     b_columns : Tensor of int, shape (batch, 1, k)
     norms : Tensor, shape (batch, n, 1)
         Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
-    looks : bool
-        Whether the host looks at numbers to leave out what changes nothing, which synchronizes.
+    synchronizes : bool
+        Whether the host reads numbers to leave out what changes nothing.
     given : bool
         Whether nothing was scaled, since all numbers were near 1.
+    known_sizes : InfinityNorms, optional
+        Norms of ``a`` and ``b``, where they are known.
+    known_frobenius : Tensor, shape (batch,), optional
+        ``||R A C||_F``, likewise.
     """
 
     a: torch.Tensor
@@ -49,27 +53,31 @@ class ScaledSystems:
     b: torch.Tensor
     b_columns: torch.Tensor
     norms: torch.Tensor
-    looks: bool = True
+    synchronizes: bool = True
     given: bool = False
+    known_sizes: InfinityNorms | None = None
+    known_frobenius: torch.Tensor | None = None
 
     @classmethod
-    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, looks: bool = True) -> ScaledSystems:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, synchronizes: bool = True) -> ScaledSystems:
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
-        if looks and (found := cls.as_given(a, b)) is not None:
+        if synchronizes and (found := cls.as_given(a, b)) is not None:
             return found
         a, b = a.double(), b.double()
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
-        scaled = shift(a, -columns) if not looks or bool(columns.any()) else a
+        scaled = shift(a, -columns) if not synchronizes or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
         rows = _alike(binary_exponents(largest_magnitude(scaled, 2, keepdim=True)))
-        if not looks or bool(rows.any()):
+        if not synchronizes or bool(rows.any()):
             scaled = shift(a, -rows - columns)
         fraction, exponent = torch.frexp(b)
         exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
         b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
-        return cls(scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, looks)
+        return cls(
+            scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, synchronizes
+        )
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledSystems | None:
@@ -83,9 +91,7 @@ class ScaledSystems:
         a, b = a.double(), b.double()
         sizes = magnitudes(a)
         ends = ends_of(sizes, b)
-        found = cls.again(a, b, sizes.norms, ends.of_a, ends.of_b)
-        found.__dict__["frobenius"] = ends.frobenius
-        return found, ends.ends
+        return cls.again(a, b, sizes.norms, ends.of_a, ends.of_b, ends.frobenius), ends.ends
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -100,14 +106,13 @@ class ScaledSystems:
         norms: torch.Tensor,
         size_of_a: torch.Tensor,
         size_of_b: torch.Tensor,
+        frobenius: torch.Tensor | None = None,
     ) -> ScaledSystems:
         """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
         rows = _no_exponents(len(a), a.shape[1], 1, a.device)
         b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
-        found = cls(a, rows, rows.mT, b, b_columns, norms, given=True)
-        # In the place where it is looked for: known already.
-        found.__dict__["_sizes"] = _Sizes(size_of_a, size_of_b)
-        return found
+        sizes = InfinityNorms(size_of_a, size_of_b)
+        return cls(a, rows, rows.mT, b, b_columns, norms, True, True, sizes, frobenius)
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the systems that were given."""
@@ -124,7 +129,7 @@ class ScaledSystems:
     @cached_property
     def has_rows(self) -> bool:
         """Whether rows were scaled, as far as the host knows."""
-        return not self.given and (not self.looks or bool(self.rows.any()))
+        return not self.given and (not self.synchronizes or bool(self.rows.any()))
 
     @cached_property
     def trivial(self) -> bool:
@@ -134,6 +139,8 @@ class ScaledSystems:
     @cached_property
     def frobenius(self) -> torch.Tensor:
         """``||R A C||_F``, shape (batch,); a pass over the matrix only where it was scaled."""
+        if self.known_frobenius is not None:
+            return self.known_frobenius
         return (
             torch.linalg.vector_norm(self.norms, dim=(1, 2))
             if self.given
@@ -167,13 +174,13 @@ class ScaledSystems:
         return self._sizes.a, self._sizes.b
 
     @cached_property
-    def _sizes(self) -> _Sizes:
-        return _Sizes.measure(self.a, self.b)
+    def _sizes(self) -> InfinityNorms:
+        return InfinityNorms.measure(self.a, self.b) if self.known_sizes is None else self.known_sizes
 
     @cached_property
-    def _given(self) -> _Sizes:
+    def _given(self) -> InfinityNorms:
         """Those of A as it was given, but for one unit for all of it."""
-        return _Sizes.measure(self.units * shift(self.a, self._relative), self.units * self.b)
+        return InfinityNorms.measure(self.units * shift(self.a, self._relative), self.units * self.b)
 
     def relative_residual(self, residual: torch.Tensor) -> torch.Tensor:
         """``||r|| / ||b||`` of the systems that were given, shape (batch, k)."""
@@ -222,14 +229,14 @@ def _alike(exponents: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class InfinityNorms:
     """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
 
     a: torch.Tensor
     b: torch.Tensor
 
     @classmethod
-    def measure(cls, a: torch.Tensor, b: torch.Tensor) -> _Sizes:
+    def measure(cls, a: torch.Tensor, b: torch.Tensor) -> InfinityNorms:
         return cls(torch.linalg.vector_norm(a, 1, dim=2).amax(1)[:, None], largest_magnitude(b, 1))
 
     def backward_error(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:

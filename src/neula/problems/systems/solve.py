@@ -235,7 +235,7 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
         return None
     judge = SystemsJudge.for_shape(n, options, improves=False)
     with call.computing():
-        systems = Systems(matrices, columns, replace(options, looks=False))
+        systems = Systems(matrices, columns, replace(options, may_wait=False))
         begun = first_answer(chain_together(len(matrices), n, systems.options), systems, judge)
         if begun is None or begun.measured is None:
             return None
