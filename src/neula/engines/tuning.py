@@ -132,8 +132,8 @@ class Tuning:
         host reads after steps whether another one is needed.
     prelaunched_again : int
         Value of ``m n^2`` up to which a second R is played back, too, with several times as many steps, if A
-        is small enough for that (20000 x 1000 on an H200, condition 1e9: 12.4 ms, 16.4 with a look at each
-        step; of rank 750, which a look would give up earlier: 35.6, and 29.2).
+        is small enough for that (20000 x 1000 on an H200, condition 1e9: 12.4 ms, 16.4 if the host reads
+        after each step; of rank 750, where it would give up earlier: 35.6, and 29.2).
     asynchronous_steps : int
         Such steps that are launched before the host reads anything of a problem that is too large to be
         played back: it waits once, at the end, and launches what is next while the GPU makes R.

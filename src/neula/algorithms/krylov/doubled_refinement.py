@@ -236,7 +236,7 @@ Nothing changes these in place."""
 
 
 class Refinement:
-    """The same step by step, for who looks at the numbers of several things at a time.
+    """Refinement step by step, for a caller that decides how many steps to take.
 
     Attributes
     ----------

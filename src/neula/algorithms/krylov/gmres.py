@@ -112,17 +112,17 @@ class Space:
 
     def _extend(self, residual: Array, aim: Array, steps: int) -> int:
         """Let the space grow until residuals are small enough; returns the iterations that it took."""
-        iterations, ahead, rates = 0, 1, np.ones_like(residual)
+        iterations, unread, rates = 0, 1, np.ones_like(residual)
         while iterations < steps and self._problem.next and goes_on(residual, aim, iterations, steps, rates):
             limit = HOPELESS_AFTER if iterations < HOPELESS_AFTER else steps
-            ahead = min(ahead, min(limit, steps) - iterations)
+            unread = min(unread, min(limit, steps) - iterations)
             columns, blocks = self._problem.next, []
-            for _ in range(ahead):
+            for _ in range(unread):
                 blocks.append((columns, self._step(columns)))
                 columns = list(range(self._basis.count - len(columns), self._basis.count))
             before, residual = residual, self._problem.append(_on_host(blocks))
-            rates = ratio(residual, before) ** (1 / ahead)
-            iterations, ahead = iterations + ahead, _unseen(residual, aim, rates)
+            rates = ratio(residual, before) ** (1 / unread)
+            iterations, unread = iterations + unread, _unseen(residual, aim, rates)
         return iterations
 
     def _step(self, columns: list[int]) -> torch.Tensor:
@@ -188,7 +188,7 @@ def goes_on(residual: Array, aim: Array, iterations: int, steps: int, rates: Arr
 
 
 def _unseen(residual: Array, aim: Array, rates: Array) -> int:
-    """Iterations until the next look: half of those that are missing at the latest rate."""
+    """Iterations until the next read: half of those that are missing at the latest rate."""
     wanted = np.log(ratio(aim, residual).clip(1e-300, 1.0))
     missing = float(np.nan_to_num(wanted / np.log(rates.clip(1e-300, math.exp(-1e-3)))).max())
     return max(1, min(UNSEEN, int(missing) // 2))

@@ -26,7 +26,7 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
         Whether the measured backward error meets the accuracy asked for.
     iterations : int
         Solves with the factors that were computed, over all attempts; of problems that are solved together
-        those of the slowest. A GPU is given several before anybody looks at their errors: all of these
+        those of the slowest. On a GPU several are launched before the host reads their errors: all of these
         count, needed or not.
     backward_error : float
         Relative change of the data for which ``x`` is exact; the worst right-hand side counts.

@@ -41,7 +41,7 @@ def _pays(count: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_unread(count: int, n: int, options: CholeskyOptions) -> list[Link[Symmetric, CholeskyValues]]:
-    """The same where the first link is not to wait: in double precision that looks at nothing."""
+    """The same where the first link is not to wait: in double precision without reading numbers."""
     links = chain(count, n, options)
     if links[0].launches_only or options.tuning.lapack:
         return links

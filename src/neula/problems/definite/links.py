@@ -34,7 +34,7 @@ launches take the host beside it."""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """The recursion in products of an arithmetic, all of it queued at once."""
+    """The recursion in products of an arithmetic, all of it launched at once."""
     engine = matrices.options.engine.using(arithmetic)
     return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
 

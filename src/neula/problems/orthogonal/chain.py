@@ -154,7 +154,7 @@ def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) 
 
 
 def is_queued(layout: MatrixLayout, options: QROptions) -> bool:
-    """Whether the first links may be queued as a whole, before anything is known about the numbers."""
+    """Whether the first links may be launched as a whole, before anything is known about the numbers."""
     tuning = options.engine.tuning
     named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
     panel = options.panel or tuning.recursion(options.low.format.storage).panel
@@ -172,7 +172,7 @@ def _tall(layout: MatrixLayout, options: QROptions) -> list[QRLink]:
     if n <= tuning.tall_columns and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
         return chain_tall(target, tuning)[:1]
     if n <= tuning.low_columns and target in (FP16, BF16):
-        return [launched.queued(f"cholesky-qr {options.low.format.name}", launched.low_cholesky_qr)]
+        return [launched.launching(f"cholesky-qr {options.low.format.name}", launched.low_cholesky_qr)]
     return []
 
 
@@ -188,12 +188,12 @@ def _by_gram_matrices(layout: MatrixLayout, options: QROptions, *, wait: bool) -
     if options.named or layout.m * layout.n**2 > most or not is_queued(layout, options):
         return []
     if low:
-        return [launched.queued("cholesky-qr fp64", partial(launched.by_gram_matrices, passes=1))]
+        return [launched.launching("cholesky-qr fp64", partial(launched.by_gram_matrices, passes=1))]
     if target is FP64 and wait and layout.nbytes > tuning.replayed_bytes:
         return [launched.by_gram_matrices_with_a_look(label, shifted)]
-    found = [launched.queued(label, partial(launched.by_gram_matrices, passes=2))]
+    found = [launched.launching(label, partial(launched.by_gram_matrices, passes=2))]
     if target is FP64:
-        found.append(launched.queued(shifted, launched.by_shifted_gram_matrices))
+        found.append(launched.launching(shifted, launched.by_shifted_gram_matrices))
     return found
 
 
@@ -207,7 +207,7 @@ def _in_double_after_panels(layout: MatrixLayout, options: QROptions) -> list[QR
 
 
 def _queued(low: str, layout: MatrixLayout, options: QROptions, *, wait: bool) -> list[QRLink]:
-    """First passes that are queued as a whole, or would be if nothing was gained by a look."""
+    """First passes that are launched as a whole, or would be if nothing was gained by reading numbers."""
     if not is_queued(layout, options):
         return []
     # Square matrices are too ill-conditioned for one pass in float32 more often than not.
@@ -215,12 +215,12 @@ def _queued(low: str, layout: MatrixLayout, options: QROptions, *, wait: bool) -
     if default and square and options.target is FP32:
         if wait and layout.n >= options.engine.tuning.partly_corrected:
             return [launched.corrected_where_lost(low + links.CORRECTED)]
-        return [launched.queued(low + links.CORRECTED, launched.corrected)]
-    tried = [launched.queued(low, Matrix.rgsqrf)]
+        return [launched.launching(low + links.CORRECTED, launched.corrected)]
+    tried = [launched.launching(low, Matrix.rgsqrf)]
     # Where launches decide, both passes played back take less time than a second one that is not.
     played_back = layout.nbytes <= options.engine.tuning.replayed_bytes
     if default and square and options.target is not FP64 and played_back:
-        tried.append(launched.queued(f"{low} + reortho", launched.two_passes))
+        tried.append(launched.launching(f"{low} + reortho", launched.two_passes))
     return tried
 
 
@@ -228,7 +228,7 @@ def _is_corrected_over_processes(options: QROptions) -> bool:
     """Whether wide panels may have lost what a correction brings back, with fewer operations than a second
     pass, most of them in half precision.
 
-    Matrices that are all here are corrected in a link that is queued, or in their places.
+    Matrices that are all here are corrected in a link that only launches, or in their places.
     """
     wide = options.over_rows.spread and options.engine.tuning.spread is not None
     return wide and not options.named and options.target is FP32

@@ -25,7 +25,7 @@ from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_l
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 
-def queued(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
     """A link with its scales and measures; NaN, Inf and zero columns show in these."""
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:

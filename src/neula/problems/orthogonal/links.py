@@ -189,7 +189,7 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt in the low arithmetic, unless what was queued will do to go on from.
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to go on from.
 
     Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
     R, and more often than not too ill-conditioned for anything but reflections.

@@ -1,4 +1,4 @@
-"""One linear system without the chain: what the first link has queued, where that is accepted.
+"""One linear system without the chain: what the first link has launched, where that is accepted.
 
 A small system takes a GPU less time than a host takes for batches, records of what was tried and who is the
 worst. What is accepted here is what the judge of the chain accepts; with what is not the chain goes on.

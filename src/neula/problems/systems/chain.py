@@ -28,8 +28,8 @@ LIBRARY = "lu fp64 with pivoting", "lu fp32 with pivoting", "cholesky fp64"
 def chain_together(count: int, n: int, options: SystemsOptions) -> list[Link[Systems, SystemsSolutions]]:
     """What is tried for some systems of order n together: the library's factors.
 
-    Nothing where cheaper factors may be faster. Before it what is queued, where waiting for the host and for
-    pivots takes longer.
+    Nothing where cheaper factors may be faster. Before it what is launched as a whole, where
+    waiting for the host and for pivots takes longer.
     """
     tuning = options.engine.tuning
     if options.pivot is not None or options.compute is not None:

@@ -1,4 +1,4 @@
-"""Systems by factors that need no pivots, launched after at most one look at the sizes of numbers.
+"""Systems by factors that need no pivots, launched after the host has read at most the sizes of numbers.
 
 So a CUDA graph plays all of it back, and where matrices are too large for graphs a GPU never waits for the
 host. A definite A has a Cholesky factor. Any other one is mixed by butterflies, so that LU needs no
@@ -80,7 +80,7 @@ def _definite(scaled: ScaledSystems, engine: Engine) -> LibraryFactors:
 
 
 class QueuedSolutions(NamedTuple):
-    """What was queued.
+    """What was launched.
 
     Attributes
     ----------
