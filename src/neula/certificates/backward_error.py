@@ -55,8 +55,7 @@ class Measures:
 
     def where(self, known: torch.Tensor) -> Measures:
         """The same where they are known, infinite elsewhere."""
-        missing = ~known
-        return Measures(*(x.masked_fill(missing, torch.inf) for x in (self.backward_error, self.optimality)))
+        return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from neula.engines import cublas, graphs
-from neula.engines.engine import Engine, Result
+from neula.engines.engine import Engine, First, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
 from neula.engines.inputs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
@@ -276,20 +276,21 @@ class CudaEngine(Engine):
         """Whether something else runs beside products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
+    def beside(
+        self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
+    ) -> tuple[First, Result]:
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
         side = _side_stream(current)
         side.wait_stream(current)
 
-        def launch_with_share() -> None:
+        def launch_with_share() -> First:
             with cublas.leaving(share, self.device):
-                launch()
+                return launch()
 
         try:
-            graphs.on_stream(side, launch_with_share if share else launch)
-            return other()
+            return graphs.on_stream(side, launch_with_share if share else launch), other()
         finally:
             current.wait_stream(side)
 

@@ -21,6 +21,7 @@ from neula.errors import unknown_name
 from neula.kernels.kept import Kept
 from neula.kernels.transposed_copy import transposed_copy
 
+First = TypeVar("First")
 Result = TypeVar("Result")
 Named = Arithmetic | Format | str
 """An arithmetic, the plain one of a format, or its name."""
@@ -223,8 +224,7 @@ class Engine(ABC):
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         """:meth:`gemm_low` of each triple (A, B, C), and something else at the same time where that can be.
 
-        ``other``, whose result is returned, should keep few units busy for a long time. It may not touch
-        what the products read or write.
+        ``other``, whose result is returned, should keep few units busy for long, and touch none of these.
         """
 
         def subtract() -> None:
@@ -232,16 +232,15 @@ class Engine(ABC):
                 for rows, columns in self.pieces(*c.shape):
                     self.gemm_low(a[rows], b[:, columns], c[rows, columns])
 
-        return self.beside(subtract, other)
+        return self.beside(subtract, other)[1]
 
-    def beside(self, launch: Callable[[], None], other: Callable[[], Result], share: float = 0.0) -> Result:
-        """What launches products, and something else at the same time where that can be, as above.
-
-        Products of the library leave a share of the units to it, where they go from tile to tile by
-        themselves.
+    def beside(
+        self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
+    ) -> tuple[First, Result]:
+        """Results of what launches products, and of something else beside it where that can be, as above: to
+        it products of the library leave a share of the units where they go from tile to tile by themselves.
         """
-        launch()
-        return other()
+        return launch(), other()
 
     @property
     def spare(self) -> int:

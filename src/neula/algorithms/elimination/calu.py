@@ -72,7 +72,7 @@ def eliminate_rows(
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         # The next panel with the rows of this one, which are rows of U there.
         room = None if following is None else _room(n - step.shown.start, following.k, stored, step.above)
-        lu, to, origin, l_inverses = engine.beside(
+        _, (lu, to, origin, l_inverses) = engine.beside(
             partial(_look_ahead, stored, step, before, following, room),
             partial(_replayed, panel, step.above, engine),
             SHARE,

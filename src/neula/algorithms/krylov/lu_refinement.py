@@ -92,7 +92,7 @@ class Conditioning:
     known: bool
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class KeptMatrix:
     """A matrix that was factorized, by reference, and what tells whether it still is the same.
 
@@ -106,15 +106,15 @@ class KeptMatrix:
         Power of two by which A is multiplied, so that norms neither overflow nor underflow.
     image : Tensor, shape (n, 1)
         ``scale A v`` for a fixed random v.
-    found : list of Conditioning
-        Empty until the first refinement.
+    conditioning : Conditioning or None
+        Measured at the first refinement.
     """
 
     a: torch.Tensor
     engine: Engine
     scale: float
     image: torch.Tensor
-    found: list[Conditioning] = field(default_factory=list, repr=False, compare=False)
+    conditioning: Conditioning | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, largest: float, engine: Engine) -> KeptMatrix:
@@ -186,6 +186,11 @@ class KeptMatrix:
                 "factorize it again, or a copy that nobody changes (lu_factor(A.copy())), or pass "
                 "refine=False"
             )
+
+    def conditioned(self, factors: Factorization) -> Conditioning:
+        """How A is scaled and how sensitive solutions are, measured with its factors the first time."""
+        self.conditioning = self.conditioning or _conditioning(self, self.products(), factors)
+        return self.conditioning
 
     def scalings(self, a: ScaledOperator) -> list[Scaling]:
         """What backward errors of ``scale A`` are measured in, as :func:`neula.solve` has it."""
@@ -270,10 +275,7 @@ def refined_solution(
     scales = power_of_two_scales(b.abs().amax(0))
     b = b * scales
     factors = _factors_of(kept, packed, solver, transform)
-    if not kept.found:
-        # Another thread may be at it: the first to end is heard, and they do not differ.
-        kept.found.append(_conditioning(kept, kept.products(), factors))
-    known = kept.found[0]
+    known = kept.conditioned(factors)
     accurate = packed.storage.u <= bound
     refined = _by_substitution(kept, b, factors, known.scalings) if accurate else None
     if refined is None or not bool((refined.backward_error <= bound).all()):

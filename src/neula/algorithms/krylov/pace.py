@@ -23,11 +23,6 @@ class Pace:
     sync : HostSync
     steps : int
         Steps that are launched before the host reads whether to go on; all of them if prelaunched.
-
-    Examples
-    --------
-    >>> Pace.prelaunched(3).limit(30), Pace.asynchronous(2).limit(30)
-    (3, 30)
     """
 
     sync: HostSync = HostSync.SYNCHRONOUS

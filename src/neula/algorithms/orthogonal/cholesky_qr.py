@@ -112,7 +112,7 @@ def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.
         engine.subtract(engine.operand(a[:, left]) if low1 is None else low1, r[left, right], a[:, right])
 
     # One multiprocessor factorizes what is left of the Gram matrix meanwhile.
-    second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
+    _, second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
     _multiply(a[:, right], second, low2)
 
 

@@ -69,14 +69,14 @@ Solution = Answer[SystemsSolutions]
 
 
 def lu(
-    system: EquilibratedSystem, before: Solution | None, format: Format, *, with_krylov: bool = True
+    system: EquilibratedSystem, before: Solution | None, format: Format, *, krylov: bool = True
 ) -> Solution:
-    """LU without interchanges, of A where its leading block allows it, and GMRES only ``with_krylov``."""
+    """LU without interchanges, of A where its leading block allows it, and GMRES only if ``krylov``."""
     if system.options.pivot is None and not system.needs_no_pivoting(format):
         raise Declined
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=False)
-    return _refined(system, f"lu {format.name}", factors, format, with_krylov=with_krylov)
+    return _refined(system, f"lu {format.name}", factors, format, krylov=krylov)
 
 
 def mixed_by_butterflies(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
@@ -92,7 +92,7 @@ def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) ->
         EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options),
         before,
         format,
-        with_krylov=False,
+        krylov=False,
     )
 
 
@@ -208,12 +208,7 @@ def _factorize(
 
 
 def _refined(
-    system: EquilibratedSystem,
-    label: str,
-    factors: Factorization,
-    format: Format,
-    *,
-    with_krylov: bool = True,
+    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, krylov: bool = True
 ) -> Solution:
     """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
     growth = factors.growth
@@ -222,18 +217,13 @@ def _refined(
     # Beyond 1/u, factors hold nothing but errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
-    return _refine(system, label, Equilibrated(factors, system.scales), format, with_krylov=with_krylov)
+    return _refine(system, label, Equilibrated(factors, system.scales), format, krylov=krylov)
 
 
 def _refine(
-    system: EquilibratedSystem,
-    label: str,
-    factors: Factorization,
-    format: Format,
-    *,
-    with_krylov: bool = True,
+    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, krylov: bool = True
 ) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do, ``with_krylov``."""
+    """Classical refinement, and CG or GMRES with the same factors where that does not do, if ``krylov``."""
     options = system.options
     factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
@@ -255,12 +245,12 @@ def _refine(
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
     large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
-    if not (with_krylov and _by_krylov(system, factors)):
+    if not (krylov and _by_krylov(system, factors)):
         refined = run(update, None, SLOW)
     elif not (options.positive or options.named) and _too_poor(system, factors):
         raise Declined("the factors are too poor for GMRES", label)
     by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
-    if by_gmres and not with_krylov:
+    if by_gmres and not krylov:
         raise Declined
     if by_gmres:
         by_cg = options.positive and system.scaled is None

@@ -131,7 +131,7 @@ def _refactorized(F: LUFactors) -> LUFactors | None:
     if int(info):
         return None
     permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
-    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept, found=[])
+    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept)
     return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", solvers={"better": None})
 
 

@@ -269,7 +269,6 @@ def _power_of(label: str) -> int:
 def _solved(scaled: ScaledSystems, options: SystemsOptions, label: str, pace: Pace) -> QueuedSolutions:
     """Factorize, refine and measure some systems."""
     engine, definite, a, sizes = options.engine, options.positive, scaled.a, scaled.norms
-    images = list[Images]()
 
     def factorized() -> LibraryFactors:
         if label == MIXED:
@@ -277,15 +276,14 @@ def _solved(scaled: ScaledSystems, options: SystemsOptions, label: str, pace: Pa
         return _definite(scaled, engine) if definite else _NormalEquations.from_matrix(a, engine)
 
     # The first columns of factors keep few multiprocessors busy.
-    factors = engine.beside(
-        lambda: images.append(Images.from_matrix(a, sizes, vectors=PROBES, unit=label == DEFINITE)),
-        factorized,
+    images, factors = engine.beside(
+        lambda: Images.from_matrix(a, sizes, vectors=PROBES, unit=label == DEFINITE), factorized
     )
     system = FactoredSystems(
         *(a, factors, sizes, scaled.b, scaled.frobenius),
         doubled=options.doubled(*scaled.b.shape[1:]),
         power=_power_of(label),
-        measured=images[0],
+        measured=images,
     )
     refinement = Refinement(system, scaled.b, options.digits)
     for _ in range(pace.steps):
