@@ -1,4 +1,4 @@
-"""Single problems whose steps are queued before the first look, with the chain of a GPU."""
+"""Single problems whose first steps are asynchronous, with the chain of a GPU."""
 
 from __future__ import annotations
 

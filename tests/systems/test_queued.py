@@ -285,7 +285,7 @@ def test_definite_systems(n: int, size: float) -> None:
 
 
 @pytest.mark.parametrize("cond", [1e4, 1e10, 1e13])
-def test_what_blind_steps_leave_goes_on_to_the_library(cond: float) -> None:
+def test_what_prelaunched_steps_leave_goes_on_to_the_library(cond: float) -> None:
     q = torch.linalg.qr(random_matrix("normal", 120, 120)).Q
     a = (q * torch.logspace(0, -np.log10(cond), 120, dtype=torch.float64)) @ q.mT
     a = (a + a.mT) / 2
