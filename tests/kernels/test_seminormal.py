@@ -180,14 +180,19 @@ def test_solutions_and_their_evidence(solve: Solve, m: int, n: int, k: int) -> N
     atol = (m + n) * FP64.u * float(b.norm())
     shortened = (residual / torch.linalg.vector_norm(b, dim=1)).amax(1)
     torch.testing.assert_close(
-        torch.tensor(of["residual"]).double(), shortened, rtol=0, atol=atol / float(b.norm(dim=1).min())
+        torch.tensor(of["residual"], dtype=torch.float64),
+        shortened,
+        rtol=0,
+        atol=atol / float(b.norm(dim=1).min()),
     )
     torch.testing.assert_close(found.residual_norm, residual, rtol=0, atol=atol)
     condition = torch.linalg.cond(a / torch.linalg.vector_norm(a, dim=1, keepdim=True))
     ratio = torch.tensor(of["condition"]).double() / condition
     # From Schatten norms, each within the fourth root of n of the norm.
     assert ((ratio >= n**-0.5) & (ratio <= 1.01 * n**0.5)).all()
-    assert (torch.tensor(of["condition_bound"]).double() >= condition * (1 - n * FP64.u * condition)).all()
+    assert (
+        torch.tensor(of["condition_bound"], dtype=torch.float64) >= condition * (1 - n * FP64.u * condition)
+    ).all()
 
 
 def of_conditions(*conds: float, m: int) -> torch.Tensor:
