@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 
 from least_squares_options import options_of
-from neula.engines import EmulatedEngine, Engine
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Limits
+from neula.engines import FP64, EmulatedEngine, Engine
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares import links
 from neula.problems.least_squares.prepared import LeastSquaresProblems
@@ -27,6 +30,12 @@ def problem(condition: float) -> tuple[torch.Tensor, torch.Tensor]:
 def problems_of(a: torch.Tensor, b: torch.Tensor, engine: Engine | None = None) -> LeastSquaresProblems:
     """A batch of them, in double precision, with rows that are here or spread over processes."""
     return LeastSquaresProblems(a, b, options_of(engine or EmulatedEngine(), rcond=M * 2 * U))
+
+
+def accepted(found: LeastSquaresSolutions) -> bool:
+    """The verdict, if one digit is asked for."""
+    limits = Limits.for_shape((M, N), lstsq_bound(FP64, N), SURE, rcond=M * 2 * U)
+    return bool(limits.accept(found.evidence))
 
 
 def solved(

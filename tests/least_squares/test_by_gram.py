@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from gram_problems import M, N, U, problem, solved
+from gram_problems import M, N, U, accepted, problem, solved
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
 from neula.algorithms.krylov.pace import Pace
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import SURE
-from neula.certificates.verdict import Limits
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares import links, with_r
@@ -27,12 +25,6 @@ def test_all_digits_are_sure(condition: float) -> None:
     assert accepted(found)
     assert (found.forward_error <= 4 * U).all()
     check(a, b, found)
-
-
-def accepted(found: LeastSquaresSolutions) -> bool:
-    """The verdict of a digit."""
-    limits = Limits.for_shape((M, N), lstsq_bound(FP64, N), SURE, rcond=M * 2 * U)
-    return bool(limits.accept(found.evidence))
 
 
 def check(a: torch.Tensor, b: torch.Tensor, found: LeastSquaresSolutions) -> None:

@@ -126,15 +126,8 @@ def _seminormal(
     norm, norm_bound, inverse_norm, rate = _worth(gram, inverse, size, m, n, rounding, COLUMNS)
 
     zero = tl.zeros((TOGETHER, 1, 1), tl.float64)
-    shortened, refined, forward, backward, optimality, largest, rows = (
-        zero,
-        zero,
-        zero,
-        zero,
-        zero,
-        zero,
-        zero,
-    )
+    shortened, refined, backward, forward = zero, zero, zero, zero
+    optimality, largest, rows = zero, zero, zero
     good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
         rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
@@ -161,11 +154,8 @@ def _seminormal(
         shortened = most_of(shortened, quotient(given_norm, b_norm))
         biggest = largest_of(tl.abs(rounded))
         vanished |= (biggest == 0.0) & (error == 0.0)
-        refined, forward, optimality = (
-            most_of(refined, small),
-            most_of(forward, error),
-            most_of(optimality, stewart),
-        )
+        refined, forward = most_of(refined, small), most_of(forward, error)
+        optimality = most_of(optimality, stewart)
         backward, largest = most_of(backward, small + lost), most_of(largest, biggest)
         tl.store(to_x + (member * n + j) * k + column, rounded, mask=j < n)
         tl.store(to_forward + member * k + column, error)

@@ -368,7 +368,8 @@ def _why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions
     if not result.backward_error <= result.tolerance:
         asked = f"asked for {result.tolerance:.1e} ({result.method})"
         lost = rounded_away(run, result.tolerance, options.dtype)
-        return f"backward error {result.backward_error:.1e}, {asked}{lost}"
+        singular = "" if result.forward_error <= SURE else "; A is ill-conditioned or singular"
+        return f"backward error {result.backward_error:.1e}, {asked}{lost}{singular}"
     if not result.forward_error <= SURE:
         return (
             f"A is ill-conditioned or singular, no digit of x is sure: condition number "
