@@ -77,9 +77,9 @@ def test_monotone(records: np.ndarray) -> None:
     assert np.array_equal(LIMITS.accept(Evidence(*batches.max(2))), LIMITS.accept(Evidence(*batches)).all(1))
 
 
-@pytest.mark.parametrize("name", Evidence.NAMES)
+@pytest.mark.parametrize("name", Evidence._fields)
 def test_each_number_counts(name: str) -> None:
-    sound = dict.fromkeys(Evidence.NAMES, 0.0)
+    sound = dict.fromkeys(Evidence._fields, 0.0)
     assert LIMITS.accept(Evidence(**sound))
     for bad in (2 * RANGES.get(name, 0.5), math.inf, math.nan):
         assert not LIMITS.accept(Evidence(**{**sound, name: bad}))

@@ -90,14 +90,14 @@ def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
     return np.nan_to_num(np.stack(found), posinf=1, neginf=1)
 
 
-def accepted_of(found: compiled.CompiledSolutions, n: int, target: Format = FP64) -> torch.Tensor:
+def accepted_of(found: compiled.CompiledSolutions, n: int, target: Format = FP64) -> np.ndarray:
     """The verdict on each system."""
-    return Limits.for_shape((n, n), solve_bound(target, n), SURE).accept(found.evidence)
+    return np.asarray(Limits.for_shape((n, n), solve_bound(target, n), SURE).accept(found.evidence))
 
 
 def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> None:
     """What is accepted is as accurate as it says."""
-    accepted = accepted_of(found, a.shape[1], FP32).numpy()
+    accepted = accepted_of(found, a.shape[1], FP32)
     for i in np.flatnonzero(accepted):
         errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
         assert (errors <= found.known[len(compiled.NAMES) :, i].numpy()).all()

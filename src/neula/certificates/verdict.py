@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,8 +25,7 @@ NEARLY = 1.2
 that is refined with: ``1 / sqrt(3/4) = 1.155``."""
 
 
-@dataclass(frozen=True)
-class Evidence(Generic[X]):
+class Evidence(NamedTuple, Generic[X]):
     """What was measured of a solution; of several right-hand sides the largest number.
 
     Attributes
@@ -53,20 +53,10 @@ class Evidence(Generic[X]):
     forward_error: X
     condition_bound: X
 
-    NAMES: ClassVar[tuple[str, ...]] = (
-        "doubtful",
-        "residual",
-        "refined_error",
-        "backward_error",
-        "forward_error",
-        "condition_bound",
-    )
-    """The order in which ways hand over these numbers."""
-
     @classmethod
     def from_numbers(cls, numbers: Sequence[Any] | np.ndarray | torch.Tensor) -> Evidence[Any]:
         """The first of several numbers, arrays or tensors."""
-        return cls(*numbers[: len(cls.NAMES)])
+        return cls(*numbers[: len(cls._fields)])
 
 
 @dataclass(frozen=True)
@@ -85,10 +75,9 @@ class Limits:
 
     Examples
     --------
-    >>> from dataclasses import replace
     >>> limits = Limits.for_shape((3, 2), 1e-15, 0.1, rcond=2.0**-52)
     >>> sound = Evidence(0.0, 0.5, 1e-16, 1e-16, 1e-15, 10.0)
-    >>> limits.accept(sound), limits.accept(replace(sound, forward_error=math.nan))
+    >>> limits.accept(sound), limits.accept(sound._replace(forward_error=math.nan))
     (True, False)
     """
 
@@ -111,10 +100,7 @@ class Limits:
             Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
             ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.
         """
-        m, n = shape[-2:]
-        count = n if rcond is None else m + n
-        condition = math.inf if rcond is None else 1 / counting_rcond(shape, rcond)
-        return cls(backward_error, forward_error, 1 + count * FP64.u, condition)
+        return _limits(*shape[-2:], backward_error, forward_error, rcond)
 
     def accept(self, evidence: Evidence[Any]) -> Any:
         """Whether solutions are accepted: NaN never is.
@@ -139,3 +125,11 @@ def counting_rcond(shape: Sequence[int], rcond: float) -> float:
     full rank certain if ``1.2 kappa (rcond + max(m, n) u) < 1``.
     """
     return NEARLY * (rcond + max(shape[-2:]) * FP64.u)
+
+
+@lru_cache(maxsize=256)
+def _limits(m: int, n: int, backward_error: float, forward_error: float, rcond: float | None) -> Limits:
+    """Asked for by every call, most of which have the shape of the one before."""
+    count = n if rcond is None else m + n
+    condition = math.inf if rcond is None else 1 / counting_rcond((m, n), rcond)
+    return Limits(backward_error, forward_error, 1 + count * FP64.u, condition)

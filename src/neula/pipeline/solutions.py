@@ -99,7 +99,7 @@ class Solutions(Values):
     condition_bound: torch.Tensor
     condition: torch.Tensor
 
-    names: ClassVar[tuple[str, ...]] = (*Evidence.NAMES, "condition", "largest")
+    names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
 
     of_matrices: ClassVar[tuple[str, ...]] = (

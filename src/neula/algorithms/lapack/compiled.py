@@ -73,13 +73,14 @@ class CompiledSolutions(NamedTuple):
     known: torch.Tensor
 
     @property
-    def evidence(self) -> Evidence[torch.Tensor]:
-        """What the verdict depends on, of each system."""
-        of = dict(zip(NAMES, self.known, strict=False))
-        forward_error = self.known[len(NAMES) :].amax(0)
+    def evidence(self) -> Evidence[Any]:
+        """What the verdict depends on: numbers of one system, arrays of several."""
+        numbers = self.known.numpy()
+        forward_error = numbers[len(NAMES) :].max(0)
+        known = numbers if numbers.ndim > 1 else numbers.tolist()
+        doubtful, residual, backward_error, condition, *_, refined_error = known[: len(NAMES)]
         return Evidence(
-            *(of["doubtful"], of["residual"], of["history"], of["backward_error"], forward_error),
-            condition_bound=ESTIMATED * of["condition"],
+            *(doubtful, residual, refined_error, backward_error, forward_error, ESTIMATED * condition)
         )
 
 

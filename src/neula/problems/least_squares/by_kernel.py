@@ -86,7 +86,7 @@ def solve_by_kernel(
         return None, False
     numbers, limits = found.numbers.tolist(), options.limits((m, n))
     evidence = Evidence.from_numbers(numbers)
-    condition, _, optimality, rank, zero, steps, way = numbers[len(Evidence.NAMES) :]
+    condition, _, optimality, rank, zero, steps, way = numbers[len(Evidence._fields) :]
     if zero or not replace(limits, forward_error=options.first_error(m, n)).accept(evidence):
         # Without a factor nothing is known: condition numbers are NaN.
         return None, condition >= limits.condition or rank < min(m, n)

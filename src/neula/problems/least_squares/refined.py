@@ -221,7 +221,7 @@ def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit
 
 
 def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
-    condition = largest / max(smallest, 1e-300)
+    condition = largest / smallest if smallest > 0 else math.inf
     if not ESTIMATED * condition < problem.options.limits(problem.operator.shape).condition:
         rcond = problem.options.certain_rcond(problem.operator.shape)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")

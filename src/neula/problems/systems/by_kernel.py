@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from neula.algorithms.lapack.compiled import NAMES, TAKEN, CompiledSolutions, available, solved
@@ -87,16 +88,17 @@ def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     values = SystemsSolutions(
         x=found.x,
         forward_error=_of_columns(found.known).contiguous(),
-        doubtful=evidence.doubtful > 0,
-        residual=evidence.residual,
-        refined_error=evidence.refined_error,
-        backward_error=evidence.backward_error,
-        condition_bound=evidence.condition_bound,
+        doubtful=of["doubtful"] > 0,
+        residual=of["residual"],
+        refined_error=of["history"],
+        backward_error=of["backward_error"],
+        condition_bound=torch.from_numpy(evidence.condition_bound),
         condition=of["condition"],
         growth=of["growth"],
     )
     accepted = options.limits(a.shape[-1]).accept(evidence)
-    updates, errors = _history(_worst(found.known[:, accepted])) if accepted.any() else (1, (0.0, 0.0))
+    solved_ones = found.known if accepted.all() else found.known[:, torch.from_numpy(accepted)]
+    updates, errors = _history(_worst(solved_ones)) if accepted.any() else (1, (0.0, 0.0))
     return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
 
@@ -122,7 +124,7 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
     else:
         found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
     limits = options.limits(shapes.a.shape[-1])
-    if found is None or not bool(limits.accept(found.evidence).all()):
+    if found is None or not np.all(limits.accept(found.evidence)):
         return None
     worst, bound = _worst(found.known), limits.backward_error
     backward_error, condition, growth = worst[2:5]

@@ -20,6 +20,7 @@ from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, no
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
 from neula.certificates.residuals import residual_noise
+from neula.certificates.verdict import Evidence
 from neula.engines import FP64, Format
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -61,9 +62,10 @@ def solve_directly(
         answer = batch_by_kernel(systems) or batch_by_lapack(systems)
     if answer is None:
         return each_by_lapack(systems, format) or _in_steps(systems, format)
-    accepted = systems.options.limits(systems.b.shape[1]).accept(answer.values.evidence)
-    if bool(accepted.all()):
+    limits = systems.options.limits(systems.b.shape[1])
+    if answer.worst is not None and limits.accept(Evidence.from_numbers(answer.worst)):
         return answer
+    accepted = limits.accept(answer.values.evidence)
     places = (~accepted).nonzero()[:, 0]
     rest = _in_steps(systems.at(places), format)
     answer.values.put(places, rest.values)
