@@ -10,6 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import starmap
+from operator import and_, le
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -124,14 +127,34 @@ class Limits:
         bool, ndarray of bool or Tensor of bool
             As the numbers of the evidence.
         """
-        return (
-            (evidence.doubtful == 0)
-            & (evidence.residual <= self.residual)
-            & (evidence.refined_error <= self.backward_error)
-            & (evidence.backward_error <= self.backward_error)
-            & (evidence.forward_error <= self.forward_error)
-            & (evidence.condition_bound <= self.condition)
+        return within(
+            (evidence.doubtful, 0.0),
+            (evidence.residual, self.residual),
+            (evidence.refined_error, self.backward_error),
+            (evidence.backward_error, self.backward_error),
+            (evidence.forward_error, self.forward_error),
+            (evidence.condition_bound, self.condition),
         )
+
+
+def within(*measures: tuple[Any, Any]) -> Any:
+    """Whether all measures are at most their limits: NaN never is.
+
+    Parameters
+    ----------
+    *measures : (float, float)
+        A measure, or an array or tensor of them, and its limit.
+
+    Returns
+    -------
+    bool, ndarray of bool or Tensor of bool
+
+    Examples
+    --------
+    >>> within((0.1, 2.0), (0.1, 3.0)), within((0.1, 2.0), (math.nan, 3.0))
+    (True, False)
+    """
+    return reduce(and_, starmap(le, measures))
 
 
 def counting_rcond(shape: Sequence[int], rcond: float) -> float:
