@@ -10,43 +10,54 @@ relative to B and b.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic
 
 import torch
 
-from neula.kernels.refining import over
+from neula.certificates.forward_error import (
+    NOISE,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+    where,
+)
+from neula.certificates.residuals import X, quotient
+from neula.engines import FP64
 
 
 @dataclass(frozen=True)
-class KKTNorms:
-    """Norms of each problem from which its backward error follows.
+class KKTNorms(Generic[X]):
+    """Norms of a problem, or of each of many, from which its errors follow.
 
     Attributes
     ----------
-    residual : Tensor, shape (C,)
+    residual : float or Tensor
         ``||r||``.
-    wrong : Tensor, shape (C,)
+    wrong : float or Tensor
         ``||D^-1 w||``.
-    projected : Tensor, shape (C,)
+    projected : float or Tensor
         ``||P r||``, P the projector on the range of the columns whose gradient should vanish; infinite where
         that is not known.
-    rest : Tensor, shape (C,)
+    rest : float or Tensor
         ``||D^-1 w||`` of the residual ``r - P r``.
-    image : Tensor, shape (C,)
+    image : float or Tensor
         ``||D x||``, which is at most ``||B|| ||D x||``.
-    b : Tensor, shape (C,)
+    b : float or Tensor
     """
 
-    residual: torch.Tensor
-    wrong: torch.Tensor
-    projected: torch.Tensor
-    rest: torch.Tensor
-    image: torch.Tensor
-    b: torch.Tensor
+    residual: X
+    wrong: X
+    projected: X
+    rest: X
+    image: X
+    b: X
 
-    @property
-    def backward_error(self) -> torch.Tensor:
-        """The smallest of three perturbations that make x a solution, shape (C,).
+    @cached_property
+    def backward_error(self) -> X:
+        """The smallest of three perturbations that make x a solution.
 
         ``-r w^T / ||r||^2`` takes w away and leaves the direction of the residual as it is (Stewart 1977,
         applied to w). Without a residual there is no gradient at all. And where r is nearly orthogonal to the
@@ -55,34 +66,67 @@ class KKTNorms:
 
         Examples
         --------
-        >>> one, zero = torch.ones(1), torch.zeros(1)
-        >>> KKTNorms(one, 1e-9 * one, 1e-12 * one, zero, one, one).backward_error
-        tensor([5.0000e-13])
+        >>> KKTNorms(1.0, 1e-9, 1e-12, 0.0, 1.0, 1.0).backward_error
+        5e-13
         """
-        size = self.image + self.b
-        orthogonal = (self.residual.square() - self.projected.square()).clamp(min=0.0).sqrt()
-        found = torch.stack(
-            [
-                over(self.wrong, self.residual),
-                over(self.residual, size),
-                over(self.projected, size) + over(self.rest, orthogonal),
-            ]
+        size, longer = self.image + self.b, self.projected < self.residual
+        square = (self.residual - self.projected) * (self.residual + self.projected)
+        orthogonal = where(longer, square, 0.0) ** 0.5
+        return _least(
+            quotient(self.wrong, self.residual),
+            quotient(self.residual, size),
+            quotient(self.projected, size) + quotient(self.rest, orthogonal),
         )
-        return torch.where(found.isnan(), torch.inf, found).amin(0)
+
+    def noise(self, shape: Sequence[int], terms: X) -> X:
+        """What of a component of ``B^T r`` may be rounding errors: those of the residual, and of products
+        with it.
+
+        Parameters
+        ----------
+        shape : (int, int)
+            Of A.
+        terms : float or Tensor
+            Sum of the magnitudes of ``D x``.
+        """
+        return (sum(shape) + 4) * FP64.u * (self.residual + self.b + terms)
+
+    def moved(self, norm: X, inverse_norm: X) -> X:
+        """By how much a component of ``B^T r`` may differ from that of the solution, since x is exact for
+        other data.
+
+        Parameters
+        ----------
+        norm, inverse_norm : float or Tensor
+            Of the columns whose gradient vanishes, and of their pseudoinverse.
+        """
+        error = self.backward_error + NOISE * FP64.u
+        return error * (self.image * norm + self.b + self.residual * inverse_norm)
+
+    def forward_error(self, condition: X, norm: X, rounding: X, corner: Any) -> X:
+        """Wedin's bound on ``||D (x - x*)|| / ||D x*||`` for x as it is returned.
+
+        It holds with bounds, too: a projection on a convex set brings points no further apart.
+
+        Parameters
+        ----------
+        condition : float or Tensor
+            From above, of the columns in which x and x* may differ.
+        norm : float or Tensor
+            Of these columns, from below.
+        rounding : float or Tensor
+            What x as it is returned differs by, relative to x.
+        corner : bool or Tensor of bool
+            Whether all variables are pushed against their bounds by more than rounding errors: no other
+            point is a solution.
+        """
+        ratio = residual_ratio(self.residual, norm, self.image)
+        error = least_squares_error(condition, self.backward_error, ratio)
+        return where(corner, rounding, rounded_error(error, rounding))
 
 
-def backward_error_of(
-    *, residual: float, wrong: float, projected: float, rest: float, image: float, b: float
-) -> float:
-    """The same of one problem by numbers.
-
-    Examples
-    --------
-    >>> backward_error_of(residual=1.0, wrong=1e-9, projected=1e-12, rest=0.0, image=1.0, b=1.0)
-    5e-13
-    """
-    if not wrong or not residual:
-        return 0.0
-    orthogonal, size = math.sqrt(max(residual**2 - projected**2, 0.0)), image + b
-    of_rest = rest / orthogonal if orthogonal else math.inf if rest else 0.0
-    return min(wrong / residual, residual / size, projected / size + of_rest)
+def _least(*found: Any) -> Any:
+    """The smallest of some bounds, of which NaN is none."""
+    if isinstance(found[0], torch.Tensor):
+        return torch.stack(found).nan_to_num(math.inf, math.inf).amin(0)
+    return min(x if x >= 0 else math.inf for x in found)

@@ -71,6 +71,14 @@ class Evidence(Generic[X]):
         """The first of several numbers, arrays or tensors."""
         return cls(*numbers[: len(cls.NAMES)])
 
+    @classmethod
+    def from_errors(cls, backward_error: Any, forward_error: Any, doubtful: Any = 0.0) -> Evidence[Any]:
+        """Of x as it is returned, where residuals may be longer than b, as with bounds, and where the forward
+        error is infinite unless the rank is known.
+        """
+        nothing: Any = 0.0
+        return cls(doubtful, nothing, backward_error, backward_error, forward_error, nothing)
+
 
 @dataclass(frozen=True)
 class Limits:
