@@ -25,7 +25,7 @@ from neula.certificates.verdict import Evidence
 from neula.io.integers import in_float64
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
-from neula.problems.nonlinear.evidence import MARGIN, SLOWEST
+from neula.problems.nonlinear.evidence import MARGIN, SLOWEST, estimated_error
 from neula.problems.nonlinear.fit import MESSAGES
 from neula.problems.nonlinear.problem import are_open, limits_of, usual_tolerance
 
@@ -175,9 +175,9 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     removable = length(near.c)
     forward = float(near.size > 0)
     if size > 0:
-        rounding = max(ROUNDINGS * u * (near.size + size), function.unexplained(near.x)) * condition / size
-        rounding += length(products) * condition * condition / size
-        forward = (near.relative + rounding) / (1 - min(rate, SLOWEST))
+        rounding = max(ROUNDINGS * u * (near.size + size), function.unexplained(near.x)) / size
+        tilt = length(products) / size
+        forward = estimated_error(near.relative, min(rate, SLOWEST), condition, rounding, tilt)
     return {
         "stationarity": removable / data if removable > 0 else 0.0,
         "condition": condition,
