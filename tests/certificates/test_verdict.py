@@ -101,6 +101,12 @@ def test_measures_of_factors(records: np.ndarray) -> None:
     assert np.array_equal(within(*zip(worst, limits, strict=True)), accepted.reshape(-1, 4).all(1))
 
 
+def test_solutions_that_only_their_errors_speak_for(records: np.ndarray) -> None:
+    doubtful, _, _, backward, forward, _ = records
+    expected = (doubtful == 0) & (backward <= LIMITS.backward_error) & (forward <= LIMITS.forward_error)
+    assert np.array_equal(LIMITS.accept(Evidence.from_errors(backward, forward, doubtful)), expected)
+
+
 def test_full_rank_is_asked_for_where_there_is_an_rcond() -> None:
     limits = Limits.for_shape((3, 3), 1e-15, 0.1)
     assert limits.accept(Evidence(0.0, 1.0, 0.0, 0.0, 0.1, 1e300))

@@ -12,40 +12,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Generic
 
-import torch
-
-from neula.certificates.forward_error import (
-    NOISE,
-    least_squares_error,
-    residual_ratio,
-    rounded_error,
-    where,
-)
+from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio, rounded_error, where
 from neula.certificates.residuals import X, quotient
 from neula.engines import FP64
 
 
 @dataclass(frozen=True)
 class KKTNorms(Generic[X]):
-    """Norms of a problem, or of each of many, from which its errors follow.
+    """Norms of a problem, or of each of many, from which bounds on its errors follow.
 
     Attributes
     ----------
-    residual : float or Tensor
+    residual : float, ndarray or Tensor
         ``||r||``.
-    wrong : float or Tensor
+    wrong : float, ndarray or Tensor
         ``||D^-1 w||``.
-    projected : float or Tensor
+    projected : float, ndarray or Tensor
         ``||P r||``, P the projector on the range of the columns whose gradient should vanish; infinite where
         that is not known.
-    rest : float or Tensor
+    rest : float, ndarray or Tensor
         ``||D^-1 w||`` of the residual ``r - P r``.
-    image : float or Tensor
+    image : float, ndarray or Tensor
         ``||D x||``, which is at most ``||B|| ||D x||``.
-    b : float or Tensor
+    b : float, ndarray or Tensor
     """
 
     residual: X
@@ -72,61 +64,35 @@ class KKTNorms(Generic[X]):
         size, longer = self.image + self.b, self.projected < self.residual
         square = (self.residual - self.projected) * (self.residual + self.projected)
         orthogonal = where(longer, square, 0.0) ** 0.5
-        return _least(
+        found = (
             quotient(self.wrong, self.residual),
             quotient(self.residual, size),
             quotient(self.projected, size) + quotient(self.rest, orthogonal),
         )
+        known = (where(x >= 0, x, math.inf) for x in found)  # NaN is no bound
+        return reduce(lambda x, y: where(x <= y, x, y), known)
 
     def noise(self, shape: Sequence[int], terms: X) -> X:
         """What of a component of ``B^T r`` may be rounding errors: those of the residual, and of products
-        with it.
-
-        Parameters
-        ----------
-        shape : (int, int)
-            Of A.
-        terms : float or Tensor
-            Sum of the magnitudes of ``D x``.
+        with it; ``terms`` is the sum of the magnitudes of ``D x``.
         """
         return (sum(shape) + 4) * FP64.u * (self.residual + self.b + terms)
 
     def moved(self, norm: X, inverse_norm: X) -> X:
-        """By how much a component of ``B^T r`` may differ from that of the solution, since x is exact for
-        other data.
-
-        Parameters
-        ----------
-        norm, inverse_norm : float or Tensor
-            Of the columns whose gradient vanishes, and of their pseudoinverse.
+        """By how much components of ``B^T r`` may differ from those of the solution, by norms of the columns
+        for which they vanish and of their pseudoinverse.
         """
         error = self.backward_error + NOISE * FP64.u
         return error * (self.image * norm + self.b + self.residual * inverse_norm)
 
     def forward_error(self, condition: X, norm: X, rounding: X, corner: Any) -> X:
-        """Wedin's bound on ``||D (x - x*)|| / ||D x*||`` for x as it is returned.
+        """Wedin's bound on ``||D (x - x*)|| / ||D x*||``, and what x loses by ``rounding``.
 
-        It holds with bounds, too: a projection on a convex set brings points no further apart.
-
-        Parameters
-        ----------
-        condition : float or Tensor
-            From above, of the columns in which x and x* may differ.
-        norm : float or Tensor
-            Of these columns, from below.
-        rounding : float or Tensor
-            What x as it is returned differs by, relative to x.
-        corner : bool or Tensor of bool
-            Whether all variables are pushed against their bounds by more than rounding errors: no other
-            point is a solution.
+        It holds with bounds, too: a projection on a convex set brings points no further apart. The condition
+        number, from above, and the norm, from below, are those of the columns in which x and x* may differ.
+        At a corner gradients push all variables against their bounds by more than their rounding errors: no
+        other point is a solution.
         """
         ratio = residual_ratio(self.residual, norm, self.image)
         error = least_squares_error(condition, self.backward_error, ratio)
         return where(corner, rounding, rounded_error(error, rounding))
-
-
-def _least(*found: Any) -> Any:
-    """The smallest of some bounds, of which NaN is none."""
-    if isinstance(found[0], torch.Tensor):
-        return torch.stack(found).nan_to_num(math.inf, math.inf).amin(0)
-    return min(x if x >= 0 else math.inf for x in found)

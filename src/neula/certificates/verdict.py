@@ -146,16 +146,7 @@ class Limits:
 
 
 def within(*measures: tuple[Any, Any]) -> Any:
-    """Whether all measures are at most their limits: NaN never is.
-
-    Parameters
-    ----------
-    *measures : (float, float)
-        A measure, or an array or tensor of them, and its limit.
-
-    Returns
-    -------
-    bool, ndarray of bool or Tensor of bool
+    """Whether measures, each beside its limit, are all at most that: NaN never is.
 
     Examples
     --------
