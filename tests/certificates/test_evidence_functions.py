@@ -23,6 +23,7 @@ from neula.certificates.forward_error import (
     rounded_error,
     wedin_factor,
 )
+from neula.certificates.kkt import KKTNorms
 from neula.certificates.residuals import (
     projection_noise,
     quotient,
@@ -107,6 +108,30 @@ BOUNDS = {
         4,
     ),
 }
+
+KKT = {
+    "backward error within bounds": lambda of: of.backward_error,
+    "moved gradients": lambda of: of.moved(2.0, 8.0),
+    "noise of gradients": lambda of: of.noise((7, 5), of.image),
+}
+"""Of :class:`~neula.certificates.kkt.KKTNorms`."""
+
+
+def _kkt(
+    name: str, r: Fraction, wrong: Fraction, p: Fraction, rest: Fraction, x: Fraction, b: Fraction
+) -> Fraction:
+    digits = 1 << 600
+    orthogonal = Fraction(math.isqrt(int(max(r * r - p * p, Fraction(0)) * digits)), 1 << 300)
+    outside, inside = _part(rest, orthogonal), _part(p, x + b)
+    both = None if outside is None or inside is None else inside + outside
+    bounds: list[Fraction] = [y for y in (_part(wrong, r), _part(r, x + b), both) if y is not None]
+    error = min([*bounds, Fraction(10**400)])
+    return {
+        "backward error within bounds": error,
+        "moved gradients": (error + Fraction(NOISE) * U) * (2 * x + b + 8 * r),
+        "noise of gradients": 16 * U * (r + b + x),
+    }[name]
+
 
 TESTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "improves": (improves, (FALLS, RISES)),
@@ -193,6 +218,20 @@ def test_nothing_follows_from_what_is_no_number(name: str) -> None:
     for place in range(len(directions)):
         found = _of(function, np.insert(np.delete(records, place, 0), place, np.nan, 0))
         assert not (found if name in TESTS else np.isfinite(found)).any()
+
+
+@pytest.mark.parametrize("name", KKT)
+def test_within_bounds(name: str) -> None:
+    """The same of numbers, arrays and tensors, and in exact arithmetic."""
+    records, measure = _drawn(6, 30.0, ()), KKT[name]
+    found = measure(KKTNorms(*records))
+    of_tensors = measure(KKTNorms(*map(torch.from_numpy, records))).numpy()
+    np.testing.assert_allclose(of_tensors, found, rtol=2.0**-51, atol=0)
+    for record, expected in zip(records[:, :SINGLE].T.tolist(), found[:SINGLE].tolist(), strict=True):
+        single = measure(KKTNorms(*record))
+        assert single == pytest.approx(expected, rel=2.0**-51, abs=0)
+        exact = _kkt(name, *map(Fraction, record))
+        assert single == math.inf if exact >= 10**390 else abs(Fraction(single) - exact) <= 12 * U * exact
 
 
 def test_kernels_bound_and_stop_in_the_same_way() -> None:

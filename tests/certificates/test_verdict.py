@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.certificates.verdict import Evidence, Limits
+from neula.certificates.verdict import Evidence, Limits, within
 
 COUNT = 100_000
 
@@ -83,6 +83,28 @@ def test_each_number_counts(name: str) -> None:
     assert LIMITS.accept(Evidence(**sound))
     for bad in (2 * RANGES.get(name, 0.5), math.inf, math.nan):
         assert not LIMITS.accept(Evidence(**{**sound, name: bad}))
+
+
+def test_measures_of_factors(records: np.ndarray) -> None:
+    """The same of any number of measures: for arrays, tensors and numbers, in exact arithmetic, monotone."""
+    limits = list(RANGES.values())
+    accepted = within(*zip(records[1:], limits, strict=True))
+    assert 0.1 < accepted.mean() < 0.9
+    assert np.array_equal(within(*zip(torch.from_numpy(records[1:]), limits, strict=True)).numpy(), accepted)
+    for record, expected in zip(records[1:].T.tolist(), accepted.tolist(), strict=True):
+        assert within(*zip(record, limits, strict=True)) is expected
+        right = not any(map(math.isnan, record)) and all(
+            x < math.inf and Fraction(x) <= Fraction(limit) for x, limit in zip(record, limits, strict=True)
+        )
+        assert right is expected
+    worst = records[1:].reshape(len(limits), -1, 4).max(2)
+    assert np.array_equal(within(*zip(worst, limits, strict=True)), accepted.reshape(-1, 4).all(1))
+
+
+def test_solutions_that_only_their_errors_speak_for(records: np.ndarray) -> None:
+    doubtful, _, _, backward, forward, _ = records
+    expected = (doubtful == 0) & (backward <= LIMITS.backward_error) & (forward <= LIMITS.forward_error)
+    assert np.array_equal(LIMITS.accept(Evidence.from_errors(backward, forward, doubtful)), expected)
 
 
 def test_full_rank_is_asked_for_where_there_is_an_rcond() -> None:

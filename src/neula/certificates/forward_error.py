@@ -46,9 +46,9 @@ def enlarged(x: X, rate: X | float) -> X:
     """
     room = 1 - rate
     if isinstance(room, float):
-        return x / room if room > 0 else _where(False, x, math.inf)
+        return x / room if room > 0 else where(False, x, math.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return _where(room > 0, x / room, math.inf)
+        return where(room > 0, x / room, math.inf)
 
 
 def left_by_update(rate: X, *, lifted: bool = False) -> X:
@@ -96,7 +96,7 @@ def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X 
     """
     error = quotient(left, size)
     error = rounded_error(enlarged(COMPUTED * error, error), COMPUTED * rounding)
-    return _where(rate <= MAX_RATE, error, math.inf)
+    return where(rate <= MAX_RATE, error, math.inf)
 
 
 def wedin_factor(condition: X | float, ratio: X) -> X:
@@ -110,7 +110,7 @@ def wedin_factor(condition: X | float, ratio: X) -> X:
     ratio : float, ndarray or Tensor
         :func:`residual_ratio`.
     """
-    return 2 + _where(ratio != 0, (condition + 1) * ratio, 0.0)
+    return 2 + where(ratio != 0, (condition + 1) * ratio, 0.0)
 
 
 def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
@@ -151,7 +151,7 @@ def residual_ratio(residual: X, norm: X | float, size: X) -> X:
     return quotient(residual, norm * size)
 
 
-def _where(condition: Any, x: Any, other: float) -> Any:
+def where(condition: Any, x: Any, other: Any) -> Any:
     """x, or another number where a condition does not hold."""
     if isinstance(condition, torch.Tensor):
         return torch.where(condition, x, other)

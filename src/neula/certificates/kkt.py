@@ -10,43 +10,46 @@ relative to B and b.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import Any, Generic
 
-import torch
-
-from neula.kernels.refining import over
+from neula.certificates.forward_error import NOISE, least_squares_error, residual_ratio, rounded_error, where
+from neula.certificates.residuals import X, quotient
+from neula.engines import FP64
 
 
 @dataclass(frozen=True)
-class KKTNorms:
-    """Norms of each problem from which its backward error follows.
+class KKTNorms(Generic[X]):
+    """Norms of a problem, or of each of many, from which bounds on its errors follow.
 
     Attributes
     ----------
-    residual : Tensor, shape (C,)
+    residual : float, ndarray or Tensor
         ``||r||``.
-    wrong : Tensor, shape (C,)
+    wrong : float, ndarray or Tensor
         ``||D^-1 w||``.
-    projected : Tensor, shape (C,)
+    projected : float, ndarray or Tensor
         ``||P r||``, P the projector on the range of the columns whose gradient should vanish; infinite where
         that is not known.
-    rest : Tensor, shape (C,)
+    rest : float, ndarray or Tensor
         ``||D^-1 w||`` of the residual ``r - P r``.
-    image : Tensor, shape (C,)
+    image : float, ndarray or Tensor
         ``||D x||``, which is at most ``||B|| ||D x||``.
-    b : Tensor, shape (C,)
+    b : float, ndarray or Tensor
     """
 
-    residual: torch.Tensor
-    wrong: torch.Tensor
-    projected: torch.Tensor
-    rest: torch.Tensor
-    image: torch.Tensor
-    b: torch.Tensor
+    residual: X
+    wrong: X
+    projected: X
+    rest: X
+    image: X
+    b: X
 
-    @property
-    def backward_error(self) -> torch.Tensor:
-        """The smallest of three perturbations that make x a solution, shape (C,).
+    @cached_property
+    def backward_error(self) -> X:
+        """The smallest of three perturbations that make x a solution.
 
         ``-r w^T / ||r||^2`` takes w away and leaves the direction of the residual as it is (Stewart 1977,
         applied to w). Without a residual there is no gradient at all. And where r is nearly orthogonal to the
@@ -55,34 +58,41 @@ class KKTNorms:
 
         Examples
         --------
-        >>> one, zero = torch.ones(1), torch.zeros(1)
-        >>> KKTNorms(one, 1e-9 * one, 1e-12 * one, zero, one, one).backward_error
-        tensor([5.0000e-13])
+        >>> KKTNorms(1.0, 1e-9, 1e-12, 0.0, 1.0, 1.0).backward_error
+        5e-13
         """
-        size = self.image + self.b
-        orthogonal = (self.residual.square() - self.projected.square()).clamp(min=0.0).sqrt()
-        found = torch.stack(
-            [
-                over(self.wrong, self.residual),
-                over(self.residual, size),
-                over(self.projected, size) + over(self.rest, orthogonal),
-            ]
+        size, longer = self.image + self.b, self.projected < self.residual
+        square = (self.residual - self.projected) * (self.residual + self.projected)
+        orthogonal = where(longer, square, 0.0) ** 0.5
+        found = (
+            quotient(self.wrong, self.residual),
+            quotient(self.residual, size),
+            quotient(self.projected, size) + quotient(self.rest, orthogonal),
         )
-        return torch.where(found.isnan(), torch.inf, found).amin(0)
+        known = (where(x >= 0, x, math.inf) for x in found)  # NaN is no bound
+        return reduce(lambda x, y: where(x <= y, x, y), known)
 
+    def noise(self, shape: Sequence[int], terms: X) -> X:
+        """What of a component of ``B^T r`` may be rounding errors: those of the residual, and of products
+        with it; ``terms`` is the sum of the magnitudes of ``D x``.
+        """
+        return (sum(shape) + 4) * FP64.u * (self.residual + self.b + terms)
 
-def backward_error_of(
-    *, residual: float, wrong: float, projected: float, rest: float, image: float, b: float
-) -> float:
-    """The same of one problem by numbers.
+    def moved(self, norm: X, inverse_norm: X) -> X:
+        """By how much components of ``B^T r`` may differ from those of the solution, by norms of the columns
+        for which they vanish and of their pseudoinverse.
+        """
+        error = self.backward_error + NOISE * FP64.u
+        return error * (self.image * norm + self.b + self.residual * inverse_norm)
 
-    Examples
-    --------
-    >>> backward_error_of(residual=1.0, wrong=1e-9, projected=1e-12, rest=0.0, image=1.0, b=1.0)
-    5e-13
-    """
-    if not wrong or not residual:
-        return 0.0
-    orthogonal, size = math.sqrt(max(residual**2 - projected**2, 0.0)), image + b
-    of_rest = rest / orthogonal if orthogonal else math.inf if rest else 0.0
-    return min(wrong / residual, residual / size, projected / size + of_rest)
+    def forward_error(self, condition: X, norm: X, rounding: X, corner: Any) -> X:
+        """Wedin's bound on ``||D (x - x*)|| / ||D x*||``, and what x loses by ``rounding``.
+
+        It holds with bounds, too: a projection on a convex set brings points no further apart. The condition
+        number, from above, and the norm, from below, are those of the columns in which x and x* may differ.
+        At a corner gradients push all variables against their bounds by more than their rounding errors: no
+        other point is a solution.
+        """
+        ratio = residual_ratio(self.residual, norm, self.image)
+        error = least_squares_error(condition, self.backward_error, ratio)
+        return where(corner, rounding, rounded_error(error, rounding))

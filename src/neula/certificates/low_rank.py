@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from neula.certificates.probes import gaussian_probes
+from neula.certificates.verdict import within
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
@@ -56,7 +57,8 @@ class SVDCertificate:
     @property
     def accepted(self) -> bool:
         """Whether all three measures meet their bounds (NaN never does)."""
-        return max(self.excess) <= 1
+        errors = (self.residual, self.bound), (self.missed, self.bound)
+        return bool(within(*errors, (self.orthogonality, self.orthogonality_bound)))
 
     @property
     def excess(self) -> tuple[float, float, float]:

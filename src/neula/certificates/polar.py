@@ -24,6 +24,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.probes import PROBES
+from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.lanczos import advance, extreme_values
@@ -271,5 +272,5 @@ class PolarNumbers(NamedTuple):
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:
         """Which are accepted; the part of A that was cut off is allowed as a residual."""
-        right = (self.residual <= bounds.residual + cut_off) & (self.positive == 1)
-        return right & (self.orthogonality <= bounds.orthogonality)
+        residual = self.residual, bounds.residual + cut_off
+        return within(residual, (self.orthogonality, bounds.orthogonality)) & (self.positive == 1)

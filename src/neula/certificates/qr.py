@@ -13,6 +13,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, probing_error, residual_bound
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Format
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
@@ -48,7 +49,8 @@ class QRCertificate:
     @property
     def accepted(self) -> bool:
         """Whether both measures meet their bounds (NaN never does)."""
-        return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
+        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
+        return bool(within(*pairs))
 
     @property
     def error(self) -> float:
@@ -87,7 +89,8 @@ class QRCertificates(Sequence[QRCertificate]):
     @cached_property
     def accepted(self) -> np.ndarray:
         """Whether both measures of each matrix meet their bounds (NaN never does)."""
-        return (self.residual <= self.residual_bound) & (self.orthogonality <= self.orthogonality_bound)
+        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
+        return np.asarray(within(*pairs))
 
     @cached_property
     def error(self) -> np.ndarray:
@@ -341,9 +344,9 @@ def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) ->
         Of each matrix.
     target : Format
     """
-    residual, orthogonality = _relative(*measures.double(), where=torch.where, shape=shape)
-    residual_most, orthogonality_most = _bounds(*shape, measures.dtype, target)
-    return (residual <= residual_most) & (orthogonality <= orthogonality_most)
+    relative = _relative(*measures.double(), where=torch.where, shape=shape)
+    accepted: torch.Tensor = within(*zip(relative, _bounds(*shape, measures.dtype, target), strict=True))
+    return accepted
 
 
 def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequence[int]) -> tuple[Any, Any]:

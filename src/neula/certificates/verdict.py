@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from itertools import starmap
+from operator import and_, le
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -57,6 +59,14 @@ class Evidence(NamedTuple, Generic[X]):
     def from_numbers(cls, numbers: Sequence[Any] | np.ndarray | torch.Tensor) -> Evidence[Any]:
         """The first of several numbers, arrays or tensors."""
         return cls(*numbers[: len(cls._fields)])
+
+    @classmethod
+    def from_errors(cls, backward_error: Any, forward_error: Any, doubtful: Any = 0.0) -> Evidence[Any]:
+        """Of x as it is returned, where residuals may be longer than b, as with bounds, and where the forward
+        error is infinite unless the rank is known.
+        """
+        nothing: Any = 0.0
+        return cls(doubtful, nothing, backward_error, backward_error, forward_error, nothing)
 
 
 @dataclass(frozen=True)
@@ -110,14 +120,25 @@ class Limits:
         bool, ndarray of bool or Tensor of bool
             As the numbers of the evidence.
         """
-        return (
-            (evidence.doubtful == 0)
-            & (evidence.residual <= self.residual)
-            & (evidence.refined_error <= self.backward_error)
-            & (evidence.backward_error <= self.backward_error)
-            & (evidence.forward_error <= self.forward_error)
-            & (evidence.condition_bound <= self.condition)
+        return within(
+            (evidence.doubtful, 0.0),
+            (evidence.residual, self.residual),
+            (evidence.refined_error, self.backward_error),
+            (evidence.backward_error, self.backward_error),
+            (evidence.forward_error, self.forward_error),
+            (evidence.condition_bound, self.condition),
         )
+
+
+def within(*measures: tuple[Any, Any]) -> Any:
+    """Whether measures, each beside its limit, are all at most that: NaN never is.
+
+    Examples
+    --------
+    >>> within((0.1, 2.0), (0.1, 3.0)), within((0.1, 2.0), (math.nan, 3.0))
+    (True, False)
+    """
+    return reduce(and_, starmap(le, measures))
 
 
 def counting_rcond(shape: Sequence[int], rcond: float) -> float:

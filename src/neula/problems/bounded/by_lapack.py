@@ -19,8 +19,8 @@ import torch
 from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
 from neula.algorithms.lapack.products import products
 from neula.algorithms.lapack.refinement import length
-from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import MAX_RATE, SURE
+from neula.certificates.forward_error import MAX_RATE
+from neula.certificates.verdict import Evidence
 from neula.kernels import bounded_host
 from neula.kernels.bounded_host import BoundedMinimum
 from neula.kernels.host_matrices import DTYPES
@@ -68,7 +68,7 @@ class LapackBoundedSolution:
         """What results have in common."""
         call, shapes, options, evidence = self.call, self.shapes, self.options, self.evidence
         numbers, at = self.found.numbers, self.found.at
-        bound, wrap = _bound(shapes, options), call.first.wrap_array
+        bound, wrap = options.limits(shapes.a.shape).backward_error, call.first.wrap_array
         known = {
             "x": x_of_single(call, shapes, options, self.x[:, None]),
             "iterations": int(numbers.sets),
@@ -147,7 +147,7 @@ def _by_lapack(
     found = None if solve is None else solve(of_all=of_all)
     if solve is None or found is None:
         return None
-    shape, bound = array_of(shapes.a).shape, _bound(shapes, options)
+    shape = array_of(shapes.a).shape
     within = np.minimum(np.maximum(found.x, bounds[0]), bounds[1])
     x = within.astype(IN_NUMPY[options.dtype]).astype(np.float64, copy=False)
     lost = length(found.sizes * (x - found.x))
@@ -158,13 +158,13 @@ def _by_lapack(
         numbers = (again or found).numbers
         return numbers.norm_of_all, numbers.inverse_norm_of_all
 
-    evidence = evidence_of(found.numbers, shape, rounding, bound, norms_of_all)
-    if evidence is None or not (evidence.backward_error <= bound and evidence.forward_error <= SURE):
+    known = evidence_of(found.numbers, shape, rounding, norms_of_all)
+    if known is None or not options.limits(shape).accept(Evidence.from_errors(*known[:2])):
         return None
     # The solution without bounds is not certified, but as good as reflections make it.
     if of_all and not rate_of(shape, shape[1], found.numbers.inverse_norm_of_all) <= MAX_RATE:
         return None
-    return LapackBoundedSolution(call, shapes, options, found, x, evidence)
+    return LapackBoundedSolution(call, shapes, options, found, x, known)
 
 
 class _BoundedSolver(Protocol):
@@ -180,8 +180,3 @@ def _way(shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray) ->
     given, (b,) = arrays_of(shapes)
     problem = Normal.factorize(given, b, bounds, large=is_large(given.size, options))
     return None if problem is None else partial(block_pivoting, problem, limits)
-
-
-def _bound(shapes: BatchedProblem, options: BoundedOptions) -> float:
-    """Largest backward error."""
-    return lstsq_bound(options.target, shapes.a.shape[1])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
-from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence, Limits, within
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
 from neula.problems.bounded import links
@@ -50,10 +50,10 @@ class BoundedJudge:
 
     Attributes
     ----------
-    bound : float
+    limits : Limits
     """
 
-    bound: float
+    limits: Limits
 
     def measure(self, problems: BoundedProblems, answer: Answer[BoundedValues]) -> torch.Tensor:
         """Backward and forward errors and condition numbers."""
@@ -62,10 +62,11 @@ class BoundedJudge:
     def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
         """Of solutions that are not accepted those with the smallest backward error are best."""
         backward, forward, condition = numbers
-        optimal = backward <= self.bound
-        accepted = optimal & (forward <= SURE)
-        error = np.where(np.isnan(backward), np.inf, np.maximum(backward, self.bound))
+        bound = self.limits.backward_error
+        optimal, evidence = within((backward, bound)), Evidence.from_errors(backward, forward)
+        accepted = self.limits.accept(evidence)
+        error = np.where(np.isnan(backward), np.inf, np.maximum(backward, bound))
         worst = backward.max(initial=0.0), forward.max(initial=0.0), condition.max(initial=1.0)
-        reason = in_words(self.bound, *worst)
+        reason = in_words(bound, *worst)
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "problems")
         return Verdict(accepted, np.array([~optimal, error, forward]), reason, optimal)

@@ -9,15 +9,8 @@ import torch
 from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
 from neula.algorithms.bounded.free_sets import Factorize, FreeBatch, FreeSetFactors, batches
 from neula.algorithms.bounded.reduced import Reduced
-from neula.certificates.forward_error import (
-    ESTIMATED,
-    NOISE,
-    least_squares_error,
-    residual_ratio,
-    rounded_error,
-)
+from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
-from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.refining import over
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
@@ -73,15 +66,10 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         b=residuals.b,
     )
     rounding = over(_norm((rounded - x) * norms), kkt.image)
-    backward_error = kkt.backward_error + rounding
-    # Rounding errors of the residual, and of products with it.
-    noise = (sum(whole.a.shape[1:]) + 4) * FP64.u * (kkt.residual + kkt.b + (x * norms).abs().sum(1))
-    condition = _condition(kkt, known, pushed - noise, reduced)
-    ratio = residual_ratio(kkt.residual, known.norm, kkt.image)
-    forward_error = least_squares_error(ESTIMATED * condition, kkt.backward_error, ratio)
-    forward_error = rounded_error(forward_error, rounding)
-    exact = ~free.any(1) & (pushed > noise) & (backward_error <= whole.bound)  # a corner, and there it stays
-    forward_error = torch.where(exact, rounding, forward_error)
+    pushed = pushed - kkt.noise(whole.a.shape[1:], (x * norms).abs().sum(1))
+    condition = _condition(kkt, known, pushed, reduced)
+    corner = ~free.any(1) & (pushed > 0)
+    forward_error = kkt.forward_error(ESTIMATED * condition, known.norm, rounding, corner)
     zero = whole.without_b[problems.places] & ~x.any(1)
     # Squares of smaller norms, beside the largest right-hand side of the same matrix, underflow.
     sizable = (zero | (kkt.image + kkt.b >= 1 / SQUARABLE)) & whole.keeps_bounds[reduced.owner]
@@ -90,7 +78,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         side=side,
         wrong=wrong / norms,
         residual_norm=residuals.norm,
-        backward_error=backward_error,
+        backward_error=kkt.backward_error + rounding,
         forward_error=torch.where(sizable, forward_error, torch.inf).nan_to_num(torch.inf, torch.inf),
         condition=condition,
         iterations=found.iterations,
@@ -185,14 +173,10 @@ class _Known:
 def _condition(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems: Reduced) -> torch.Tensor:
     """Condition numbers for Wedin's bound on ``||D (x - x*)|| / ||D x*||``, shape (C,).
 
-    It holds with bounds, too: a projection on a convex set brings points no further apart. The condition
-    number is that of the columns in which x and x* may differ: of all of them, unless the other
-    variables are pushed against their bounds by more than the residual may change: by ``pushed`` at least.
+    They are those of the columns in which x and x* may differ: of all of them, unless the other variables are
+    pushed against their bounds by more than the residual may change: by ``pushed`` at least.
     """
-    error = kkt.backward_error + NOISE * FP64.u
-    moved = error * (kkt.image * known.norm + kkt.b)
-    moved = moved + error * kkt.residual * ESTIMATED * known.inverse_norm
-    certain = moved < pushed
+    certain = kkt.moved(known.norm, ESTIMATED * known.inverse_norm) < pushed
     condition = known.condition
     if not bool(certain.all()):
         condition = torch.where(certain, condition, _condition_of_all(problems))

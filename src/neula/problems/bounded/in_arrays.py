@@ -10,15 +10,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from neula.certificates.forward_error import (
-    MAX_RATE,
-    NOISE,
-    enlarged,
-    least_squares_error,
-    residual_ratio,
-    rounded_error,
-)
-from neula.certificates.kkt import backward_error_of
+from neula.certificates.forward_error import MAX_RATE, enlarged
+from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
 from neula.kernels.bounded_host import Numbers
 
@@ -35,7 +28,6 @@ def evidence_of(
     of: Numbers,
     shape: tuple[int, int],
     rounding: float,
-    bound: float,
     of_all: Callable[[], tuple[float, float]],
 ) -> BoundedEvidence | None:
     """What numbers say of a solution; None where the factor is no good.
@@ -47,8 +39,6 @@ def evidence_of(
         Of A.
     rounding : float
         What x as it is given back differs by, relative to x.
-    bound : float
-        Largest backward error.
     of_all : callable
         Norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
     """
@@ -58,7 +48,7 @@ def evidence_of(
     # Without free variables nothing is projected, and no column can be ill-conditioned.
     norm, inverse_norm = (of.norm, enlarged(of.inverse_norm, rate)) if of.width else (1.0, 1.0)
     least = max(1.0, norm / max(1.0, of.width) ** 0.25)  # columns have norm 1
-    backward_error = backward_error_of(
+    kkt = KKTNorms(
         residual=of.residual,
         wrong=of.gradient,
         projected=enlarged(of.projected, rate),
@@ -66,18 +56,14 @@ def evidence_of(
         image=of.image,
         b=of.b,
     )
-    # Rounding errors of the residual, and of products with it.
-    pushed = of.pushed - (sum(shape) + 4) * FP64.u * (of.residual + of.b + of.sum)
-    error = backward_error + NOISE * FP64.u
-    if not of.width and pushed > 0 and backward_error + rounding <= bound:
-        forward_error = rounding  # a corner, and there it stays
-    else:
-        moved = error * (of.image * norm + of.b + of.residual * inverse_norm)
-        condition = norm * inverse_norm if moved < pushed else _condition(shape, *of_all())
-        ratio = residual_ratio(of.residual, least, of.image) if of.image else math.inf
-        forward_error = rounded_error(least_squares_error(condition, backward_error, ratio), rounding)
+    pushed = of.pushed - kkt.noise(shape, of.sum)
+    corner = not of.width and pushed > 0
+    certain = corner or kkt.moved(norm, inverse_norm) < pushed
+    condition = norm * inverse_norm if certain else _condition(shape, *of_all())
     return BoundedEvidence(
-        backward_error + rounding, forward_error, max(1.0, least * inverse_norm / of.margin)
+        kkt.backward_error + rounding,
+        kkt.forward_error(condition, least, rounding, corner),
+        max(1.0, least * inverse_norm / of.margin),
     )
 
 

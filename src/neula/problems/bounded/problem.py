@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -11,6 +12,8 @@ import torch
 from neula.algorithms.bounded.reduced import Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Limits
 from neula.engines import Engine, Format
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
@@ -48,6 +51,10 @@ class BoundedOptions:
     target: Format
     dtype: torch.dtype
     max_iterations: int | None
+
+    def limits(self, shape: Sequence[int]) -> Limits:
+        """What the evidence of solutions may say for matrices of m rows and n columns."""
+        return Limits.for_shape(shape, lstsq_bound(self.target, max(1, min(shape[-2:]))), SURE)
 
 
 @dataclass(frozen=True)
@@ -158,10 +165,10 @@ class Whole:
         given = self.unscale(x, owner).to(self.options.dtype).double()
         return shift(given, -self.exponents[owner])
 
-    @property
-    def bound(self) -> float:
-        """Largest backward error."""
-        return lstsq_bound(self.options.target, max(1, min(self.a.shape[1:])))
+    @cached_property
+    def limits(self) -> Limits:
+        """What the evidence of solutions may say."""
+        return self.options.limits(self.a.shape)
 
 
 def _units(

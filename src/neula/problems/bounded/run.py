@@ -10,6 +10,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, digits_of
+from neula.certificates.verdict import within
 from neula.engines import Engine
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -66,7 +67,7 @@ class BoundedSolution:
             "converged": bool(run.accepted.all()),
             "iterations": run.iterations,
             "backward_error": worst["backward_error"],
-            "tolerance": self.whole.bound,
+            "tolerance": self.whole.limits.backward_error,
             "condition": max(1.0, worst["condition"]),
             "forward_error": worst["forward_error"],
             "digits": digits_of(worst["forward_error"], call.dtype),
@@ -93,7 +94,7 @@ class BoundedSolution:
         gradient = values.wrong * whole.reduced.of_each(whole.reduced.norms)
         gradient = shift(gradient, 2 * whole.b_exponents[owner] - whole.exponents[owner])
         nit = int(values.iterations.max()) - 1 if len(values.iterations) else 0
-        optimal = bool((values.backward_error <= whole.bound).all())
+        optimal = bool(within((values.backward_error, whole.limits.backward_error)).all())
         inside = optimal and not bool(values.side.any()) and nit <= 0
         cost = self.of_columns(values.residual_norm.square() / 2)
         unbounded = whole.unscale(whole.unbounded, owner)
@@ -196,7 +197,7 @@ def _run(whole: Whole) -> Run[BoundedValues]:
     count, n = len(whole.reduced), whole.reduced.n
     problems = BoundedProblems(torch.arange(count, device=whole.a.device), whole)
     if count and whole.a.numel():
-        return run_chain(chain(*whole.a.shape[1:]), problems, BoundedJudge(whole.bound))
+        return run_chain(chain(*whole.a.shape[1:]), problems, BoundedJudge(whole.limits))
     # Without equations every point within the bounds is a solution, and zero the natural one.
     reduced, zero = whole.reduced, whole.a.new_zeros(count)
     x = whole.a.new_zeros(count, n).clamp(reduced.low, reduced.high)

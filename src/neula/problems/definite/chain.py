@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from neula.certificates.cholesky import cholesky_bound
+from neula.certificates.verdict import within
 from neula.engines import FP32, FP64, Tuning
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Link, Verdict
@@ -67,6 +69,10 @@ class CholeskyJudge:
         """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 
+    def accept(self, residual: Any) -> Any:
+        """Whether factors are accepted by a residual, or those of an array; NaN where there is no factor."""
+        return within((residual, self.bound))
+
     def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
         """Residuals, and the orders of minors that are not positive: links have measured."""
         assert answer.measured is not None
@@ -75,7 +81,7 @@ class CholeskyJudge:
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest residual are best."""
         residual, order = numbers
-        accepted = residual <= self.bound  # not if there is no factor, and the residual NaN
+        accepted = self.accept(residual)
         demerit = np.array([~accepted, order != 0, residual])
         worst = int(residual.argmax())  # NaN is the largest
         if order[worst]:

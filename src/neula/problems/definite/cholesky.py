@@ -163,7 +163,7 @@ def _pending(
     given, judge = call.first.tensor, CholeskyJudge.for_shape(call.first.tensor.shape[-1], options)
     with call.computing():
         found = begun.values.residual.reshape(given.shape[:-2])
-        accepted = found <= judge.bound
+        accepted = judge.accept(found)
     lower = _attached(call, begun.values.lower, upper=upper)
     of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
     return CholeskyResult(
@@ -205,8 +205,8 @@ def _at_once(
     count, n = len(lower), lower.shape[-1]
     if 0 in lower.shape or options.progress is not None:
         return None
-    by_lapack = factorize_by_lapack(lower, options)
-    if by_lapack is not None and by_lapack[1] <= CholeskyJudge.for_shape(n, options).bound:
+    by_lapack, judge = factorize_by_lapack(lower, options), CholeskyJudge.for_shape(n, options)
+    if by_lapack is not None and judge.accept(by_lapack[1]):
         return by_lapack
     link = chain(count, n, options)[0]
     if not link.launches_only:
@@ -217,7 +217,7 @@ def _at_once(
     if begun is None or begun.measured is None:
         return None
     residual = float(begun.measured[0].amax())  # NaN where there is no factor
-    return begun, residual if residual <= CholeskyJudge.for_shape(n, options).bound else None
+    return begun, residual if judge.accept(residual) else None
 
 
 def _certified(
@@ -226,16 +226,16 @@ def _certified(
     """The result where every matrix is accepted."""
     residuals, n = found.values.residual.reshape(call.first.tensor.shape[:-2]), found.values.lower.shape[-1]
     lower = _attached(call, found.values.lower, upper=upper)
-    bound = CholeskyJudge.for_shape(n, options).bound
-    reason = of_batch(f"residual {residual:.1e} (bound {bound:.1e})", 0, residuals.numel(), "matrices")
+    judge = CholeskyJudge.for_shape(n, options)
+    reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, residuals.numel(), "matrices")
     return CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),
         upper=upper,
         converged=True,
         residual=residual,
-        bound=bound,
+        bound=judge.bound,
         residuals=call.hand_back(residuals, residuals.dtype),
-        accepted=Later(lambda: call.hand_back(residuals <= bound, torch.bool)),
+        accepted=Later(lambda: call.hand_back(judge.accept(residuals), torch.bool)),
         attempts=(Attempt(found.label, True, reason),),
         engine=str(options.engine),
         accuracy=options.target.name,
@@ -300,16 +300,16 @@ def _collect(
     given = call.first.tensor
     batch, n = given.shape[:-2], given.shape[-1]
     lower = _attached(call, run.found.lower, upper=upper)
-    bound = CholeskyJudge.for_shape(max(n, 1), options).bound
+    judge = CholeskyJudge.for_shape(max(n, 1), options)
     found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
     result = CholeskyResult(
         factor=call.give_back(lower.mT if upper else lower),
         upper=upper,
         converged=bool(run.accepted.all()),
         residual=float(run.numbers[0].max(initial=0.0)),
-        bound=bound,
+        bound=judge.bound,
         residuals=call.hand_back(found, found.dtype),
-        accepted=call.hand_back(found <= bound, torch.bool),
+        accepted=call.hand_back(judge.accept(found), torch.bool),
         attempts=tuple(run.attempts),
         engine=str(options.engine),
         accuracy=options.target.name,

@@ -143,11 +143,12 @@ def ridge_path(
     for name, x in (("A", a), ("b", b.squeeze(-1) if shapes.is_vector else b)):
         check_finite(x, x, name)
     report, bound = stage(progress, "factorizing"), lstsq_bound(call.target, max(1, min(a.shape)))
+    limits = Limits.for_shape(a.shape, bound, SURE)
     with call.computing():
         nonzero = a.any(0)
         path = Path.factorize(ScaledRidgeProblem.from_arrays(a[:, nonzero], b, given, before), call.engine)
         report(1.0)
-        found = Estimates.from_path(path, bound, _options(call, a))
+        found = Estimates.from_path(path, limits, _options(call, a))
     result, why = _result(call, shapes, given, found, nonzero)
     if why:
         what = f"a ridge path is not certified to {result.accuracy} accuracy"
@@ -176,7 +177,8 @@ def _result(
     call: Call, shapes: BatchedProblem, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
 ) -> tuple[RidgePath, str]:
     """What a user is told, zeros for columns of zeros, and why it is not accepted."""
-    path, scaled, bound, solutions = found.path, found.path.scaled, found.bound, found.x.value
+    path, scaled, solutions = found.path, found.path.scaled, found.x.value
+    bound = found.limits.backward_error
     given = scaled.in_units(solutions).to(call.dtype).double()
     x = given.new_zeros(len(damps), len(nonzero), solutions.shape[2])
     x[:, nonzero] = given
@@ -184,10 +186,8 @@ def _result(
     errors, forward = found.backward + rounding, rounded_error(found.x.error, rounding)
     tested = found.residual, found.gcv, found.leave_one_out
     sure = torch.stack([forward <= SURE, *map(found.known, tested)])
-    nothing = torch.zeros_like(errors)
     doubtful = (~sure[1:].all(0)).double()
-    evidence = Evidence(doubtful, nothing, found.backward, errors, forward, nothing)
-    accepted = Limits.for_shape(scaled.a.shape, bound, SURE).accept(evidence)
+    accepted = found.limits.accept(Evidence.from_errors(errors, forward, doubtful))
     left_out = shift(torch.where(sure[3][:, None], found.left_out.value, torch.nan), scaled.of_b).square()
     gcv = torch.where(sure[2], shift(found.gcv.value, scaled.of_b).square(), torch.nan)
     numbers = path.size * shift(found.residual.value, scaled.of_b), gcv, left_out.mean(1)

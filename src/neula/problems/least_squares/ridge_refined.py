@@ -13,6 +13,7 @@ from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import MAX_RATE, SURE, enlarged
+from neula.certificates.verdict import Evidence, Limits, within
 from neula.engines import FP64
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
@@ -52,8 +53,8 @@ class Estimates:
         Sums of ``W_ii`` divided by the size of W, shape (p, 1).
     backward : Tensor, shape (p, k)
         Backward errors of solutions.
-    bound : float
-        What backward errors may be; numbers that are smaller, relative to b, are as good as zero.
+    limits : Limits
+        Numbers that are smaller than backward errors may be, relative to b, are as good as zero.
     """
 
     path: Path
@@ -62,10 +63,10 @@ class Estimates:
     left_out: BoundedEstimate
     trace: BoundedEstimate
     backward: torch.Tensor
-    bound: float
+    limits: Limits
 
     @classmethod
-    def from_path(cls, path: Path, bound: float, options: LeastSquaresOptions) -> Estimates:
+    def from_path(cls, path: Path, limits: Limits, options: LeastSquaresOptions) -> Estimates:
         """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds; refined where that
         leaves too few digits.
         """
@@ -83,7 +84,7 @@ class Estimates:
             BoundedEstimate.from_arrays(y, error.masked_fill(nothing, 0)) for y, error in found
         )
         backward = path.backward_errors(*first)
-        estimates = cls(path, first, second, third, path.trace, backward, bound)
+        estimates = cls(path, first, second, third, path.trace, backward, limits)
         estimates._refine_all(options)
         return estimates
 
@@ -104,7 +105,13 @@ class Estimates:
 
     def known(self, found: BoundedEstimate, most: float = SURE) -> torch.Tensor:
         """Whether numbers have so few errors, or are zero as far as b can say."""
-        return (found.relative <= most) | (found.error <= self.bound * self.path.b_norm)
+        return (found.relative <= most) | (found.error <= self.limits.backward_error * self.path.b_norm)
+
+    def _accepted(self, backward: torch.Tensor, most: float = SURE) -> torch.Tensor:
+        """Whether solutions are accepted, with so few errors; shape (p, k)."""
+        evidence = Evidence.from_errors(backward, self.x.error)
+        accepted: torch.Tensor = replace(self.limits, forward_error=most).accept(evidence)
+        return accepted
 
     def _refine_all(self, options: LeastSquaresOptions) -> None:
         """Replace what has too few digits."""
@@ -113,8 +120,7 @@ class Estimates:
             return
         small, wide = replace(options, damp=1.0).refines_doubled(m, n), m < n and scaled.mean is None
         most = HALF if small else SURE
-        few = ~((self.x.error <= most) & self.known(self.residual, most))
-        few |= self.backward > self.bound
+        few = ~(self._accepted(self.backward, most) & self.known(self.residual, most))
         doubtful = self._doubtful(QUARTER)
         of_trace = ~(self.trace.relative <= QUARTER)
         places = (few | doubtful.any(1) | of_trace).any(1).nonzero()[:, 0]
@@ -130,7 +136,7 @@ class Estimates:
                 self._refine(part, rows, by_multipliers=False)
             if wide:
                 self._refine(part, rows, by_multipliers=True)
-        few = (self.x.error > SURE) | (self._backward() > self.bound)
+        few = ~self._accepted(self._backward())
         for place in few.any(1).nonzero()[:, 0].tolist():
             self._solve(place, options)
         self.backward.copy_(self._backward())
@@ -142,7 +148,7 @@ class Estimates:
     def _backward(self) -> torch.Tensor:
         """Backward errors, those that are too large with gradients in twice the working precision."""
         found = self.path.backward_errors(*self.x)
-        places = (found > self.bound).any(1).nonzero()[:, 0].tolist()
+        places = (~within((found, self.limits.backward_error))).any(1).nonzero()[:, 0].tolist()
         return self.path.backward_errors(*self.x, places) if places else found
 
     def _doubtful(self, most: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS, newton_steps
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
+from neula.certificates.residuals import X
 
 SLOWEST = 0.99
 """Rate of Gauss-Newton steps beyond which nothing is known of where they lead."""
@@ -104,11 +105,9 @@ def evidence_of(
     removable = norm(within, dim=1)
     stationarity = torch.where(removable > 0, removable / data, 0.0)
     length = newton_steps(at, bounds, torch.arange(len(x), device=x.device))[1]
-    # Errors of the residuals, which the inverse magnifies once, and of the Jacobian: the gradient's, twice.
+    rounding = torch.maximum(ROUNDINGS * u * (near.size + size), errors.residuals)
     tilt = norm(errors.products.masked_fill(held | idle, 0.0), dim=1)
-    rounding = torch.maximum(ROUNDINGS * u * (near.size + size), errors.residuals) * condition / size
-    rounding = rounding + tilt * condition.square() / size
-    forward = (length + rounding) / (1 - rate.clamp(max=SLOWEST))
+    forward = estimated_error(length, rate.clamp(max=SLOWEST), condition, rounding / size, tilt / size)
     # Whatever x* is, all of it is missing in zero, unless bounds or vanishing residuals say that it is right.
     forward = torch.where(far > 0, forward, ((near.size > 0) & ~held.all(1)).double())
     return NonlinearEvidence(
@@ -119,6 +118,14 @@ def evidence_of(
         stationarity=stationarity,
         forward_error=torch.where(full, forward, torch.inf),
     )
+
+
+def estimated_error(length: X, rate: X, condition: X, of_residuals: X, of_products: X) -> X:
+    """Estimate of the error that Gauss-Newton steps of this length leave, if each is shorter by this rate.
+
+    The inverse magnifies errors of the residuals once, and twice those of their products with columns.
+    """
+    return (length + condition * (of_residuals + condition * of_products)) / (1 - rate)
 
 
 def _pressed(at: Iterates, held: torch.Tensor, errors: Errors, u: float) -> torch.Tensor:

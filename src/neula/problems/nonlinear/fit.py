@@ -26,9 +26,10 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
 )
 from neula.algorithms.nonlinear.some import picked
 from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence
 from neula.pipeline.progress import Progress, digits_done, stage
 from neula.problems.nonlinear.evidence import Errors, NonlinearEvidence, evidence_of
-from neula.problems.nonlinear.problem import Start, usual_tolerance
+from neula.problems.nonlinear.problem import Start, limits_of, usual_tolerance
 from neula.problems.nonlinear.residuals import Residuals
 
 POLISHED = 1 << 24
@@ -134,13 +135,11 @@ def run_fit(
         _shorten(problem, at, start.bounds, errors, which)
         rate = _refine(problem, at, start, which, rescale=rescale)
         errors = problem.errors(at, start.bounds)
-    found = evidence_of(at, start.bounds, rate, problem.rows, errors)
-    tolerance = tolerances.stationarity
-    good = (
-        (at.status >= GTOL) & found.full & (found.stationarity <= tolerance) & (found.forward_error <= SURE)
-    )
-    accepted = good & (not problem.uncertified)
-    return NonlinearFit(at, found, tolerance, accepted, start.bounds.held(at.x, -at.near.gradient))
+    found, limits = evidence_of(at, start.bounds, rate, problem.rows, errors), limits_of(tolerances)
+    unfinished = (at.status < GTOL) | bool(problem.uncertified)
+    evidence = Evidence.from_errors(found.stationarity, found.forward_error, unfinished.double())
+    held = start.bounds.held(at.x, -at.near.gradient)
+    return NonlinearFit(at, found, limits.backward_error, limits.accept(evidence), held)
 
 
 def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:

@@ -20,13 +20,14 @@ from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
-from neula.certificates.forward_error import SURE, digits_of
+from neula.certificates.forward_error import digits_of
+from neula.certificates.verdict import Evidence
 from neula.io.integers import in_float64
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
-from neula.problems.nonlinear.evidence import MARGIN, SLOWEST
+from neula.problems.nonlinear.evidence import MARGIN, SLOWEST, estimated_error
 from neula.problems.nonlinear.fit import MESSAGES
-from neula.problems.nonlinear.problem import are_open, usual_tolerance
+from neula.problems.nonlinear.problem import are_open, limits_of, usual_tolerance
 
 WORK = 1e6
 """Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
@@ -106,8 +107,10 @@ def fit_in_arrays(
         found = _evidence(near, r, rate, function)
     except Unusual:
         return None
-    tolerance = tolerances.stationarity
-    if found is None or not (found["stationarity"] <= tolerance and found["forward_error"] <= SURE):
+    if found is None:
+        return None
+    limits, errors = limits_of(tolerances), (found["stationarity"], found["forward_error"])
+    if not limits.accept(Evidence.from_errors(*errors)):
         return None
     return LeastSquaresResult(
         x=near.x,
@@ -123,7 +126,7 @@ def fit_in_arrays(
         message=MESSAGES[status],
         success=True,
         converged=True,
-        tolerance=tolerance,
+        tolerance=limits.backward_error,
         rank=n,
         determined=True,
         digits=max(0.0, digits_of(found["forward_error"], torch.float64)),
@@ -172,9 +175,9 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     removable = length(near.c)
     forward = float(near.size > 0)
     if size > 0:
-        rounding = max(ROUNDINGS * u * (near.size + size), function.unexplained(near.x)) * condition / size
-        rounding += length(products) * condition * condition / size
-        forward = (near.relative + rounding) / (1 - min(rate, SLOWEST))
+        rounding = max(ROUNDINGS * u * (near.size + size), function.unexplained(near.x)) / size
+        tilt = length(products) / size
+        forward = estimated_error(near.relative, min(rate, SLOWEST), condition, rounding, tilt)
     return {
         "stationarity": removable / data if removable > 0 else 0.0,
         "condition": condition,

@@ -12,6 +12,8 @@ import torch
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss, Rho
+from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Limits
 from neula.errors import check_name, number, whole_number
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import refuse_dependence, tensor_of
@@ -139,6 +141,11 @@ def _like(numbers: Any, name: str, shape: torch.Size, device: torch.device) -> t
 def usual_tolerance(dtype: torch.dtype) -> float:
     """SciPy's 1e-8 in double precision, elsewhere the root of the spacing of numbers."""
     return 1e-8 if dtype == torch.float64 else torch.finfo(dtype).eps ** 0.5
+
+
+def limits_of(tolerances: Tolerances) -> Limits:
+    """What the evidence of a minimum may say: how stationary it is counts as its backward error."""
+    return Limits(tolerances.stationarity, SURE, residual=1.0)
 
 
 def check_names(method: str | None, verbose: int) -> None:
