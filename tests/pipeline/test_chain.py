@@ -53,8 +53,8 @@ class Within:
     def verdict(self, answer: Answer[Numbers], numbers: np.ndarray) -> Verdict:
         (error,) = numbers
         accepted = (error <= 0.1) & (not answer.doubt)
-        demerit = np.stack([~accepted, np.nan_to_num(error, nan=np.inf)]).astype(float)
-        return Verdict(accepted, demerit, f"error {error.max():.2g}{answer.doubt}", accepted | (error > 100))
+        penalty = np.stack([~accepted, np.nan_to_num(error, nan=np.inf)]).astype(float)
+        return Verdict(accepted, penalty, f"error {error.max():.2g}{answer.doubt}", accepted | (error > 100))
 
 
 def off_by(label: str, errors: Sequence[float] | float, doubt: str = "") -> Link[Targets, Numbers]:

@@ -110,7 +110,7 @@ class Verdict:
     Attributes
     ----------
     accepted : array of bool, shape (batch,)
-    demerit : array of float, shape (levels, batch)
+    penalty : array of float, shape (levels, batch)
         Of answers to one problem that with the smallest is kept, compared level by level, NaN being larger
         than any number; of equals the last.
     reason : str
@@ -122,7 +122,7 @@ class Verdict:
     """
 
     accepted: np.ndarray
-    demerit: np.ndarray
+    penalty: np.ndarray
     reason: str
     final: np.ndarray | None = None
     evidence: Any = None
@@ -149,7 +149,7 @@ class Run(Generic[V]):
     numbers : array of float, shape (numbers, batch)
         What was measured of them; where many were accepted at once, of the worst by each number alone.
     accepted : array of bool, shape (batch,)
-    demerit : array of float, shape (levels, batch)
+    penalty : array of float, shape (levels, batch)
     open : array of int
         Problems that are left for other links.
     attempts : list of Attempt
@@ -166,7 +166,7 @@ class Run(Generic[V]):
     values: V | None
     numbers: np.ndarray
     accepted: np.ndarray
-    demerit: np.ndarray
+    penalty: np.ndarray
     open: np.ndarray
     attempts: list[Attempt] = field(default_factory=list)
     label: str = ""
@@ -209,7 +209,7 @@ class Run(Generic[V]):
 
     def _is_first(self, count: int) -> bool:
         """Whether answers to so many problems are the first, and to all of them."""
-        return not len(self.demerit) and count == len(self.accepted)
+        return not len(self.penalty) and count == len(self.accepted)
 
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers to the open problems; which are left."""
@@ -219,7 +219,7 @@ class Run(Generic[V]):
         if self._is_first(len(self.open)):
             self.label, self.history, self.values = answer.label, answer.history, answer.values
             self.doubt = answer.doubt
-            self.numbers, self.demerit, self.accepted = numbers, verdict.demerit, accepted
+            self.numbers, self.penalty, self.accepted = numbers, verdict.penalty, accepted
             self.evidence = verdict.evidence
         else:
             self._keep_better(answer, numbers, verdict)
@@ -246,13 +246,13 @@ class Run(Generic[V]):
         self.keep(answer, worst, replace(verdict, accepted=np.ones(len(self.accepted), dtype=bool)))
 
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
-        better = _no_worse(verdict.demerit, self.demerit[:, self.open])
+        better = _no_worse(verdict.penalty, self.penalty[:, self.open])
         if not better.any():
             return
         self.label, self.history, self.doubt = answer.label, answer.history, answer.doubt
         self.evidence = verdict.evidence if better.all() and len(better) == len(self.accepted) else None
         self._put(answer.values, better)
-        self._note(self.open[better], numbers[:, better], verdict.demerit[:, better])
+        self._note(self.open[better], numbers[:, better], verdict.penalty[:, better])
         self.accepted[self.open[better]] = verdict.accepted[better]
 
     def worst(self, errors: np.ndarray) -> int:
@@ -270,20 +270,20 @@ class Run(Generic[V]):
         chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
         self.values.put(where, chosen)
 
-    def _note(self, places: np.ndarray, numbers: np.ndarray, demerit: np.ndarray) -> None:
+    def _note(self, places: np.ndarray, numbers: np.ndarray, penalty: np.ndarray) -> None:
         if not len(self.numbers):
             self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
-            self.demerit = np.full((len(demerit), len(self.accepted)), np.inf)
-        self.numbers[:, places], self.demerit[:, places] = numbers, demerit
+            self.penalty = np.full((len(penalty), len(self.accepted)), np.inf)
+        self.numbers[:, places], self.penalty[:, places] = numbers, penalty
 
     def take(self, place: int, other: Run[V]) -> None:
         """Put what was found for one problem alone in its place, if it is no worse than what is there."""
         self.iterations += other.iterations
-        if len(self.demerit) and not _no_worse(other.demerit, self.demerit[:, [place]])[0]:
+        if len(self.penalty) and not _no_worse(other.penalty, self.penalty[:, [place]])[0]:
             return
         before, self.open, self.evidence = self.open, np.array([place]), None
         self._put(other.found, np.ones(1, dtype=bool))
-        self._note(self.open, other.numbers, other.demerit)
+        self._note(self.open, other.numbers, other.penalty)
         self.accepted[place] = other.accepted[0]
         self.open = before
 
@@ -373,7 +373,7 @@ def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
         if one is None:
             continue
         run.take(place, one)
-        if worst is None or not _no_worse(one.demerit, worst.demerit)[0]:
+        if worst is None or not _no_worse(one.penalty, worst.penalty)[0]:
             worst = one
     if worst is not None:
         run.attempts += worst.attempts
@@ -381,7 +381,7 @@ def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
 
 
 def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Where demerits, shape (levels, batch), are at most as large; the first level counts most."""
+    """Where penalties, shape (levels, batch), are at most as large; the first level counts most."""
     new, old = (np.where(np.isnan(x), np.inf, x) for x in (new, old))
     no_worse = np.ones(new.shape[1], dtype=bool)
     for mine, other in zip(new[::-1], old[::-1], strict=True):

@@ -82,11 +82,11 @@ class CholeskyJudge:
         """Of factors that are not accepted those with the smallest residual are best."""
         residual, order = numbers
         accepted = self.accept(residual)
-        demerit = np.array([~accepted, order != 0, residual])
+        penalty = np.array([~accepted, order != 0, residual])
         worst = int(residual.argmax())  # NaN is the largest
         if order[worst]:
             reason = f"the leading minor of order {int(order[worst])} is not positive"
         else:
             reason = f"residual {residual[worst]:.1e} (bound {self.bound:.1e})"
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
-        return Verdict(accepted, demerit, reason)
+        return Verdict(accepted, penalty, reason)

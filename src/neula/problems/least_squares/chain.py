@@ -323,12 +323,12 @@ class LeastSquaresJudge:
         enough = replace(self.limits, forward_error=self.enough).accept(evidence) & (not answer.doubt)
         superseded = np.full_like(of["doubtful"], answer.label != SVD)
         error = np.maximum(of["refined_error"], self.limits.backward_error)
-        demerit = np.array([~accepted, superseded, error, of["forward_error"]])
+        penalty = np.array([~accepted, superseded, error, of["forward_error"]])
         reason = (
             self._of_batch(of, accepted, len(answer.values)) if self.together else self._of_one(of, answer)
         )
         settled = answer.judged or answer.label.endswith(NO_GAP)
-        return Verdict(accepted, demerit, reason, enough | settled)
+        return Verdict(accepted, penalty, reason, enough | settled)
 
     def _of_batch(self, of: dict[str, np.ndarray], accepted: np.ndarray, count: int) -> str:
         error = of["backward_error"]

@@ -114,5 +114,5 @@ class SVDJudge:
     def verdict(self, answer: Answer[SVDValues], numbers: np.ndarray) -> Verdict:
         """Of triplets that are not accepted those are best whose measures exceed their bounds least."""
         found = self.certificate(numbers)
-        demerit = np.array([[not found.accepted], [max(found.excess)]])
-        return Verdict(np.array([found.accepted]), demerit, str(found))
+        penalty = np.array([[not found.accepted], [max(found.excess)]])
+        return Verdict(np.array([found.accepted]), penalty, str(found))

@@ -297,8 +297,8 @@ class QRJudge:
             return self._verdict_of_one(answer, numbers[:, 0].tolist())
         found = self._certificates(answer.values, numbers)
         accepted = found.accepted
-        demerit = np.array([~accepted, found.error])
-        return Verdict(accepted, demerit, found.in_words, accepted | ~self._usable(self.batch, found), found)
+        penalty = np.array([~accepted, found.error])
+        return Verdict(accepted, penalty, found.in_words, accepted | ~self._usable(self.batch, found), found)
 
     def _verdict_of_one(self, answer: Answer[Any], numbers: Sequence[float]) -> Verdict:
         """Without arrays of one number, which take longer than the numbers."""
@@ -306,9 +306,9 @@ class QRJudge:
         found = certificate_of(
             residual, size, loss, self.shape, self.target, measured_in=answer.values.measures.dtype
         )
-        demerit = [[0.0], [0.0]] if self.in_place else [[not found.accepted], [found.error]]
+        penalty = [[0.0], [0.0]] if self.in_place else [[not found.accepted], [found.error]]
         words = answer.doubt or found.in_words
-        return Verdict(np.array([found.accepted]), np.array(demerit), words, evidence=[found])
+        return Verdict(np.array([found.accepted]), np.array(penalty), words, evidence=[found])
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""

@@ -120,10 +120,10 @@ class PolarJudge:
         accepted = found.accepted_by(bounds, cut_off)
         residual_bound = bounds.residual + cut_off
         excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)
-        demerit = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
-        reason = self.reason(found, int(np.lexsort(demerit[::-1])[-1]))
+        penalty = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
+        reason = self.reason(found, int(np.lexsort(penalty[::-1])[-1]))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
-        return Verdict(accepted, demerit, reason, accepted | ~self._usable(found))
+        return Verdict(accepted, penalty, reason, accepted | ~self._usable(found))
 
     def reason(self, found: PolarNumbers, place: int) -> str:
         """What was measured of one of the matrices."""

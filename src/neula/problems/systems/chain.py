@@ -156,13 +156,13 @@ class SystemsJudge:
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         evidence, bound = Evidence.from_numbers(numbers), self.limits.backward_error
         accepted = self.limits.accept(evidence) & (not answer.doubt)
-        demerit = np.array([~accepted, np.maximum(error, bound), forward])
+        penalty = np.array([~accepted, np.maximum(error, bound), forward])
         improves = self.improves or answer.label not in LIBRARY
         # Other factors do not reach more digits where residuals in twice the working precision do not.
         enough = replace(self.limits, forward_error=SURE).accept(evidence) & (not answer.doubt)
         final = enough if improves else enough | (error <= bound)
-        worst = int(np.lexsort(demerit[::-1])[-1])  # NaN comes last
+        worst = int(np.lexsort(penalty[::-1])[-1])  # NaN comes last
         reason = in_words(error[worst], bound, forward.max(), answer.iterations, growth[worst])
         reason = ", ".join(filter(None, [reason, answer.doubt]))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "systems")
-        return Verdict(accepted, demerit, reason, final)
+        return Verdict(accepted, penalty, reason, final)
