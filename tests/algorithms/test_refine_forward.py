@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
-from neula.algorithms.krylov.refinement import RefinedLeastSquares, refine
+from neula.algorithms.krylov.refinement import refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
@@ -35,8 +36,8 @@ def refined(
     operator: LeastSquaresOperator,
     r: torch.Tensor,
     problem: ExactProblem,
-    start: RefinedLeastSquares | None = None,
-) -> tuple[RefinedLeastSquares, torch.Tensor]:
+    start: Refined | None = None,
+) -> tuple[Refined, torch.Tensor]:
     """What the chain does: bring x to its backward error, then the forward error down."""
     sizes = torch.linalg.vector_norm(operator.dense(), dim=0)
     largest, smallest = extreme_singular_values(r / sizes, r / sizes).tolist()

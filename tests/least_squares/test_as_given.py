@@ -125,8 +125,7 @@ def test_what_is_settled_takes_no_other_residual(condition: float, size: float) 
     b = a @ torch.ones(12, 1, dtype=a.dtype) + size * b
     system = Overdetermined(a[None], cholesky_r(a[None]))
     refinement = Refinement(system, b[None], 2.0**-54)
-    for _ in range(3):
-        refinement.step()
+    refinement.advance(3, 3)
     found, other = refinement.solution(settled(system, refinement)), refinement.solution()
     r, gradient, projected = exact_measures(a, b, found.x[0])
     norm = float(torch.linalg.matrix_norm(a / torch.linalg.vector_norm(a, dim=0), 2))
@@ -147,7 +146,7 @@ def test_what_is_not_settled_is_measured(noise: float, wrong: float) -> None:
     b = a @ torch.ones(12, 1, dtype=a.dtype) + noise * normal(120, 1, seed=1)
     system = Overdetermined(a[None], wrong * cholesky_r(a[None]))
     refinement = Refinement(system, b[None], 2.0**-54)
-    refinement.step()
+    refinement.advance(1)
     assert refinement.solution(settled(system, refinement)).measures.backward_error.item() == math.inf
     assert refinement.solution().measures.backward_error.isfinite().all()
 

@@ -14,8 +14,10 @@ from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import MixedLU, mixed_lu
 from neula.algorithms.krylov import gmres
-from neula.algorithms.krylov.iterative_refinement import RefinedSystem, classical, gmres_refinement
+from neula.algorithms.krylov.driver import Refined
+from neula.algorithms.krylov.iterative_refinement import classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from neula.certificates.backward_error import Measures
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
@@ -94,7 +96,9 @@ def test_a_singular_matrix_is_not_regular() -> None:
     factors = factors_of(a, "fp32")
     found = SystemEvidence.measure(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
     assert not found.is_regular
-    refined = RefinedSystem(torch.ones(40, 1).double(), torch.zeros(40, 1).double(), torch.zeros(1).double())
+    none = torch.zeros(1).double()
+    x, residual = torch.ones(40, 1).double(), torch.zeros(40, 1).double()
+    refined = Refined(x, Measures(none, none), residual=residual)
     assert found.forward_error(torch.ones(40, 1).double(), refined).item() == np.inf
 
 
@@ -115,7 +119,8 @@ def test_refined_to_the_forward_error_of_the_format(format: str, cond: float) ->
         forward=True,
         progress=None,
     )
-    start = RefinedSystem(factors.solve(b), b, torch.full((2,), U64, dtype=torch.float64))
+    rounding = torch.full((2,), U64, dtype=torch.float64)
+    start = Refined(factors.solve(b), Measures(rounding, rounding), residual=b)
     refined, error = found.refine_forward(b, start, classical(factors), options)
     true = torch.from_numpy(System(a.numpy(), b.numpy()).errors(refined.x.numpy(), 50))
     assert (true <= error).all()

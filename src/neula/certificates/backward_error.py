@@ -49,10 +49,6 @@ class Measures:
     backward_error: torch.Tensor
     optimality: torch.Tensor
 
-    def to(self, device: torch.device) -> Measures:
-        """The same on another device."""
-        return Measures(self.backward_error.to(device), self.optimality.to(device))
-
     def where(self, known: torch.Tensor) -> Measures:
         """The same where they are known, infinite elsewhere."""
         return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
@@ -77,10 +73,10 @@ class Norms:
     image: torch.Tensor
     b: torch.Tensor
 
-    def to_host(self, over_rows: Reduction = HERE) -> Norms:
-        """The same on the host, where decisions are made; synchronizes once."""
-        parts = (self.residual, self.gradient, self.projected, self.image, self.b)
-        return Norms(*over_rows.agree(torch.stack(parts)).cpu())
+    @property
+    def stacked(self) -> torch.Tensor:
+        """In one tensor, shape (5, k), of which ``Norms(*stacked)`` are the parts."""
+        return torch.stack([self.residual, self.gradient, self.projected, self.image, self.b])
 
     def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.

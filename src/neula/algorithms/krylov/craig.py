@@ -7,19 +7,17 @@ stays the solution of minimum norm.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from neula.algorithms.krylov.cgls import InnerSolution, ratio
-from neula.algorithms.krylov.driver import iterate
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
+from neula.algorithms.krylov.driver import BestSolutions, Evaluated, Refined, iterate
+from neula.algorithms.krylov.refinement import INNER_REDUCTION
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
-from neula.certificates import stagnation
 from neula.certificates.backward_error import Measures, Scale
+from neula.certificates.stagnation import goes_on
 from neula.kernels.refining import over
 
 
@@ -58,18 +56,6 @@ def craig(
     return InnerSolution(x, max_iterations)
 
 
-@dataclass(frozen=True)
-class _CraigIterate:
-    """A solution with its residual, and the backward error of each right-hand side, with rows as they are and
-    scaled.
-    """
-
-    x: torch.Tensor
-    residual: torch.Tensor
-    error: torch.Tensor
-    row_error: torch.Tensor
-
-
 def refine_minimum_norm(
     b_matrix: torch.Tensor,
     r: UpperTriangular,
@@ -79,7 +65,7 @@ def refine_minimum_norm(
     rows: Scale,
     tolerance: float,
     max_iterations: int,
-) -> RefinedLeastSquares:
+) -> Refined:
     """Repeat :func:`craig` on the true residual until the measured backward error meets the tolerance.
 
     The backward error is ``||b - A x|| / (||B|| ||D x|| + ||b||)`` (Rigal and Gaches, 1967), as for other
@@ -98,31 +84,31 @@ def refine_minimum_norm(
     max_iterations : int
     """
     norm = partial(torch.linalg.vector_norm, dim=0)
-    history: list[float] = []
-    best: RefinedLeastSquares | None = None
 
-    def goes_on(found: _CraigIterate) -> bool:
-        nonlocal best
-        smallest = min(history, default=math.inf)
-        error = float(torch.maximum(found.error, found.row_error).max())
-        history.append(error)
-        if best is None or error < smallest:
-            measures = Measures(found.error, found.error)
-            best = RefinedLeastSquares(found.x, measures, norm(found.residual), row_error=found.row_error)
-        return stagnation.goes_on(error, smallest, tolerance)
-
-    def measured(x: torch.Tensor) -> _CraigIterate:
+    def evaluated(x: torch.Tensor) -> Evaluated:
         residual = rhs - b_matrix.T @ x
-        error = over(norm(residual), scale.norm * norm(x / scale.columns[:, None]) + norm(rhs))
+        size = norm(residual)
+        error = over(size, scale.norm * norm(x / scale.columns[:, None]) + norm(rhs))
         of_residual, of_rhs = (norm(v * rows.columns[:, None]) for v in (residual, rhs))
-        return _CraigIterate(x, residual, error, over(of_residual, rows.norm * norm(x) + of_rhs))
+        row_error = over(of_residual, rows.norm * norm(x) + of_rhs)
+        return Evaluated((x,), torch.stack([error, row_error, size]), (x, residual))
 
-    def update(found: _CraigIterate, left: int) -> tuple[_CraigIterate, int]:
-        step = craig(b_matrix, r, found.residual, reduction=INNER_REDUCTION, max_iterations=left)
-        return measured(found.x + step.x), step.iterations
+    def largest(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers[:2].amax(0, keepdim=True)
 
-    first = measured(rhs.new_zeros(b_matrix.shape[0], rhs.shape[1]))
-    iterations = iterate(first, goes_on, update, max_iterations)
-    assert best is not None
-    best.iterations, best.history = iterations, history
-    return best
+    def improves(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        return goes_on(errors.max(), before.max(), tolerance).expand(rhs.shape[1])
+
+    def update(best: BestSolutions, _: torch.Tensor, left: int) -> tuple[Evaluated, int]:
+        x, residual = best.latest.state
+        step = craig(b_matrix, r, residual, reduction=INNER_REDUCTION, max_iterations=left)
+        return evaluated(x + step.x), step.iterations
+
+    first, history = evaluated(rhs.new_zeros(b_matrix.shape[0], rhs.shape[1])), list[float]()
+    for best in iterate(first, update, improves, errors_of=largest, max_iterations=max_iterations):
+        history.append(float(largest(best.latest.numbers).max()))
+    error, row_error, size = best.numbers.to(rhs.device)
+    measures = Measures(error, error)
+    return Refined(
+        best.vectors[0], measures, size, row_error=row_error, iterations=best.iterations, history=history
+    )

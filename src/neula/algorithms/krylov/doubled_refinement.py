@@ -37,6 +37,9 @@ MAX_STEPS = 30
 Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
 """The residual that an update leaves, and what it says (:meth:`FactoredProblems.updated`)."""
 
+OnStep = Callable[[torch.Tensor, torch.Tensor], None]
+"""Called with the unknowns before each update, and their residuals."""
+
 
 class Unknowns(Protocol):
     """How far a refinement has come: ``high + low``, bounds on their errors, and which columns go on."""
@@ -175,7 +178,7 @@ def refine_doubled(
     tolerance: float,
     max_steps: int = MAX_STEPS,
     pace: Pace = SYNCHRONOUS,
-    on_step: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
+    on_step: OnStep | None = None,
     over_rows: Reduction = HERE,
 ) -> DoubledSolution:
     """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
@@ -192,8 +195,7 @@ def refine_doubled(
     max_steps : int
     pace : Pace
         When the host reads whether anything is left to refine. If prelaunched, nothing synchronizes.
-    on_step : callable, optional
-        Called with the unknowns before each update, and their residuals.
+    on_step : OnStep, optional
     over_rows : Reduction
         Where other rows are: all processes stop at once.
 
@@ -203,13 +205,7 @@ def refine_doubled(
         With an x of NaN where factors or a problem are not finite. Other problems are not affected.
     """
     refinement = Refinement(system, b, tolerance, over_rows)
-    limit = pace.limit(max_steps)
-    while refinement.steps < limit and (refinement.steps < pace.steps or refinement.goes_on()):
-        if on_step is None:
-            refinement.step()
-        else:
-            high = refinement.high
-            on_step(high, refinement.step())
+    refinement.advance(pace.limit(max_steps), pace.steps, on_step)
     return refinement.solution()
 
 
@@ -224,7 +220,7 @@ Nothing changes these in place."""
 
 
 class Refinement:
-    """Refinement step by step, for a caller that decides how many steps to take.
+    """Refinement in parts, for a caller that measures between steps.
 
     Attributes
     ----------
@@ -251,11 +247,18 @@ class Refinement:
             for i, begin in enumerate(_BEGINNING)
         )
 
-    def goes_on(self) -> bool:
-        """Whether anything is left to refine, for which the host waits."""
-        return bool(self._over_rows.agree(self.active.any()))
+    def advance(self, most: int, unread: int = 1, on_step: OnStep | None = None) -> None:
+        """Take steps while anything is left to refine, up to ``most`` in all.
 
-    def step(self) -> torch.Tensor:
+        Of that the host reads nothing, and waits for nothing, before ``unread`` steps have been taken.
+        """
+        while self.steps < most and (self.steps < unread or bool(self._over_rows.agree(self.active.any()))):
+            if on_step is None:
+                self._step()
+            else:
+                on_step(self.high, self._step())
+
+    def _step(self) -> torch.Tensor:
         """Take one, without synchronizing; returns the residuals before it."""
         self.steps += 1
         found = self.system.evaluate(self.b, self.high, self.low)

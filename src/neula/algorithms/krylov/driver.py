@@ -1,52 +1,183 @@
-"""The loop of every refinement: measure, stop where nothing is left to gain, else solve for an update.
+"""The loop of every refinement that the host reads after each residual.
 
 Wilkinson's scheme: solve roughly; compute the residual anew; solve for an update with the residual as the
-right-hand side; add it; repeat (Higham, "Accuracy and Stability of Numerical Algorithms", chapter 12). What
-refinements differ in is what they measure, in which precision, and what solves for the update.
+right-hand side; add it; repeat (Higham, "Accuracy and Stability of Numerical Algorithms", chapter 12).
+Refinements differ in what they measure, in which precision, and in what solves for the update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
-State = TypeVar("State")
+import torch
+
+from neula.certificates.backward_error import Measures
+from neula.engines.reduction import HERE, Reduction
+
+
+@dataclass(frozen=True)
+class Refined:
+    """Refined solutions: of each right-hand side the best one.
+
+    Attributes
+    ----------
+    x : Tensor, shape (n, k)
+    measures : Measures
+        Of linear systems and of minimum-norm solutions the optimality is the backward error.
+    residual_norm : Tensor, shape (k,), or None
+        Of least squares.
+    residual : Tensor, shape (n, k), or None
+        ``b - A x``, of linear systems.
+    forward_error : Tensor, shape (k,), or None
+        Bound on the relative error of x, where it was measured.
+    row_error : Tensor, shape (k,), or None
+        Of a wide A the backward error with rows scaled to comparable size.
+    iterations : int
+        Of the inner solver, or solves with factors, in total.
+    history : list of float
+        Largest backward error of all right-hand sides at each restart.
+    """
+
+    x: torch.Tensor
+    measures: Measures
+    residual_norm: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    forward_error: torch.Tensor | None = None
+    row_error: torch.Tensor | None = None
+    iterations: int = 0
+    history: list[float] = field(default_factory=list)
+
+    @property
+    def backward_error(self) -> torch.Tensor:
+        """Shape (k,)."""
+        return self.measures.backward_error
+
+
+class Evaluated(NamedTuple):
+    """Solutions of some right-hand sides, and what their residuals say.
+
+    Attributes
+    ----------
+    vectors : tuple of Tensor, shape (., k)
+        What is kept of the best solution: x, and whatever belongs to it.
+    numbers : Tensor, shape (q, k)
+        Evidence.
+    state : optional
+        What the next update needs.
+    """
+
+    vectors: tuple[torch.Tensor, ...]
+    numbers: torch.Tensor
+    state: Any = None
+
+
+class BestSolutions(NamedTuple):
+    """The best solution so far of each right-hand side.
+
+    Attributes
+    ----------
+    vectors, numbers
+        As :class:`Evaluated` has them; numbers are on the host.
+    errors : Tensor, shape (levels, k)
+        Solutions are compared by the first row, and by the next row where the first ones are equal.
+    latest : Evaluated
+        The right-hand sides that the last update was for.
+    iterations : int
+    """
+
+    vectors: tuple[torch.Tensor, ...]
+    numbers: torch.Tensor
+    errors: torch.Tensor
+    latest: Evaluated
+    iterations: int = 0
 
 
 def iterate(
-    state: State,
-    goes_on: Callable[[State], bool],
-    update: Callable[[State, int], tuple[State, int]],
-    max_iterations: int,
-) -> int:
-    """Update a solution until that is no longer worth its while.
+    first: Evaluated,
+    update: Callable[[BestSolutions, torch.Tensor, int], tuple[Evaluated, int]],
+    goes_on: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    *,
+    errors_of: Callable[[torch.Tensor], torch.Tensor] = lambda numbers: numbers,
+    max_iterations: int = 1 << 30,
+    over_rows: Reduction = HERE,
+) -> Iterator[BestSolutions]:
+    """Refine solutions while their errors shrink; yields the best solutions after each evaluation.
+
+    The host reads the numbers of an evaluation at once, which is the only time that it waits.
 
     Parameters
     ----------
-    state : State
-        The first solution, with what was measured of it.
-    goes_on : callable
-        Whether another update is worth its while; the place to keep the best state.
+    first : Evaluated
     update : callable
-        From a state and the iterations that are left to the next state, measured as well, and the iterations
-        that it took.
-    max_iterations : int
+        Maps the best solutions, the columns to update and the iterations left to the evaluation of these
+        columns after an update, and the iterations that it took. It may update the best or the latest x.
+    goes_on : callable
+        Maps the errors of columns, and their smallest errors before, infinite at first, to the mask of
+        columns to update.
+    errors_of : callable
+        Maps numbers to the errors by which solutions are compared, shape (levels, k). NaN is never better.
+    max_iterations : int, optional
         In total.
-
-    Returns
-    -------
-    int
-        Iterations that were taken.
+    over_rows : Reduction
+        Where other rows are: all processes decide by the same numbers.
 
     Examples
     --------
     Newton's iteration for a square root:
 
-    >>> iterate(1.0, lambda x: abs(x * x - 2) > 1e-12, lambda x, left: ((x + 2 / x) / 2, 1), 10)
-    5
+    >>> def newton(x):
+    ...     return Evaluated((x,), (x * x - 2).abs()[None])
+    >>> found = iterate(
+    ...     newton(torch.ones(1, dtype=torch.float64)),
+    ...     lambda best, *_: (newton((best.vectors[0] + 2 / best.vectors[0]) / 2), 1),
+    ...     lambda error, before: (error[0] > 1e-12) & (error[0] < before[0]),
+    ... )
+    >>> [round(float(best.vectors[0]), 4) for best in found]
+    [1.0, 1.5, 1.4167, 1.4142, 1.4142, 1.4142]
     """
-    iterations = 0
-    while goes_on(state) and iterations < max_iterations:
-        state, taken = update(state, max_iterations - iterations)
-        iterations += taken
-    return iterations
+    columns = torch.arange(first.numbers.shape[1], device="cpu")
+    first = first._replace(numbers=over_rows.agree(first.numbers).cpu())
+    errors = errors_of(first.numbers)
+    before = torch.full_like(errors, torch.inf)
+    best = BestSolutions(first.vectors, first.numbers, errors, first)
+    while True:
+        yield best
+        columns = columns[goes_on(errors, before)]
+        if not len(columns) or best.iterations >= max_iterations:
+            return
+        found, taken = update(best, columns, max_iterations - best.iterations)
+        found = found._replace(numbers=over_rows.agree(found.numbers).cpu())
+        errors, before = errors_of(found.numbers), best.errors[:, columns]
+        replaced = partial(_replaced, columns, _precedes(errors, before))
+        best = BestSolutions(
+            tuple(map(replaced, best.vectors, found.vectors)),
+            replaced(best.numbers, found.numbers),
+            replaced(best.errors, errors),
+            found,
+            best.iterations + taken,
+        )
+
+
+def part(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Some columns of x; x itself where it is all of them."""
+    return x if len(columns) == x.shape[-1] else x[..., columns.to(x.device)]
+
+
+def _precedes(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    """Mask of the columns with a smaller first row, or an equal one and a smaller next row."""
+    better = torch.zeros_like(errors[0], dtype=torch.bool)
+    for now, then in zip(errors.flip(0), before.flip(0), strict=True):
+        better = (now < then) | ((now == then) & better)
+    return better
+
+
+def _replaced(
+    columns: torch.Tensor, better: torch.Tensor, old: torch.Tensor, new: torch.Tensor
+) -> torch.Tensor:
+    """``old``, with some of its columns replaced by ``new`` where that is better."""
+    if not bool(better.all()):
+        new = torch.where(better.to(new.device), new, part(old, columns))
+    return new if new.shape == old.shape else old.index_copy(-1, columns.to(old.device), new)

@@ -18,12 +18,11 @@ import torch
 
 from neula.algorithms.elimination.factorization import Factorization
 from neula.algorithms.krylov.cg import cg
-from neula.algorithms.krylov.driver import iterate
+from neula.algorithms.krylov.driver import BestSolutions, Evaluated, Refined, iterate, part
 from neula.algorithms.krylov.gmres import Space
 from neula.algorithms.spectra.inverse_norm import SharedSolves
-from neula.certificates.backward_error import Scaling, backward_error
+from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.stagnation import STAGNATION, goes_on, improves
-from neula.kernels.refining import over
 from neula.kernels.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12
@@ -44,35 +43,6 @@ UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
 most so many iterations; returns d and the iterations."""
 
 
-@dataclass
-class RefinedSystem:
-    """Outcome of :func:`refine`.
-
-    Attributes
-    ----------
-    x : Tensor, shape (n, k)
-    residual : Tensor, shape (n, k)
-        ``b - A x``.
-    backward_error : Tensor, shape (k,)
-        The largest over all scalings; 1 for the zero vector, with which refinement starts.
-    iterations : int
-        Solves with the factors, those inside GMRES included.
-    history : list of float
-        Largest backward error of all right-hand sides after each step.
-    """
-
-    x: torch.Tensor
-    residual: torch.Tensor
-    backward_error: torch.Tensor
-    iterations: int = 0
-    history: list[float] = field(default_factory=list)
-
-    @classmethod
-    def start(cls, b: torch.Tensor) -> RefinedSystem:
-        """The zero vector, with what is known of it."""
-        return cls(torch.zeros_like(b), b.clone(), (b != 0).any(0).to(b.dtype))
-
-
 def refine(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -82,10 +52,10 @@ def refine(
     tolerance: float,
     max_iterations: int,
     stagnation: float = STAGNATION,
-    start: RefinedSystem | None = None,
+    start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
     beside: Beside | None = None,
-) -> RefinedSystem:
+) -> Refined:
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
     Of a matrix that is too ill-conditioned for what solves the backward error falls while x grows, and the
@@ -109,50 +79,45 @@ def refine(
         Iterations in total, over all steps.
     stagnation : float
         A step that leaves more than this part of the error is the last one.
-    start : RefinedSystem, optional
-        Where to go on, and what is overwritten; the zero vector by default.
+    start : Refined, optional
+        Where to go on; the zero vector by default, of backward error 1.
     on_step : callable, optional
         Called with the largest backward error after each step.
     beside : Beside, optional
         What the solver has solved for as well, and the first residual is to read A for.
     """
-    best, norm = RefinedSystem.start(b) if start is None else start, torch.linalg.vector_norm
-    known = best.backward_error.cpu()  # on the host, which waits once a step
+    norm = torch.linalg.vector_norm
 
-    def update(active: torch.Tensor, left: int) -> tuple[torch.Tensor, int]:
-        """Of the right-hand sides with these numbers; those that are worth another one are left."""
-        before = known[active]
-        part = _columns(active, b)
-        step, taken = solver(best.residual[:, part], tolerance / float(before.max()), left)
-        x = best.x[:, part] + step
-        residual = b[:, part] - (a @ x if beside is None else beside.multiplied(a, x))
-        errors = backward_error(scalings, b[:, part], x, residual)
-        rest = over(norm(residual, dim=0), norm(best.residual[:, part], dim=0))
-        error, left_over = torch.stack([errors, rest]).cpu()
-        better = error < before
-        kept, here = _columns(active[better], b), _columns(better.nonzero()[:, 0], x)
-        best.x[:, kept], best.residual[:, kept] = x[:, here], residual[:, here]
-        best.backward_error[kept], known[active[better]] = errors[here], error[better]
-        best.history.append(float(known.max()))
+    def evaluated(columns: torch.Tensor, x: torch.Tensor) -> Evaluated:
+        given = part(b, columns)
+        residual = given - (a @ x if beside is None else beside.multiplied(a, x))
+        errors = backward_error(scalings, given, x, residual)
+        return Evaluated((x, residual), torch.stack([errors, norm(residual, dim=0)]))
+
+    def update(best: BestSolutions, columns: torch.Tensor, left: int) -> tuple[Evaluated, int]:
+        x, residual = (part(v, columns) for v in best.vectors)
+        step, taken = solver(residual, tolerance / float(best.errors[0, columns].max()), left)
+        return evaluated(columns, x + step), taken
+
+    def worth_it(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        goes = goes_on(errors[0], before[0], tolerance, stagnation=stagnation)
+        return goes & improves(errors[1], before[1])
+
+    if start is None:
+        error = (b != 0).any(0).to(b.dtype)
+        start = Refined(torch.zeros_like(b), Measures(error, error), residual=b)
+    assert start.residual is not None
+    numbers = torch.stack([start.backward_error, norm(start.residual, dim=0)])
+    first, history = Evaluated((start.x, start.residual), numbers), list(start.history)
+    found = iterate(first, update, worth_it, max_iterations=max_iterations - start.iterations)
+    best = next(found)
+    for best in found:
+        history.append(float(best.errors[0].max()))
         if on_step is not None:
-            on_step(best.history[-1])
-        worth_it = goes_on(error, before, tolerance, stagnation=stagnation) & improves(left_over, 1.0)
-        return active[worth_it], taken
-
-    active = (known > tolerance).nonzero()[:, 0]
-    best.iterations += iterate(active, _any, update, max_iterations - best.iterations)
-    return best
-
-
-def _columns(places: torch.Tensor, x: torch.Tensor) -> torch.Tensor | slice:
-    """An index of columns of x: a slice where it is all of them, or none."""
-    if len(places) in (0, x.shape[1]):
-        return slice(0, len(places))
-    return places.to(x.device)
-
-
-def _any(columns: torch.Tensor) -> bool:
-    return len(columns) > 0
+            on_step(history[-1])
+    error, (x, residual) = best.errors[0].to(b.device), best.vectors
+    iterations = start.iterations + best.iterations
+    return Refined(x, Measures(error, error), residual=residual, iterations=iterations, history=history)
 
 
 def classical(factors: Factorization) -> UpdateSolver:

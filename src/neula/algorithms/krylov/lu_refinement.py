@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import cast
 
@@ -21,11 +21,12 @@ from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equi
 from neula.algorithms.elimination.factorization import Factorization, MixedLU
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.recorded import Recorded
-from neula.algorithms.krylov.iterative_refinement import RefinedSystem, classical, gmres_refinement, refine
+from neula.algorithms.krylov.driver import Refined
+from neula.algorithms.krylov.iterative_refinement import classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.backward_error import Scaling, backward_error
+from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.engines import FP64, Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.thin import thin_product
@@ -299,12 +300,12 @@ def refined_solution(
 
 def _by_substitution(
     kept: KeptMatrix, b: torch.Tensor, factors: Factorization, scalings: Sequence[Scaling]
-) -> RefinedSystem:
+) -> Refined:
     """The solution by one solve, which is mostly all where factors are as accurate as it is to be."""
     x = factors.solve(b)
     residual = b - kept.images(x)
     error = backward_error(scalings, b, x, residual)
-    return RefinedSystem(x, residual, error, iterations=1)
+    return Refined(x, Measures(error, error), residual=residual, iterations=1)
 
 
 def refine_with(
@@ -315,8 +316,8 @@ def refine_with(
     scalings: Sequence[Scaling],
     bound: float,
     engine: Engine,
-    start: RefinedSystem | None = None,
-) -> RefinedSystem:
+    start: Refined | None = None,
+) -> Refined:
     """Classical refinement, and GMRES with the same factors where that does not do.
 
     Parameters
@@ -329,7 +330,7 @@ def refine_with(
     bound : float
         A quarter of it is aimed at.
     engine : Engine
-    start : RefinedSystem, optional
+    start : Refined, optional
         Where to go on; the zero vector by default.
     """
     # Refinement does nothing with A but multiply by it.
@@ -388,8 +389,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
         needed = CLEAR / condition
         if error <= needed or error > bound or bound <= finest:
             return Conditioning(scalings, condition, condition * error < BLURRED)
-        bound = max(needed, finest)
-        solved.iterations = 0
+        bound, solved = max(needed, finest), replace(solved, iterations=0)
 
 
 @lru_cache(maxsize=16)

@@ -13,9 +13,10 @@ import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, RefinedLeastSquares
+from neula.algorithms.krylov.refinement import INNER_REDUCTION
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
@@ -65,27 +66,17 @@ class ExactProblem:
         return residual[0], gradient[0] / self.scales[:, None]
 
 
-@dataclass(frozen=True)
-class _EvaluatedLeastSquares:
-    """An evaluated least-squares solution."""
-
-    error: torch.Tensor
-    residual: torch.Tensor
-    gradient: torch.Tensor
-    norms: Norms
-
-
 def refine_forward(
     operator: LeastSquaresOperator,
     r: UpperTriangular,
     problem: ExactProblem,
-    start: RefinedLeastSquares,
+    start: Refined,
     *,
     scale: Scale,
     smallest: float,
     tolerance: float,
     max_iterations: int,
-) -> RefinedLeastSquares:
+) -> Refined:
     """Update x by residuals and gradients in twice the working precision.
 
     Parameters
@@ -96,7 +87,7 @@ def refine_forward(
         Preconditioner.
     problem : ExactProblem
         The same one, for residuals.
-    start : RefinedLeastSquares
+    start : Refined
         Where to go on.
     scale : Scale
         Its columns are the reciprocals of the norms of those of A.
@@ -109,7 +100,7 @@ def refine_forward(
 
     Returns
     -------
-    RefinedLeastSquares
+    Refined
         With a bound on the forward error of each right-hand side.
     """
     b, noise = problem.b, 4 * residual_noise(sum(operator.shape), doubled=True, random=True)
@@ -117,31 +108,38 @@ def refine_forward(
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
 
-    def evaluate(high: torch.Tensor, low: torch.Tensor) -> _EvaluatedLeastSquares:
+    def evaluate(
+        high: torch.Tensor, low: torch.Tensor
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
         residual, gradient = problem.evaluate(high, low)
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected, operator.over_rows)
         sizes = size(high), norms.b, norms.residual
         left = norms.projected + projection_noise(noise, scale.norm, scale.norm / smallest, *sizes)
-        error = operator.over_rows.agree(over(left / smallest, size(high)))
-        return _EvaluatedLeastSquares(error, residual, gradient, norms)
+        error = over(left / smallest, size(high))
+        return torch.cat([error[None], norms.stacked]), (residual, gradient)
 
-    def update(found: _EvaluatedLeastSquares) -> tuple[torch.Tensor, int]:
+    def update(state: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        residual, gradient = state
         step = cgls(
             operator,
             r,
-            found.residual,
-            stop=Stop(preconditioned=torch.zeros_like(found.error), reduction=INNER_REDUCTION),
+            residual,
+            stop=Stop(preconditioned=gradient.new_zeros(gradient.shape[1]), reduction=INNER_REDUCTION),
             max_iterations=max_iterations,
-            gradient=found.gradient,
+            gradient=gradient,
             by_gradient=True,
         )
         return step.x, step.iterations
 
-    found = refine_sum(start.x, evaluate, update, size=size, tolerance=tolerance)
-    norms = found.last.norms
-    iterations = start.iterations + found.iterations
-    measures = norms.measures(scale.norm)
-    return RefinedLeastSquares(
-        found.x, measures, norms.residual, iterations, start.history, found.forward_error
+    best = refine_sum(start.x, evaluate, update, size=size, tolerance=tolerance, over_rows=operator.over_rows)
+    forward_error, _, *found = best.numbers.to(b.device)
+    norms = Norms(*found)
+    return Refined(
+        best.vectors[0],
+        norms.measures(scale.norm),
+        norms.residual,
+        forward_error=forward_error,
+        iterations=start.iterations + best.iterations,
+        history=start.history,
     )

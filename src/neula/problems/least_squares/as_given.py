@@ -72,9 +72,8 @@ def as_given(
             return _missing(problems)
     refinement = Refinement(system, problems.b, options.digits, over_rows)
     most = min(MAX_STEPS, options.max_iterations)
-    for _ in range(min(pace.steps, most)):
-        refinement.step()
     if pace.is_asynchronous:
+        refinement.advance(min(pace.steps, most), pace.steps)
         settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
         members = measured_members(problems, system, refinement.solution(settled), options, a.shape[1])
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
@@ -86,11 +85,8 @@ def as_given(
         numbers = read[:-2].reshape(numbers.shape)
         if not goes_on and bool((numbers[REFINED_ERROR] <= lstsq_bound(options.target, a.shape[2])).all()):
             return members, refinement.steps, numbers
-    else:
-        goes_on = refinement.goes_on()
-    while goes_on and refinement.steps < most:
-        refinement.step()
-        goes_on = refinement.goes_on()
+        most = most if goes_on else refinement.steps
+    refinement.advance(most, refinement.steps + 1)
     members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
     return members, refinement.steps, members.measured()
 

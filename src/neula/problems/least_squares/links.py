@@ -8,8 +8,9 @@ from functools import partial
 
 import torch
 
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.pace import Pace
-from neula.algorithms.krylov.refinement import InnerSolver, RefinedLeastSquares
+from neula.algorithms.krylov.refinement import InnerSolver
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
@@ -115,7 +116,7 @@ def unrefined(
     scale = Scale(columns, largest)
     projected = solve_rt(r.double() / problem.scales, gradient)
     norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
-    refined = RefinedLeastSquares(x, norms.measures(scale.norm), norms.residual)
+    refined = Refined(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt, bound = "", ESTIMATED * condition

@@ -11,8 +11,9 @@ from torch.nn import functional
 from neula.algorithms.krylov.batched_lstsq import MARGIN
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, RefinedLeastSquares, refine
+from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, refine
 from neula.algorithms.spectra.condition import extreme_singular_values, multiply_r, solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.certificates.backward_error import Scale
@@ -80,10 +81,11 @@ class LeastSquaresErrorBounds:
             return math.inf
         return max(1.0, self.scale.norm / self.smallest)
 
-    def forward_error(self, refined: RefinedLeastSquares) -> torch.Tensor:
+    def forward_error(self, refined: Refined) -> torch.Tensor:
         """Bound on the relative error of ``D x``, shape (k,)."""
         if refined.forward_error is not None:
             return refined.forward_error
+        assert refined.residual_norm is not None
         if refined.row_error is not None:
             eta, ratio = refined.row_error, torch.zeros_like(refined.residual_norm)
         else:
@@ -96,7 +98,7 @@ class LeastSquaresErrorBounds:
 def answer_of(
     problem: PreparedProblem,
     label: str,
-    refined: RefinedLeastSquares,
+    refined: Refined,
     evidence: LeastSquaresErrorBounds,
     doubt: str,
 ) -> Answer[LeastSquaresSolutions]:
@@ -106,12 +108,12 @@ def answer_of(
     """
     if doubt:
         evidence = replace(evidence, smallest=0.0)
-    options, measures = problem.options, refined.measures
+    options, measures, residual_norm = problem.options, refined.measures, refined.residual_norm
+    assert residual_norm is not None
     x = problem.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = INEXACT * rounded_error(evidence.forward_error(refined), rounding)
     refined_error = measures.backward_error.amax()
-    residual_norm = refined.residual_norm
     if options.dtype != torch.float64:  # x is not what was refined
         residual_norm = problem.residual_norm(problem.rescale(x))
     (b_norm,) = options.over_rows.norms(problem.b)
@@ -190,7 +192,7 @@ def refined_with(
         inner=inner,
         on_restart=lambda error: report(digits_done(error, target)),
     )
-    refined.iterations += probed.iterations
+    refined = replace(refined, iterations=refined.iterations + probed.iterations)
     smallest *= min(1.0, scale.smallest)
     if options.forward and not doubt:
         refined = refine_forward(

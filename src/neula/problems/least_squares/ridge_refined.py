@@ -292,8 +292,7 @@ def _refined_wide(
 def _steps(system: FactoredProblems, b: torch.Tensor) -> Refinement:
     """All that make anything smaller."""
     refinement = Refinement(system, b, 0.0)
-    while refinement.steps < MAX_STEPS and (not refinement.steps or refinement.goes_on()):
-        refinement.step()
+    refinement.advance(MAX_STEPS)
     return refinement
 
 

@@ -9,8 +9,9 @@ import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, RefinedSystem, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import Beside, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
@@ -159,10 +160,11 @@ class SystemEvidence:
         """``||D x||``, shape (k,)."""
         return torch.linalg.vector_norm(self.sizes * x, dim=0)
 
-    def forward_error(self, b: torch.Tensor, refined: RefinedSystem) -> torch.Tensor:
+    def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
         if self.measured is not None:
             return self.measured
+        assert refined.residual is not None
         rows, size, norm = self.scales.rows[:, None], self.size(refined.x), torch.linalg.vector_norm
         rounding = residual_noise(len(b), doubled=False) * (self.norm * size + norm(rows * b, dim=0))
         residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
@@ -175,37 +177,30 @@ class SystemEvidence:
         return residual_noise(len(self.a), doubled=False) * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
-        self, b: torch.Tensor, start: RefinedSystem, update: UpdateSolver, options: SystemsOptions
-    ) -> tuple[RefinedSystem, torch.Tensor]:
+        self, b: torch.Tensor, start: Refined, update: UpdateSolver, options: SystemsOptions
+    ) -> tuple[Refined, torch.Tensor]:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
         doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
         unit = residual_noise(len(b), doubled=True, random=True)
         norm = torch.linalg.vector_norm
 
-        def evaluate(high: torch.Tensor, low: torch.Tensor) -> _EvaluatedSystem:
+        def evaluate(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             scaled, rest = doubled.residual((high / columns)[None], (rows * b)[None], (low / columns)[None])
             size = self.size(high)
             noise = unit * (self.norm * size + norm(rows * b, dim=0))
             error = over(ESTIMATED**2 * self.inverse * (norm(scaled[0], dim=0) + noise), size)
-            return _EvaluatedSystem(error, (scaled + rest)[0] / rows)
+            return error[None], (scaled + rest)[0] / rows
 
-        def solve(found: _EvaluatedSystem) -> tuple[torch.Tensor, int]:
-            return update(found.residual, REDUCTION, options.max_iterations)
+        def solve(residual: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return update(residual, REDUCTION, options.max_iterations)
 
-        found = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
-        error = torch.where(found.x.any(0), found.forward_error, start.backward_error)
-        residual, iterations = b - self.a @ found.x, start.iterations + found.iterations
-        refined = RefinedSystem(found.x, residual, start.backward_error, iterations, start.history)
+        best = refine_sum(start.x, evaluate, solve, size=self.size, tolerance=options.digits)
+        (x,), measures = best.vectors, start.measures
+        error = torch.where(x.any(0), best.numbers[0].to(b.device), start.backward_error)
+        residual, iterations = b - self.a @ x, start.iterations + best.iterations
+        refined = Refined(x, measures, residual=residual, iterations=iterations, history=start.history)
         return refined, torch.where(self.is_regular, error, torch.inf)
-
-
-@dataclass(frozen=True)
-class _EvaluatedSystem:
-    """The forward error of an unevaluated sum, and its residual."""
-
-    error: torch.Tensor
-    residual: torch.Tensor
 
 
 def _unknown(right: torch.Tensor) -> torch.Tensor:

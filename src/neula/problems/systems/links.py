@@ -27,8 +27,8 @@ from neula.algorithms.elimination.factorization import (
 )
 from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.elimination.recorded import Recorded
+from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import (
-    RefinedSystem,
     UpdateSolver,
     cg_refinement,
     classical,
@@ -229,7 +229,7 @@ def _refine(
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
     target, report = system.bound / 4, stage(options.progress, "refining")
 
-    def run(update: UpdateSolver, start: RefinedSystem | None, stagnation: float) -> RefinedSystem:
+    def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
         return refine(
             system.a,
             system.b,
@@ -311,7 +311,7 @@ def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
     return not bool(gram.isfinite().all()) or bool(torch.linalg.eigvalsh(gram)[1] > TOO_POOR**2)
 
 
-def _doubt(system: EquilibratedSystem, refined: RefinedSystem) -> str:
+def _doubt(system: EquilibratedSystem, refined: Refined) -> str:
     """Factors in a low format cannot tell that A is singular, but the size of x may."""
     condition = _condition_at_least(system, refined)
     if condition <= SINGULAR / FP64.u:
@@ -319,20 +319,21 @@ def _doubt(system: EquilibratedSystem, refined: RefinedSystem) -> str:
     return f"condition number at least {condition:.1e}: A may be singular"
 
 
-def _condition_at_least(system: EquilibratedSystem, refined: RefinedSystem) -> float:
+def _condition_at_least(system: EquilibratedSystem, refined: Refined) -> float:
     """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
     bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
     return float(torch.stack(bounds).min())
 
 
 def _members(
-    system: EquilibratedSystem, refined: RefinedSystem, evidence: SystemEvidence, growth: float
+    system: EquilibratedSystem, refined: Refined, evidence: SystemEvidence, growth: float
 ) -> SystemsSolutions:
     """The solution in the user's units, with its evidence."""
     options = system.options
     x = system.unscale(refined.x).to(options.dtype).double()
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
+    assert refined.residual is not None
     residual, norm = refined.residual, torch.linalg.vector_norm
     if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))

@@ -287,15 +287,11 @@ def _solved(scaled: ScaledSystems, options: SystemsOptions, label: str, pace: Pa
         measured=images,
     )
     refinement = Refinement(system, scaled.b, options.digits)
-    for _ in range(pace.steps):
-        refinement.step()
+    refinement.advance(pace.steps, pace.steps)
     finished = pace.is_prelaunched and _spares_a_step(options)
     found = _measured(scaled, system, refinement, options, finished=finished)
-    most = pace.limit(min(MAX_STEPS, options.max_iterations))
-    if refinement.steps < most and refinement.goes_on():
-        refinement.step()
-        while refinement.steps < most and refinement.goes_on():
-            refinement.step()
+    refinement.advance(pace.limit(min(MAX_STEPS, options.max_iterations)), pace.steps)
+    if refinement.steps > pace.steps:
         found = _measured(scaled, system, refinement, options, finished=False)
     return QueuedSolutions(*found, factors=factors.factors if isinstance(factors, _OfOne) else None)
 
