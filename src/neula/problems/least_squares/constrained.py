@@ -98,18 +98,18 @@ class ConstrainedSolution:
         if not isinstance(fit, LinearFit):
             return fit
         of_b = self.problem.b_columns.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
-        of_b = replace(fit.shapes, b=of_b).columns[:, 0]
+        of_b = replace(fit.shapes, b=of_b).columns
         basis = self.basis
         if basis is not None:
             relative = (units - self.problem.columns).reshape(-1, len(basis))[0]
             basis = shift(basis, relative[:, None])
-        of_a = replace(fit.shapes, a=units).matrices[:, 0]
+        of_a = replace(fit.shapes, a=units).matrices
         return replace(
             fit,
             call=call,
             shapes=replace(fit.shapes, is_vector=is_vector),
-            x=shift(fit.x, (of_b - of_a)[:, None]),
-            norms=shift(fit.norms, of_b),
+            x=shift(fit.x, of_b - of_a),
+            norms=shift(fit.norms, of_b[:, 0]),
             rows=rows,
             basis=basis,
             exponents=(of_a, of_b),
