@@ -94,9 +94,10 @@ class ConstrainedSolution:
             How many are data, and not damping.
         is_vector : bool
         """
-        fit, units = self.solved.result.fit, self.problem.units
+        fit = self.solved.result.fit
         if not isinstance(fit, LinearFit):
             return fit
+        units = self.problem.units
         of_b = self.problem.b_columns.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
         of_b = replace(fit.shapes, b=of_b).columns
         basis = self.basis

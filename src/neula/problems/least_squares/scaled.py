@@ -155,7 +155,7 @@ class ScaledProblems:
         return replace(self, a=a, a_low=a_low, columns=columns)
 
     def in_units(self, relative: torch.Tensor) -> Self:
-        """The same with columns divided by the exponent of each matrix and these, shape (n,), of all."""
+        """The same with columns divided by the units of each matrix and by these, relative to them."""
         columns = self.units + relative
         return self if bool((columns == self.columns).all()) else self.with_columns(columns)
 
