@@ -174,14 +174,12 @@ def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> Non
     errors, bounds = [], []
     for keep in (1.0, 0.0):
         if problems.wide:
-            rows = problems.rows
-            assert rows.t_low is not None
+            rows, _ = problems.with_rows()
+            assert rows.a_low is not None
             assert rows.b_low is not None
-            wide = Underdetermined(
-                rows.t, householder_r(rows.t), problems.sizes, keep * rows.t_low, keep * rows.b_low
-            )
-            found = solve(wide, rows.b)
-            x = rows.unscale(found.x, problems)
+            t, low = rows.a.mT, (keep * rows.a_low.mT, keep * rows.b_low)
+            found = solve(Underdetermined(t, householder_r(t), problems.sizes, *low), rows.b)
+            x = rows.unscale(found.x)
         else:
             assert problems.b_low is not None
             tall = Overdetermined(

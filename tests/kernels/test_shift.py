@@ -63,3 +63,15 @@ def test_ends_of_the_range(way) -> None:  # type: ignore[no-untyped-def]
 def test_nothing_to_shift() -> None:
     x = torch.empty(0, 3, dtype=torch.float64, device=DEVICE)
     assert shift(x, torch.zeros(1, 3, dtype=torch.int32, device=DEVICE)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("forward", [pytest.param(x, marks=GPU) for x in (False, True)])
+def test_what_is_differentiated_is_left_to_the_reference(forward: bool) -> None:
+    x = torch.rand(2, 3, dtype=torch.float64, device=DEVICE)
+    exponents = torch.tensor([-3, 0, 5], device=DEVICE)
+    expected = torch.tensor([0.125, 1.0, 32.0], dtype=torch.float64).expand(2, 3)
+    if forward:
+        found = torch.func.jvp(lambda y: shift(y, exponents), (x,), (torch.ones_like(x),))[1]
+    else:
+        (found,) = torch.autograd.grad(shift(x.requires_grad_(), exponents).sum(), x)
+    assert torch.equal(found.cpu(), expected)

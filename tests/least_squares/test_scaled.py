@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from neula.problems.least_squares.scaled import (
+    OF_ZERO,
     ScaledProblems,
     gradient_is_zero,
     gradient_vanishes,
@@ -91,15 +92,59 @@ def test_rows_of_wide_problems(decades: int, weighs: bool, rng: np.random.Genera
     a, b = spread(rng, (1, 3, 5), decades), spread(rng, (1, 3, 2), 0)
     weights = spread(rng, (3,), 200) if weighs else None
     problems = ScaledProblems.from_arrays(a, b, weights, 0.0)
-    rows = problems.rows
-    largest = rows.t[0].abs().amax(0)
+    rows, of_rows = problems.with_rows()
+    largest = rows.a[0].abs().amax(1)
     assert ((largest >= 0.5) & (largest <= 1)).all()
-    exponents = rows.exponents[0, 0][:, None] + rows.units[0]
-    t_low = None if rows.t_low is None else rows.t_low[0].T
-    check_parts(rows.t[0].T, t_low, exponents.expand(3, 5).tolist(), weighted(a[0], weights))
-    shifts = rows.exponents[0, 0][:, None] + problems.b_columns[0]
+    exponents = of_rows[0] + rows.columns[0]
+    a_low = None if rows.a_low is None else rows.a_low[0]
+    check_parts(rows.a[0], a_low, exponents.expand(3, 5).tolist(), weighted(a[0], weights))
+    shifts = of_rows[0] + problems.b_columns[0]
     b_low = None if rows.b_low is None else rows.b_low[0]
     check_parts(rows.b[0], b_low, shifts.tolist(), weighted(b[0], weights))
+    y = spread(rng, (1, 5, 2), 4)
+    assert torch.equal(rows.unscale(y), torch.ldexp(y, problems.b_columns - rows.columns))
+
+
+@pytest.mark.parametrize("decades", [0, 300])
+def test_a_factor_of_the_covariance_in_place_of_weights(decades: int, rng: np.random.Generator) -> None:
+    """Multiplied by it, the whitened matrices are those that were given; a zero column stays one."""
+    a, b = spread(rng, (2, 4, 3), 0), spread(rng, (4, 2), 0)
+    a[..., 1] = 0
+    factor = (2 * torch.eye(4).double() + spread(rng, (4, 4), 0).tril()) * 10.0**decades
+    problems = ScaledProblems.from_arrays(a, b, None, 0.0, factor=factor)
+    for x, scaled, exponents in ((a, problems.a, problems.columns), (b, problems.b, problems.b_columns)):
+        product = (factor * 10.0**-decades) @ scaled
+        torch.testing.assert_close(product * 10.0**decades * 2.0 ** exponents.double(), x)
+        largest = scaled.abs().amax(-2)
+        assert ((largest >= 0.5) & (largest <= 1) | (largest == 0)).all()
+    assert (problems.columns[..., 1] == 0).all()
+    assert problems.relative[1] == OF_ZERO
+
+
+def test_damping_that_dominates_is_limited(rng: np.random.Generator) -> None:
+    """Of matrices that it exceeds by as much; x, which is ``A^T b / damp^2``, is scaled instead."""
+    a, b = spread(rng, (2, 5, 3), 0), spread(rng, (5, 1), 0)
+    a[1] *= 2.0**100
+    problems = ScaledProblems.from_arrays(a, b, None, 2.0**100, limits_damping=True)
+    assert problems.limited is not None
+    assert problems.limited[:, 0].tolist() == [True, False]
+    x = problems.unscale(torch.linalg.lstsq(problems.a, problems.b.expand(2, -1, -1)).solution)
+    normal = a.mT @ a + 2.0**200 * torch.eye(3).double()
+    torch.testing.assert_close(x, torch.linalg.solve(normal, a.mT @ b), rtol=1e-9, atol=0)
+
+
+def test_derivatives_of_what_is_scaled(rng: np.random.Generator) -> None:
+    """The graph of A, b and weights goes through; what rounding has lost is not kept."""
+    a, b, weights = spread(rng, (4, 2), 40), spread(rng, (4, 1), 40), spread(rng, (4,), 40)
+    given = [x.requires_grad_() for x in (a, b, weights)]
+    problems = ScaledProblems.from_arrays(*given, 0.0, keeps_rounding=False)
+    assert (problems.a_low, problems.b_low) == (None, None)
+    parts = ((problems.a, problems.columns), (problems.b, problems.b_columns))
+    total = sum(((x * 2.0 ** exponents.double()).sum() for x, exponents in parts), torch.zeros(()))
+    found = torch.autograd.grad(total, given)
+    expected = torch.autograd.grad((weights[:, None] * a).sum() + (weights[:, None] * b).sum(), given)
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("decades", [0, 300, 600])

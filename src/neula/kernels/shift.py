@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.autograd import forward_ad
 
 from neula.kernels.dispatch import kernel, trial
 
@@ -16,18 +17,19 @@ def _tried(device: torch.device) -> None:
     shift.kernel(one, torch.ones(1, 1, 1, device=device, dtype=torch.int32))
 
 
-def _has_three_dimensions(x: torch.Tensor, exponents: torch.Tensor) -> bool:
-    """Or fewer, and there is something to do."""
+def _is_one_launch(x: torch.Tensor, exponents: torch.Tensor) -> bool:
+    """Up to three dimensions, something to do, and nobody differentiates with respect to x."""
     return (
         max(x.ndim, exponents.ndim) <= 3
         and x.dtype == torch.float64
         and 0 not in (*x.shape, *exponents.shape)
+        and not (x.requires_grad or forward_ad._current_level >= 0)
     )
 
 
-@kernel("neula.kernels.shift_cuda:shift_cuda", trial=_tried, when=_has_three_dimensions)
+@kernel("neula.kernels.shift_cuda:shift_cuda", trial=_tried, when=_is_one_launch)
 def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows.
+    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows. Differentiable.
 
     In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
     in both, to one unit in the last place.

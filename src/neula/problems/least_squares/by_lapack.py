@@ -17,6 +17,7 @@ from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.engines import FP64
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
+from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.in_numpy import FEW, array_of, arrays_of, is_large, is_single
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
@@ -37,24 +38,14 @@ def solve_by_lapack(
         return None
     given, plain = shapes, options
     if options.weights is not None or options.damp:
-        given, plain = _formed(shapes, options), replace(options, weights=None, damp=0.0)
+        a, b = stacked_problem(shapes.a, shapes.b, options.weights, options.damp)
+        given, plain = replace(shapes, a=a, b=b), replace(options, weights=None, damp=0.0)
     found, refused = solve_by_kernel(given.a, given.b, plain)
     if found is None and given.b.shape[-1] <= FEW:
         found = _by_library(call, given, plain, refused=refused)
     if found is not None and options.weights is not None:
         found = _with_rounded_weights(given, found, options)
     return None if found is None else result_of(call, shapes, options, found)
-
-
-def _formed(shapes: BatchedProblem, options: LeastSquaresOptions) -> BatchedProblem:
-    """``[diag(weights) A; damp I]`` and the right-hand sides that go with it, in double precision."""
-    a, b, n = shapes.a.double(), shapes.b.double(), shapes.a.shape[1]
-    if options.weights is not None:
-        a, b = options.weights[:, None] * a, options.weights[:, None] * b
-    if options.damp:
-        below = torch.diag(torch.full((n,), options.damp, dtype=a.dtype, device=a.device))
-        a, b = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, b.shape[1])])
-    return replace(shapes, a=a, b=b)
 
 
 def _with_rounded_weights(

@@ -15,10 +15,10 @@ from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.problems.least_squares.balanced import OF_ZERO, Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.scaled import OF_ZERO, ScaledProblems, lengths
 from neula.problems.least_squares.solution import LeastSquaresOutcome, solve_system
 
 UNDERFLOWN = 2.0**-1000
@@ -38,7 +38,7 @@ class ConstrainedSolution:
         Norms of the columns of A; ones where all of A vanishes.
     forward : Tensor, shape (..., k)
     backward : Tensor, shape (...)
-    problem : Balanced
+    problem : ScaledProblems
         In the same units.
     of_x : Tensor of int, shape (..., 1, k)
         By which x is to be multiplied, beside those of the columns.
@@ -58,7 +58,7 @@ class ConstrainedSolution:
     norms: torch.Tensor
     forward: torch.Tensor
     backward: torch.Tensor
-    problem: Balanced
+    problem: ScaledProblems
     of_x: torch.Tensor
     basis: torch.Tensor | None = None
     constraint_rank: int | None = None
@@ -81,7 +81,7 @@ class ConstrainedSolution:
         if not bool(rounding.any()):
             return measured
         a, b = self.problem.a.detach(), self.problem.b.detach()
-        image = power_of_two_times(a @ rounded, self.of_x - self.problem.of_b)
+        image = shift(a @ rounded, self.of_x - self.problem.b_columns)
         return lengths(b - image).where(rounding > 0, measured)
 
     def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
@@ -94,23 +94,23 @@ class ConstrainedSolution:
             How many are data, and not damping.
         is_vector : bool
         """
-        fit, of_a = self.solved.result.fit, self.problem.of_a
+        fit = self.solved.result.fit
         if not isinstance(fit, LinearFit):
             return fit
-        largest = of_a.amax(-1, keepdim=True) if of_a.numel() else of_a.sum(-1, keepdim=True)
-        of_b = self.problem.of_b.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
-        of_b = replace(fit.shapes, b=of_b).columns[:, 0]
+        units = self.problem.units
+        of_b = self.problem.b_columns.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
+        of_b = replace(fit.shapes, b=of_b).columns
         basis = self.basis
         if basis is not None:
-            relative = (largest - of_a).reshape(-1, len(basis))[0]
+            relative = (units - self.problem.columns).reshape(-1, len(basis))[0]
             basis = shift(basis, relative[:, None])
-        of_a = replace(fit.shapes, a=largest).matrices[:, 0]
+        of_a = replace(fit.shapes, a=units).matrices
         return replace(
             fit,
             call=call,
             shapes=replace(fit.shapes, is_vector=is_vector),
-            x=shift(fit.x, (of_b - of_a)[:, None]),
-            norms=shift(fit.norms, of_b),
+            x=shift(fit.x, of_b - of_a),
+            norms=shift(fit.norms, of_b[:, 0]),
             rows=rows,
             basis=basis,
             exponents=(of_a, of_b),
@@ -118,20 +118,20 @@ class ConstrainedSolution:
 
 
 def whitened(
-    call: Call, problem: Balanced, options: LeastSquaresOptions, noise: float
+    call: Call, problem: ScaledProblems, options: LeastSquaresOptions, noise: float
 ) -> ConstrainedSolution:
     """The solution of a problem without constraints.
 
     Parameters
     ----------
     call : Call
-    problem : Balanced
+    problem : ScaledProblems
     options : LeastSquaresOptions
         Of a plain problem.
     noise : float
         Relative perturbation of A and b that the covariance comes to.
     """
-    problem = problem.in_units(torch.zeros_like(problem.relative))
+    problem = problem.in_units(torch.zeros_like(problem.columns))
     solved = _solved(call, problem.a, problem.b, options)
     result, norms = solved.result, norms_of_columns(problem.a.detach())
     size = lengths(norms[..., None] * result.x.detach())
@@ -144,13 +144,13 @@ def whitened(
     if problem.limited is not None:  # statistics depend on A beside the damping
         solved = replace(solved, result=replace(result, fit=None))
     return ConstrainedSolution(
-        solved, result.x, norms, forward, result.backward_errors, problem, problem.of_b
+        solved, result.x, norms, forward, result.backward_errors, problem, problem.b_columns
     )
 
 
 def constrained(
     call: Call,
-    problem: Balanced,
+    problem: ScaledProblems,
     options: LeastSquaresOptions,
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
@@ -172,19 +172,20 @@ def constrained(
 
 def _constrained(
     call: Call,
-    problem: Balanced,
+    problem: ScaledProblems,
     options: LeastSquaresOptions,
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
     relative: torch.Tensor,
 ) -> ConstrainedSolution:
     problem, null, of_x = _null_space(call, problem, constraints, relative)
-    of_b = torch.maximum(problem.of_b, of_x)
+    of_b = problem.b_columns.masked_fill(~problem.b.any(-2, keepdim=True), OF_ZERO)
+    of_b = torch.maximum(of_b, of_x)
     if null.basis.shape[1]:  # x is in the units of the larger one of b and d
         null, of_x = null.scaled(of_x - of_b), of_b
     of_x, of_b = (y.masked_fill(y == OF_ZERO, 0) for y in (of_x, of_b))
-    problem = replace(problem, b=power_of_two_times(problem.b, problem.of_b - of_b), of_b=of_b)
-    rest = _Rest.from_null_space(problem, null, power_of_two_times(null.shortest, of_x - of_b), noise)
+    problem = replace(problem, b=shift(problem.b, problem.b_columns - of_b), b_columns=of_b)
+    rest = _Rest.from_null_space(problem, null, shift(null.shortest, of_x - of_b), noise)
     options = replace(options, unit=options.unit + null.noise)
     doubt, remark = rest.doubts
     solved = _solved(call, rest.a, rest.b, options)
@@ -214,10 +215,10 @@ def _constrained(
 
 def _null_space(
     call: Call,
-    problem: Balanced,
+    problem: ScaledProblems,
     constraints: tuple[torch.Tensor, torch.Tensor],
     relative: torch.Tensor,
-) -> tuple[Balanced, NullSpace, torch.Tensor]:
+) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
     """That of scaled unknowns, which fulfils the constraints; the problem with them, and their exponents."""
     found = _in_units(call, problem, constraints, relative)
     if found[1].rank < len(constraints[0]) and bool(relative.any()):
@@ -230,10 +231,10 @@ def _null_space(
 
 def _in_units(
     call: Call,
-    problem: Balanced,
+    problem: ScaledProblems,
     constraints: tuple[torch.Tensor, torch.Tensor],
     relative: torch.Tensor,
-) -> tuple[Balanced, NullSpace, torch.Tensor]:
+) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
     """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x."""
     c, d = constraints
     zero, of_c = relative == OF_ZERO, torch.where(c != 0, torch.frexp(c)[1], OF_ZERO)
@@ -244,7 +245,7 @@ def _in_units(
         within = within.amax(0) if len(c) else within.sum(0)
         relative = torch.where(zero, within.masked_fill(within == OF_ZERO, 0), relative)
     problem = problem.in_units(relative)
-    whole = problem.of_a[..., :1] - relative[:1]
+    whole = problem.columns[..., :1] - relative[:1]
     of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
     of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
     of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
@@ -263,7 +264,7 @@ class _Rest:
 
     Attributes
     ----------
-    problem : Balanced
+    problem : ScaledProblems
     null : NullSpace
     a, b : Tensor, shape (..., m, q), (..., m, k)
         ``A Z``, zero where it is nothing but rounding errors, and ``b - A s``.
@@ -273,7 +274,7 @@ class _Rest:
         Rows of a wide A that are nearly combinations of rows of C, as :meth:`NullSpace.not_following` says.
     """
 
-    problem: Balanced
+    problem: ScaledProblems
     null: NullSpace
     a: torch.Tensor
     b: torch.Tensor
@@ -282,7 +283,7 @@ class _Rest:
 
     @classmethod
     def from_null_space(
-        cls, problem: Balanced, null: NullSpace, shortest: torch.Tensor, noise: float
+        cls, problem: ScaledProblems, null: NullSpace, shortest: torch.Tensor, noise: float
     ) -> _Rest:
         a, norm, independent = problem.a, torch.linalg.vector_norm, {}
         mixed, right = a @ null.basis, problem.b - a @ shortest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -19,45 +19,12 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10
 """What the norm of a residual may change by, relative to what it is a difference of, when it is computed
 again: rounding errors are far smaller."""
-
-
-@dataclass(frozen=True)
-class _Stacked:
-    """A and b with weights and damping, where their squares would be lost in numbers near 1.
-
-    Attributes
-    ----------
-    a : Tensor, shape (P, M, n)
-    b : Tensor, shape (P, M, K)
-    of_a : Tensor of int, shape (P, 1)
-        Binary exponents that were taken out.
-    of_b : Tensor of int, shape (P, K)
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    of_a: torch.Tensor
-    of_b: torch.Tensor
-
-    @classmethod
-    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor) -> _Stacked:
-        of_a, of_b = _far(a.flatten(1)[..., None]), _far(b)
-        a = shift(a, -of_a[..., None]) if bool(of_a.any()) else a
-        b = shift(b, -of_b[:, None]) if bool(of_b.any()) else b
-        return cls(a, b, of_a, of_b)
-
-
-def _far(x: torch.Tensor) -> torch.Tensor:
-    """Exponents of the largest elements of shape (P, M, K), shape (P, K); 0 where float64 holds squares."""
-    if not x.shape[1]:
-        return torch.zeros_like(x.sum(1), dtype=torch.int32)
-    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=1))
-    return exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
 
 
 @dataclass(frozen=True)
@@ -78,7 +45,7 @@ class LinearFit:
     basis : Tensor, shape (n, q), or None
         Unknowns by those of the problem that was solved, whose matrix the shapes have: a null space.
     exponents : (Tensor, Tensor) or None
-        Of the powers of two by which A, shape (P, 1), and b, shape (P, K), were divided before.
+        Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
     """
 
     call: Call
@@ -97,13 +64,14 @@ class LinearFit:
     # --- what was solved ---
 
     @cached_property
-    def _stacked(self) -> _Stacked:
+    def _scaled(self) -> ScaledProblems:
+        """With weights and damping, each matrix in units of its own: as given where float64 holds squares."""
         a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
-        found = _Stacked.from_arrays(*stacked_problem(a, b, self.options.weights, self.options.damp))
-        if self.exponents is None:
-            return found
-        of_a, of_b = self.exponents
-        return replace(found, of_a=found.of_a + of_a, of_b=found.of_b + of_b)
+        a, b = stacked_problem(a, b, self.options.weights, self.options.damp)
+        (a, of_a), (b, of_b) = _in_range(a, (1, 2)), _in_range(b, (1,))
+        if self.exponents is not None:
+            of_a, of_b = of_a + self.exponents[0], of_b + self.exponents[1]
+        return ScaledProblems(a, None, of_a, b, None, of_b, wide=False)
 
     @property
     def _data(self) -> int:
@@ -120,7 +88,7 @@ class LinearFit:
             If A lacks full rank.
         """
         with self.call.computing():
-            found = certified_qr(self._stacked.a, self.call.engine)
+            found = certified_qr(self._scaled.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
             norms = torch.linalg.vector_norm(found.r, dim=1)
             least = self.options.rcond * norms[:, : diagonal.shape[1]]
@@ -188,7 +156,7 @@ class LinearFit:
     @cached_property
     def _residuals(self) -> torch.Tensor:
         """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
-        b, q = self._stacked.b, self._factors.q
+        b, q = self._scaled.b, self._factors.q
         if self._beside is not None:
             return self._beside @ (self._beside.mT @ b)
         left = b - q @ (q.mT @ b)
@@ -201,9 +169,9 @@ class LinearFit:
         ------
         ValueError
         """
-        given, norm = self._stacked, torch.linalg.vector_norm
-        a, b, x = given.a, given.b, shift(self.x, (given.of_a - given.of_b)[:, None])
-        changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.of_b)).abs()
+        given, norm = self._scaled, torch.linalg.vector_norm
+        a, b, x = given.a, given.b, given.scale(self.x)
+        changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.b_columns[:, 0])).abs()
         size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * x, dim=1)
         if not bool((changed <= UNCHANGED * size).all()):
             raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
@@ -213,11 +181,11 @@ class LinearFit:
 
     def _scale(self, absolute: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Standard deviations of b, and binary exponents of what is made of them and of M, shape (P, K)."""
-        given = self._stacked
+        of_a, of_b = self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
         if absolute:
             self._check_unchanged()
-            return torch.ones_like(self.norms), (-given.of_a).expand_as(given.of_b)
-        return self._variance.sqrt(), given.of_b - given.of_a
+            return torch.ones_like(self.norms), (-of_a).expand_as(of_b)
+        return self._variance.sqrt(), of_b - of_a
 
     def _of_columns(self, x: torch.Tensor) -> torch.Tensor:
         return self.shapes.of_columns(x)
@@ -259,7 +227,7 @@ class LinearFit:
 
     def leverage(self, samples: int | None) -> Any:
         """Squared norms of rows of Q, or of their images of random vectors."""
-        a, r = self._stacked.a, self._factors.r
+        a, r = self._scaled.a, self._factors.r
         mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
         if samples is not None:
             mixed = gaussian(r.shape[2], samples, torch.float64, r.device, seed=2) / math.sqrt(samples)
@@ -273,7 +241,7 @@ class LinearFit:
 
     def residual_variance(self, x: Any) -> Any:
         """Variance of each right-hand side; of a single one a number."""
-        of_b = self._stacked.of_b
+        of_b = self._scaled.b_columns[:, 0]
         return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
 
     def effective_degrees_of_freedom(self) -> Any:
@@ -286,6 +254,17 @@ class LinearFit:
 
     def _number(self, x: torch.Tensor) -> Any:
         return self._given(x) if x.ndim else float(x)
+
+
+def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """X divided by powers of two where float64 does not hold the squares of its largest elements along some
+    dimensions, and their exponents.
+    """
+    if not x.numel():
+        return x, x.sum(dims, keepdim=True).int()
+    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=dims, keepdim=True))
+    exponents = exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
+    return shift(x, -exponents) if bool(exponents.any()) else x, exponents
 
 
 def _forgotten() -> None:

@@ -14,14 +14,15 @@ from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.errors import warn
 from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
-from neula.problems.least_squares.balanced import Balanced, lengths, power_of_two_times
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.scaled import ScaledProblems, lengths
 from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 
@@ -148,7 +149,13 @@ def solve_general(
     if factor is not None:
         with call.computing():
             noise = _noise(factor, computed=general.computed)
-    problem = Balanced.from_arrays(a, b, weights, options.damp, factor, limited=general.constraints is None)
+    of_rows, lower = (weights, factor) if factor is None or factor.ndim == 2 else (1 / factor, None)
+    problem = ScaledProblems.from_arrays(
+        *(a, b, of_rows, options.damp),
+        factor=lower,
+        limits_damping=general.constraints is None,
+        keeps_rounding=False,
+    )
     if weights is not None:  # products are rounded, rows of the damping are not
         share = over(lengths(problem.a[..., : a.shape[-2], :]), lengths(problem.a))
         noise = 2 * FP64.u * float(share.max()) if share.numel() else 0.0
@@ -197,13 +204,13 @@ def _given_back(
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
     result, bound = solved.result, solved.result.tolerance
-    of_x = found.of_x - found.problem.of_a.mT
-    of_b = found.problem.of_b.expand(*x.shape[:-2], 1, x.shape[-1])
-    solution = power_of_two_times(x, of_x)
+    of_x = found.of_x - found.problem.columns.mT
+    of_b = found.problem.b_columns.expand(*x.shape[:-2], 1, x.shape[-1])
+    solution = shift(x, of_x)
     returned = solution.detach().to(call.dtype).double()
     if bool(returned.isinf().any()):
         raise does_not_fit(call.dtype)
-    rounded = power_of_two_times(returned, -of_x)
+    rounded = shift(returned, -of_x)
     rest, size = (lengths(norms * y) for y in (x.detach() - rounded, x.detach()))
     rounding = over(rest, size)
     forward = rounded_error(found.forward, rounding)
@@ -236,7 +243,7 @@ def _given_back(
         or solved.why
         or f"forward error {worst:.1e}, backward error {of_data:.1e} (bound {bound:.1e})"
     )
-    left = power_of_two_times(left, of_b.squeeze(-2))
+    left = shift(left, of_b.squeeze(-2))
     solution = solution.squeeze(-1) if shapes.is_vector else solution
     result = replace(
         result,

@@ -21,8 +21,8 @@ from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares.balanced import DOMINATES
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
+from neula.problems.least_squares.scaled import DOMINATES
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""

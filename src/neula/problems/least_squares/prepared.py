@@ -164,25 +164,6 @@ Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Ans
 
 
 @dataclass(frozen=True)
-class Units:
-    """Exponents of two by which a problem with numbers near the ends of the range was divided.
-
-    Attributes
-    ----------
-    x : Tensor of int, shape (n, 1)
-        What to add to those of b for x.
-    b : Tensor of int, shape (1, k)
-    a_low, b_low : Tensor or None
-        What rounding A and b has lost when weights were applied.
-    """
-
-    x: torch.Tensor
-    b: torch.Tensor
-    a_low: torch.Tensor | None = None
-    b_low: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
 class PreparedProblem:
     """A problem in double precision.
 
@@ -199,8 +180,8 @@ class PreparedProblem:
         Powers of two for the columns of the operator.
     wide : bool
         Whether the operator is the transpose.
-    units : Units or None
-        Those of a problem that was scaled before.
+    scaled : ScaledProblems or None
+        The problem with weights and damping, where numbers near the ends of the range had to be scaled first.
     """
 
     operator: LeastSquaresOperator
@@ -210,7 +191,7 @@ class PreparedProblem:
     scales: torch.Tensor
     wide: bool
     options: LeastSquaresOptions
-    units: Units | None = None
+    scaled: ScaledProblems | None = None
 
     @classmethod
     def from_arrays(
@@ -237,12 +218,9 @@ class PreparedProblem:
             known = known and over_rows.count(a.shape[0]) >= a.shape[1]
             return cls._from_scaled(a, b, options, largest=largest if known else None)
         scaled = ScaledProblems.from_arrays(a[None], b[None], options.weights, options.damp, over_rows)
-        units = scaled.units if scaled.wide else scaled.columns
-        shifts = scaled.columns - units
-        low = None if scaled.a_low is None else shift(scaled.a_low, shifts)[0]
-        b_low = None if scaled.b_low is None else scaled.b_low[0]
-        found = Units(-units.mT[0], scaled.b_columns[0], low, b_low)
-        return cls._from_scaled(shift(scaled.a, shifts)[0], scaled.b[0], options, found)
+        if scaled.wide:  # the shortest solution is that in given units
+            scaled = scaled.with_columns(scaled.units)
+        return cls._from_scaled(scaled.a[0], scaled.b[0], options, scaled)
 
     @classmethod
     def _from_scaled(
@@ -250,7 +228,7 @@ class PreparedProblem:
         a: torch.Tensor,
         b: torch.Tensor,
         options: LeastSquaresOptions,
-        units: Units | None = None,
+        scaled: ScaledProblems | None = None,
         largest: Largest | None = None,
     ) -> PreparedProblem:
         """Apply weights and damping, check the numbers, choose the scales.
@@ -260,12 +238,12 @@ class PreparedProblem:
         a : Tensor, shape (m, n)
         b : Tensor, shape (m, k)
         options : LeastSquaresOptions
-        units : Units, optional
-            Of a problem that was scaled before, weights and damping applied.
+        scaled : ScaledProblems, optional
+            The problem that was scaled before, weights and damping applied.
         largest : Largest, optional
             Of the operator and b, where they are known: these are finite.
         """
-        weights, damp = (options.weights, options.damp) if units is None else (None, 0.0)
+        weights, damp = (options.weights, options.damp) if scaled is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
         of_b = options.engine.column_max(b) if largest is None else largest.of_b.to(b.dtype)
         b_scales = power_of_two_scales(of_b)
@@ -290,7 +268,7 @@ class PreparedProblem:
             check_finite(a, column_max, "A", options.over_rows)
             check_finite(b, options.engine.column_max(b), "b", options.over_rows)
         scales = power_of_two_scales(column_max)
-        return cls(operator, b, given_b, b_scales, scales, wide, options, units)
+        return cls(operator, b, given_b, b_scales, scales, wide, options, scaled)
 
     @property
     def rank(self) -> int:
@@ -315,17 +293,16 @@ class PreparedProblem:
     def unscale(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions of the problem that was given."""
         x = x / self.b_scales
-        return x if self.units is None else shift(x, self.units.x + self.units.b)
+        return x if self.scaled is None else self.scaled.unscale(x)[0]
 
     def rescale(self, x: torch.Tensor) -> torch.Tensor:
         """The inverse of :meth:`unscale`."""
-        x = x if self.units is None else shift(x, -self.units.x - self.units.b)
-        return x * self.b_scales
+        return (x if self.scaled is None else self.scaled.scale(x)[0]) * self.b_scales
 
     def unscale_residual(self, norm: torch.Tensor) -> torch.Tensor:
         """Norms of residuals of the problem that was given."""
         norm = norm / self.b_scales
-        return norm if self.units is None else shift(norm, self.units.b[0])
+        return norm if self.scaled is None else self.scaled.residual_norm(norm)[0]
 
     def exact(self, sizes: torch.Tensor) -> ExactProblem:
         """The problem in numbers near 1, with what rounding weighted numbers has lost.
@@ -338,13 +315,13 @@ class PreparedProblem:
         operator, over_rows = self.operator, self.options.over_rows
         if operator.weights is None and not operator.damp:
             scales = power_of_two_scales(sizes)
-            a_low, b_low = (None, None) if self.units is None else (self.units.a_low, self.units.b_low)
+            a_low, b_low = (None, None) if self.scaled is None else (self.scaled.a_low, self.scaled.b_low)
             return ExactProblem(
                 operator.a * scales,
                 self.b,
                 scales,
-                None if a_low is None else a_low * scales,
-                None if b_low is None else b_low * self.b_scales,
+                None if a_low is None else a_low[0] * scales,
+                None if b_low is None else b_low[0] * self.b_scales,
                 over_rows,
             )
         found = ScaledProblems.from_arrays(

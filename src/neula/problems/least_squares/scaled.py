@@ -7,12 +7,13 @@ norm overflows or underflows. What the multiplication with weights rounds off is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 
-from neula.algorithms.scaling import binary_exponents, two_product
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales, two_product
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.shift import LIMIT, shift
@@ -22,6 +23,15 @@ EXACT = 2.0**-900
 
 SUMMED = 1_000_000
 """Elements of A whose products are added one by one, which takes less than a second."""
+
+OF_ZERO = -4 * LIMIT
+"""The exponent of zero where exponents are compared: less than that of any other number that occurs."""
+
+ALIKE = 10
+"""Columns whose sizes differ by fewer powers of two are not scaled before they are mixed by a null space."""
+
+DOMINATES = 40
+"""Damping of ``2^40 ||A||`` leaves ``A^T A`` nothing of a solution in doubled arithmetic."""
 
 Sum = tuple[torch.Tensor, torch.Tensor | None]
 """A tensor, and what rounding it has lost; None where nothing is."""
@@ -33,21 +43,23 @@ class ScaledProblems:
 
     Attributes
     ----------
-    a : Tensor, shape (batch, m, n)
-        float64, the largest element of each column in [1/2, 1).
+    a : Tensor, shape (..., m, n)
+        float64, the largest element of each column in [1/2, 1); attached to the graph of what was given.
     a_low : Tensor or None
         What rounding ``a`` has lost.
-    columns : Tensor of int, shape (batch, 1, n)
-        Exponents by which its columns were divided.
-    b, b_low : Tensor, shape (batch, m, k)
+    columns : Tensor of int, shape (..., 1, n)
+        Exponents by which its columns were divided; 0 for zero columns.
+    b, b_low : Tensor, shape (..., m, k)
         Likewise.
-    b_columns : Tensor of int, shape (batch, 1, k)
+    b_columns : Tensor of int, shape (..., 1, k)
     wide : bool
         Whether a solution of minimum norm is asked for: fewer rows than columns, no damping.
     given : bool
         Whether nothing was scaled.
     over_rows : Reduction
         Where other rows are; those of the damping are with the first.
+    limited : Tensor of bool, shape (..., 1), or None
+        Of which matrices the damping was limited; None for none.
     """
 
     a: torch.Tensor
@@ -59,9 +71,10 @@ class ScaledProblems:
     wide: bool
     given: bool = False
     over_rows: Reduction = HERE
+    limited: torch.Tensor | None = None
 
     @classmethod
-    def as_given(cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> ScaledProblems:
+    def as_given(cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> Self:
         """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
 
         Parameters
@@ -79,29 +92,83 @@ class ScaledProblems:
         a: torch.Tensor,
         b: torch.Tensor,
         weights: torch.Tensor | None,
-        damp: float | torch.Tensor,
+        damp: float,
         over_rows: Reduction = HERE,
-    ) -> ScaledProblems:
-        """Weigh, damp and scale.
+        *,
+        factor: torch.Tensor | None = None,
+        limits_damping: bool = False,
+        keeps_rounding: bool = True,
+    ) -> Self:
+        """Whiten or weigh, damp and scale.
 
         Parameters
         ----------
-        a : Tensor, shape (batch, m, n)
-        b : Tensor, shape (batch, m, k)
+        a : Tensor, shape (..., m, n)
+        b : Tensor, shape (..., m, k)
         weights : Tensor, shape (m,), or None
         damp : float
             0 for none.
         over_rows : Reduction
+        factor : Tensor, shape (m, m), optional
+            Lower Cholesky factor of a covariance, in place of weights.
+        limits_damping : bool
+            Whether damping far above A may be less: x is ``A^T b / damp^2``, up to ``||A||^2 / damp^2`` of
+            itself, and is scaled by what the damping is divided by. There are no constraints then.
+        keeps_rounding : bool
+            Whether to keep what products with weights lose, which no graph of derivatives goes through.
         """
-        wide = over_rows.count(a.shape[1]) < a.shape[2] and not damp
-        (a, a_low), columns = _weighted(a.double(), weights, over_rows)
-        if damp:
-            a, a_low, columns = _damped(a, a_low, columns, damp, over_rows)
-        (b, b_low), b_columns = _weighted(b.double(), weights, over_rows)
-        if damp and over_rows.begins:
-            zero = b.new_zeros(len(b), a.shape[2], b.shape[2])
-            b, b_low = torch.cat([b, zero], 1), None if b_low is None else torch.cat([b_low, zero], 1)
-        return cls(a, a_low, columns, b, b_low, b_columns, wide, over_rows=over_rows)
+        wide = over_rows.count(a.shape[-2]) < a.shape[-1] and not damp
+        (a, a_low), columns = _scaled(a.double(), weights, factor, over_rows, keeps_rounding)
+        (b, b_low), b_columns = _scaled(b.double(), weights, factor, over_rows, keeps_rounding)
+        found = cls(a, a_low, columns, b, b_low, b_columns, wide, over_rows=over_rows)
+        return found._damped(damp, limits=limits_damping) if damp else found
+
+    def _damped(self, damp: float, *, limits: bool) -> Self:
+        """``[A; damp I]`` and ``[b; 0]``."""
+        m, n = self.a.shape[-2:]
+        # Filled, not copied from the host, which no CUDA graph could play back.
+        fraction, exponent = torch.frexp(self.a.new_full((), damp))
+        excess = None
+        if limits and n:
+            most = self.units + DOMINATES + (m * n).bit_length()
+            excess = (exponent - most).clamp(min=0).where(self.nonzero.any(-1, keepdim=True), 0)
+            exponent = exponent - excess
+        columns = torch.where(self.nonzero, torch.maximum(self.columns, exponent), exponent)
+        found = self.with_columns(columns)
+        if excess is not None and bool(excess.any()):
+            found = replace(found, columns=columns + 2 * excess, limited=excess.squeeze(-2) > 0)
+        if not self.over_rows.begins:
+            return found
+        below = torch.diag_embed(shift(fraction, exponent - columns).squeeze(-2))
+        zero = self.b.new_zeros(*self.b.shape[:-2], n, self.b.shape[-1])
+        return replace(
+            found,
+            a=torch.cat([found.a, below], -2),
+            a_low=None if found.a_low is None else torch.cat([found.a_low, torch.zeros_like(below)], -2),
+            b=torch.cat([self.b, zero], -2),
+            b_low=None if self.b_low is None else torch.cat([self.b_low, zero], -2),
+        )
+
+    def with_columns(self, columns: torch.Tensor) -> Self:
+        """The same with columns of A divided by other powers of two."""
+        a, a_low = _shifted((self.a, self.a_low), self.columns - columns)
+        return replace(self, a=a, a_low=a_low, columns=columns)
+
+    def in_units(self, relative: torch.Tensor) -> Self:
+        """The same with columns divided by the units of each matrix and by these, relative to them."""
+        columns = self.units + relative
+        return self if bool((columns == self.columns).all()) else self.with_columns(columns)
+
+    def with_rows(self) -> tuple[Self, torch.Tensor]:
+        """The same in the units of each matrix, its rows divided by powers of two for a solution of minimum
+        norm, and their exponents, shape (batch, m, 1).
+        """
+        # Columns in their units again, relative to the largest; then rows.
+        a = shift(self.a, self.columns - self.units)
+        exponents = binary_exponents(a.abs().amax(2, keepdim=True))
+        a, a_low = _shifted((self.a, self.a_low), self.columns - self.units - exponents)
+        b, b_low = _shifted((self.b, self.b_low), -exponents)
+        return replace(self, a=a, a_low=a_low, columns=self.units, b=b, b_low=b_low), exponents
 
     @cached_property
     def norms(self) -> torch.Tensor:
@@ -111,14 +178,28 @@ class ScaledProblems:
 
     @cached_property
     def nonzero(self) -> torch.Tensor:
-        """Which columns are not zero, shape (batch, 1, n)."""
+        """Which columns are not zero, shape (..., 1, n)."""
         return _any(self.a != 0, self.over_rows)
 
     @cached_property
     def units(self) -> torch.Tensor:
-        """The largest exponent of a column that is not zero, shape (batch, 1, 1)."""
-        largest = torch.where(self.nonzero, self.columns, -LIMIT).amax(2, keepdim=True)
-        return torch.where(largest > -LIMIT, largest, 0)
+        """The largest exponent of a column that is not zero, shape (..., 1, 1)."""
+        if not self.columns.shape[-1]:
+            return self.columns.sum(-1, keepdim=True)
+        largest = self.columns.masked_fill(~self.nonzero, OF_ZERO).amax(-1, keepdim=True)
+        return largest.masked_fill(largest == OF_ZERO, 0)
+
+    @property
+    def relative(self) -> torch.Tensor:
+        """Exponents of the columns relative to the largest one, of all matrices, shape (n,): zeros where they
+        are alike, and ``OF_ZERO`` of columns that are zero in all matrices.
+        """
+        n = self.columns.shape[-1]
+        if not self.columns.numel():
+            return self.columns.new_zeros(n)
+        relative = (self.columns - self.units).masked_fill(~self.nonzero, OF_ZERO).reshape(-1, n).amax(0)
+        alike = bool(((relative >= -ALIKE) | (relative == OF_ZERO)).all())
+        return relative.masked_fill(relative != OF_ZERO, 0) if alike else relative
 
     @property
     def sizes(self) -> torch.Tensor:
@@ -126,7 +207,7 @@ class ScaledProblems:
         return torch.where(self.nonzero, shift(self.norms, self.columns - self.units), 0.0).mT
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """The x of the problem that was given, for a solution of the scaled one, shape (batch, n, k)."""
+        """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""
         if self.given:
             return y
         return shift(y, self.b_columns - self.columns.mT)
@@ -138,66 +219,10 @@ class ScaledProblems:
         return shift(x, self.columns.mT - self.b_columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals of the problem that was given, shape (batch, k)."""
+        """Norms of residuals of the problem that was given, shape (..., k)."""
         if self.given:
             return norm
-        return shift(norm, self.b_columns[:, 0])
-
-    @cached_property
-    def rows(self) -> ScaledRows:
-        """The same problem with its rows scaled: for solutions of minimum norm."""
-        return ScaledRows.from_problems(self)
-
-
-@dataclass(frozen=True)
-class ScaledRows:
-    """``min ||x||`` subject to ``T^T x = b`` with the columns of T, the rows of A, scaled by powers of two.
-
-    Attributes
-    ----------
-    t, t_low : Tensor, shape (batch, n, m)
-    b, b_low : Tensor, shape (batch, m, k)
-    exponents : Tensor of int, shape (batch, 1, m)
-        Those by which the columns of T were divided.
-    units : Tensor of int, shape (batch, 1, 1)
-        That by which all of A was divided.
-    """
-
-    t: torch.Tensor
-    t_low: torch.Tensor | None
-    b: torch.Tensor
-    b_low: torch.Tensor | None
-    exponents: torch.Tensor
-    units: torch.Tensor
-
-    @classmethod
-    def from_problems(cls, problems: ScaledProblems) -> ScaledRows:
-        units = problems.units
-
-        def rescaled(x: torch.Tensor | None, exponents: torch.Tensor) -> torch.Tensor | None:
-            return None if x is None else shift(x, exponents)
-
-        # Columns in their units again, relative to the largest; then rows.
-        a = shift(problems.a, problems.columns - units)
-        exponents = binary_exponents(a.abs().amax(2, keepdim=True))
-        columns = problems.columns - units - exponents
-        a, a_low = shift(problems.a, columns), rescaled(problems.a_low, columns)
-        return cls(
-            t=a.mT,
-            t_low=None if a_low is None else a_low.mT,
-            b=shift(problems.b, -exponents),
-            b_low=rescaled(problems.b_low, -exponents),
-            exponents=exponents.mT,
-            units=units,
-        )
-
-    def unscale(self, x: torch.Tensor, problems: ScaledProblems) -> torch.Tensor:
-        """The x of the problem that was given, shape (batch, n, k)."""
-        return shift(x, problems.b_columns - self.units)
-
-    def scale(self, x: torch.Tensor, problems: ScaledProblems) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
-        return shift(x, self.units - problems.b_columns)
+        return shift(norm, self.b_columns.squeeze(-2))
 
 
 def gradient_vanishes(
@@ -243,8 +268,8 @@ def weighted_norms(
 
 
 def _any(x: torch.Tensor, over_rows: Reduction) -> torch.Tensor:
-    """Whether any element of each column is true, shape (batch, 1, columns)."""
-    return over_rows.largest(x.any(1, keepdim=True))
+    """Whether any element of each column is true, shape (..., 1, columns)."""
+    return over_rows.largest(x.any(-2, keepdim=True))
 
 
 def _parts(x: torch.Tensor, weights: torch.Tensor | None) -> list[torch.Tensor] | None:
@@ -274,44 +299,55 @@ def _sums_are_zero(a: list[torch.Tensor] | None, b: list[torch.Tensor] | None) -
     return all(math.fsum(column) == 0 for column in torch.cat(terms).T.tolist())
 
 
-def _weighted(
-    x: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
-) -> tuple[Sum, torch.Tensor]:
-    """``diag(weights) X`` with scaled columns, and their exponents, shape (batch, 1, columns)."""
-    if weights is None:
-        exponents = binary_exponents(
-            over_rows.largest(torch.linalg.vector_norm(x, math.inf, dim=1, keepdim=True))
-        )
-        return (shift(x, -exponents), None), exponents
-    # By significands and exponents: neither the product nor its factors overflow.
-    fraction, exponent = torch.frexp(x)
-    weight, shifts = torch.frexp(weights)
-    high, low = two_product(fraction, weight[:, None])
-    exponent = torch.where(high != 0, exponent + shifts[:, None], torch.iinfo(exponent.dtype).min // 2)
-    largest = over_rows.largest(exponent.amax(1, keepdim=True))
-    exponents = torch.where(_any(high != 0, over_rows), largest, 0)
-    return (shift(high, exponent - exponents), shift(low, exponent - exponents)), exponents
-
-
-def _damped(
-    a: torch.Tensor,
-    low: torch.Tensor | None,
-    columns: torch.Tensor,
-    damp: float | torch.Tensor,
+def _scaled(
+    x: torch.Tensor,
+    weights: torch.Tensor | None,
+    factor: torch.Tensor | None,
     over_rows: Reduction,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """``[A; damp I]``, its columns scaled."""
-    n = a.shape[2]
-    # Filled, not copied from the host, which no CUDA graph could play back.
-    damp = damp if isinstance(damp, torch.Tensor) else a.new_full((), damp)
-    fraction, exponent = torch.frexp(damp)
-    exponents = torch.where(_any(a != 0, over_rows), torch.maximum(columns, exponent), exponent)
-    a, rest = shift(a, columns - exponents), None if low is None else shift(low, columns - exponents)
-    if not over_rows.begins:
-        return a, rest, exponents
-    below = torch.diag_embed(shift(fraction.expand(len(a), n), exponent - exponents[:, 0]))
-    return (
-        torch.cat([a, below], 1),
-        None if rest is None else torch.cat([rest, torch.zeros_like(below)], 1),
-        exponents,
-    )
+    keeps_rounding: bool,
+) -> tuple[Sum, torch.Tensor]:
+    """``diag(weights) X``, or ``factor^-1 X``, with scaled columns, and their exponents."""
+    if factor is None:
+        return _weighted(x, weights, over_rows, keeps_rounding=keeps_rounding)
+    rows = power_of_two_scales(factor.abs().amax(1))
+    (x, _), exponents = _weighted(x, rows, keeps_rounding=False)
+    whitened = torch.linalg.solve_triangular(factor * rows[:, None], x, upper=False)
+    scaled, more = _weighted(whitened, None)
+    return scaled, exponents + more
+
+
+def _weighted(
+    x: torch.Tensor,
+    weights: torch.Tensor | None,
+    over_rows: Reduction = HERE,
+    *,
+    keeps_rounding: bool = True,
+) -> tuple[Sum, torch.Tensor]:
+    """``diag(weights) X`` with scaled columns, and their exponents, shape (..., 1, columns)."""
+    if not x.shape[-2]:
+        return (x, None), x.new_zeros(*x.shape[:-2], 1, x.shape[-1], dtype=torch.int32)
+    if weights is None:
+        largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-2, keepdim=True)
+        exponents = binary_exponents(over_rows.largest(largest))
+        return (shift(x, -exponents), None), exponents
+    weights = weights.to(x)[:, None]
+    # By significands and exponents: neither the product nor its factors overflow.
+    exponent, shifts = binary_exponents(x.detach()), binary_exponents(weights.detach())
+    fraction, weight = shift(x, -exponent), shift(weights, -shifts)
+    product = two_product(fraction, weight) if keeps_rounding else (fraction * weight, None)
+    exponent = torch.where(product[0] != 0, exponent + shifts, OF_ZERO)
+    exponents = over_rows.largest(exponent.amax(-2, keepdim=True))
+    exponents = exponents.masked_fill(exponents == OF_ZERO, 0)
+    return _shifted(product, exponent - exponents), exponents
+
+
+def _shifted(x: Sum, exponents: torch.Tensor) -> Sum:
+    high, low = x
+    return shift(high, exponents), None if low is None else shift(low, exponents)
+
+
+def lengths(x: torch.Tensor) -> torch.Tensor:
+    """Norms of columns, shape (..., columns), whose squares may be out of range."""
+    x = x.detach()
+    largest = x.abs().amax(-2, keepdim=True) if x.shape[-2] else x.sum(-2, keepdim=True)
+    return torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=-2) * largest.squeeze(-2)

@@ -161,7 +161,8 @@ def _refined(
 def _minimum_norm(
     problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, pace: Pace
 ) -> UnscaledSolutions:
-    rows = problems.rows
+    rows, exponents = problems.with_rows()
+    t = rows.a.mT
     b_transposed = (problems.a / problems.norms).mT
     r = factor(b_transposed)
     inverse, (norm, norm_bound) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
@@ -171,23 +172,24 @@ def _minimum_norm(
     condition = norm * inverse_norm
     condition_bound = torch.minimum(norm_bound * inverse_norm, ESTIMATED * condition)
     system = Underdetermined(
-        rows.t,
-        factor(rows.t),
+        t,
+        factor(t),
         problems.sizes,
-        rows.t_low,
+        None if rows.a_low is None else rows.a_low.mT,
         rows.b_low,
         norm=norm,
-        exponents=rows.exponents,
+        exponents=exponents.mT,
     )
     found = _refine(system, rows.b, options, pace)
-    x = rows.unscale(found.x, problems).to(options.dtype).double()
-    residual = found.residual + rows.t.mT @ (found.x - rows.scale(x, problems))
+    x = rows.unscale(found.x).to(options.dtype).double()
+    lost = found.x - rows.scale(x)
+    residual = found.residual + rows.a @ lost
     return UnscaledSolutions(
         found=found,
         x=x,
-        rounding=over(system.size(rows.scale(x, problems) - found.x), system.size(found.x)),
+        rounding=over(system.size(lost), system.size(found.x)),
         low=found.rounding,
-        residual_norm=lengths(shift(residual, rows.exponents.mT)),
+        residual_norm=lengths(shift(residual, exponents)),
         b_norm=lengths(problems.b),
         condition=condition[:, 0],
         condition_bound=condition_bound[:, 0],
