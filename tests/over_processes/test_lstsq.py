@@ -193,10 +193,9 @@ def test_large_problems_as_they_are_given(
     for members in found:
         pairs = zip(members.tensors, found[0].tensors, strict=True)
         assert all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
-    assert accepted(found[0]) == accepted(one)
-    if condition != 1e3 or not asked:  # where R is in fp16 that is neither good nor bad
-        assert accepted(one) == (0 < condition <= 1e3)
-    if accepted(one):
+    if condition != 1e3 or not asked:  # an R in fp16 is neither good nor bad then, and rounding decides
+        assert accepted(found[0]) == accepted(one) == (0 < condition <= 1e3)
+    if accepted(found[0]) and accepted(one):
         sizes = torch.linalg.vector_norm(a, dim=0)[:, None]
         error = torch.linalg.vector_norm(sizes * (found[0].x - one.x)[0], dim=0)
         allowed = (found[0].forward_error + one.forward_error)[0]
