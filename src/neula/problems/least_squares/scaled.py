@@ -333,12 +333,16 @@ def _weighted(
     weights = weights.to(x)[:, None]
     # By significands and exponents: neither the product nor its factors overflow.
     exponent, shifts = binary_exponents(x.detach()), binary_exponents(weights.detach())
-    fraction, weight = shift(x, -exponent), shift(weights, -shifts)
-    product = two_product(fraction, weight) if keeps_rounding else (fraction * weight, None)
+    multiply = two_product if keeps_rounding else _rounded_product
+    product: Sum = multiply(shift(x, -exponent), shift(weights, -shifts))
     exponent = torch.where(product[0] != 0, exponent + shifts, OF_ZERO)
     exponents = over_rows.largest(exponent.amax(-2, keepdim=True))
     exponents = exponents.masked_fill(exponents == OF_ZERO, 0)
     return _shifted(product, exponent - exponents), exponents
+
+
+def _rounded_product(x: torch.Tensor, y: torch.Tensor) -> Sum:
+    return x * y, None
 
 
 def _shifted(x: Sum, exponents: torch.Tensor) -> Sum:
