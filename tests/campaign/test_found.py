@@ -16,6 +16,24 @@ from .recipes import Member, Recipe
 PLAIN: dict[str, Any] = {"library": "numpy", "engine": "cpu"}
 
 FOUND = {
+    # Columns that weights have all but removed have no inverse in the range of double precision.
+    "vanishing columns": Recipe(
+        *(
+            "lstsq",
+            6,
+            6,
+            3,
+            (Member("foster", columns=12, whole=-12, rhs="nearly orthogonal", binary=False),),
+        ),
+        damp=1.0,
+        weights=100,
+        rcond=0.001,
+        layout="reversed",
+        library="numpy",
+        engine="emulated",
+        options=(("certify", "forward"),),
+        seed=2571089871,
+    ),
     # The residual is far from orthogonal to what the computed singular vectors say is the range.
     "range of the svd": Recipe(
         "lstsq", 4, 4, 1, (Member("one_small", rhs="unit", rhs_power=-300),), damp=1e-8, seed=2757385

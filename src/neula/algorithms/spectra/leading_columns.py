@@ -51,7 +51,9 @@ class LeadingRowSpace:
             return None
         order = pivoted_qr((v * sizes[:, None]).T)[2]
         inverse, info = torch.linalg.inv_ex(v[order[:rank]].T)
-        if bool(info) or not float(sizes[order[rank:]].amax()) <= ALIKE * float(sizes[order[:rank]].amin()):
+        if bool(info) or not bool(inverse.isfinite().all()):
+            return None
+        if not float(sizes[order[rank:]].amax()) <= ALIKE * float(sizes[order[:rank]].amin()):
             return None
         return cls(order, inverse, inverse @ v[order[rank:]].T, sizes[order, None])
 
