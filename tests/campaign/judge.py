@@ -225,8 +225,8 @@ class _Judged:
             return
         if not self.keeps_rows:
             return
-        n, ratios_found = max(self.truth.shape), self.truth.residual_ratios(self.x)
-        if not (ratios_found <= 1 + n * self.u).all():
+        count, ratios_found = sum(self.truth.shape), self.truth.residual_ratios(self.x)
+        if not (ratios_found <= 1 + count * self.u).all():  # the limit of the verdict
             yield Finding("violation", "residual", f"accepted, with ||b - A x|| / ||b|| = {ratios_found}")
 
 
