@@ -16,6 +16,14 @@ from .recipes import Member, Recipe
 PLAIN: dict[str, Any] = {"library": "numpy", "engine": "cpu"}
 
 FOUND = {
+    # Backward errors of factors that grow are small by rows, and not by columns.
+    "growth and columns in other units": Recipe(
+        *("lu", 33, 33, 3, (Member("wilkinson", columns=12, whole=-12, rhs="nearly orthogonal"),)),
+        library="torch",
+        engine="emulated",
+        options=(("compute", "fp64"),),
+        seed=88357431,
+    ),
     # Columns that weights have all but removed have no inverse in the range of double precision.
     "vanishing columns": Recipe(
         *(

@@ -154,13 +154,7 @@ class KeptMatrix:
         return products
 
     def images(self, x: torch.Tensor) -> torch.Tensor:
-        """``scale A x``, if A is what it was: both in one pass.
-
-        Raises
-        ------
-        ValueError
-            If A was changed.
-        """
+        """``scale A x``, if A is what it was (else a ValueError): both in one pass."""
         images = self._products() @ torch.cat([_direction(len(x), x.device), x], 1)
         self._check(images[:, :1])
         return images[:, 1:]
@@ -202,8 +196,11 @@ class KeptMatrix:
         plain = Scaling(self.row_norms.amax())
         if all(bool(scales.amin() >= UNIFORM * scales.amax()) for scales in (rows, columns)):
             return [plain]
-        norm = Equilibration(rows * self.scale, columns, trivial=False).norm(a.a)
-        return [plain, Scaling(norm, rows, columns)]
+        of_columns = power_of_two_scales(self.scale * self.engine.column_max(a.a).double())
+        # Errors of x are relative to columns of A of norm 1, whatever its rows are.
+        scaled = (rows, columns), (torch.ones_like(rows), of_columns)
+        norms = (Equilibration(r * self.scale, c, trivial=False).norm(a.a) for r, c in scaled)
+        return [plain, *(Scaling(norm, *scales) for norm, scales in zip(norms, scaled, strict=True))]
 
 
 @dataclass(frozen=True)
