@@ -198,7 +198,7 @@ class KeptMatrix:
             return [plain]
         of_columns = power_of_two_scales(self.scale * self.engine.column_max(a.a).double())
         # Errors of x are relative to columns of A of norm 1, whatever its rows are.
-        scaled = (rows, columns), (torch.ones_like(rows), of_columns)
+        scaled = (torch.ones_like(rows), of_columns), (rows, columns)
         norms = (Equilibration(r * self.scale, c, trivial=False).norm(a.a) for r, c in scaled)
         return [plain, *(Scaling(norm, *scales) for norm, scales in zip(norms, scaled, strict=True))]
 
@@ -364,7 +364,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
     matrix has a condition number of about the reciprocal of that error; one that is far smaller is that of A.
     """
     scalings = kept.scalings(a)
-    scaling = scalings[-1]
+    plain, scaling = scalings[0], scalings[-1]
     n = len(kept.a)
     b = gaussian(n, PROBES, torch.float64, kept.engine.device, seed=n)
     if scaling.rows is not None:
@@ -375,7 +375,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
     bound, solved = FIRST, None
     while True:
         solved = refine_with(
-            a, b * sizes, factors, scalings=scalings, bound=bound, engine=kept.engine, start=solved
+            a, b * sizes, factors, scalings=[plain, scaling], bound=bound, engine=kept.engine, start=solved
         )
         z = solved.x / sizes
         z = z if scaling.columns is None else z / scaling.columns[:, None]
