@@ -13,6 +13,9 @@ from neula.certificates.residuals import X
 STAGNATION = 0.5
 """An update that does not at least halve the error is the last one."""
 
+SLOW = 0.1
+"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
+
 FLOOR = 2.0
 """Multiple of the rounding errors of the residual from which on refinement has little to gain. They are part
 of the bound on the error, which is never less than once as much."""

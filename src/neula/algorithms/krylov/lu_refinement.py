@@ -27,15 +27,13 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
+from neula.certificates.stagnation import SLOW
 from neula.engines import FP64, Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.thin import thin_product
 
 MAX_ITERATIONS = 100
 """Solves with the factors, at most, for one solution."""
-
-SLOW = 0.1
-"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
 
 PROBES = 8
 """Random right-hand sides from whose solutions the norm of the inverse is estimated: where one singular value

@@ -36,7 +36,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     refine,
 )
 from neula.certificates.forward_error import ESTIMATED, rounded_error
-from neula.certificates.stagnation import STAGNATION
+from neula.certificates.stagnation import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
@@ -52,9 +52,6 @@ from neula.problems.systems.system import HARMLESS, EquilibratedSystem
 SINGULAR = 0.01
 """A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
 LU in double precision: A may be singular, which factors of low precision cannot tell."""
-
-SLOW = 0.1
-"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
 
 TOO_POOR = 3.0
 """Second smallest singular value of ``E V``, for some orthonormal random V and ``E = A (LU)^-1 - I``,

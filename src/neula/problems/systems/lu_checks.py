@@ -10,13 +10,11 @@ import torch
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import SURE
 from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_matrix
 from neula.pipeline.result import LUFactors
-
-UNSURE = 0.1
-"""Condition number times backward error, a bound on the relative error of x, from which no digit is sure."""
 
 
 def check_square(a: torch.Tensor) -> None:
@@ -115,7 +113,7 @@ def report_ill_conditioned(
     evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, call: Call
 ) -> None:
     """Warn where a small backward error says nothing about the solution."""
-    singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= UNSURE}
+    singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= SURE}
     if singular:
         condition = max(e.condition for e in singular.values())
         call.report_missed(

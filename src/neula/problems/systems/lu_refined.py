@@ -22,13 +22,13 @@ from neula.algorithms.lapack.square import SquareSystem, factors_of
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine, Format, format_of
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.by_lapack import solutions_of
-from neula.problems.systems.lu_checks import UNSURE
 from neula.problems.systems.problem import SystemsOptions
 
 
@@ -51,7 +51,7 @@ def solved_by_lapack(
         if "square" not in F.solvers:
             F.solvers["square"] = _square_of(F, engine) if _is_lapacks(F) else None
         square = F.solvers["square"]
-        if square is None or square.condition * target.u >= UNSURE:
+        if square is None or square.condition * target.u >= SURE:
             return None
         assert F.kept is not None
         F.kept.products()  # that A is what it was
