@@ -99,20 +99,14 @@ def run(way: Way, numbers: Iterable[int]) -> list[Row]:
 def run_in_processes(way: Way, numbers: Sequence[int], workers: int) -> Iterator[Row]:
     """Run recipes in processes that begin with the environment of the way."""
     shares = [numbers[k : k + SHARE] for k in range(0, len(numbers), SHARE)]
-    with environment(way), tempfile.TemporaryDirectory() as cache:
-        if way.environment.get("CC") == "false":
-            # Kernels that an earlier process has compiled are found without a compiler.
-            with environment(replace(way, environment={**way.environment, "XDG_CACHE_HOME": cache})):
-                yield from _pooled(way, shares, workers)
-        else:
-            yield from _pooled(way, shares, workers)
-
-
-def _pooled(way: Way, shares: Sequence[Sequence[int]], workers: int) -> Iterator[Row]:
     # CUDA does not survive a fork, and a fork would keep what its parent has read of the environment.
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for rows in pool.map(partial(run, way), shares):
-            yield from rows
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as cache:
+        # Without a compiler, kernels that an earlier process has compiled would be found.
+        fresh = {"XDG_CACHE_HOME": cache} if "CC" in way.environment else {}
+        with environment({**way.environment, **fresh}), ProcessPoolExecutor(workers, context) as pool:
+            for rows in pool.map(partial(run, way), shares):
+                yield from rows
 
 
 def _row(number: int, recipe: Recipe, verdict: Verdict) -> Row:

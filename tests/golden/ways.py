@@ -121,10 +121,10 @@ def ways_here(*, gpu: bool) -> dict[str, Way]:
 
 
 @contextmanager
-def environment(way: Way) -> Iterator[None]:
-    """What processes that begin inside inherit."""
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Processes that begin inside inherit these variables."""
     before = dict(os.environ)
-    os.environ.update(way.environment)
+    os.environ.update(variables)
     try:
         yield
     finally:

@@ -50,7 +50,7 @@ class Measures:
     optimality: torch.Tensor
 
     def where(self, known: torch.Tensor) -> Measures:
-        """The same where they are known, infinite elsewhere."""
+        """Replace measures that are not known by infinity."""
         return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
 
 

@@ -60,7 +60,7 @@ def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> floa
 
 
 def projection_noise(noise: float, norm: X | float, condition: X | float, size: X, b: X, residual: X) -> X:
-    """What of ``||R^-T A^T r||`` may be rounding errors: those of r, and those of the gradient by ``B^+``.
+    """Bound on the rounding error of ``||R^-T A^T r||``: that of r, and that of the gradient times ``B^+``.
 
     Parameters
     ----------

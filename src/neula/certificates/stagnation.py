@@ -51,5 +51,5 @@ def settled(error: X, floor: X) -> Any:
 
 
 def contracts(after: X, before: X, noise: X) -> Any:
-    """Whether a residual shows the rate up to which updates are trusted, but for rounding errors."""
+    """Whether a residual shrinks at the rate at which updates are trusted, up to rounding errors."""
     return after <= MAX_RATE * before + noise

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import starmap
 from operator import and_, le
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 
+from neula.certificates.residuals import X
 from neula.engines import FP64
-
-X = TypeVar("X", float, np.ndarray, torch.Tensor)
 
 NEARLY = 1.2
 """By how much singular values of an R may exceed those of A if ``||I - Q^T Q|| <= 1/4``, the largest norm
@@ -28,7 +27,7 @@ that is refined with: ``1 / sqrt(3/4) = 1.155``."""
 
 
 class Evidence(NamedTuple, Generic[X]):
-    """What was measured of a solution; of several right-hand sides the largest number.
+    """Measured quality of a solution; with several right-hand sides, the largest of each number.
 
     Attributes
     ----------
@@ -71,7 +70,7 @@ class Evidence(NamedTuple, Generic[X]):
 
 @dataclass(frozen=True)
 class Limits:
-    """What each number of :class:`Evidence` may be.
+    """Upper limits of the numbers of :class:`Evidence`.
 
     Attributes
     ----------
@@ -79,9 +78,9 @@ class Limits:
         Of both backward errors.
     forward_error : float
     residual : float
-        A solution is no worse than x = 0, but for rounding errors.
+        1, which is that of x = 0, and rounding errors.
     condition : float
-        Condition numbers below leave no doubt of full rank.
+        Up to this condition number full rank is certain: ``1 / (1.2 (rcond + max(m, n) u))``.
 
     Examples
     --------
@@ -141,16 +140,9 @@ def within(*measures: tuple[Any, Any]) -> Any:
     return reduce(and_, starmap(le, measures))
 
 
-def counting_rcond(shape: Sequence[int], rcond: float) -> float:
-    """What a singular value must exceed, relative to the largest one, to count beyond doubt: ``kappa`` leaves
-    full rank certain if ``1.2 kappa (rcond + max(m, n) u) < 1``.
-    """
-    return NEARLY * (rcond + max(shape[-2:]) * FP64.u)
-
-
 @lru_cache(maxsize=256)
 def _limits(m: int, n: int, backward_error: float, forward_error: float, rcond: float | None) -> Limits:
-    """Asked for by every call, most of which have the shape of the one before."""
+    """Cached: every call needs limits, and most calls have the shape of the one before."""
     count = n if rcond is None else m + n
-    condition = math.inf if rcond is None else 1 / counting_rcond((m, n), rcond)
+    condition = math.inf if rcond is None else 1 / (NEARLY * (rcond + max(m, n) * FP64.u))
     return Limits(backward_error, forward_error, 1 + count * FP64.u, condition)

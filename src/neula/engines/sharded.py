@@ -296,7 +296,7 @@ class _Sharded(Engine):
         self._local, self.over_rows = local, over_rows
 
     def __getattr__(self, name: str) -> Any:
-        """What the engine of one process was made with: its device, its arithmetic, its settings."""
+        """Delegate to the engine of this process: its device, arithmetic and settings."""
         if name == "_local":  # of a copy that is not filled yet
             raise AttributeError(name)
         return getattr(self._local, name)

@@ -51,10 +51,10 @@ class _BatchStructure(ctypes.Structure):
 
 
 NAMES = ("doubtful", "residual", "backward_error", "condition", "growth", "updates", *["history"] * 4)
-"""What is known of each system, as ``kernels/solved.h`` has it: whether it is doubtful (1 or 0),
-``||b - A x|| / ||b||`` and the backward error of x as it is given back, the condition number, the growth of
-the elements, the number of updates; then backward errors before the first update and after each, the last of
-which is that of what was refined."""
+"""Results of the kernel for each system, in the order of ``kernels/solved.h``: whether it is doubtful (1 or
+0), ``||b - A x|| / ||b||`` and the backward error of x as it is returned, the condition number, the growth of
+the elements, the number of updates; then backward errors before the first update and after each of them. The
+last one is that of the refined solution before it is rounded."""
 
 
 class CompiledSolutions(NamedTuple):
@@ -74,7 +74,7 @@ class CompiledSolutions(NamedTuple):
 
     @property
     def evidence(self) -> Evidence[Any]:
-        """What the verdict depends on: numbers of one system, arrays of several."""
+        """Evidence of each system: floats for one system, arrays for a batch."""
         numbers = self.known.numpy()
         forward_error = numbers[len(NAMES) :].max(0)
         known = numbers if numbers.ndim > 1 else numbers.tolist()
