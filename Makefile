@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/core
 CONSTRAINTS := constraints.txt
 
 # Tests run on all cores, each process with one thread: threads of several processes would wait for one another. Whatever
@@ -14,63 +15,74 @@ PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_N
 CAPS_x86_64 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 
-.PHONY: demo test test-capped test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
+# neula's compiled core, into src/neula, for an interpreter: anew where a source has changed.
+BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
+	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
+
+.PHONY: core demo test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
 	gpu-test clean
 
-demo: $(VENV)/installed
+demo: $(CORE)
 	$(BIN)/neula demo --out demo-output
 
-test: $(VENV)/installed  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
+test: $(CORE)  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
 	$(PYTEST)
 
 # Left out is what has nothing to do with instructions of the CPU: interpreted kernels, a third of the time, files, the
 # command line's tables, what the compiler of torch sees, the form of the sources.
 UNCAPPED := kernels $(foreach name,bench cli_tables compilation expressions files house publishing tables,test_$(name).py)
-test-capped: $(VENV)/installed  ## as on a CPU with AVX2 at most
+test-capped: $(CORE)  ## as on a CPU with AVX2 at most
 	$(CAPS) $(PYTEST) $(UNCAPPED:%=--ignore=tests/%)
 
 test-oldest:  ## with the oldest versions that pyproject.toml names, and PYTHON=python3.11
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
-fuzz: $(VENV)/installed  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
+fuzz: $(CORE)  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
 	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)
 
+core: $(CORE)  ## the compiled core, for .venv
+
 gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own; with two, what needs two as well
+	$(call BUILD_CORE,$(PYTHON))
 	$(PYTHON) -m pytest -m "gpu or gpu2"
 
-lint: $(VENV)/installed
+lint: $(CORE)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(VENV)/installed
+types: $(CORE)
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-format: $(VENV)/installed
+format: $(CORE)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 check: lint types test
 
-docs: $(VENV)/installed  ## into site/; what is doubtful (a dead link, an unknown name) is an error, and so is an ugly page
+docs: $(CORE)  ## into site/; what is doubtful (a dead link, an unknown name) is an error, and so is an ugly page
 	$(BIN)/mkdocs build --strict
 	$(BIN)/python docs/check_site.py site
 
-docs-serve: $(VENV)/installed  ## on http://127.0.0.1:8000, built again after every change
+docs-serve: $(CORE)  ## on http://127.0.0.1:8000, built again after every change
 	$(BIN)/mkdocs serve
 
-tables: $(VENV)/installed  ## of README.md, and its picture, from benchmarks/data
+tables: $(CORE)  ## of README.md, and its picture, from benchmarks/data
 	$(BIN)/python -m benchmarks tables
 
-dist: $(VENV)/installed  ## the source distribution, and the wheel that is built from it, into dist/
+dist: $(CORE)  ## the source distribution, and the wheel that is built from it, into dist/
 	rm -rf dist
-	$(BIN)/python -m build
+	NEULA_CORE=required $(BIN)/python -m build
 
-smoke: dist  ## the wheel, in this environment, without what it does not require
+smoke: dist  ## the wheel, in this environment, without what it does not require; with its core and without
 	rm -rf build/wheel
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel dist/*.whl
 	PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
+	NEULA_CORE=none PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
+
+test-coreless: $(CORE)  ## random problems as on a machine without a compiler, against what they came to before
+	$(BIN)/python -m tests.golden compare --way "lapack, avx2" --recipes 200
 
 dist-check: dist  ## wheel and source distribution, in an empty environment: torch is downloaded again
 	rm -rf build/empty
@@ -88,5 +100,10 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
 	touch $@
 
+# Without a compiler all works, small problems in more time; NEULA_CORE=required makes that an error.
+$(CORE): $(VENV)/installed $(wildcard cpp/*)
+	@{ $(call BUILD_CORE,$(CURDIR)/$(BIN)/python) && touch $@; } || { test "$$NEULA_CORE" != required && \
+		echo "neula runs without its compiled core, which could not be built: small problems on a CPU take longer."; }
+
 clean:
-	rm -rf .venv .venv-oldest demo-output site dist build
+	rm -rf .venv .venv-oldest demo-output site dist build src/neula/_core.*.so

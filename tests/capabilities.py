@@ -8,9 +8,11 @@ import platform
 import pytest
 import torch
 
+from neula import _core
 from neula.kernels import host_source
 
 CAPABILITIES = ["DEFAULT", *(host_source.INSTRUCTIONS if platform.machine() == "x86_64" else ())]
+LEVELS = ["baseline", "avx2", "avx512"]
 HERE = torch.backends.cpu.get_cpu_capability()
 
 
@@ -22,3 +24,10 @@ def compiled_for(capability: str, name: str, monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patch:
         patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         return host_source._load.__wrapped__(name)
+
+
+def core_of(level: str) -> _core.Core:
+    """The compiled core for an instruction set; the test is skipped where this processor has less."""
+    if level not in _core.levels():
+        pytest.skip(f"this processor has no {level}")
+    return _core.Core(level)

@@ -62,8 +62,15 @@ def test_the_oldest_versions_are_those_that_are_tested() -> None:
 def test_the_recipe_requires_the_same() -> None:
     recipe = read_yaml("recipe/recipe.yaml")
     python, *packages = recipe["requirements"]["run"]
-    assert python == "python >=${{ python_min }}"
+    assert python == "python"
+    assert recipe["build"]["skip"] == 'match(python, "<" ~ python_min)'
     assert f">={recipe['context']['python_min']}" == PROJECT["requires-python"]
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["build-system"]["requires"]
+    assert recipe["requirements"]["host"] == [
+        "python",
+        "pip",
+        *(need.replace(">", " >", 1) for need in built),
+    ]
     assert packages == [f"{CONDA.get(name, name)} >={bound}" for name, bound in oldest().items()]
     assert recipe["build"]["python"]["entry_points"] == [
         f"{name} = {place}" for name, place in PROJECT["scripts"].items()

@@ -15,7 +15,7 @@ from neula.engines import ENGINES, Tuning
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuning import Recursion
 
-NO_COMPILER = {"CC": "false"}
+WITHOUT_CORE = {"NEULA_CORE": "none", "CC": "false"}
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 
@@ -88,10 +88,10 @@ def _gpu(capability: tuple[int, int]) -> Tuning:
 
 WAYS = {
     "compiled": Way(),
-    "lapack": Way(environment=NO_COMPILER),
-    "tensors": Way(changes=TENSORS, environment=NO_COMPILER),
+    "lapack": Way(environment=WITHOUT_CORE),
+    "tensors": Way(changes=TENSORS, environment=WITHOUT_CORE),
     # Without LAPACK factors are asked for in single precision, whose range is small.
-    "small blocks": Way(changes=SMALL_BLOCKS, environment=NO_COMPILER, skipped=("lu",)),
+    "small blocks": Way(changes=SMALL_BLOCKS, environment=WITHOUT_CORE, skipped=("lu",)),
     "emulated": Way(engine="emulated"),
     "h200 emulated": Way(_gpu((9, 0)), engine="emulated"),
     "rtx 3090 emulated": Way(_gpu((8, 6)), engine="emulated"),

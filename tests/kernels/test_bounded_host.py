@@ -1,4 +1,4 @@
-"""Block pivoting by a kernel in C, against its definition in NumPy and the conditions of a solution."""
+"""Block pivoting by the compiled core, against its definition in NumPy and the conditions of a solution."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import pytest
 import torch
 from tests.bounded.kkt import U, by_enumeration, violation
 
-from capabilities import CAPABILITIES, compiled_for
+from capabilities import LEVELS, core_of
 from neula.algorithms.lapack.bounded import Normal, block_pivoting, limits_of
 from neula.kernels import bounded_host
 from neula.kernels.bounded_host import BoundedMinimum, minimum
 
-pytestmark = pytest.mark.skipif(not bounded_host.available(), reason="no C compiler")
-
-
 LIMITS = limits_of(100)
 
 
-@pytest.fixture(params=CAPABILITIES)
+@pytest.fixture(params=LEVELS)
 def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lanes as a processor has, or fewer."""
-    library = compiled_for(request.param, "bounded", monkeypatch)
-    monkeypatch.setattr(bounded_host, "_function", lambda: library.bounded)
+    compiled = core_of(request.param)
+    monkeypatch.setattr(bounded_host, "core", lambda: compiled)
 
 
 def bounds_of(n: int, width: float = 0.1) -> np.ndarray:
@@ -148,8 +145,8 @@ def test_too_few_sets() -> None:
     assert minimum(a, b, bounds_of(30), LIMITS, of_all=False) is not None
 
 
-def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_host, "_function", lambda: None)
+def test_without_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded_host, "core", lambda: None)
     one = torch.ones(1, 1)
     assert not bounded_host.available()
     assert minimum(one, one, bounds_of(1), LIMITS, of_all=False) is None

@@ -244,12 +244,14 @@ def versions() -> Labelled:
     import torch
 
     import neula
+    from neula.kernels.core import description
     from neula.kernels.host_source import compiler
 
     packages = {package.__name__: package.__version__ for package in (neula, torch, np, scipy)}
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
     command = " ".join(compiler() or ["none: small systems on a CPU take longer"])
-    return {**packages, "python": platform.python_version(), "threads": threads, "C compiler": command}
+    machine = {"python": platform.python_version(), "threads": threads}
+    return {**packages, **machine, "compiled core": description(), "C compiler": command}
 
 
 def engine_table(offers: Sequence[Mapping[str, Any]]) -> Table:

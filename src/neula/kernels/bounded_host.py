@@ -1,30 +1,30 @@
-"""One small least-squares problem with bounds on a CPU, with what its evidence is made of, by a kernel in C.
+"""One small least-squares problem with bounds on a CPU, and the evidence of its solution, by the compiled core.
 
-The definition is :func:`neula.algorithms.lapack.bounded.by_numpy`: what takes some microseconds here takes as
-many calls of NumPy there.
+The definition is :func:`neula.algorithms.lapack.bounded.block_pivoting`, in which every step is a call of NumPy.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import address_of, pointer_to
-from neula.kernels.host_source import load
+from neula.kernels.core import core
+
+if TYPE_CHECKING:
+    from neula import _core
 
 
 class BoundedLimits(NamedTuple):
-    """What decides.
+    """Thresholds of the algorithm.
 
     Attributes
     ----------
-    moderate : float
-        Norms, and bounds that are neither zero nor infinite, are to be between this and its reciprocal.
+    in_safe_range : float
+        Norms, and bounds that are neither zero nor infinite, must be between this and its reciprocal.
     rough : float
         Components of gradients, relative to what they are sums of, that normal equations say nothing of.
     settled : float
@@ -37,7 +37,7 @@ class BoundedLimits(NamedTuple):
         Sets of free variables that are tried.
     """
 
-    moderate: float
+    in_safe_range: float
     rough: float
     settled: float
     steps: float
@@ -116,14 +116,14 @@ class BoundedMinimum(NamedTuple):
 
 
 def available() -> bool:
-    """Whether there is a compiler."""
-    return _function() is not None
+    """Whether the compiled core is there."""
+    return core() is not None
 
 
 def minimum(
     a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: BoundedLimits, *, of_all: bool
 ) -> BoundedMinimum | None:
-    """Solve and measure; None where there is no end, and for numbers that are not moderate.
+    """Solve and measure; None without convergence, without the core, and for numbers outside the safe range.
 
     Parameters
     ----------
@@ -147,22 +147,20 @@ def minimum(
     >>> found is None or found.x.tolist()
     [2.0, 0.0]
     """
-    function, (m, n), first = _function(), a.shape, len(Numbers._fields)
-    found = np.empty(first + 4 * n)
-    if function is None or not function(
-        pointer_to(a),
-        pointer_to(b),
-        (ctypes.c_long * 3)(m, n, of_all),
-        address_of(bounds),
-        (ctypes.c_double * len(limits))(*limits),
-        address_of(found),
-    ):
+    compiled = core()
+    found = compiled and compiled.bounded(a.numpy(), b.numpy(), bounds, _limits(limits), of_all=of_all)
+    if found is None:
         return None
-    x, at, sizes, unbounded = found[first:].reshape(4, n)
-    return BoundedMinimum(Numbers(*found[:first].tolist()), x, at, sizes, unbounded)
+    return BoundedMinimum(
+        Numbers._make(_NUMBERS(found.numbers)), found.x, found.at, found.sizes, found.unbounded
+    )
 
 
-@lru_cache(maxsize=1)
-def _function() -> Callable[..., int] | None:
-    library = load("bounded")
-    return None if library is None else library.bounded
+_NUMBERS = attrgetter(*Numbers._fields)
+
+
+@lru_cache(maxsize=16)
+def _limits(limits: BoundedLimits) -> _core.BoundedLimits:
+    from neula import _core
+
+    return _core.BoundedLimits(**limits._asdict())

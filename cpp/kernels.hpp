@@ -1,0 +1,72 @@
+// The kernels as the Python module sees them: the same table of functions from each instruction set.
+#pragma once
+
+#include <cstddef>
+
+namespace neula {
+
+using Index = std::ptrdiff_t;
+
+// Matrices of a batch: float or double, any strides (in elements).
+struct Matrices {
+    void *data;
+    bool single;
+    Index member, row, column;
+};
+
+// Limits of least squares with bounds (bounded_host.py says what each is).
+struct BoundedLimits {
+    double in_safe_range, rough, settled, steps, patience, sets;
+};
+
+// Evidence of its solution, for columns of norm 1: of B = A D^-1 and D x.
+struct BoundedNumbers {
+    double sets, width, b, residual, gradient, optimality, projected, rest, image, sum, pushed;
+    double norm, inverse_norm, norm_of_all, inverse_norm_of_all, margin;
+};
+
+struct BoundedProblem {
+    Matrices a, b;
+    Index m, n;
+    const double *lower, *upper;
+    BoundedLimits limits;
+    bool of_all;  // whether norms of all columns and the solution without bounds are asked for
+};
+
+// Vectors of length n; `unbounded` is written where `of_all` is set.
+struct BoundedSolution {
+    BoundedNumbers numbers;
+    double *x, *at, *sizes, *unbounded;
+};
+
+enum class Factorization { cholesky, lu, qr };
+
+// The dense kit on one matrix with contiguous rows, real or complex (two doubles an element).
+struct KitProblem {
+    Factorization factorization;
+    Index m, n;
+    bool complex;
+    const double *a;  // (m, n)
+    double *right;    // (m), whose first n elements the solution overwrites
+};
+
+enum class Status { done, failed, no_memory };
+
+struct Kernels {
+    const char *level;
+    bool (*arithmetic_is_exact)();
+    Status (*bounded)(const BoundedProblem &, BoundedSolution &);
+    Status (*kit_solve)(const KitProblem &);
+};
+
+namespace baseline {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace avx512 {
+extern const Kernels kernels;
+}
+
+}  // namespace neula

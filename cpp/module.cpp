@@ -1,0 +1,167 @@
+// neula._core: the kernels for small problems on a CPU, for NumPy arrays. What each does stands in src/neula/_core.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/complex.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <complex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace nb = nanobind;
+using namespace neula;
+
+namespace {
+
+// Float or double, any strides; never written to.
+using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
+using Doubles = Contiguous<const double, 2>;
+using Fresh = nb::ndarray<nb::numpy, double>;
+
+struct Core {
+    const Kernels *kernels;
+};
+
+bool has_instructions([[maybe_unused]] const std::string &level)
+{
+    if (level == "baseline")
+        return true;
+#if defined(NEULA_X86)
+    bool wide = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (level == "avx2")
+        return wide;
+    return wide && level == "avx512" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+    return false;
+#endif
+}
+
+std::vector<std::string> levels()
+{
+    std::vector<std::string> found;
+    for (const char *level : {"baseline", "avx2", "avx512"})
+        if (has_instructions(level))
+            found.push_back(level);
+    return found;
+}
+
+const Kernels *kernels_of(const std::string &level)
+{
+    if (!has_instructions(level))
+        throw std::invalid_argument("this processor has no instructions of level '" + level + "'");
+#if defined(NEULA_X86)
+    if (level == "avx512")
+        return &avx512::kernels;
+    if (level == "avx2")
+        return &avx2::kernels;
+#endif
+    return &baseline::kernels;
+}
+
+// A matrix or a batch of them.
+Matrices matrices(const Given &x)
+{
+    bool single = x.dtype() == nb::dtype<float>();
+    if (!single && x.dtype() != nb::dtype<double>())
+        throw nb::type_error("matrices must be float64 or float32");
+    if (x.ndim() != 2 && x.ndim() != 3)
+        throw nb::value_error("matrices must have two or three dimensions");
+    size_t last = x.ndim() - 1;
+    Index member = x.ndim() == 3 ? x.stride(0) : 0;
+    return {const_cast<void *>(x.data()), single, member, x.stride(last - 1), x.stride(last)};
+}
+
+// Some doubles with their owner, for arrays that share them.
+struct Memory {
+    double *data;
+    nb::capsule owner;
+    explicit Memory(size_t count)
+        : data(new double[count]), owner(data, [](void *p) noexcept { delete[] static_cast<double *>(p); })
+    {
+    }
+    Fresh array(size_t first, size_t count) const { return Fresh(data + first, {count}, owner); }
+};
+
+struct Bounded {
+    BoundedNumbers numbers;
+    Fresh x, at, sizes, unbounded;
+};
+
+void check(Status status)
+{
+    if (status == Status::no_memory)
+        throw std::bad_alloc();
+}
+
+std::optional<Bounded> bounded(
+    const Core &core, const Given &a, const Given &b, const Doubles &bounds, const BoundedLimits &limits, bool of_all)
+{
+    size_t m = a.shape(0), n = a.ndim() == 2 ? a.shape(1) : 0;
+    if (n == 0 || m < n || b.ndim() != 2 || b.shape(0) != m || bounds.shape(0) != 2 || bounds.shape(1) != n)
+        throw nb::value_error("bounded takes a (m, n), m >= n > 0, b (m, 1) and bounds (2, n)");
+    BoundedProblem problem = {
+        matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n, limits, of_all};
+    Memory memory((of_all ? 4 : 3) * n);
+    BoundedSolution to = {{}, memory.data, memory.data + n, memory.data + 2 * n, memory.data + 3 * n};
+    Status status;
+    {
+        nb::gil_scoped_release release;
+        status = core.kernels->bounded(problem, to);
+    }
+    if (status != Status::done)
+        return std::nullopt;
+    return Bounded{
+        to.numbers, memory.array(0, n), memory.array(n, n), memory.array(2 * n, n), memory.array(3 * n, of_all ? n : 0)};
+}
+
+// Solve by one factorization of the dense kit, real or complex; b is overwritten.
+template <typename T> bool kit_solve(const Core &core, const std::string &name, Contiguous<const T, 2> a, Contiguous<T, 1> b)
+{
+    if (b.shape(0) != a.shape(0) || a.shape(0) < a.shape(1) || (name != "qr" && a.shape(0) != a.shape(1)))
+        throw nb::value_error("kit_solve takes a (m, n), m >= n, square except for 'qr', and b (m,)");
+    Factorization by = name == "cholesky" ? Factorization::cholesky : name == "lu" ? Factorization::lu : Factorization::qr;
+    KitProblem problem = {by, Index(a.shape(0)), Index(a.shape(1)), !std::is_same_v<T, double>,
+                          reinterpret_cast<const double *>(a.data()), reinterpret_cast<double *>(b.data())};
+    Status status = core.kernels->kit_solve(problem);
+    check(status);
+    return status == Status::done;
+}
+
+}  // namespace
+
+NB_MODULE(_core, m)
+{
+    m.attr("source_hash") = NEULA_SOURCE_HASH;
+    m.def("levels", levels);
+    nb::class_<Core> core(m, "Core");
+    core.def("__init__", [](Core *self, const std::string &level) { new (self) Core{kernels_of(level)}; }, nb::arg("level"))
+        .def_prop_ro("level", [](const Core &c) { return c.kernels->level; })
+        .def("arithmetic_is_exact", [](const Core &c) { return c.kernels->arithmetic_is_exact(); });
+    core.def("kit_solve", kit_solve<double>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"))
+        .def("kit_solve", kit_solve<std::complex<double>>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"));
+
+    nb::class_<BoundedLimits>(m, "BoundedLimits")
+        .def(nb::init<double, double, double, double, double, double>(), nb::kw_only(), nb::arg("in_safe_range"),
+             nb::arg("rough"), nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"));
+#define FIELD(name) .def_ro(#name, &BoundedNumbers::name)
+    nb::class_<BoundedNumbers>(m, "BoundedNumbers")
+        FIELD(sets) FIELD(width) FIELD(b) FIELD(residual) FIELD(gradient) FIELD(optimality) FIELD(projected) FIELD(rest)
+        FIELD(image) FIELD(sum) FIELD(pushed) FIELD(norm) FIELD(inverse_norm) FIELD(norm_of_all)
+        FIELD(inverse_norm_of_all) FIELD(margin);
+#undef FIELD
+    nb::class_<Bounded>(m, "Bounded")
+        .def_ro("numbers", &Bounded::numbers)
+        .def_ro("x", &Bounded::x, nb::rv_policy::reference)
+        .def_ro("at", &Bounded::at, nb::rv_policy::reference)
+        .def_ro("sizes", &Bounded::sizes, nb::rv_policy::reference)
+        .def_ro("unbounded", &Bounded::unbounded, nb::rv_policy::reference);
+    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("limits"), nb::kw_only(), nb::arg("of_all"));
+}

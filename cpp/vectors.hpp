@@ -1,0 +1,207 @@
+// Vectors of as many doubles as a register of the instruction set has, and error-free transformations of them: doubled.hpp
+// lane by lane.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "doubled.hpp"
+
+NEULA_BEGIN
+
+#if defined(__AVX512F__)
+constexpr int WIDTH = 8;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 4;
+#else
+constexpr int WIDTH = 2;
+#endif
+
+typedef double Vec __attribute__((vector_size(8 * WIDTH)));
+typedef long long Mask __attribute__((vector_size(8 * WIDTH)));
+typedef float Narrow __attribute__((vector_size(4 * WIDTH)));  // as many floats
+
+inline Vec all(double x)
+{
+    return x - Vec{};
+}
+
+// From and to any place of memory.
+typedef Vec UnalignedVec __attribute__((aligned(8), may_alias));
+typedef Narrow UnalignedNarrow __attribute__((aligned(4), may_alias));
+
+inline Vec load(const double *x)
+{
+    return *reinterpret_cast<const UnalignedVec *>(x);
+}
+
+inline void store(double *x, Vec a)
+{
+    *reinterpret_cast<UnalignedVec *>(x) = a;
+}
+
+inline Vec load_floats(const float *x)
+{
+#if defined(__AVX512F__) && !defined(__clang__)  // GCC converts the halves one after the other
+    return Vec(_mm512_cvtps_pd(_mm256_loadu_ps(x)));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const UnalignedNarrow *>(x), Vec);
+#endif
+}
+
+inline void store_floats(float *x, Vec a)
+{
+#if defined(__AVX512F__) && !defined(__clang__)
+    _mm256_storeu_ps(x, _mm512_cvtpd_ps(__m512d(a)));
+#else
+    *reinterpret_cast<UnalignedNarrow *>(x) = __builtin_convertvector(a, Narrow);
+#endif
+}
+
+inline void copy_floats(float *to, const float *from)
+{
+    *reinterpret_cast<UnalignedNarrow *>(to) = *reinterpret_cast<const UnalignedNarrow *>(from);
+}
+
+// c + a b, with one rounding or with two.
+inline Vec plus_product(Vec c, Vec a, Vec b)
+{
+#if defined(__AVX512F__)
+    return Vec(_mm512_fmadd_pd(__m512d(a), __m512d(b), __m512d(c)));
+#elif defined(__FMA__)
+    return Vec(_mm256_fmadd_pd(__m256d(a), __m256d(b), __m256d(c)));
+#elif defined(__FP_FAST_FMA)
+    for (int l = 0; l < WIDTH; l++)
+        c[l] = __builtin_fma(a[l], b[l], c[l]);
+    return c;
+#else
+    return c + a * b;
+#endif
+}
+
+// c - a b, likewise.
+inline Vec minus_product(Vec c, Vec a, Vec b)
+{
+    return plus_product(c, -a, b);
+}
+
+inline Vec chosen(Mask where, Vec a, Vec b)
+{
+    return Vec((Mask(a) & where) | (Mask(b) & ~where));
+}
+
+// a > b ? a : b; of NaN and a number it may be the number.
+inline Vec larger(Vec a, Vec b)
+{
+#if defined(__AVX512F__)
+    return Vec(_mm512_max_pd(__m512d(a), __m512d(b)));
+#elif defined(__AVX2__)
+    return Vec(_mm256_max_pd(__m256d(a), __m256d(b)));
+#else
+    return chosen(a > b, a, b);
+#endif
+}
+
+inline Vec magnitude(Vec a)
+{
+    return Vec(Mask(a) & 0x7fffffffffffffffLL);
+}
+
+inline Vec square_root(Vec a)
+{
+    for (int l = 0; l < WIDTH; l++)
+        a[l] = __builtin_sqrt(a[l]);
+    return a;
+}
+
+// The sum of the lanes, from the first one on.
+inline double lane_sum(Vec a)
+{
+    double sum = a[0];
+    for (int l = 1; l < WIDTH; l++)
+        sum += a[l];
+    return sum;
+}
+
+// a + b = sum + error.
+inline void two_sum(Vec a, Vec b, Vec &sum, Vec &error)
+{
+    Vec total = a + b, of_b = total - a;
+    error = (a - (total - of_b)) + (b - of_b);
+    sum = total;
+}
+
+// Add a b to high + low.
+inline void add_product(Vec a, Vec b, Vec &high, Vec &low)
+{
+    Vec product = a * b, error, of_sum;
+#if defined(__FMA__) || defined(__FP_FAST_FMA)
+    error = plus_product(-product, a, b);
+#else
+    for (int l = 0; l < WIDTH; l++) {
+        double rounded, lost;
+        two_product(a[l], b[l], rounded, lost);
+        error[l] = lost;
+    }
+#endif
+    two_sum(high, product, high, of_sum);
+    low += of_sum + error;
+}
+
+// Lanes of two vectors, by their numbers.
+#ifdef __clang__
+#define NEULA_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define NEULA_LANES(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
+#endif
+
+// Groups of `size` lanes with even numbers, or with odd ones, of two vectors by turns.
+template <int size> inline Vec even_lanes(Vec a, Vec b);
+template <int size> inline Vec odd_lanes(Vec a, Vec b);
+#if defined(__AVX512F__)
+template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 8, 2, 10, 4, 12, 6, 14); }
+template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
+template <> inline Vec even_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 8, 9, 4, 5, 12, 13); }
+template <> inline Vec odd_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
+template <> inline Vec even_lanes<4>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
+template <> inline Vec odd_lanes<4>(Vec a, Vec b) { return NEULA_LANES(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
+#elif defined(__AVX2__)
+template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 4, 2, 6); }
+template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 5, 3, 7); }
+template <> inline Vec even_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 4, 5); }
+template <> inline Vec odd_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 2, 3, 6, 7); }
+#else
+template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 2); }
+template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 3); }
+#endif
+
+// Transpose WIDTH rows of WIDTH lanes in place: pairs of lanes, then pairs of these, and so on.
+template <int size = 1> inline void transpose(Vec *x)
+{
+    if constexpr (size < WIDTH) {
+        for (int i = 0; i < WIDTH; i++)
+            if (!(i & size)) {
+                Vec even = even_lanes<size>(x[i], x[i + size]), odd = odd_lanes<size>(x[i], x[i + size]);
+                x[i] = even, x[i + size] = odd;
+            }
+        transpose<2 * size>(x);
+    }
+}
+
+// The sum of the lanes of each of WIDTH vectors.
+template <int size = 1> inline Vec lane_sums(const Vec *x)
+{
+    if constexpr (size == WIDTH) {
+        return x[0];
+    } else {
+        Vec sums[WIDTH / size / 2];
+        for (int i = 0; i < WIDTH / size / 2; i++)
+            sums[i] = even_lanes<size>(x[2 * i], x[2 * i + 1]) + odd_lanes<size>(x[2 * i], x[2 * i + 1]);
+        return lane_sums<2 * size>(sums);
+    }
+}
+
+#undef NEULA_LANES
+
+NEULA_END

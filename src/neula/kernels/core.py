@@ -1,0 +1,63 @@
+"""The compiled core, ``neula._core``, for the instructions of this processor.
+
+It is built from ``cpp/`` when neula is installed. Where there was no compiler it is missing; NumPy and LAPACK then do the
+same in more time.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from neula._core import Core
+
+LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
+"""Builds of the core by torch's names of instruction sets, so that capping torch caps the core; else the baseline."""
+
+
+@lru_cache(maxsize=1)
+def core() -> Core | None:
+    """The kernels, or None where there are none.
+
+    ``NEULA_CORE=none`` in the environment turns them off.
+
+    Raises
+    ------
+    ImportError
+        If the core was built with arithmetic that is not rounded operation by operation: its bounds would not hold.
+
+    Examples
+    --------
+    >>> from neula.kernels.core import core
+    >>> found = core()
+    >>> found is None or found.level in ("baseline", "avx2", "avx512")
+    True
+    """
+    if os.environ.get("NEULA_CORE") == "none":
+        return None
+    try:
+        from neula import _core
+    except ModuleNotFoundError:
+        return None
+    level = LEVELS.get(torch.backends.cpu.get_cpu_capability(), "baseline")
+    found = _core.Core(level if level in _core.levels() else "baseline")
+    if not found.arithmetic_is_exact():
+        raise ImportError(
+            "neula._core was compiled with flags that change floating-point arithmetic (-ffast-math?): "
+            "build it without them"
+        )
+    return found
+
+
+def description() -> str:
+    """The core in a few words, for ``neula info``."""
+    found = core()
+    if found is not None:
+        return found.level
+    if os.environ.get("NEULA_CORE") == "none":
+        return "turned off by NEULA_CORE=none"
+    return "none: small problems on a CPU take longer"
