@@ -102,13 +102,15 @@ void check(Status status)
 }
 
 std::optional<Bounded> bounded(
-    const Core &core, const Given &a, const Given &b, const Doubles &bounds, const BoundedLimits &limits, bool of_all)
+    const Core &core, const Given &a, const Given &b, const Doubles &bounds, double in_safe_range, double rough,
+    double settled, double steps, double patience, double sets, bool of_all)
 {
     size_t m = a.shape(0), n = a.ndim() == 2 ? a.shape(1) : 0;
     if (n == 0 || m < n || b.ndim() != 2 || b.shape(0) != m || bounds.shape(0) != 2 || bounds.shape(1) != n)
         throw nb::value_error("bounded takes a (m, n), m >= n > 0, b (m, 1) and bounds (2, n)");
     BoundedProblem problem = {
-        matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n, limits, of_all};
+        matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n,
+        {in_safe_range, rough, settled, steps, patience, sets}, of_all};
     Memory memory((of_all ? 4 : 3) * n);
     BoundedSolution to = {{}, memory.data, memory.data + n, memory.data + 2 * n, memory.data + 3 * n};
     Status status;
@@ -148,9 +150,6 @@ NB_MODULE(_core, m)
     core.def("kit_solve", kit_solve<double>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"))
         .def("kit_solve", kit_solve<std::complex<double>>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"));
 
-    nb::class_<BoundedLimits>(m, "BoundedLimits")
-        .def(nb::init<double, double, double, double, double, double>(), nb::kw_only(), nb::arg("in_safe_range"),
-             nb::arg("rough"), nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"));
 #define FIELD(name) .def_ro(#name, &BoundedNumbers::name)
     nb::class_<BoundedNumbers>(m, "BoundedNumbers")
         FIELD(sets) FIELD(width) FIELD(b) FIELD(residual) FIELD(gradient) FIELD(optimality) FIELD(projected) FIELD(rest)
@@ -163,5 +162,6 @@ NB_MODULE(_core, m)
         .def_ro("at", &Bounded::at, nb::rv_policy::reference)
         .def_ro("sizes", &Bounded::sizes, nb::rv_policy::reference)
         .def_ro("unbounded", &Bounded::unbounded, nb::rv_policy::reference);
-    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("limits"), nb::kw_only(), nb::arg("of_all"));
+    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::kw_only(), nb::arg("in_safe_range"), nb::arg("rough"),
+             nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"), nb::arg("of_all"));
 }

@@ -11,24 +11,10 @@ source_hash: str
 """SHA-256 of the sources that the module was built from."""
 
 def levels() -> list[str]:
-    """Names of the instruction sets that this processor has a build for: ``baseline``, ``avx2``, ``avx512``."""
-
-class BoundedLimits:
-    """Limits of :meth:`Core.bounded`; :class:`neula.kernels.bounded_host.BoundedLimits` says what each is."""
-
-    def __init__(
-        self,
-        *,
-        in_safe_range: float,
-        rough: float,
-        settled: float,
-        steps: float,
-        patience: float,
-        sets: float,
-    ) -> None: ...
+    """Names of the instruction sets of this processor: ``baseline``, ``avx2``, ``avx512``."""
 
 class Bounded:
-    """A solution of :meth:`Core.bounded`: numbers by the names of :class:`neula.kernels.bounded_host.Numbers`."""
+    """A solution of :meth:`Core.bounded`, its numbers named as in ``neula.kernels.bounded_host.Numbers``."""
 
     numbers: Any
     x: np.ndarray
@@ -52,9 +38,23 @@ class Core:
         """Whether sums and products have the rounding errors of IEEE arithmetic."""
 
     def kit_solve(self, factorization: Literal["cholesky", "lu", "qr"], a: np.ndarray, b: np.ndarray) -> bool:
-        """Solve ``A x = b``, or least squares by QR, float64 or complex128, in the place of b; whether it went well."""
+        """Solve ``A x = b``, or least squares by QR, in the place of b: float64 or complex128.
+
+        Returns False where A has no such factorization.
+        """
 
     def bounded(
-        self, a: np.ndarray, b: np.ndarray, bounds: np.ndarray, limits: BoundedLimits, *, of_all: bool
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        bounds: np.ndarray,
+        *,
+        in_safe_range: float,
+        rough: float,
+        settled: float,
+        steps: float,
+        patience: float,
+        sets: float,
+        of_all: bool,
     ) -> Bounded | None:
         """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`."""

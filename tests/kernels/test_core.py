@@ -1,4 +1,4 @@
-"""The compiled core: built from these sources, for every instruction set, with exact arithmetic; its dense kit."""
+"""The compiled core: built from these sources, for every instruction set, with exact arithmetic."""
 
 from __future__ import annotations
 
@@ -95,8 +95,9 @@ def random_matrix(m: int, n: int, dtype: type, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [float, complex])
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 33])
 def test_kit_is_backward_stable(level: str, dtype: type, n: int) -> None:
-    # Cholesky and QR: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorems 10.4 and 19.5. Of LU
-    # the growth of the elements counts, 2^(n-1) at most and below n^(2/3) for random matrices (section 9.4).
+    # Cholesky and QR: N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2002, theorems 10.4 and
+    # 19.5. The error of LU is proportional to the growth of its elements, below n^(2/3) for random matrices
+    # (section 9.4).
     compiled, m, growth = core_of(level), n + 5, n ** (2 / 3)
     a, b = random_matrix(n, n, dtype), random_matrix(n, 1, dtype, 1)[:, 0]
     definite = a.conj().T @ a + n * np.eye(n)
@@ -120,7 +121,7 @@ def test_kit_finds_what_has_no_factor(dtype: type) -> None:
     zero, indefinite = np.zeros((3, 3), dtype), np.diag(np.array([1.0, -1.0, 1.0], dtype))
     assert not compiled.kit_solve("lu", zero, np.ones(3, dtype))
     assert not compiled.kit_solve("cholesky", indefinite, np.ones(3, dtype))
-    with pytest.raises(ValueError, match="as many|square"):
+    with pytest.raises(ValueError, match=r"as many|square"):
         compiled.kit_solve("lu", np.ones((4, 3), dtype), np.ones(4, dtype))
 
 

@@ -1,21 +1,17 @@
-"""One small least-squares problem with bounds on a CPU, and the evidence of its solution, by the compiled core.
+"""One small least-squares problem with bounds on a CPU, with its evidence, by the compiled core.
 
-The definition is :func:`neula.algorithms.lapack.bounded.block_pivoting`, in which every step is a call of NumPy.
+The definition in NumPy is :func:`neula.algorithms.lapack.bounded.block_pivoting`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from neula.kernels.core import core
-
-if TYPE_CHECKING:
-    from neula import _core
 
 
 class BoundedLimits(NamedTuple):
@@ -148,7 +144,9 @@ def minimum(
     [2.0, 0.0]
     """
     compiled = core()
-    found = compiled and compiled.bounded(a.numpy(), b.numpy(), bounds, _limits(limits), of_all=of_all)
+    if compiled is None:
+        return None
+    found = compiled.bounded(a.numpy(), b.numpy(), bounds, **limits._asdict(), of_all=of_all)
     if found is None:
         return None
     return BoundedMinimum(
@@ -157,10 +155,3 @@ def minimum(
 
 
 _NUMBERS = attrgetter(*Numbers._fields)
-
-
-@lru_cache(maxsize=16)
-def _limits(limits: BoundedLimits) -> _core.BoundedLimits:
-    from neula import _core
-
-    return _core.BoundedLimits(**limits._asdict())

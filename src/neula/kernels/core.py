@@ -1,13 +1,14 @@
 """The compiled core, ``neula._core``, for the instructions of this processor.
 
-It is built from ``cpp/`` when neula is installed. Where there was no compiler it is missing; NumPy and LAPACK then do the
-same in more time.
+It is built from ``cpp/`` when neula is installed. Where there was no compiler it is missing; NumPy and LAPACK
+then do the same in more time.
 """
 
 from __future__ import annotations
 
 import os
 from functools import lru_cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from neula._core import Core
 
 LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
-"""Builds of the core by torch's names of instruction sets, so that capping torch caps the core; else the baseline."""
+"""Builds of the core by torch's names of instruction sets, so that capping torch caps the core."""
 
 
 @lru_cache(maxsize=1)
@@ -28,7 +29,7 @@ def core() -> Core | None:
     Raises
     ------
     ImportError
-        If the core was built with arithmetic that is not rounded operation by operation: its bounds would not hold.
+        If the core was built with flags that change its arithmetic: its error bounds would not hold.
 
     Examples
     --------
@@ -40,11 +41,11 @@ def core() -> Core | None:
     if os.environ.get("NEULA_CORE") == "none":
         return None
     try:
-        from neula import _core
+        module = import_module("neula._core")
     except ModuleNotFoundError:
         return None
     level = LEVELS.get(torch.backends.cpu.get_cpu_capability(), "baseline")
-    found = _core.Core(level if level in _core.levels() else "baseline")
+    found: Core = module.Core(level if level in module.levels() else "baseline")
     if not found.arithmetic_is_exact():
         raise ImportError(
             "neula._core was compiled with flags that change floating-point arithmetic (-ffast-math?): "
