@@ -23,7 +23,6 @@ namespace {
 using Given = nb::ndarray<nb::ro, nb::device::cpu>;
 template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 using Doubles = Contiguous<const double, 2>;
-using Fresh = nb::ndarray<nb::numpy, double>;
 
 struct Core {
     const Kernels *kernels;
@@ -79,49 +78,32 @@ Matrices matrices(const Given &x)
     return {const_cast<void *>(x.data()), single, member, x.stride(last - 1), x.stride(last)};
 }
 
-// Some doubles with their owner, for arrays that share them.
-struct Memory {
-    double *data;
-    nb::capsule owner;
-    explicit Memory(size_t count)
-        : data(new double[count]), owner(data, [](void *p) noexcept { delete[] static_cast<double *>(p); })
-    {
-    }
-    Fresh array(size_t first, size_t count) const { return Fresh(data + first, {count}, owner); }
-};
-
-struct Bounded {
-    BoundedNumbers numbers;
-    Fresh x, at, sizes, unbounded;
-};
-
 void check(Status status)
 {
     if (status == Status::no_memory)
         throw std::bad_alloc();
 }
 
-std::optional<Bounded> bounded(
-    const Core &core, const Given &a, const Given &b, const Doubles &bounds, double in_safe_range, double rough,
-    double settled, double steps, double patience, double sets, bool of_all)
+std::optional<BoundedNumbers> bounded(
+    const Core &core, const Given &a, const Given &b, const Doubles &bounds, const Contiguous<double, 2> &vectors,
+    double in_safe_range, double rough, double settled, double steps, double patience, double sets, bool of_all)
 {
     size_t m = a.shape(0), n = a.ndim() == 2 ? a.shape(1) : 0;
-    if (n == 0 || m < n || b.ndim() != 2 || b.shape(0) != m || bounds.shape(0) != 2 || bounds.shape(1) != n)
-        throw nb::value_error("bounded takes a (m, n), m >= n > 0, b (m, 1) and bounds (2, n)");
+    if (n == 0 || m < n || b.ndim() != 2 || b.shape(0) != m || bounds.shape(0) != 2 || bounds.shape(1) != n ||
+        vectors.shape(0) != 4 || vectors.shape(1) != n)
+        throw nb::value_error("bounded takes a (m, n), m >= n > 0, b (m, 1), bounds (2, n) and vectors (4, n)");
     BoundedProblem problem = {
         matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n,
         {in_safe_range, rough, settled, steps, patience, sets}, of_all};
-    Memory memory((of_all ? 4 : 3) * n);
-    BoundedSolution to = {{}, memory.data, memory.data + n, memory.data + 2 * n, memory.data + 3 * n};
+    double *x = vectors.data();
+    BoundedSolution to = {{}, x, x + n, x + 2 * n, x + 3 * n};
     Status status;
     {
         nb::gil_scoped_release release;
         status = core.kernels->bounded(problem, to);
     }
-    if (status != Status::done)
-        return std::nullopt;
-    return Bounded{
-        to.numbers, memory.array(0, n), memory.array(n, n), memory.array(2 * n, n), memory.array(3 * n, of_all ? n : 0)};
+    check(status);
+    return status == Status::done ? std::optional(to.numbers) : std::nullopt;
 }
 
 // Solve by one factorization of the dense kit, real or complex; b is overwritten.
@@ -156,12 +138,6 @@ NB_MODULE(_core, m)
         FIELD(image) FIELD(sum) FIELD(pushed) FIELD(norm) FIELD(inverse_norm) FIELD(norm_of_all)
         FIELD(inverse_norm_of_all) FIELD(margin);
 #undef FIELD
-    nb::class_<Bounded>(m, "Bounded")
-        .def_ro("numbers", &Bounded::numbers)
-        .def_ro("x", &Bounded::x, nb::rv_policy::reference)
-        .def_ro("at", &Bounded::at, nb::rv_policy::reference)
-        .def_ro("sizes", &Bounded::sizes, nb::rv_policy::reference)
-        .def_ro("unbounded", &Bounded::unbounded, nb::rv_policy::reference);
-    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::kw_only(), nb::arg("in_safe_range"), nb::arg("rough"),
+    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"), nb::arg("rough"),
              nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"), nb::arg("of_all"));
 }

@@ -3,7 +3,7 @@
 Arrays are NumPy's. Matrices that are only read may be float64 or float32, of any strides.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -13,14 +13,10 @@ source_hash: str
 def levels() -> list[str]:
     """Names of the instruction sets of this processor: ``baseline``, ``avx2``, ``avx512``."""
 
-class Bounded:
-    """A solution of :meth:`Core.bounded`, its numbers named as in ``neula.kernels.bounded_host.Numbers``."""
+class BoundedNumbers:
+    """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
 
-    numbers: Any
-    x: np.ndarray
-    at: np.ndarray
-    sizes: np.ndarray
-    unbounded: np.ndarray
+    def __getattr__(self, name: str) -> float: ...
 
 class Core:
     """The kernels in the build for one instruction set.
@@ -48,6 +44,7 @@ class Core:
         a: np.ndarray,
         b: np.ndarray,
         bounds: np.ndarray,
+        vectors: np.ndarray,
         *,
         in_safe_range: float,
         rough: float,
@@ -56,5 +53,9 @@ class Core:
         patience: float,
         sets: float,
         of_all: bool,
-    ) -> Bounded | None:
-        """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`."""
+    ) -> BoundedNumbers | None:
+        """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`.
+
+        Rows of ``vectors`` become x, the sides of its elements, the norms of columns, and, if `of_all`,
+        the solution without bounds.
+        """

@@ -146,12 +146,9 @@ def minimum(
     compiled = core()
     if compiled is None:
         return None
-    found = compiled.bounded(a.numpy(), b.numpy(), bounds, **limits._asdict(), of_all=of_all)
-    if found is None:
-        return None
-    return BoundedMinimum(
-        Numbers._make(_NUMBERS(found.numbers)), found.x, found.at, found.sizes, found.unbounded
-    )
+    vectors = np.empty((4, a.shape[1]))
+    found = compiled.bounded(a.numpy(), b.numpy(), bounds, vectors, **limits._asdict(), of_all=of_all)
+    return None if found is None else BoundedMinimum(Numbers._make(_NUMBERS(found)), *vectors)
 
 
 _NUMBERS = attrgetter(*Numbers._fields)
