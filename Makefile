@@ -95,9 +95,13 @@ dist-check: dist  ## wheel and source distribution, in an empty environment: tor
 		build/empty/bin/neula --version || exit 1; \
 	done
 
+# Only the path to src stays of how scikit-build-core installs it for developers: its hook of imports goes before
+# PYTHONPATH, and so another checkout, or a built wheel, would not be found there.
+HOOK = $(VENV)/lib/python3*/site-packages/_editable_skbc_neula.pth
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
+	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK)
 	touch $@
 
 # Without a compiler all works, small problems in more time; NEULA_CORE=required makes that an error.
