@@ -130,6 +130,14 @@ FOUND = {
         options=(("certify", "forward"),),
         seed=3907049709,
     ),
+    # Two random vectors that the inverse does not lengthen.
+    "condition from random vectors": Recipe(
+        *("solve", 29, 29, 1, (Member("arrowhead", whole=-12),)),
+        layout="reversed",
+        options=(("accuracy", "fp16"), ("certify", "forward")),
+        **PLAIN,
+        seed=622732614,
+    ),
     # LAPACK divides by pivots whose reciprocals overflow.
     "tiny pivots": Recipe(
         *("lu", 5, 5, 0, (Member("arrowhead", whole=-300, rhs="integer", binary=False),)),

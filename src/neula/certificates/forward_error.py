@@ -23,6 +23,9 @@ ESTIMATED = 3.0
 """Factor between an estimate of a norm, or of a condition number, by some steps of the power method and a
 bound on it."""
 
+RARE = 1e-6
+"""Probability that a norm exceeds its estimate from random vectors by more than the margin."""
+
 NOISE = 2.0
 """Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
 that it is measured by."""
@@ -49,6 +52,23 @@ def enlarged(x: X, rate: X | float) -> X:
         return x / room if room > 0 else where(False, x, math.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         return where(room > 0, x / room, math.inf)
+
+
+def inverse_margin(count: int) -> float:
+    """By how much ``||A^-1||_2`` may exceed ``||A^-1 Z||_F`` for random vectors Z, Gaussian / sqrt(count).
+
+    If A is nearly singular, its inverse maps all vectors to multiples of one, and ``||A^-1 Z||_F^2`` is
+    ``||A^-1||^2`` times the mean of the squares of ``count`` normal numbers: below t^-2 with a probability of
+    at most ``(count / (2 t^2))^(count/2) / Gamma(count/2 + 1)``. Other singular values make it larger. The
+    margin is the t for which that is :data:`RARE`.
+
+    Examples
+    --------
+    >>> [round(inverse_margin(count)) for count in (2, 4, 8)]
+    [1000, 38, 8]
+    """
+    half = count / 2
+    return float(half**0.5 / (RARE * math.gamma(half + 1)) ** (1 / count))
 
 
 def left_by_update(rate: X, *, lifted: bool = False) -> X:

@@ -479,9 +479,55 @@ static double rounding_of(long n)
     return (n / WIDTH + 2 * WIDTH + 4) * U;
 }
 
+/* A^-T of a vector, in its place. */
+INLINE void substitute_transposed_lines(const struct lines *a, int is_float, const int *pivots, double *x)
+{
+    const float *of_floats = (const float *)a->first;
+    const double *of_doubles = (const double *)a->first;
+    for (long j = 0; j < a->n; j++) {
+        double other = x[j];
+        x[j] = x[pivots[j]], x[pivots[j]] = other;
+    }
+    for (long j = 0; j < a->n; j++) {
+        double factor = x[j];
+#pragma omp simd
+        for (long i = j + 1; i < a->n; i++)
+            x[i] -= (is_float ? of_floats[j * a->apart + i] : of_doubles[j * a->apart + i]) * factor;
+    }
+    for (long j = a->n - 1; j >= 0; j--) {
+        double factor = x[j] /= number(a, j * a->apart + j);
+#pragma omp simd
+        for (long i = 0; i < j; i++)
+            x[i] -= (is_float ? of_floats[j * a->apart + i] : of_doubles[j * a->apart + i]) * factor;
+    }
+}
+
+/* ||D A^-1||_2 from below, by a step of the power method from the best of the random vectors, whose solutions are
+ * known. */
+static double inverse_norm(const struct system *system, const double *solutions)
+{
+    struct lines factors = lines_of(system, 1);
+    long n = system->n;
+    double *sizes = column_of(system, SIZES), *v = column_of(system, SPARE), best = -1;
+    const double *of_best = solutions;
+    for (int p = 0; p < PROBES; p++) {
+        const double *x = solutions + (system->k + p) * system->wide;
+        double size = scaled_length(sizes, x, n);
+        if (size > best)
+            best = size, of_best = x;
+    }
+    for (long j = 0; j < n; j++)
+        v[j] = sizes[j] * (sizes[j] * of_best[j] / best);
+    if (factors.is_float)
+        substitute_transposed_lines(&factors, 1, system->pivots, v);
+    else
+        substitute_transposed_lines(&factors, 0, system->pivots, v);
+    return length_of(v, n);
+}
+
 /* What is known of A. */
 struct known {
-    double infinity_norm, norm, condition, through, rate;
+    double infinity_norm, norm, rate;
     int good;
 };
 
@@ -492,34 +538,18 @@ static struct known known_of(const struct system *system, const double *solution
     long n = system->n, wide = system->wide;
     const double *sums = column_of(system, SUMS), *sizes = column_of(system, SIZES);
     solutions += system->k * wide, residuals += system->k * wide;
-    double infinity_norm = largest_of(sums, n), norm = length_of(sizes, n), estimate = 0, lost = 0, fourth = 0;
+    double infinity_norm = largest_of(sums, n), norm = length_of(sizes, n), lost = 0;
     for (int p = 0; p < PROBES; p++) {
-        const double *x = solutions + p * wide;
-        double of_one = scaled_length(sizes, x, n);
         /* Beside what is left there are the rounding errors of its measurement. */
-        double missed = length_of(residuals + p * wide, n) + rounding_of(n) * norm * length_of(x, n);
-        estimate += of_one * of_one;
+        double missed = length_of(residuals + p * wide, n) + rounding_of(n) * norm * length_of(solutions + p * wide, n);
         lost += missed * missed;
-        for (int q = 0; q < p; q++) {
-            double both = 0;
-#pragma omp simd reduction(+ : both)
-            for (long i = 0; i < n; i++)
-                both += sizes[i] * sizes[i] * x[i] * solutions[q * wide + i];
-            fourth += both * both;
-        }
     }
-    estimate = __builtin_sqrt(estimate);
-    /* With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z). */
     double rate = limits->margin * __builtin_sqrt(lost);
-    /* The largest singular value from below: sums of fourth powers of all over sums of squares, and the mean. */
-    double condition = __builtin_sqrt(fourth * 2 * PROBES / (PROBES - 1)) / estimate;
-    raise(&condition, estimate / __builtin_sqrt(n));
     double least = least_of(sums, n), narrowest = least_of(sizes, n);
     int alike = infinity_norm <= limits->alike * least && largest_of(sizes, n) <= limits->alike * narrowest;
     int moderate = least >= 1 / limits->moderate && narrowest >= 1 / limits->moderate &&
                    infinity_norm <= limits->moderate && norm <= n * limits->moderate;
-    return (struct known){infinity_norm, norm, condition, limits->margin * estimate / (1 - rate),
-                          rate, alike && moderate && rate <= limits->max_rate};
+    return (struct known){infinity_norm, norm, rate, alike && moderate && rate <= limits->max_rate};
 }
 
 /* What is known of one right-hand side. */
@@ -529,7 +559,7 @@ struct told {
 };
 
 /* Add the update where there is one, round, and say what x is then. */
-static struct told judge(const struct system *system, const struct known *known, const double *solution,
+static struct told judge(const struct system *system, const struct known *known, double through, const double *solution,
                          const double *change, const double *residual, double of_before, const double *b, double *x)
 {
     const struct limits *limits = system->limits;
@@ -548,7 +578,7 @@ static struct told judge(const struct system *system, const struct known *known,
     /* Rounding of the residual to one number, and of A times an update and the difference. */
     double of_change = system->updates ? length_of(change, n) : 0;
     double noise = floor + rounding_errors * (of_before + known->norm * of_change);
-    double error = known->through * (left + noise) / size, rounding = scaled_length(sizes, lost, n) / size;
+    double error = through * (left + noise) / size, rounding = scaled_length(sizes, lost, n) / size;
     struct told told;
     told.refined = largest_of(residual, n) / (known->infinity_norm * largest_of(x, n) + largest_of(b, n));
     told.backward = told.refined + rounding;
@@ -599,13 +629,15 @@ void solve_factored(const struct system *system, double largest)
             solutions[i] += updates[i];
         known = known_of(system, solutions, residuals);
     }
-    double of_norm = of_look / length_of(image, n);
-    known.condition *= of_norm > 1 ? of_norm : 1; /* columns have norm 1 */
+    double of_norm = of_look / length_of(image, n), of_inverse = inverse_norm(system, solutions);
+    double condition = of_inverse * (of_norm > 1 ? of_norm : 1); /* columns have norm 1 */
+    /* With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z). */
+    double through = system->limits->margin * of_inverse / (1 - known.rate);
     told[UPDATES] = system->updates;
-    told[CONDITION] = known.condition > 1 ? known.condition : 1;
+    told[CONDITION] = condition > 1 ? condition : 1;
     for (long c = 0; c < k; c++) {
-        struct told found = judge(system, &known, solutions + c * wide, updates + c * wide, residuals + c * wide,
-                                  before[c], system->b + c * n, system->x + c * n);
+        struct told found = judge(system, &known, through, solutions + c * wide, updates + c * wide,
+                                  residuals + c * wide, before[c], system->b + c * n, system->x + c * n);
         for (int step = 1; step <= MOST_UPDATES; step++)
             raise(&told[HISTORY + step], found.refined);
         raise(&told[DOUBTFUL], found.doubtful);

@@ -11,8 +11,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
 from neula.algorithms.lapack.square import ALIKE
-from neula.algorithms.lapack.squares import DOUBLED_VECTORS, MARGINS
-from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, inverse_margin
 from neula.certificates.verdict import Evidence
 from neula.kernels.host_matrices import empty
 from neula.kernels.host_source import load
@@ -143,8 +142,7 @@ def _prepared(n: int, digits: float) -> tuple[torch.Tensor, Any]:
     """Random vectors as rows: those that the norm of the inverse is known from, then one to look at A with;
     and limits.
     """
-    few, here = n <= PROBES, torch.device("cpu")
-    z = probes(n, here, DOUBLED_VECTORS, unit=True)
-    margin = 1.0 if few else MARGINS[DOUBLED_VECTORS]
+    here = torch.device("cpu")
+    z, margin = probes(n, here), 1.0 if n <= PROBES else inverse_margin(PROBES)
     limits = _BatchLimitsStructure(MODERATE, ALIKE, MAX_RATE, ROUNDING, margin, COMPUTED, digits)
     return torch.cat([z, probes(n, here, 1, unit=False)], 1).mT.contiguous(), ctypes.pointer(limits)

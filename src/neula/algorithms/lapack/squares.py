@@ -14,23 +14,15 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW, PROBES, ROUNDING
-from neula.algorithms.krylov.batched_lstsq import MARGINS as MARGINS_OF_MORE
 from neula.algorithms.lapack.batches import doubled, largest, least, lengths, most, transposed_times
 from neula.algorithms.lapack.doubled import error_of, two_sum
 from neula.algorithms.lapack.square import ALIKE
 from neula.algorithms.lapack.vectors import probe_array
-from neula.certificates.forward_error import MAX_RATE, enlarged, measured_error
+from neula.certificates.forward_error import MAX_RATE, enlarged, inverse_margin, measured_error
 from neula.certificates.residuals import quotient, residual_noise
 from neula.certificates.stagnation import contracts, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import MODERATE
-
-DOUBLED_VECTORS = 2
-"""Random vectors with residuals in twice the working precision, which leave room for a large margin."""
-
-MARGINS = {DOUBLED_VECTORS: 1000.0, **MARGINS_OF_MORE}
-"""By how much a norm may exceed an estimate from so many Gaussian vectors: one from two is below a
-thousandth of it once in a million cases (chi-squared with 2 degrees of freedom)."""
 
 Solve = Callable[[np.ndarray], np.ndarray]
 
@@ -243,7 +235,7 @@ class Squares:
     def _start(self, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """``A^-1 b``, and ``||D A^-1||`` from above and as it is estimated, shape (batch, 1)."""
         batch, n, k = b.shape
-        count = DOUBLED_VECTORS if self._slices else PROBES if self._updates else FEW
+        count = PROBES if self._updates else FEW
         z = probe_array(n, count, unit=n <= PROBES)
         if n <= PROBES:
             unit = np.empty((batch, n, n))
@@ -255,7 +247,7 @@ class Squares:
             rows = np.empty((batch, k + count, n))
             rows[:, :k], rows[:, k:] = b.transpose(0, 2, 1), z.T
             found = self._solve(rows.transpose(0, 2, 1))
-            first, images, margin = found[..., :k], found[..., k:], MARGINS[count]
+            first, images, margin = found[..., :k], found[..., k:], inverse_margin(count)
         images = self._sizes * images
         estimate = np.sqrt(np.einsum("pik,pik->p", images, images))[:, None]
         return first, margin * estimate, estimate
