@@ -1,9 +1,11 @@
-"""Backward errors of least squares as the design page defines them, from exact residuals and gradients.
+"""Backward errors of least squares, from exact residuals and gradients.
 
-For ``B = A D^-1``, D the norms of the columns, y = D x and r = b - A x the smallest of three perturbations
-that make x a solution: ``||B^T r|| / (||B|| ||r||)``, ``||r|| / (||B|| ||y|| + ||b||)`` and
-``||P r|| / (||B|| ||y||)``, P the projector on the range. Below full rank B has its largest singular values
-only.
+For ``B = A D^-1``, D the norms of the columns, y = D x and r = b - A x: the smallest perturbation of B that
+makes x a solution, the smallest one of B and b (Walden, Karlson and Sun, 1995), or the one that makes the
+residual vanish, ``||r|| / (||B|| ||y|| + ||b||)``. Below full rank B has its largest singular values only.
+
+No claim may be below these. That neula's claims come from other perturbations does not make them larger:
+what is the smallest of three for rounded products with weights need not be so for exact ones.
 """
 
 from __future__ import annotations
@@ -49,10 +51,34 @@ def _smallest(r: np.ndarray, gradient: np.ndarray, y: np.ndarray, s: np.ndarray)
     residual, image = np.linalg.norm(r), s[:1].sum() * np.linalg.norm(y)
     if residual == 0 or not len(gradient):
         return 0.0
-    optimality = np.linalg.norm(gradient) / (s[0] * residual)
-    projected = np.linalg.norm(gradient / s)
-    found = min(optimality, residual / (image + 1), projected / image if image > 0 else math.inf)
-    return float(found)
+    if image == 0:  # any perturbation of B is as good
+        return float(min(np.linalg.norm(gradient) / (s[0] * residual), residual))
+    found = [residual / (image + 1)]
+    for ratio in (residual / image, residual / math.hypot(1, image)):  # of B alone; of b as well
+        found.append(min(ratio, _perturbation(gradient / residual, s / s[0], s[0], ratio)))
+    return float(min(found))
+
+
+def _perturbation(gradient: np.ndarray, s: np.ndarray, norm: float, ratio: float) -> float:
+    """The smallest singular value of ``[B, ratio (I - r r^T)]`` for a residual r of norm 1, if B has norm 1.
+
+    Its square is the root l of ``(1 - ||p||^2) l / (ratio^2 - l) = sum p^2 (s^2 - l) / (s^2 + ratio^2 - l)``,
+    p being the components of r along the left singular vectors, below ``ratio^2``: the left side grows from
+    zero, and the right side falls.
+    """
+    p = (gradient / norm / s) ** 2
+    outside, squares = max(0.0, 1 - p.sum()), s**2
+
+    def falls_short(part: float) -> bool:
+        below, rest = part * ratio**2, ratio**2 * (1 - part)
+        return bool(outside * part / (1 - part) < (p * (squares - below) / (squares + rest)).sum())
+
+    # In logarithms: what is sought is often the square of a unit roundoff.
+    exponents = -250.0, 0.0
+    for _ in range(50):
+        middle = sum(exponents) / 2
+        exponents = (middle, exponents[1]) if falls_short(2.0**middle) else (exponents[0], middle)
+    return ratio * 2.0 ** (exponents[1] / 2)
 
 
 def judge_backward(

@@ -248,6 +248,25 @@ def _doctored(problem: str, result: Any, first: Any) -> Any:
     return 1.01 * result
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("error", [1e-3, 1.0])
+def test_backward_errors_are_the_smallest(size: float, error: float) -> None:
+    """As by the singular values of Walden, Karlson and Sun, of B alone, and of B and b."""
+    rng = np.random.default_rng(2)
+    a = rng.standard_normal((7, 4)) @ np.diag([1, 1e-1, 1e-2, 1e-3]) @ rng.standard_normal((4, 4))
+    a /= np.linalg.norm(a, axis=0)
+    x = size * rng.standard_normal((4, 1))
+    b = a @ x + rng.standard_normal((7, 1))
+    x = np.linalg.lstsq(a, b, rcond=None)[0] + error * rng.standard_normal((4, 1))
+    r, norm, size_of_b = (b - a @ x)[:, 0], np.linalg.norm(a, 2), np.linalg.norm(b)
+    length, image = np.linalg.norm(r), norm * np.linalg.norm(x)
+    found = [length / (image + size_of_b)]
+    for ratio in (length / image, length / np.hypot(image, size_of_b)):
+        away = np.eye(7) - np.outer(r, r) / length**2
+        found += [ratio, np.linalg.svd(np.hstack([a / norm, ratio * away]), compute_uv=False).min()]
+    assert backward_errors(LeastSquares(a, b, rcond=1e-15), x, 4) == pytest.approx(min(found), rel=1e-6)
+
+
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)])
 def test_backward_errors_that_are_claimed_too_small_are_found(shape: tuple[int, int]) -> None:
     """Nor does a solution count as accepted whose backward error is above the tolerance."""

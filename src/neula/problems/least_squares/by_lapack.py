@@ -54,7 +54,8 @@ def _with_rounded_weights(
     """Errors of the problem whose weighted elements are not rounded; None where they are too large.
 
     Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
-    independent: it turns the rows, which decide what the shortest solution of others is.
+    independent: it turns the rows, which decide what the shortest solution of others is. With columns of norm
+    1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
     """
     if found.rank < len(found.x):
         return None
@@ -63,7 +64,7 @@ def _with_rounded_weights(
     condition = ESTIMATED * found.condition
     factor = wedin_factor(condition, np.array(found.residual_norms) / image)
     errors = (found.forward_errors + condition * FP64.u * factor).tolist()
-    backward, limits = found.backward_error + FP64.u, options.limits(given.a.shape)
+    backward, limits = found.backward_error + len(sizes) ** 0.5 * FP64.u, options.limits(given.a.shape)
     if not (max(errors) <= limits.forward_error and backward <= limits.backward_error):
         return None
     return found._replace(forward_errors=errors, backward_error=backward)
