@@ -94,16 +94,11 @@ def _in_order(discs: list[arb], columns: list[list[arb]]) -> Eigen:
     groups: list[list[int]] = []
     unions: list[arb] = []
     for i in order:
-        if unions and unions[-1].overlaps(discs[i]):
-            groups[-1].append(i)
-            unions[-1] = unions[-1].union(discs[i])
-        else:
-            groups.append([i])
-            unions.append(discs[i])
-    if any(unions[k].overlaps(unions[k + 1]) for k in range(len(unions) - 1)):
-        unions = [unions[0].union(unions[-1])] * len(
-            unions
-        )  # a wide disc that was passed: nothing is separated
+        group, union = [i], discs[i]
+        while unions and unions[-1].overlaps(union):  # wide ones reach beyond the discs before them
+            group, union = groups.pop() + group, unions.pop().union(union)
+        groups.append(group)
+        unions.append(union)
     values = [union for group, union in zip(groups, unions, strict=True) for _ in group]
     return Eigen(values, arb_mat([columns[i] for i in order]).transpose())
 

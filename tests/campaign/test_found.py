@@ -138,6 +138,21 @@ FOUND = {
         **PLAIN,
         seed=622732614,
     ),
+    # The judge took the least of three perturbations for the smallest one, which weights that round are not.
+    "backward error with rounded weights": Recipe(
+        *("lstsq", 4, 4, 2, (Member("near_rank_one", rhs="nearly orthogonal", binary=False),)),
+        damp=1.0,
+        weights=6,
+        **PLAIN,
+        seed=2846307852,
+    ),
+    # Discs of tiny eigenvalues that overlapped made one of all eigenvalues.
+    "singular values of zero and one": Recipe(
+        *("polar", 33, 33, 1, (Member("one_ulp", rows=30, whole=30, rhs="unit", rhs_power=-300),)),
+        library="torch",
+        engine="emulated",
+        seed=2333009754,
+    ),
     # LAPACK divides by pivots whose reciprocals overflow.
     "tiny pivots": Recipe(
         *("lu", 5, 5, 0, (Member("arrowhead", whole=-300, rhs="integer", binary=False),)),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flint import fmpz_mat
+from flint import arb, fmpz_mat
 
 from .areas import oracle
 from .exact import balls
 from .oracle import LeastSquares
 from .recipes import Scope, Seeded
-from .spectrum import count_above, positive_eigenvalues, singular_values, values_of
+from .spectrum import _in_order, count_above, positive_eigenvalues, singular_values, values_of
 
 
 def test_a_multiple_singular_value() -> None:
@@ -19,6 +19,16 @@ def test_a_multiple_singular_value() -> None:
     truth = LeastSquares(a, np.ones((4, 1)), rcond=1e-15)
     np.testing.assert_allclose(truth.singular_values, [1, 0.5**0.5, 0.5**0.5, 0], atol=1e-15)
     assert truth.ranks == (3,)
+
+
+def test_discs_that_overlap_leave_others_alone() -> None:
+    """A disc that is wider than the one before it reaches the one before that."""
+    discs = [arb(100, 1), arb(5.2, 2.8), arb(0.1, 2.2), arb(0.05, 2.5), arb(-50, 1)]
+    found = _in_order(discs, np.eye(5).tolist()).values
+    assert [value.contains(disc) for value, disc in zip(found, discs, strict=True)] == [True] * 5
+    np.testing.assert_allclose(
+        [float(value.rad()) for value in found], [1, 5.225, 5.225, 5.225, 1], atol=0.01
+    )
 
 
 def test_two_ways_agree() -> None:
