@@ -50,11 +50,11 @@ template <typename T> inline bool lu(T *a, Index n, Index columns, Index *pivots
     for (Index k = 0; k < n; k++) {
         Index pivot = k;
         for (Index i = k + 1; i < n; i++)
-            if (modulus(a[i * columns + k]) > modulus(a[pivot * columns + k]))
+            if (size_of(a[i * columns + k]) > size_of(a[pivot * columns + k]))
                 pivot = i;
         pivots[k] = pivot;
         T *row = a + k * columns, *other = a + pivot * columns;
-        if (!(modulus(other[k]) > 0.0))
+        if (!(size_of(other[k]) > 0.0))
             return false;
         for (Index j = 0; pivot != k && j < n; j++) {
             T x = row[j];
@@ -95,7 +95,7 @@ template <typename T> inline void householder(T *a, Index m, Index n, Index colu
         scales[k] = T(0.0);
         T difference = alpha;
         difference -= T(beta);
-        if (!(modulus(difference) > 0.0)) // nothing to reflect
+        if (!(size_of(difference) > 0.0)) // nothing to reflect
             continue;
         T scale = T(beta);
         scale -= alpha;

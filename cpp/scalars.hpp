@@ -41,7 +41,8 @@ inline double real(double x) { return x; }
 inline double real(Complex x) { return x.re; }
 inline double square_of(double x) { return x * x; }
 inline double square_of(Complex x) { return x.re * x.re + x.im * x.im; }
-inline double modulus(double x) { return fabs(x); }
-inline double modulus(Complex x) { return hypot(x.re, x.im); }
+// Within a factor of sqrt(2) of |x|: LAPACK compares pivots by it.
+inline double size_of(double x) { return fabs(x); }
+inline double size_of(Complex x) { return fabs(x.re) + fabs(x.im); }
 
 NEULA_END
