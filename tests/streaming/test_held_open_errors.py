@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.campaign.matrices import KINDS, right_hand_side
 from tests.campaign.oracle import LeastSquares
+from tests.exact_solutions import error_of, least_squares
 
 import neula
 
@@ -118,3 +119,31 @@ def test_right_hand_sides_that_larger_ones_have_hidden() -> None:
         with pytest.warns(neula.AccuracyWarning):
             result = fit.solve()
         assert (result.forward_errors >= 1).all()
+
+
+@pytest.mark.parametrize("damp", [1e-3, 1e6])
+def test_damping_leaves_the_digits_of_householder(damp: float, rng: np.random.Generator) -> None:
+    """A step with sums that were kept would bring the square of the condition number of A."""
+    n, u, v = 4, *(np.linalg.qr(rng.standard_normal((m, 4)))[0] for m in (30, 4))
+    a = u * np.geomspace(1, 1e-6, n) @ v.T
+    b = a @ rng.standard_normal(n)
+    fit = neula.LeastSquares(n)
+    fit.update(a, b)
+    result = fit.solve(damp=damp)
+    stacked, right = np.vstack([a, damp * np.eye(n)]), np.concatenate([b, np.zeros(n)])
+    sizes, exact = np.linalg.norm(stacked, axis=0), least_squares(stacked, right)
+    condition, x = np.linalg.cond(stacked / sizes), np.array([float(y) for y in exact])
+    ratio = np.linalg.norm(right - stacked @ x) / np.linalg.norm(sizes * x)
+    error = error_of(stacked, result.x, exact)
+    assert error <= result.forward_error
+    assert error <= 8 * n * 2.0**-53 * condition * (1 + condition * ratio)
+
+
+def test_residual_of_dependent_columns(rng: np.random.Generator) -> None:
+    """What R has of b in the rows of a dependent column is left, too."""
+    a, b = rng.standard_normal((50, 4)), rng.standard_normal((50, 2))
+    a[:, 3] = a[:, 1]
+    result = checked(a, b)
+    assert result.rank == 3
+    norms = np.linalg.norm(b - a @ result.x, axis=0)
+    assert np.allclose(result.residual_norm, norms, rtol=50 * 4 * 2.0**-53)

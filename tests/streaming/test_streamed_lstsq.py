@@ -233,6 +233,9 @@ def test_subnormal_numbers(rng: np.random.Generator) -> None:
     a = np.round(rng.standard_normal((60, 3)) * 100) * 5e-324
     result = neula.lstsq(row_blocks(a), a @ np.ones(3), certify="forward")
     assert np.abs(result.x - 1).max() <= result.forward_error < 1e-10
+    # Large solutions of them are in range.
+    large = neula.lstsq(row_blocks(a[:, :1]), a[:, 0] * 2.0**700, certify="forward")
+    assert abs(large.x[0] * 2.0**-700 - 1) <= large.forward_error < 1e-10
 
 
 def test_rank_without_a_gap_is_warned_of(rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import least_squares_error
+from neula.certificates.forward_error import enlarged, least_squares_error
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.kernels.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -144,14 +144,18 @@ class Coordinates:
     def _doubted(self, doubt: str) -> Coordinates:
         return replace(self, doubt=doubt)
 
+    def of_b(self, z: torch.Tensor) -> torch.Tensor:
+        """Coordinates of the solution, shape (r, k), for ``Q^T b``."""
+        return z if self.left is None else self.left.T @ z
+
     def length(self, x: torch.Tensor) -> torch.Tensor:
         """``||D x||`` of each column."""
-        return torch.linalg.vector_norm(self.columns * x, dim=0)
+        return torch.linalg.vector_norm(self.columns * x, dim=-2)
 
     def error(
         self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor
     ) -> torch.Tensor:
-        """Bound on ``||D (x - x*)|| / ||D x||`` for a solution whose error in the range of C was measured.
+        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was measured.
 
         Parameters
         ----------
@@ -167,7 +171,8 @@ class Coordinates:
             return measured
         # Below full rank that range depends on rounding errors, too.
         by_formula = least_squares_error(self.condition, backward_error, ratio)
-        return measured + self.shortest.error(self.columns * x, by_formula, ratio)
+        error = measured + self.shortest.error(self.columns * x, by_formula, ratio)
+        return enlarged(error, error)
 
 
 @dataclass(frozen=True)

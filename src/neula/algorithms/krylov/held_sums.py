@@ -226,10 +226,11 @@ class HeldSums:
         return HeldSums(r, *probes, *products, self.of_b, self.of_a, rows, updates, roundings)
 
 
-def normal_product(a: torch.Tensor, x: torch.Tensor) -> Pair:
-    """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n)."""
+def normal_product(a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
+    """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n); x may be one, too."""
     prepared = Doubled.from_matrix(a[None])
-    high, low = prepared.residual(-x[None], a.new_zeros(1, len(a), x.shape[1]))
+    of_low = None if x_low is None else -x_low[None]
+    high, low = prepared.residual(-x[None], a.new_zeros(1, len(a), x.shape[1]), of_low)
     return _pair(prepared.transposed_pair(high, low))
 
 

@@ -24,8 +24,8 @@ from neula.algorithms.krylov.batched_lstsq import (
     probes,
 )
 from neula.algorithms.krylov.coordinates import Coordinates
+from neula.algorithms.krylov.summed import SummedGradient
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.certificates.forward_error import left_by_update
 from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled import Doubled, two_sum
@@ -186,8 +186,8 @@ class RefinementSums:
             self.images += a.T @ (a @ self.probed)
         self.squares += residual.square().sum(0)
 
-    def refined(self) -> StreamedUpdate:
-        """The update, and what is left after it."""
+    def summed(self) -> SummedGradient:
+        """What has been summed over all rows."""
         of = self.coordinates
         gradient = self.gradient + self.gradient_low
         projected = of.projector.T @ gradient
@@ -197,44 +197,7 @@ class RefinementSums:
         noise = residual_noise(self.count + n, doubled=self.doubled)
         if self.rounded:  # ||dA y|| <= u ||A||_F ||y||
             noise = max(noise, residual_noise(n, doubled=False))
-        residual, b = self.squares.sqrt(), self.of_b.sqrt()
+        residual, b, gone = self.squares.sqrt(), self.of_b.sqrt(), lengths(projected[None])[0]
         floor = projection_noise(noise, of.norm_bound, of.condition, of.length(self.x), b, residual)
-        return StreamedUpdate(of, projected, of.inverse @ projected, rate, residual, b, floor)
-
-
-@dataclass(frozen=True)
-class StreamedUpdate:
-    """An update of a solution, and bounds on what it leaves.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    projected : Tensor, shape (r, k)
-        Coordinates ``P^T A^T r``, with the projector P, of the projection of the residual on the range of A.
-    update : Tensor, shape (n, k)
-    rate : float
-        ``||I - W^T W||_F`` from above.
-    residual, b : Tensor, shape (k,)
-        Norms before the update.
-    floor : Tensor, shape (k,)
-        Rounding errors of the projection.
-    """
-
-    coordinates: Coordinates
-    projected: torch.Tensor
-    update: torch.Tensor
-    rate: float
-    residual: torch.Tensor
-    b: torch.Tensor
-    floor: torch.Tensor
-
-    @property
-    def left(self) -> torch.Tensor:
-        """What the update leaves of the projection at most, shape (k,)."""
-        return left_by_update(self.rate) * lengths(self.projected[None])[0]
-
-    def residual_after(self, rounding: torch.Tensor) -> torch.Tensor:
-        """``||b - A x||`` after the update, by Pythagoras, with what rounding x has changed of ``A x``."""
-        gone = lengths(self.projected[None])[0]
-        rest = ((self.residual - gone) * (self.residual + gone)).clamp_min(0)
-        return (rest + self.left.square() + rounding.square()).sqrt()
+        rest = ((residual - gone) * (residual + gone)).clamp_min(0).sqrt()  # by Pythagoras
+        return SummedGradient(projected, rate, rest, b, floor)

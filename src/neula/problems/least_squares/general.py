@@ -22,8 +22,8 @@ from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.report import LeastSquaresOutcome
 from neula.problems.least_squares.scaled import ScaledProblems, lengths
-from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 
 @dataclass(frozen=True)

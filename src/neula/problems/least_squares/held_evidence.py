@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import MARGINS
+from neula.algorithms.krylov.batched_lstsq import MARGINS, ROUNDING
 from neula.algorithms.krylov.coordinates import Coordinates
+from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
+from neula.algorithms.krylov.summed import SummedGradient, SummedProblem
 from neula.algorithms.scaling import binary_exponents
+from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import enlarged, measured_error, residual_ratio
+from neula.certificates.forward_error import enlarged
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.residuals import residual_noise
+from neula.certificates.stagnation import settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
 from neula.kernels.refining import over
@@ -23,6 +27,7 @@ from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
 from neula.problems.least_squares.scaled import DOMINATES
+from neula.problems.least_squares.with_r import summed_members
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""
@@ -58,48 +63,63 @@ class Held(SingleProblem):
     def solved(
         self, problems: Held, before: Answer[LeastSquaresSolutions] | None
     ) -> Answer[LeastSquaresSolutions]:
-        """The solution by R, and how far ``R^T [R z]`` is from ``A^T [A b]``."""
+        """The solution by R, updated where that helps, and how far ``R^T [R z]`` is from ``A^T [A b]``.
+
+        R and ``Q^T b`` have the backward errors of one perturbed problem, R and the sums have not: an update
+        that is no longer than the uncertainty of ``A^T A`` makes x worse. Longer ones occur where damping is
+        far above A, and hides it.
+        """
         options, n = self.options, len(self.exponents)
         r, z, s = self._damped()
         count, units = max(self.sums.rows, n), shift(torch.ones_like(r[0]), -self.exponents)
         rcond = options.certain_rcond((count, n))
         of = Coordinates.of_any_rank(r, (z, s), rcond, count, options.unit, units)
-        x = of.inverse @ (z if of.left is None else of.left.T @ z)
-        if options.damp:  # which may hide what is above it
-            x = x + of.inverse @ self._rest(of, x)
-        size, b = of.length(x), (z.square().sum(0) + s.square().sum(0)).sqrt()
-        distance, noise = self._distance(of)
-        wrong = torch.linalg.vector_norm(self._rest(of, x), dim=0) + of.inverse_norm * self._noise(of, x, b)
-        uncertain = (MARGINS[PROBES] * distance + noise) * of.inverse_norm
+        start, b = of.of_b(z), (z.square().sum(0) + s.square().sum(0)).sqrt()
+        distance, uncertain = self._distance(of)
         rate = uncertain * of.inverse_norm
-        error = of.inverse_norm * (wrong + uncertain * size)
-        error = over(enlarged(error, rate), size)
-        norms, scale = torch.linalg.vector_norm(s, dim=0), max(of.norm, torch.finfo(torch.float64).tiny)
-        relative = torch.full_like(size, distance / scale / scale)
-        error = of.error(x, error, relative, residual_ratio(norms, of.norm, size))
-        of_x = self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self._excess
-        given = shift(x, of_x)
-        error = error + over(of.length(x - shift(given, -of_x)), size)
-        error = measured_error(error, 1.0, rate=rate)
-        error = torch.where(self._moderate(r, torch.cat([z, s])), error, math.inf)
-        products = self.sums.products - r.T @ z
-        of_products = torch.linalg.vector_norm(products / of.columns, dim=0)
-        of_sums = over(of_products, scale * b).amax()
-        backward = torch.maximum(of_sums, b.new_tensor(distance / scale / scale))[None]
-        members = LeastSquaresSolutions(
-            x=given[None],
-            forward_error=error[None],
-            backward_error=backward,
-            condition=backward.new_tensor([max(1.0, of.condition)]),
-            refined_error=backward,
-            residual=over(norms, b).amax()[None],
-            condition_bound=torch.zeros_like(backward),
-            doubtful=torch.full_like(backward, bool(of.doubt), dtype=torch.bool),
-            residual_norm=shift(norms, self.sums.of_b)[None],
-            optimality=over(wrong, of.norm * norms).amax()[None],
-            rank=torch.full_like(backward, of.rank, dtype=torch.int64),
-        )
+        # Below full rank R leaves some of Q^T b.
+        rest = [s] if of.left is None else [s, z - of.left @ start]
+
+        def summed(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
+            projected, floor = self._projected(of, x, low), of.inverse_norm * self._noise(of, x, b)
+            length = torch.linalg.vector_norm(projected, dim=0)
+            kept = settled(length, floor + uncertain * of.length(x))
+            floor = enlarged(torch.where(kept, length + floor, floor), rate)
+            known = torch.linalg.vector_norm(torch.cat(rest), dim=0), b, floor
+            return SummedGradient(
+                torch.where(kept, 0.0, projected), rate + ROUNDING * FP64.u * of.size, *known
+            )
+
+        system, steps = SummedProblem(of, summed), 2 if options.damp else 1
+        refinement = Refinement(system, start[None], 0.0)
+        refinement.advance(steps, steps)
+        found, scale = refinement.solution(), max(of.norm, torch.finfo(torch.float64).tiny)
+        products = torch.linalg.vector_norm((self.sums.products - r.T @ z) / of.columns, dim=0)
+        backward = over(products, scale * b).clamp_min(distance / scale / scale)
+        wrong = over(refinement.left, of.inverse_norm)
+        error = found.forward_error + enlarged(rate, rate)
+        error = torch.where(self._moderate(r, torch.cat([z, s])), enlarged(error, error), math.inf)
+        measures = Measures(backward[None], over(wrong, of.norm * found.residual))
+        found = replace(found, measures=measures, forward_error=error)
+        members = summed_members(self, system, found, options)
         return Answer(members, "householder fp64, held open", of.doubt)
+
+    @cached_property
+    def _columns(self) -> torch.Tensor:
+        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
+        return self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self._excess
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """Solutions in the units that were given."""
+        return shift(y, self._columns)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, -self._columns)
+
+    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals in the units that were given."""
+        return shift(norm, self.sums.of_b)
 
     def _damped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """R, z and S with the rows of the damping."""
@@ -160,7 +180,8 @@ class Held(SingleProblem):
         return residual_noise(self.sums.rows + 2 * n, doubled=True) * n**0.5
 
     def _distance(self, of: Coordinates) -> tuple[float, float]:
-        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and what rounding errors of products hide of it.
+        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and a bound on it times ``||B^+||``, with what
+        rounding errors of products hide.
 
         D is at least as large as what the vectors see.
         """
@@ -171,11 +192,11 @@ class Held(SingleProblem):
         sizes, largest = of.columns[:, 0], of.columns.max()
         images = largest * of.norm_bound * max(1, self.sums.rows) ** 0.5
         images = images + largest / of.columns.min() * sizes.sum()
-        seen, noise = torch.stack([seen, self._unit * LONGEST * images]) / sizes.min()
-        return float(seen), float(noise)
+        distance, noise = (torch.stack([seen, self._unit * LONGEST * images]) / sizes.min()).tolist()
+        return distance, (MARGINS[PROBES] * distance + noise) * of.inverse_norm
 
-    def _rest(self, of: Coordinates, x: torch.Tensor) -> torch.Tensor:
-        """``P^T (A^T b - (R^T R + damp^2 I) x)``."""
-        high, low = normal_product(self.sums.parts[0], x)
-        rest = (self.sums.products - high) + (self.sums.products_low - low)
-        return of.projector.T @ (rest - self._damping.square()[:, None] * x)
+    def _projected(self, of: Coordinates, x: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """``P^T (A^T b - (R^T R + damp^2 I) x)`` for an unevaluated sum x."""
+        product = normal_product(self.sums.parts[0], x, low)
+        rest = (self.sums.products - product[0]) + (self.sums.products_low - product[1])
+        return of.projector.T @ (rest - self._damping.square()[:, None] * (x + low))

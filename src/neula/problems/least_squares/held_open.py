@@ -27,13 +27,13 @@ from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.inputs import Taken, take
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import Report, unsure
+from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import collect, why
+from neula.problems.least_squares.report import LeastSquaresOutcome, collect
 
 
 class LeastSquares:
@@ -255,11 +255,7 @@ class LeastSquares:
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
         report = Report(call, broadcast_system(a, right), options, run)
         result = replace(collect(report, passes=1), tolerance=held.bound)
-        if not result.converged:
-            reason = why(result, run, options, is_batch=False)
-            what = f"least squares is not certified to {result.accuracy} accuracy"
-            call.report_missed(what, reason, result, report.missed(), unsure=unsure(run))
-        return result
+        return LeastSquaresOutcome.from_report(result, report).reported(call)
 
     def _call(self, accuracy: Accuracy | None, strict: bool) -> Call:
         """With operands that have shapes, and no numbers."""

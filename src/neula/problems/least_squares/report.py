@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -45,6 +47,41 @@ class SingleProblemSolution(NamedTuple):
     forward_errors: list[float]
     residual_norms: list[float]
     rank: int
+
+
+@dataclass(frozen=True)
+class LeastSquaresOutcome:
+    """A result, and what is to be said where it is not converged.
+
+    Attributes
+    ----------
+    result : LstsqResult
+    why : str
+    missed : sequence of list of int
+        Where in the batch problems are that were not accepted.
+    unsure : bool
+        Whether of any problem no digit of x is sure.
+    """
+
+    result: LstsqResult
+    why: str = ""
+    missed: Sequence[list[int]] = ()
+    unsure: bool = False
+
+    @classmethod
+    def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:
+        """What a run has come to."""
+        if result.converged:
+            return cls(result)
+        reason = why(result, report.run, cast(LeastSquaresOptions, report.options), is_batch=is_batch)
+        return cls(result, reason, report.missed(), unsure(report.run))
+
+    def reported(self, call: Call) -> LstsqResult:
+        """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
+        if not self.result.converged:
+            what = f"least squares is not certified to {self.result.accuracy} accuracy"
+            call.report_missed(what, self.why, self.result, self.missed, unsure=self.unsure)
+        return self.result
 
 
 def result_of(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,48 +15,15 @@ from neula.pipeline.chain import Answer, Run
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.pipeline.solutions import Report, attached, numbers_of, unread, unsure
+from neula.pipeline.solutions import Report, attached, numbers_of, unread
 from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.report import collect, why
+from neula.problems.least_squares.report import LeastSquaresOutcome, collect
 from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
-
-
-@dataclass(frozen=True)
-class LeastSquaresOutcome:
-    """A result, and what is to be said where it is not converged.
-
-    Attributes
-    ----------
-    result : LstsqResult
-    why : str
-    missed : sequence of list of int
-        Where in the batch problems are that were not accepted.
-    unsure : bool
-        Whether of any problem no digit of x is sure.
-    """
-
-    result: LstsqResult
-    why: str = ""
-    missed: Sequence[list[int]] = ()
-    unsure: bool = False
-
-    def reported(self, call: Call) -> LstsqResult:
-        """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
-        if self.result.converged:
-            return self.result
-        call.report_missed(
-            f"least squares is not certified to {self.result.accuracy} accuracy",
-            self.why,
-            self.result,
-            self.missed,
-            unsure=self.unsure,
-        )
-        return self.result
 
 
 def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
@@ -112,11 +78,7 @@ def solve_system(
         fit = LinearFit(call, shapes, options, run.found.x, run.found.residual_norm)
     found = collect(report, fit=fit)
     result = _attached(call, shapes, options, weights, found)
-    if found.converged:
-        return LeastSquaresOutcome(result)
-    return LeastSquaresOutcome(
-        result, why(found, run, options, is_batch=is_batch), report.missed(), unsure(run)
-    )
+    return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)
 
 
 def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
-from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums, StreamedUpdate
-from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.backward_error import Norms
+from neula.algorithms.krylov.doubled_refinement import Refinement
+from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums
+from neula.algorithms.krylov.summed import SummedGradient, SummedProblem
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.forward_error import MAX_RATE, measured_error, residual_ratio
+from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
-from neula.kernels.refining import over
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import Taken, take
@@ -28,7 +28,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.pipeline.solutions import Report, unsure
+from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
 from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.problem import (
@@ -36,7 +36,8 @@ from neula.problems.least_squares.problem import (
     LeastSquaresSolutions,
     SingleProblem,
 )
-from neula.problems.least_squares.report import collect, why
+from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.least_squares.with_r import summed_members
 
 MOST_PASSES = 3
 """Over A: where it does not fit into memory, reading it is what takes time."""
@@ -96,11 +97,7 @@ def lstsq_streamed(
         run = _solved(problem)
     report = Report(call, broadcast_system(a, right), options, run)
     result = collect(report, passes=problem.reader.passes)
-    if not result.converged:
-        reason = why(result, run, options, is_batch=False)
-        what = f"least squares is not certified to {result.accuracy} accuracy"
-        call.report_missed(what, reason, result, report.missed(), unsure=unsure(run))
-    return result
+    return LeastSquaresOutcome.from_report(result, report).reported(call)
 
 
 def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
@@ -286,50 +283,55 @@ class Streamed(SingleProblem):
             wanted = self.scales * power_of_two_scales(norms)
             self.change(wanted.clamp(1 / LARGEST_SCALE, LARGEST_SCALE), rescale)
 
-    def refine(self, coordinates: Coordinates, x: torch.Tensor, label: str) -> Answer[LeastSquaresSolutions]:
-        """Passes with updates, until the solution is accepted, or no pass is left."""
-        low, history, begun = torch.zeros_like(x), [], self.reader.passes
-        while True:
-            weighted = "weights" in self.reader.sources
-            sums = RefinementSums(coordinates, x, low, self.doubled, weighted)
-            self.visit("refinement", sums.add)
-            refined = sums.refined()
-            x, low = add_to_pair(x, low, refined.update)
-            members = self._members(refined, x, low)
-            history.append(float(members.refined_error))
-            good = bool(self.options.limits((self.reader.count, self.n)).accept(members.evidence))
-            if good or self.reader.passes == MOST_PASSES or not refined.rate <= MAX_RATE:
-                break
-        steps = self.reader.passes - begun
-        return Answer(members, label, coordinates.doubt, iterations=steps, history=tuple(history))
+    def refine(
+        self, coordinates: Coordinates, start: torch.Tensor, label: str
+    ) -> Answer[LeastSquaresSolutions]:
+        """Passes with updates, until the solution is accepted, or no pass is left.
 
-    def _members(self, refined: StreamedUpdate, x: torch.Tensor, low: torch.Tensor) -> LeastSquaresSolutions:
-        """What is known of a solution after its last update."""
-        of, options = refined.coordinates, self.options
-        columns, right = self.scales[: self.n, None], self.scales[self.n :]
-        rounded = (x * columns / right).to(options.dtype).double()
-        lost = (x - rounded / columns * right) + low
-        size, rounding = of.length(x), of.length(lost)
-        residual = refined.residual_after(of.norm_bound * rounding)
-        norms = Norms(residual, of.norm_bound * refined.left, refined.left, of.norm * size, refined.b)
-        measures = norms.measures(of.norm)
-        error = over(of.inverse_norm * (refined.left + refined.floor) + rounding, size)
-        error = of.error(x, error, measures.backward_error, residual_ratio(residual, of.norm, size))
-        error = measured_error(error, 1.0, rate=refined.rate)
-        backward = measures.backward_error.amax()[None]
-        return LeastSquaresSolutions(
-            x=rounded[None],
-            forward_error=error[None],
-            backward_error=(measures.backward_error + over(rounding, size)).amax()[None],
-            condition=backward.new_tensor([max(1.0, of.condition)]),
-            refined_error=backward,
-            residual=over(residual, refined.b).amax()[None],
-            condition_bound=torch.zeros_like(backward),
-            doubtful=torch.full_like(backward, bool(of.doubt), dtype=torch.bool),
-            residual_norm=(residual / right)[None],
-            optimality=measures.optimality.amax()[None],
-            rank=torch.full_like(backward, of.rank, dtype=torch.int64),
+        Parameters
+        ----------
+        coordinates : Coordinates
+        start : Tensor, shape (r, k)
+            Those of b.
+        label : str
+        """
+
+        def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
+            sums = RefinementSums(coordinates, x, low, self.doubled, "weights" in self.reader.sources)
+            self.visit("refinement", sums.add)
+            return sums.summed()
+
+        system, history = SummedProblem(coordinates, visited), list[float]()
+        refinement, limits = (
+            Refinement(system, start[None], 0.0),
+            self.options.limits((self.reader.count, self.n)),
         )
+        while True:
+            refinement.advance(refinement.steps + 1, refinement.steps + 1)
+            members = summed_members(self, system, refinement.solution(), self.options)
+            history.append(float(members.refined_error))
+            good = bool(limits.accept(members.evidence))
+            if good or self.reader.passes == MOST_PASSES or not bool(system.rate <= MAX_RATE):
+                break
+        return Answer(members, label, coordinates.doubt, iterations=refinement.steps, history=tuple(history))
+
+    @property
+    def _columns(self) -> torch.Tensor:
+        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
+        exponents = binary_exponents(self.scales)
+        return exponents[: self.n, None] - exponents[self.n :]
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """Solutions in the units that were given."""
+        return shift(y, self._columns)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        return shift(x, -self._columns)
+
+    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals in the units that were given."""
+        return norm / self.scales[self.n :]
 
 
 def by_gram(
@@ -348,8 +350,7 @@ def by_gram(
     certain = condition < problem.options.limits((problem.reader.count, problem.n)).condition
     if not (FP64.u * condition**2 <= GRAM_RATE and certain):
         raise Declined(f"condition number up to {condition:.1e}, which the Gram matrix squares")
-    inverse = coordinates.inverse
-    return problem.refine(coordinates, inverse @ (inverse.T @ sums.products), label)
+    return problem.refine(coordinates, coordinates.inverse.T @ sums.products, label)
 
 
 def by_householder(
@@ -370,5 +371,4 @@ def by_householder(
     rcond = problem.options.certain_rcond((count, n))
     unit, z = problem.options.unit, right[0]
     coordinates = Coordinates.of_any_rank(r, (z, right[1]), rcond, count, unit, problem.scales[:n])
-    projected = z if coordinates.left is None else coordinates.left.T @ z
-    return problem.refine(coordinates, coordinates.inverse @ projected, label)
+    return problem.refine(coordinates, coordinates.of_b(z), label)

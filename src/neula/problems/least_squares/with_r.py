@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
+from neula.algorithms.krylov.summed import SummedProblem
 from neula.algorithms.orthogonal.r_only import HALVED
-from neula.certificates.forward_error import ESTIMATED, rounded_error
+from neula.certificates.forward_error import ESTIMATED, residual_ratio, rounded_error
 from neula.kernels.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
@@ -50,6 +52,19 @@ def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return Triangles.from_factor(*known).tensors
 
 
+class ProblemUnits(Protocol):
+    """Problems that are solved in other units than they were given in (:class:`ScaledProblems`)."""
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """Solutions in the units that were given."""
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+
+    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals in the units that were given."""
+
+
 @dataclass(frozen=True)
 class UnscaledSolutions:
     """Solutions of some problems in their own units.
@@ -79,7 +94,7 @@ class UnscaledSolutions:
 
 
 def members_of(
-    problems: ScaledProblems, solved: UnscaledSolutions, options: LeastSquaresOptions, rows: int
+    problems: ProblemUnits, solved: UnscaledSolutions, options: LeastSquaresOptions, rows: int
 ) -> LeastSquaresSolutions:
     """Solutions in the units that were given, with what was measured."""
     found, over_rows = solved.found, options.over_rows
@@ -133,3 +148,30 @@ def measured_members(
         condition_bound=torch.minimum(system.condition, ESTIMATED * condition),
     )
     return members_of(problems, solved, options, rows)
+
+
+def summed_members(
+    problem: ProblemUnits, system: SummedProblem, found: DoubledSolution, options: LeastSquaresOptions
+) -> LeastSquaresSolutions:
+    """The solution of a problem of any rank whose rows are not in memory, with its evidence.
+
+    In place of the residual ``found`` has its norm, and its forward error is that in the range of the
+    coordinates.
+    """
+    of, x = system.coordinates, problem.unscale(found.x).to(options.dtype).double()
+    size, lost = of.length(found.x), of.length(found.x - problem.scale(x))
+    ratio = residual_ratio(found.residual, of.norm, size)
+    errors = found.forward_error[0], found.measures.backward_error[0], ratio[0]
+    solved = UnscaledSolutions(
+        found=replace(found, forward_error=of.error(found.x[0], *errors)[None]),
+        x=x,
+        rounding=over(lost, size),
+        low=found.rounding,
+        residual_norm=torch.hypot(found.residual, of.norm_bound * (lost + found.rounding * size)),
+        b_norm=system.found.b[None],
+        condition=size.new_tensor([max(1.0, of.condition)]),
+        condition_bound=size.new_zeros(1),
+    )
+    members = members_of(problem, solved, options, max(of.inverse.shape))
+    rank, doubt = torch.full_like(members.rank, of.rank), torch.full_like(members.doubtful, bool(of.doubt))
+    return replace(members, rank=rank, doubtful=doubt)
