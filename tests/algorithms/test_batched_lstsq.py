@@ -17,12 +17,12 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra import schatten
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
 from neula.certificates.residuals import DOUBLED
 from neula.io.matrices import random_matrix
-from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 TOLERANCE = U64 / 2

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal, norm_bounds
-from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
+from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.engines import CpuEngine
 from neula.io.matrices import random_matrix
-from neula.problems.least_squares.scaled import ScaledProblems
 
 FP64 = CpuEngine("cpu", "fp64")
 
@@ -27,15 +27,12 @@ def with_singular_values(s: list[float], m: int, n: int) -> torch.Tensor:
 
 def solved(
     a: torch.Tensor, b: torch.Tensor, rcond: float, weights: torch.Tensor | None = None
-) -> tuple[MinimumNorm | str, Deficient, torch.Tensor]:
+) -> tuple[MinimumNorm | str, ScaledProblems, torch.Tensor]:
     """What is found, the problem in numbers near 1, and x in the units of A and b."""
     problems = ScaledProblems.from_arrays(a[None], b[None], weights, 0.0)
-    norms = problems.norms[0]
-    sizes = problems.sizes[0, :, 0]
-    problem = Deficient(problems.a[0], problems.b[0], norms[0], sizes / sizes.max())
-    found = complete_orthogonal(problem, rcond, FP64, width=3)
-    x = b.new_empty(0) if isinstance(found, str) else problems.unscale((found.y / norms.mT)[None])[0]
-    return found, problem, x
+    found = complete_orthogonal(problems, rcond, FP64, width=3)
+    x = b.new_empty(0) if isinstance(found, str) else problems.unscale(found.y / problems.norms.mT)[0]
+    return found, problems, x
 
 
 DEFICIENT = {
@@ -113,7 +110,7 @@ def test_it_agrees_with_the_svd_where_blocks_are_many() -> None:
     assert (error <= found.forward_error).all()
     assert (found.forward_error <= 1e-10).all()
     identity = torch.eye(30, dtype=torch.float64)
-    basis = problem.a / problem.norms @ found.coordinates.T
+    basis = problem.a[0] / problem.norms[0] @ found.coordinates.T
     assert torch.linalg.matrix_norm(basis.T @ basis - identity) <= 1e-13
 
 

@@ -9,8 +9,8 @@ import torch
 
 from neula.algorithms.orthogonal import gram_pivots
 from neula.algorithms.orthogonal.gram_pivots import basis_by_gram
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
-from neula.algorithms.spectra.rank_revealing import Deficient
 from neula.engines import CpuEngine
 
 U = 2.0**-53
@@ -98,7 +98,7 @@ def test_ranks_are_those_of_singular_values(name: str) -> None:
     rcond = max(a.shape) * 2 * U
     s = torch.linalg.svdvals(a / norms)
     expected = int((s > rcond * s[0]).sum())
-    problem = Deficient(a, normal(len(a), 1, seed=5), norms, norms / norms.max())
+    problem = ScaledProblems.from_arrays(a[None], normal(len(a), 1, seed=5)[None], None, 0.0)
     found = complete_orthogonal(problem, rcond, CpuEngine("cpu", "fp64"), 64)
     assert not isinstance(found, str)
     assert abs(found.rank - expected) <= (2 if found.doubt else 0)

@@ -10,9 +10,9 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares
-from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
+from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.io.matrices import random_matrix
-from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 
@@ -41,11 +41,8 @@ def solved(
 ) -> tuple[MinimumNorm, torch.Tensor]:
     """The solution, and its x in the units of A."""
     problems = ScaledProblems.from_arrays(a[None], b[None], weights, 0.0)
-    norms = problems.norms[0]
-    low = (None if x is None else x[0] for x in (problems.a_low, problems.b_low))
-    problem = Deficient(problems.a[0], problems.b[0], norms[0], problems.sizes[0, :, 0] / 64, *low)
-    found = minimum_norm(problem, rcond)
-    return found, problems.unscale((found.y / norms.mT)[None])[0]
+    found = minimum_norm(problems, rcond)
+    return found, problems.unscale(found.y / problems.norms.mT)[0]
 
 
 def norm(x: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,15 +11,15 @@ import torch
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refine_forward import ExactProblem, refine_forward
+from neula.algorithms.krylov.refine_forward import refine_forward
 from neula.algorithms.krylov.refinement import refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
 from neula.certificates.backward_error import Scale
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
-from neula.problems.least_squares.scaled import ScaledProblems
 
 U64 = 2.0**-53
 M, N = 60, 20
@@ -35,7 +37,7 @@ def low_precision_r(a: torch.Tensor, format: str) -> torch.Tensor:
 def refined(
     operator: LeastSquaresOperator,
     r: torch.Tensor,
-    problem: ExactProblem,
+    problem: ScaledProblems,
     start: Refined | None = None,
 ) -> tuple[Refined, torch.Tensor]:
     """What the chain does: bring x to its backward error, then the forward error down."""
@@ -44,7 +46,7 @@ def refined(
     # By how much R may be wrong.
     w = torch.linalg.svdvals(solve_r(r, torch.eye(N, dtype=torch.float64)).T @ operator.dense().T)
     scale = Scale(1 / sizes, largest * float(w[0]), min(1.0, float(w[-1])))
-    b = problem.b
+    b = problem.b[0]
     if start is None:
         start = refine(operator, r, b, scale=scale, tolerance=8 * U64, max_iterations=60)
     found = refine_forward(
@@ -60,9 +62,9 @@ def refined(
     return found, sizes
 
 
-def exact_problem(a: torch.Tensor, b: torch.Tensor) -> ExactProblem:
-    scales = power_of_two_scales(a.abs().amax(0))
-    return ExactProblem(a * scales, b, scales)
+def exact_problem(a: torch.Tensor, b: torch.Tensor, *given: Any) -> ScaledProblems:
+    """In numbers near 1, but for b, which is that of the operator."""
+    return ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0))).with_given_b()
 
 
 @pytest.mark.parametrize("consistent", [False, True])
@@ -103,17 +105,9 @@ def test_weighted_rows_lose_nothing(damp: float) -> None:
     rng = np.random.default_rng(2)
     b, weights = torch.from_numpy(rng.standard_normal((M, 1))), torch.from_numpy(rng.random(M) + 0.1)
     operator = LeastSquaresOperator(a, weights, damp)
-    scaled = ScaledProblems.from_arrays(a[None], b[None], weights, damp)
-    assert scaled.a_low is not None
-    assert scaled.b_low is not None
-    unit = torch.exp2(scaled.b_columns[0].double())
-    problem = ExactProblem(
-        scaled.a[0],
-        scaled.b[0] * unit,
-        torch.exp2(-scaled.columns[0, 0].double()),
-        scaled.a_low[0],
-        scaled.b_low[0] * unit,
-    )
+    problem = exact_problem(a, b, weights, damp)
+    assert problem.a_low is not None
+    assert problem.b_low is not None
     found, _ = refined(operator, torch.linalg.qr(operator.dense(), mode="r")[1], problem)
     assert found.forward_error is not None
     judge = LeastSquares(a.numpy(), b.numpy(), weights=weights.numpy(), damp=damp, rcond=0.0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.problems.least_squares.scaled import (
+from neula.algorithms.scaled_problems import (
     OF_ZERO,
     ScaledProblems,
     gradient_is_zero,

@@ -6,70 +6,26 @@ no R that is accurate in double precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
 from neula.certificates.residuals import projection_noise, residual_noise
-from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
-
-
-@dataclass(frozen=True)
-class ExactProblem:
-    """``min ||A x - b||`` with nothing lost to rounding.
-
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-        ``A diag(scales)``.
-    b : Tensor, shape (m, k)
-    scales : Tensor, shape (n,)
-        Powers of two.
-    a_low, b_low : Tensor or None
-        What rounding ``a`` and ``b`` has lost.
-    over_rows : Reduction
-        Where other rows are.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    scales: torch.Tensor
-    a_low: torch.Tensor | None = None
-    b_low: torch.Tensor | None = None
-    over_rows: Reduction = HERE
-
-    @cached_property
-    def _doubled(self) -> Doubled:
-        return Doubled.from_matrix(self.a[None])
-
-    def evaluate(self, high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Residual and gradient of ``high + low``."""
-        y, y_low = ((x / self.scales[:, None])[None] for x in (high, low))
-        residual, rest = self._doubled.residual(y, self.b[None], y_low)
-        if self.a_low is not None and self.b_low is not None:
-            residual, rest = add_to_pair(residual, rest, self.b_low - self.a_low @ y)
-        gradient = self.over_rows.total_of_pairs(*self._doubled.transposed_pair(residual, rest))
-        if self.a_low is not None:
-            gradient = gradient + self.over_rows.total(self.a_low.mT @ residual)
-        return residual[0], gradient[0] / self.scales[:, None]
+from neula.kernels.shift import shift
 
 
 def refine_forward(
     operator: LeastSquaresOperator,
     r: UpperTriangular,
-    problem: ExactProblem,
+    problem: ScaledProblems,
     start: Refined,
     *,
     scale: Scale,
@@ -85,8 +41,8 @@ def refine_forward(
         A, shape (m, n), float64.
     r : UpperTriangular, shape (n, n)
         Preconditioner.
-    problem : ExactProblem
-        The same one, for residuals.
+    problem : ScaledProblems
+        The same one with scaled columns, for residuals; b is scaled by powers of two in both.
     start : Refined
         Where to go on.
     scale : Scale
@@ -103,7 +59,7 @@ def refine_forward(
     Refined
         With a bound on the forward error of each right-hand side.
     """
-    b, noise = problem.b, 4 * residual_noise(sum(operator.shape), doubled=True, random=True)
+    b, noise = problem.b[0], 4 * residual_noise(sum(operator.shape), doubled=True, random=True)
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
@@ -111,7 +67,8 @@ def refine_forward(
     def evaluate(
         high: torch.Tensor, low: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-        residual, gradient = problem.evaluate(high, low)
+        residual, gradient = problem.gradient(problem.scale(high[None]), problem.scale(low[None]))
+        residual, gradient = residual[0], shift(gradient, problem.columns.mT)[0]
         projected = solve_rt(r, gradient) / scale.smallest
         norms = norms_of(scale, b, high, residual, gradient, projected, operator.over_rows)
         sizes = size(high), norms.b, norms.residual

@@ -31,7 +31,8 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.orthogonal.gram_pivots import column_basis, gram_noise
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
-from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, RowSpace, Spectrum
+from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.spectra.rank_revealing import MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
 from neula.certificates.rank import rank_doubt
 from neula.certificates.stagnation import goes_on
@@ -103,13 +104,14 @@ class Subspaces:
 
 
 def complete_orthogonal(
-    problem: Deficient, rcond: float, engine: Engine, width: int, *, gram: torch.Tensor | None = None
+    problem: ScaledProblems, rcond: float, engine: Engine, width: int, *, gram: torch.Tensor | None = None
 ) -> MinimumNorm | str:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
     Parameters
     ----------
-    problem : Deficient
+    problem : ScaledProblems
+        A single problem, D being the norms of its columns.
     rcond : float
         Singular values of B below ``rcond`` times the largest count as zero.
     engine : Engine
@@ -124,7 +126,7 @@ def complete_orthogonal(
     MinimumNorm or str
         Or why there is a doubt that only an SVD can settle.
     """
-    b_matrix = problem.a / problem.norms
+    b_matrix = problem.a[0] / problem.norms[0]
     separated = _separated_rows(b_matrix, gram)
     found = None if separated is None else _subspaces(b_matrix, *separated)
     basis_of = partial(column_basis, engine=engine, width=width)
@@ -261,18 +263,14 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 def _beyond_doubt(
-    problem: Deficient,
+    problem: ScaledProblems,
     b_matrix: torch.Tensor,
     found: Subspaces,
     basis_of: Callable[[torch.Tensor, float], torch.Tensor],
 ) -> MinimumNorm | str:
     """The solution, or why its rank is doubtful: by a basis of what is real of B beside Z."""
-    solution, q, norm, least = (
-        _solution(problem, b_matrix, found),
-        found.q,
-        torch.linalg.vector_norm,
-        problem.rounding,
-    )
+    solution, q, norm = _solution(problem, b_matrix, found), found.q, torch.linalg.vector_norm
+    least, rows = problem.rounding, problem.used_rows
     real = q[:, :0]
     if found.dropped > least:
         rest = b_matrix - (b_matrix @ found.z) @ found.z.T
@@ -280,7 +278,7 @@ def _beyond_doubt(
         real = basis_of(rest, least / float(norm(rest, dim=0).amax()))
     along, length = real.T @ solution.residual, norm(solution.residual, dim=0)
     dropped = length.new_full((real.shape[1],), found.dropped)
-    return rank_doubt(found.smallest, dropped, along, length, found.rank, problem.rows, least) or solution
+    return rank_doubt(found.smallest, dropped, along, length, found.rank, rows, least) or solution
 
 
 def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
@@ -298,7 +296,7 @@ def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
 
 
 def _without_gap(
-    problem: Deficient, b_matrix: torch.Tensor, z: torch.Tensor, rcond: float
+    problem: ScaledProblems, b_matrix: torch.Tensor, z: torch.Tensor, rcond: float
 ) -> MinimumNorm | None:
     """A solution without a sure digit where singular values fall through the threshold without a gap.
 
@@ -308,7 +306,7 @@ def _without_gap(
 
     Parameters
     ----------
-    problem : Deficient
+    problem : ScaledProblems
     b_matrix : Tensor, shape (m, n)
     z : Tensor, shape (n, k)
         Basis of all rows, in order of what B makes of them.
@@ -364,9 +362,9 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
 
 
 def _solution(
-    problem: Deficient, b_matrix: torch.Tensor, found: Subspaces, *, sure: bool = True
+    problem: ScaledProblems, b_matrix: torch.Tensor, found: Subspaces, *, sure: bool = True
 ) -> MinimumNorm:
-    b, z, q = problem.b, found.z, found.q
+    b, z, q = problem.b[0], found.z, found.q
     coefficients = torch.zeros(found.rank, b.shape[1], dtype=b.dtype, device=b.device)
     residual = b
     for _ in range(REFINEMENTS + 1):
@@ -384,7 +382,7 @@ def _solution(
     size = length(coefficients, dim=0)
     left = over(length(found.inverse @ (q.T @ residual), dim=0), size)
     error = left + spectrum.coefficient_error(over(length(residual, dim=0), found.largest[0] * size))
-    row_space = RowSpace(z, problem.sizes, sure=sure)
+    row_space = RowSpace(z, problem.sizes_below_one, sure=sure)
     y = row_space.shortest(coefficients)
     return MinimumNorm(
         y=y,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 
@@ -12,65 +11,17 @@ from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, LeadingRowSpace, pivoted_qr
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import enlarged, wedin_factor
-from neula.certificates.rank import rank_doubt, rounding_of
+from neula.certificates.rank import rank_doubt
 from neula.engines import FP64
-from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
 from neula.kernels.svd import svd
 
 SURVIVED = 1e6
 """Columns whose norms differ by less are orthonormal after Cholesky QR: its Gram matrix is definite."""
-
-
-@dataclass(frozen=True)
-class Deficient:
-    """A problem ``min ||A x - b||`` whose A may lack full rank, in numbers near 1.
-
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-        float64, any shape, the largest element of each column that is not zero near 1.
-    b : Tensor, shape (m, k)
-    norms : Tensor, shape (n,)
-        Norms of the columns of ``a``, 1 for zero columns: singular values are those of ``B = a / norms``.
-    sizes : Tensor, shape (n,)
-        Those of the matrix whose solution is to be the shortest, in units of the largest: the diagonal of D.
-    a_low, b_low : Tensor or None
-        What rounding ``a`` and ``b`` has lost.
-    over_rows : Reduction
-        Where other rows are: of a matrix that is not wide.
-    unit : float
-        Unit roundoff of the format in which A was given.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    norms: torch.Tensor
-    sizes: torch.Tensor
-    a_low: torch.Tensor | None = None
-    b_low: torch.Tensor | None = None
-    over_rows: Reduction = HERE
-    unit: float = FP64.u
-
-    @cached_property
-    def doubled(self) -> Doubled:
-        """A, for products in twice the working precision."""
-        return Doubled.from_matrix(self.a[None])
-
-    @property
-    def rounding(self) -> float:
-        """Upper bound on the singular values that rounding A makes of zero ones."""
-        return rounding_of(self.a.shape[1], self.unit)
-
-    @property
-    def rows(self) -> int:
-        """How many rows there are without those that weights have made zero."""
-        used = self.a.any(1) | self.b.any(1)
-        return int(self.over_rows.total(used.sum().double()))
 
 
 @dataclass(frozen=True)
@@ -109,7 +60,7 @@ class MinimumNorm:
     residual: torch.Tensor
 
 
-def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
+def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
     Householder QR, then the SVD of R. The rank does not depend on the units of the columns; among the
@@ -118,12 +69,13 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
 
     Parameters
     ----------
-    problem : Deficient
+    problem : ScaledProblems
+        A single problem of any shape, D being the norms of its columns.
     rcond : float
         Singular values of B below ``rcond`` times the largest count as zero.
     """
-    b_matrix, b, over_rows = problem.a / problem.norms, problem.b, problem.over_rows
-    m, n = over_rows.count(b.shape[0]), problem.a.shape[1]
+    b_matrix, b, over_rows = problem.a[0] / problem.norms[0], problem.b[0], problem.over_rows
+    m, n = over_rows.count(b.shape[0]), b_matrix.shape[1]
     if m >= n or over_rows.spread:
         q, r = over_rows.merged(b_matrix, torch.linalg.qr)
         # Singular vectors are not unique: all processes take those of the first.
@@ -140,9 +92,9 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     coefficients = coefficients + left / s[:rank, None]
     ratio = over(over_rows.norms(b - u @ along)[0], s[0] * _lengths(coefficients))
     error = spectrum.coefficient_error(ratio)
-    angle, doubled = spectrum.angle, problem.doubled
+    angle = spectrum.angle
     if rank > 0:
-        refined = _refined(problem, doubled, u, s[:rank])
+        refined = _refined(problem, u, s[:rank])
         turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
         better = refined.error + spectrum.dropped * turned * wedin_factor(spectrum.condition, ratio)
         if bool(over_rows.agree((better <= error).all())):
@@ -150,11 +102,11 @@ def minimum_norm(problem: Deficient, rcond: float) -> MinimumNorm:
     if rank == n:
         y = v @ coefficients
     else:
-        row_space = RowSpace(v, problem.sizes)
+        row_space = RowSpace(v, problem.sizes_below_one)
         y = row_space.shortest(coefficients)
         error = row_space.error(coefficients, y, error, angle)
         if rank > 0 and not doubt:
-            doubt = _doubt(problem, doubled, u, others, float(s[rank - 1]), y)
+            doubt = _doubt(problem, u, others, float(s[rank - 1]), y)
         if doubt:
             error = torch.full_like(error, torch.inf)
     return MinimumNorm(
@@ -253,7 +205,7 @@ class _RowSpaceCoefficients:
 
 
 def _doubt(
-    problem: Deficient, doubled: Doubled, u: torch.Tensor, others: torch.Tensor, kept: float, y: torch.Tensor
+    problem: ScaledProblems, u: torch.Tensor, others: torch.Tensor, kept: float, y: torch.Tensor
 ) -> str:
     """Why the rank is doubtful, by what A makes of the directions that it drops, the columns of ``others``.
 
@@ -261,44 +213,43 @@ def _doubt(
     ``u``; the rest has a small relative error however small it is.
     """
     over_rows, count = problem.over_rows, others.shape[1]
-    vectors = torch.cat([others, y], 1) / problem.norms[:, None]
-    right = torch.cat([y.new_zeros(len(u), count), problem.b], 1)
-    rest = doubled.residual(vectors[None], right[None])[0][0]
+    vectors = torch.cat([others, y], 1) / problem.norms[0].T
+    right = torch.cat([y.new_zeros(len(u), count), problem.b[0]], 1)
+    rest = problem.doubled.residual(vectors[None], right[None])[0][0]
     if problem.a_low is not None:
-        rest = rest - problem.a_low @ vectors
+        rest = rest - problem.a_low[0] @ vectors
     if problem.b_low is not None:
-        rest[:, count:] += problem.b_low
+        rest[:, count:] += problem.b_low[0]
     for _ in range(2):
         rest = rest - u @ over_rows.total(u.T @ rest)
     q, r = over_rows.merged(rest[:, :count], torch.linalg.qr)
     left, dropped, _ = over_rows.agreed(*svd(r))
     residual = rest[:, count:]
     along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
-    return rank_doubt(kept, dropped, along, length, u.shape[1], problem.rows, problem.rounding)
+    return rank_doubt(kept, dropped, along, length, u.shape[1], problem.used_rows, problem.rounding)
 
 
-def _refined(problem: Deficient, doubled: Doubled, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
+def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
     """Row space and coefficients once more, with products in twice the working precision.
 
     Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
     basis of it there is a problem of full rank.
     """
-    norms, over_rows = problem.norms[:, None], problem.over_rows
+    norms, over_rows, doubled = problem.norms[0].T, problem.over_rows, problem.doubled
     rows = over_rows.total_of_pairs(*doubled.transposed_pair(u[None], torch.zeros_like(u)[None]))[0]
     if problem.a_low is not None:
-        rows = rows + over_rows.total(problem.a_low.T @ u)
+        rows = rows + over_rows.total(problem.a_low[0].T @ u)
     v = over_rows.agree(torch.linalg.qr(rows / norms / s)[0])
     columns = v / norms
     zero = torch.zeros_like(u)
     image, low = (-part for part in doubled.residual(columns[None], zero[None]))
     if problem.a_low is not None:
-        low = low + problem.a_low @ columns
+        low = low + problem.a_low[0] @ columns
     # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
     one = torch.ones_like(s)[None, :, None]
-    b_low = None if problem.b_low is None else problem.b_low[None]
     r = householder_r(image, over_rows)
-    system = Overdetermined(image, r, low, b_low, columns=one, over_rows=over_rows)
-    found = refine_doubled(system, problem.b[None], tolerance=FP64.u)
+    system = Overdetermined(image, r, low, problem.b_low, columns=one, over_rows=over_rows)
+    found = refine_doubled(system, problem.b, tolerance=FP64.u)
     return _RowSpaceCoefficients(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
 
 

@@ -9,13 +9,13 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import lengths
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.pace import Pace
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import MAX_RATE
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
-from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.least_squares.with_r import measured_members, refines_doubled_of, system_of
 
 REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")

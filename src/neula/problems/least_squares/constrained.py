@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from neula.algorithms.scaled_problems import OF_ZERO, ScaledProblems, lengths
 from neula.certificates.forward_error import ESTIMATED, least_squares_error, residual_ratio
 from neula.engines import FP64
 from neula.kernels.refining import over
@@ -19,7 +20,6 @@ from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome
-from neula.problems.least_squares.scaled import OF_ZERO, ScaledProblems, lengths
 from neula.problems.least_squares.solution import solve_system
 
 UNDERFLOWN = 2.0**-1000

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from scipy.special import ndtri, stdtrit
 
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
@@ -19,7 +20,6 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from neula.algorithms.scaled_problems import ScaledProblems, lengths
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded_error
@@ -23,7 +24,6 @@ from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome
-from neula.problems.least_squares.scaled import ScaledProblems, lengths
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.krylov.summed import SummedGradient, SummedProblem
+from neula.algorithms.scaled_problems import DOMINATES
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
@@ -26,7 +27,6 @@ from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
-from neula.problems.least_squares.scaled import DOMINATES
 from neula.problems.least_squares.with_r import summed_members
 
 LONGEST = 8.0

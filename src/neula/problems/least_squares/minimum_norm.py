@@ -5,14 +5,14 @@ A complete orthogonal decomposition where it leaves no doubt about the rank, els
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import doubled_gradient, lengths
+from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
-from neula.algorithms.spectra.rank_revealing import Deficient, MinimumNorm, minimum_norm
+from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
@@ -22,7 +22,6 @@ from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.scaled import ScaledProblems
 
 NO_GAP = ", no gap"
 """End of the label where singular values fall through the threshold without one: no link has a digit."""
@@ -35,11 +34,12 @@ def by_svd(
     options = problems.options
     problems.cache.prepared = None  # which may be a copy
     report = stage(options.progress, "SVD in fp64")
-    given = _DeficientProblem.from_problems(problems)
-    solution = minimum_norm(given.deficient, options.rcond)
-    members = given.members(solution, options)
-    limits = replace(options.limits(given.shape), forward_error=SURE)
-    full_rank = options.full_rank(*given.shape)
+    scaled, (m, n) = _scaled(problems), problems.a.shape[1:]
+    shape = options.over_rows.count(m), n
+    solution = minimum_norm(scaled, options.rcond)
+    members = _members(scaled, solution, options)
+    limits = replace(options.limits(shape), forward_error=SURE)
+    full_rank = options.full_rank(*shape)
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.
     known = None if before is None or solution.rank < full_rank or solution.doubt else before.values
@@ -70,90 +70,59 @@ def by_complete_orthogonal(
         raise Declined
     problems.cache.prepared = None  # which may be a copy
     report = stage(options.progress, "complete orthogonal decomposition in fp64")
-    given = _DeficientProblem.from_problems(problems)
+    scaled = _scaled(problems)
     engine = options.engine.using(FP64)
     gram, problems.cache.gram = problems.cache.gram, None  # no later link needs it
-    solution = complete_orthogonal(
-        given.deficient, options.rcond, engine, engine.tuning.pivot_block, gram=gram
-    )
+    solution = complete_orthogonal(scaled, options.rcond, engine, engine.tuning.pivot_block, gram=gram)
     if isinstance(solution, str):
         raise Declined(solution)
     report(1.0)
     label = label + NO_GAP if solution.doubt else label
-    return Answer(given.members(solution, options), label, solution.doubt)
+    return Answer(_members(scaled, solution, options), label, solution.doubt)
 
 
-@dataclass(frozen=True)
-class _DeficientProblem:
-    """One problem as it was given, and in numbers near 1.
-
-    Attributes
-    ----------
-    shape : (int, int)
-    scaled : ScaledProblems
-    deficient : Deficient
-    """
-
-    shape: tuple[int, int]
-    scaled: ScaledProblems
-    deficient: Deficient
-
-    @classmethod
-    def from_problems(cls, problems: LeastSquaresProblems) -> _DeficientProblem:
-        options, (_, m, n) = problems.options, problems.a.shape
-        over_rows = options.over_rows
-        scaled = ScaledProblems.from_arrays(problems.a, problems.b, options.weights, options.damp, over_rows)
-        deficient = Deficient(
-            scaled.a[0],
-            scaled.b[0],
-            scaled.norms[0][0],
-            _at_most_one(scaled.sizes[0, :, 0]),
-            None if scaled.a_low is None else scaled.a_low[0],
-            None if scaled.b_low is None else scaled.b_low[0],
-            over_rows,
-            options.unit,
-        )
-        return cls((over_rows.count(m), n), scaled, deficient)
-
-    def members(self, solution: MinimumNorm, options: LeastSquaresOptions) -> LeastSquaresSolutions:
-        """The solution with its evidence: singular values have decided its rank."""
-        problems, given, over_rows = self.scaled, self.deficient, options.over_rows
-        norms, z = given.norms[:, None], solution.y / given.norms[:, None]
-        x = problems.unscale(z[None]).to(options.dtype).double()
-        lost = z - problems.scale(x)[0]
-        rounding = over(lengths((lost * norms)[None]), lengths(solution.y[None]))
-        low = {"a_low": given.a_low, "b_low": given.b_low}
-        residual, gradient = (
-            part[0]
-            for part in doubled_gradient(given.doubled, given.b[None], z[None], **low, over_rows=over_rows)
-        )
-        gradient = gradient / norms
-        # The gradient in the row space of what counts, and the residual in the range of it.
-        along, projected = solution.row_basis.T @ gradient, solution.coordinates @ gradient
-        scale = Scale(torch.ones_like(norms[:, 0]), solution.norm)
-        of_scaled = norms_of(scale, given.b, solution.y, residual, gradient, projected, over_rows)
-        measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)
-        # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
-        refined_error = torch.minimum(measures.backward_error, solution.forward_error)
-        backward_error = (refined_error + rounding[0]).amax()[None]
-        forward_error = rounded_error(solution.forward_error[None], rounding)
-        residual = residual + given.a @ lost  # of x as it is returned
-        b_norm, r_norm = over_rows.norms(problems.b, residual[None], dim=1)
-        members = LeastSquaresSolutions(
-            x=x,
-            residual_norm=problems.residual_norm(r_norm),
-            forward_error=forward_error,
-            backward_error=backward_error,
-            refined_error=refined_error.amax()[None],
-            residual=over(r_norm, b_norm).amax(1),
-            optimality=measures.optimality.amax()[None],
-            condition_bound=torch.zeros_like(backward_error),
-            condition=torch.full_like(backward_error, solution.condition),
-            rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
-            doubtful=torch.full_like(backward_error, bool(solution.doubt), dtype=torch.bool),
-        )
-        return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
+def _scaled(problems: LeastSquaresProblems) -> ScaledProblems:
+    """The only problem in numbers near 1."""
+    options = problems.options
+    scaled = ScaledProblems.from_arrays(
+        problems.a, problems.b, options.weights, options.damp, options.over_rows
+    )
+    return replace(scaled, unit=options.unit)
 
 
-def _at_most_one(sizes: torch.Tensor) -> torch.Tensor:
-    return sizes * 2.0 ** -math.ceil(math.log2(max(1.0, float(sizes.max()))))
+def _members(
+    problem: ScaledProblems, solution: MinimumNorm, options: LeastSquaresOptions
+) -> LeastSquaresSolutions:
+    """The solution with its evidence: singular values have decided its rank."""
+    over_rows, norms = options.over_rows, problem.norms.mT
+    z = solution.y / norms
+    x = problem.unscale(z).to(options.dtype).double()
+    lost = z - problem.scale(x)
+    rounding = over(lengths(lost * norms), lengths(solution.y[None]))
+    residual, gradient = (part[0] for part in problem.gradient(z))
+    gradient = gradient / norms[0]
+    # The gradient in the row space of what counts, and the residual in the range of it.
+    along, projected = solution.row_basis.T @ gradient, solution.coordinates @ gradient
+    scale = Scale(torch.ones_like(norms[0, :, 0]), solution.norm)
+    of_scaled = norms_of(scale, problem.b[0], solution.y, residual, gradient, projected, over_rows)
+    measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)
+    # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
+    refined_error = torch.minimum(measures.backward_error, solution.forward_error)
+    backward_error = (refined_error + rounding[0]).amax()[None]
+    forward_error = rounded_error(solution.forward_error[None], rounding)
+    residual = residual + problem.a @ lost  # of x as it is returned
+    b_norm, r_norm = over_rows.norms(problem.b, residual, dim=1)
+    members = LeastSquaresSolutions(
+        x=x,
+        residual_norm=problem.residual_norm(r_norm),
+        forward_error=forward_error,
+        backward_error=backward_error,
+        refined_error=refined_error.amax()[None],
+        residual=over(r_norm, b_norm).amax(1),
+        optimality=measures.optimality.amax()[None],
+        condition_bound=torch.zeros_like(backward_error),
+        condition=torch.full_like(backward_error, solution.condition),
+        rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
+        doubtful=torch.full_like(backward_error, bool(solution.doubt), dtype=torch.bool),
+    )
+    return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))

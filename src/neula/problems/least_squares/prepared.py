@@ -11,18 +11,16 @@ from typing import Self
 import torch
 
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refine_forward import ExactProblem
 from neula.algorithms.orthogonal.r_only import lower_gram
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.engines.inputs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
-from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.scaled import ScaledProblems
 
 
 @dataclass(frozen=True)
@@ -304,8 +302,8 @@ class PreparedProblem:
         norm = norm / self.b_scales
         return norm if self.scaled is None else self.scaled.residual_norm(norm)[0]
 
-    def exact(self, sizes: torch.Tensor) -> ExactProblem:
-        """The problem in numbers near 1, with what rounding weighted numbers has lost.
+    def exact(self, sizes: torch.Tensor) -> ScaledProblems:
+        """The problem in numbers near 1, b as it is here, with what rounding weighted numbers has lost.
 
         Parameters
         ----------
@@ -314,23 +312,19 @@ class PreparedProblem:
         """
         operator, over_rows = self.operator, self.options.over_rows
         if operator.weights is None and not operator.damp:
-            scales = power_of_two_scales(sizes)
-            a_low, b_low = (None, None) if self.scaled is None else (self.scaled.a_low, self.scaled.b_low)
-            return ExactProblem(
-                operator.a * scales,
-                self.b,
-                scales,
-                None if a_low is None else a_low[0] * scales,
-                None if b_low is None else b_low[0] * self.b_scales,
-                over_rows,
+            scales, low = power_of_two_scales(sizes), self.scaled
+            return ScaledProblems(
+                a=(operator.a * scales)[None],
+                a_low=None if low is None or low.a_low is None else low.a_low * scales,
+                columns=(1 - binary_exponents(scales))[None, None],
+                b=self.b[None],
+                b_low=None if low is None or low.b_low is None else low.b_low * self.b_scales,
+                b_columns=torch.zeros_like(self.b_scales, dtype=torch.int32)[None, None],
+                wide=False,
+                over_rows=over_rows,
             )
-        found = ScaledProblems.from_arrays(
-            operator.a[None], self.given_b[None], operator.weights, operator.damp, over_rows
-        )
-        scales, units = shift(torch.ones_like(sizes), -found.columns[0, 0]), found.b_columns[0]
-        low = None if found.a_low is None else found.a_low[0]
-        b_low = None if found.b_low is None else shift(found.b_low[0], units)
-        return ExactProblem(found.a[0], shift(found.b[0], units), scales, low, b_low, over_rows)
+        weighted = operator.a[None], self.given_b[None], operator.weights, operator.damp
+        return ScaledProblems.from_arrays(*weighted, over_rows).with_given_b()
 
 
 def nonzero_norms(norms: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import MAX_RATE, SURE, enlarged
@@ -27,7 +28,6 @@ from neula.problems.least_squares.ridge_solutions import (
     relative,
 )
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
-from neula.problems.least_squares.scaled import ScaledProblems
 
 HALF = 2.0**-26
 """Forward error of small problems from which on they are refined: half of the digits are lost."""

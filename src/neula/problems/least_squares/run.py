@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
 from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
@@ -28,7 +29,6 @@ from neula.problems.least_squares.chain import (
 )
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.scaled import gradient_is_zero, gradient_vanishes, weighted_norms
 
 BY_HOST = "the host"
 

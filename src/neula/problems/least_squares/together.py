@@ -21,6 +21,7 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE
 from neula.engines.inputs import Tensors, made
@@ -37,7 +38,6 @@ from neula.problems.least_squares.as_given import as_given, is_plain
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import Factor, RSource
-from neula.problems.least_squares.scaled import ScaledProblems
 from neula.problems.least_squares.with_r import UnscaledSolutions, measured_members, members_of, system_of
 
 

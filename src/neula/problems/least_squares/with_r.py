@@ -11,11 +11,11 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, len
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.krylov.summed import SummedProblem
 from neula.algorithms.orthogonal.r_only import HALVED
+from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.forward_error import ESTIMATED, residual_ratio, rounded_error
 from neula.kernels.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
-from neula.problems.least_squares.scaled import ScaledProblems
 
 
 def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor, source: RSource) -> bool:

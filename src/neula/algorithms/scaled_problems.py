@@ -13,7 +13,10 @@ from typing import Self
 
 import torch
 
+from neula.algorithms.krylov.batched_lstsq import doubled_gradient
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales, two_product
+from neula.certificates.rank import rounding_of
+from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.shift import LIMIT, shift
@@ -60,6 +63,8 @@ class ScaledProblems:
         Where other rows are; those of the damping are with the first.
     limited : Tensor of bool, shape (..., 1), or None
         Of which matrices the damping was limited; None for none.
+    unit : float
+        Unit roundoff of the format in which A was given.
     """
 
     a: torch.Tensor
@@ -72,6 +77,7 @@ class ScaledProblems:
     given: bool = False
     over_rows: Reduction = HERE
     limited: torch.Tensor | None = None
+    unit: float = FP64.u
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> Self:
@@ -154,6 +160,11 @@ class ScaledProblems:
         a, a_low = _shifted((self.a, self.a_low), self.columns - columns)
         return replace(self, a=a, a_low=a_low, columns=columns)
 
+    def with_given_b(self) -> Self:
+        """The same with b as it was given."""
+        b, b_low = _shifted((self.b, self.b_low), self.b_columns)
+        return replace(self, b=b, b_low=b_low, b_columns=torch.zeros_like(self.b_columns))
+
     def in_units(self, relative: torch.Tensor) -> Self:
         """The same with columns divided by the units of each matrix and by these, relative to them."""
         columns = self.units + relative
@@ -205,6 +216,35 @@ class ScaledProblems:
     def sizes(self) -> torch.Tensor:
         """Norms of the columns of A in units of the largest one; 0 for zero columns, shape (batch, n, 1)."""
         return torch.where(self.nonzero, shift(self.norms, self.columns - self.units), 0.0).mT
+
+    @property
+    def sizes_below_one(self) -> torch.Tensor:
+        """The same of a single matrix, divided by a power of two: at most 1, shape (n,)."""
+        sizes = self.sizes[0, :, 0]
+        return sizes * 2.0 ** -math.ceil(math.log2(max(1.0, float(sizes.max()))))
+
+    @property
+    def rounding(self) -> float:
+        """Bound on the singular values that rounding A makes of zero ones, columns having norm 1."""
+        return rounding_of(self.a.shape[-1], self.unit)
+
+    @property
+    def used_rows(self) -> int:
+        """How many rows of a single matrix there are without those that weights have made zero."""
+        used = self.a.any(2) | self.b.any(2)
+        return int(self.over_rows.total(used.sum().double()))
+
+    @cached_property
+    def doubled(self) -> Doubled:
+        """A, for products in twice the working precision."""
+        return Doubled.from_matrix(self.a)
+
+    def gradient(
+        self, y: torch.Tensor, y_low: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Residual and gradient for an unevaluated sum, with nothing lost to rounding."""
+        known = self.doubled, self.b, y, y_low
+        return doubled_gradient(*known, a_low=self.a_low, b_low=self.b_low, over_rows=self.over_rows)
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""
