@@ -136,10 +136,10 @@ def test_factors_are_prepared_once_for_all_solves(monkeypatch: pytest.MonkeyPatc
     x, y = lu_solve(F, b, refine=False), lu_solve(F, b.float(), refine=False)
     # Both with the errors of bf16 factors, which are the same.
     torch.testing.assert_close(x.float(), y, rtol=0, atol=70 * 2.0**-22)
-    solvers = dict(F.solvers)
+    solvers = dict(F.solvers.substitutions)
     assert solvers.keys() == {torch.float32, torch.float64}
     assert torch.equal(lu_solve(F, b, refine=False), x)
-    assert all(F.solvers[dtype] is solver for dtype, solver in solvers.items())
+    assert all(F.solvers.substitutions[dtype] is solver for dtype, solver in solvers.items())
 
 
 def test_solving_in_float64_adds_no_error_of_float32() -> None:

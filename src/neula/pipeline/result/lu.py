@@ -17,6 +17,33 @@ if TYPE_CHECKING:
     from neula.algorithms.elimination.butterfly import TwoSided
     from neula.algorithms.elimination.lu import PackedLU
     from neula.algorithms.krylov.lu_refinement import KeptMatrix
+    from neula.algorithms.lapack.square import SquareSystem
+    from neula.algorithms.triangular.substitution import Substitution
+
+
+@dataclass(eq=False)
+class KeptSolvers:
+    """What solves with factors leave for those to come.
+
+    Attributes
+    ----------
+    substitutions : dict of torch.dtype to Substitution
+        Made from the factors, by the precision that is solved in.
+    system : SquareSystem or None
+        Of LAPACK's factors, for few right-hand sides in NumPy.
+    no_system : bool
+        Whether these are none of LAPACK's, or of a matrix that NumPy does not solve with.
+    better : LUFactors or None
+        In double precision, where the factors are too coarse.
+    none_better : bool
+        Whether the factors are as good as they can be.
+    """
+
+    substitutions: dict[Any, Substitution] = field(default_factory=dict)
+    system: SquareSystem | None = None
+    no_system: bool = False
+    better: LUFactors[Any] | None = None
+    none_better: bool = False
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,9 +75,8 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         a batch, whose members have theirs.
     members : tuple of LUFactors, or None
         The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
-    solvers : dict
-        What :func:`neula.lu_solve` keeps from one solve to the next: substitutions by precision, ``"square"``
-        for LAPACK's factors, and ``"better"`` factors, where these are too coarse.
+    solvers : KeptSolvers
+        What :func:`neula.lu_solve` keeps from one solve to the next.
     seconds : float
         Time of the factorization.
     """
@@ -68,7 +94,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     transform: TwoSided | None = None
     kept: KeptMatrix | None = None
     members: tuple[LUFactors[Any], ...] | None = None
-    solvers: dict[Any, Any] = field(default_factory=dict)
+    solvers: KeptSolvers = field(default_factory=KeptSolvers)
     seconds: float = math.nan
 
     @cached_property

@@ -28,6 +28,7 @@ from neula.kernels.refining import over
 from neula.kernels.shift import shift
 from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
+from neula.pipeline.result.lu import KeptSolvers
 from neula.problems.systems.by_lapack import solutions_of
 from neula.problems.systems.problem import SystemsOptions
 
@@ -48,9 +49,7 @@ def solved_by_lapack(
     if not (b.is_cpu and dtype in IN_NUMPY):
         return None
     with np.errstate(all="ignore"):  # what is not finite is not accepted
-        if "square" not in F.solvers:
-            F.solvers["square"] = _square_of(F, engine) if _is_lapacks(F) else None
-        square = F.solvers["square"]
+        square = _square_of(F, engine)
         if square is None or square.condition * target.u >= SURE:
             return None
         assert F.kept is not None
@@ -82,6 +81,15 @@ def _is_lapacks(F: LUFactors) -> bool:
 
 
 def _square_of(F: LUFactors, engine: Engine) -> SquareSystem | None:
+    """The system of LAPACK's factors, made once."""
+    solvers = F.solvers
+    if solvers.system is None and not solvers.no_system:
+        solvers.system = _factorized(F, engine) if _is_lapacks(F) else None
+        solvers.no_system = solvers.system is None
+    return solvers.system
+
+
+def _factorized(F: LUFactors, engine: Engine) -> SquareSystem | None:
     assert F.kept is not None
     a, lu = array_of(F.kept.a), F.packed.lu
     pivots, largest = F.packed.pivots.numpy().astype(np.int32), float(np.abs(a).max())
@@ -112,14 +120,15 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
     """With the factors, and where they do not do, with some in double precision that stay, too."""
     assert F.kept is not None
-    better, bound = F.solvers.get("better", F), solve_bound(target, F.shape[-1])
-    if better is not None and better is not F:
-        return _refined(better, b, target)
+    solvers, bound = F.solvers, solve_bound(target, F.shape[-1])
+    if solvers.better is not None:
+        return _refined(solvers.better, b, target)
     found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, bound)
     reached = found.backward_error <= bound
-    if better is None or (reached and (found.known or F.storage == "fp64")):
+    if solvers.none_better or (reached and (found.known or F.storage == "fp64")):
         return found
-    F.solvers["better"] = better = _refactorized(F)
+    solvers.better = better = _refactorized(F)
+    solvers.none_better = better is None
     again = None if better is None else _refined(better, b, target)
     return found if again is None or (reached and not again.backward_error <= bound) else again
 
@@ -132,10 +141,11 @@ def _refactorized(F: LUFactors) -> LUFactors | None:
         return None
     permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
     packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept)
-    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", solvers={"better": None})
+    solvers = KeptSolvers(none_better=True)
+    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", solvers=solvers)
 
 
 def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
     """The factors to solve with, made once: of two threads that make them, one is heard by both."""
-    found: Substitution | None = F.solvers.get(dtype)
-    return found or F.solvers.setdefault(dtype, Substitution.prepared(F.packed, dtype))
+    kept = F.solvers.substitutions
+    return kept.get(dtype) or kept.setdefault(dtype, Substitution.prepared(F.packed, dtype))
