@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import doubled_gradient
+from neula.algorithms.krylov.passes import doubled_gradient
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales, two_product
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, add_to_pair
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
 from neula.algorithms.krylov.passes import (
+    doubled_gradient,
     in_one_pass,
     normal,
     normal_beside,
@@ -151,7 +152,7 @@ class FactoredTallMatrices:
         few: bool = False,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
-        self.doubled = Doubled.from_matrix(t, columns) if doubled else None
+        self.doubled = self._prepared(columns) if doubled else None
         self.inverse = inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
         few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))
@@ -159,10 +160,16 @@ class FactoredTallMatrices:
         z = probes(r.shape[-1], r.device, count)
         self._gradient: torch.Tensor | None = None
         if rhs is None:
-            image = over_rows.total(normal(t, inverse @ z))
+            image = over_rows.total(self._normal(inverse @ z))
         else:
             image, self._gradient = over_rows.totals(*normal_beside(t, inverse @ z, rhs))
         self.rate = MARGINS[count] * _change(z, image, inverse) + _noise(r, inverse, columns)
+
+    def _prepared(self, columns: torch.Tensor | None) -> Doubled:
+        return Doubled.from_matrix(self.t, columns)
+
+    def _normal(self, x: torch.Tensor) -> torch.Tensor:
+        return normal(self.t, x)
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
@@ -239,21 +246,27 @@ class Overdetermined(FactoredTallMatrices):
         """``R^-1 R^-T A^T r``."""
         if self.doubled is None:
             return self._evaluate_plainly(b, high)
-        one = (self.t[0], high[0], low[0], b[0])
-        if len(b) == 1 and self.low is None and doubled_normal.takes(*one):
-            (residual, _), pair = doubled_normal(*one)
-            gradient = self.over_rows.total_of_pairs(*pair)[None]
-            of_rows = self.over_rows.norms(b, residual[None], dim=1)
-            return self._found(high, residual[None], gradient, of_rows, doubled=True)
-        residual, gradient = doubled_gradient(
-            self.doubled, b, high, low, a_low=self.low, b_low=self.b_low, over_rows=self.over_rows
-        )
+        residual, gradient = self._doubled_gradient(b, high, low)
         of_rows = self.over_rows.norms(b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, doubled=True)
 
+    def _doubled_gradient(
+        self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.doubled is not None
+        one = (self.t[0], high[0], low[0], b[0])
+        if len(b) == 1 and self.low is None and doubled_normal.takes(*one):
+            (residual, _), pair = doubled_normal(*one)
+            return residual[None], self.over_rows.total_of_pairs(*pair)[None]
+        known = self.doubled, b, high, low
+        return doubled_gradient(*known, a_low=self.low, b_low=self.b_low, over_rows=self.over_rows)
+
+    def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return residual_and_gradient(self.t, x, b)
+
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
         """The same by a residual in working precision: its rounding errors are what is left."""
-        residual, gradient = residual_and_gradient(self.t, high, b)
+        residual, gradient = self._residual_and_gradient(high, b)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, doubled=False)
 
@@ -281,7 +294,7 @@ class Overdetermined(FactoredTallMatrices):
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
-        residual, gradient = residual_and_gradient(self.t, update, residual)
+        residual, gradient = self._residual_and_gradient(update, residual)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
         norms = self._norms(unknowns, of_rows, lengths(gradient / self.columns), projected)
@@ -317,40 +330,6 @@ class Overdetermined(FactoredTallMatrices):
     ) -> Norms:
         b_norm, residual_norm = of_rows
         return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
-
-
-def doubled_gradient(
-    doubled: Doubled,
-    b: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor | None = None,
-    *,
-    a_low: torch.Tensor | None = None,
-    b_low: torch.Tensor | None = None,
-    over_rows: Reduction = HERE,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``r = b - A x`` and ``A^T r``, computed in twice the working precision.
-
-    Parameters
-    ----------
-    doubled : Doubled
-        A, shape (batch, m, n).
-    b : Tensor, shape (batch, m, k)
-    x, x_low : Tensor, shape (batch, n, k)
-        An unevaluated sum.
-    a_low, b_low : Tensor, optional
-        What rounding A and b has lost.
-    over_rows : Reduction
-        Where other rows are.
-    """
-    residual, rest = doubled.residual(x, b, x_low)
-    if a_low is not None:
-        lost = -(a_low @ x) if b_low is None else b_low - a_low @ x
-        residual, rest = add_to_pair(residual, rest, lost)
-    gradient = over_rows.total_of_pairs(*doubled.transposed_pair(residual, rest))
-    if a_low is not None:
-        gradient = gradient + over_rows.total(a_low.mT @ residual)
-    return residual, gradient
 
 
 def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from neula.algorithms.krylov.doubled_refinement import add_to_pair
+from neula.engines.reduction import HERE, Reduction
+from neula.kernels.doubled import Doubled
 from neula.kernels.normal_product import normal_product, transposed_product, vectors_at_once
 
 PASSES = 3
@@ -59,3 +62,37 @@ def normal_beside(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[to
     passes = zip(negative.split(some, 1), beside.split(some, 1), strict=True)
     found = torch.cat([normal_product(t[0], *vectors)[1] for vectors in passes], 1)[None]
     return found[..., :count], found[..., count:]
+
+
+def doubled_gradient(
+    doubled: Doubled,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None = None,
+    *,
+    a_low: torch.Tensor | None = None,
+    b_low: torch.Tensor | None = None,
+    over_rows: Reduction = HERE,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``r = b - A x`` and ``A^T r``, computed in twice the working precision.
+
+    Parameters
+    ----------
+    doubled : Doubled
+        A, shape (batch, m, n).
+    b : Tensor, shape (batch, m, k)
+    x, x_low : Tensor, shape (batch, n, k)
+        An unevaluated sum.
+    a_low, b_low : Tensor, optional
+        What rounding A and b has lost.
+    over_rows : Reduction
+        Where other rows are.
+    """
+    residual, rest = doubled.residual(x, b, x_low)
+    if a_low is not None:
+        lost = -(a_low @ x) if b_low is None else b_low - a_low @ x
+        residual, rest = add_to_pair(residual, rest, lost)
+    gradient = over_rows.total_of_pairs(*doubled.transposed_pair(residual, rest))
+    if a_low is not None:
+        gradient = gradient + over_rows.total(a_low.mT @ residual)
+    return residual, gradient

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import Overdetermined
+from neula.algorithms.krylov.damped import DampedProblems
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProblems, Refinement
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
-from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import MAX_RATE, SURE, enlarged
@@ -168,13 +167,8 @@ class Estimates:
             x, residual = _refined_wide(scaled.a.expand(len(damps), -1, -1), damps, b)
             factor = torch.where(self.path.vanishes[places], self.path.least[places], damps).square()
         else:
-            stacks = stacked(scaled, places)
-            below = b.new_zeros(stacks.shape[1] - len(b), b.shape[1])
-            x, residual = _refined(stacks, torch.cat([b, below]).expand(len(stacks), -1, -1))
-            residual, factor = (
-                BoundedEstimate(*(y[:, : len(b)] for y in residual)),
-                1 / self.path.size[places],
-            )
+            x, residual = _refined(scaled, scaled.damps[places], b)
+            factor = 1 / self.path.size[places]
         self.x.put_at(places, x.value[:, :n, :k], x.error[:, :k])
         self.residual.put_at(
             places, *BoundedEstimate.from_arrays(*(factor * norm(y[..., :k], dim=1) for y in residual))
@@ -247,18 +241,27 @@ def stacked(scaled: ScaledRidgeProblem, places: torch.Tensor) -> torch.Tensor:
     return torch.cat([found, beside], 2)
 
 
-def _refined(a: torch.Tensor, b: torch.Tensor) -> tuple[BoundedEstimate, BoundedEstimate]:
-    """Solutions of problems of full rank with their forward errors, and residuals."""
-    problems = ScaledProblems.from_arrays(a, b, None, 0.0)
-    system = Overdetermined(problems.a, householder_r(problems.a))
-    refinement = _steps(system, problems.b)
-    found = refinement.solution()
-    assert system.doubled is not None
-    residual = system.doubled.residual(refinement.high, problems.b, refinement.low)[0]
+def _refined(
+    scaled: ScaledRidgeProblem, damps: torch.Tensor, b: torch.Tensor
+) -> tuple[BoundedEstimate, BoundedEstimate]:
+    """Solutions for some dampings with their forward errors, and residuals.
+
+    The one vector that A is orthogonal to is another column.
+    """
+    beside = scaled.a[:, :0] if scaled.mean is None else scaled.mean
+    a, damps = torch.cat([scaled.a, beside], 1), damps[:, None, None].expand(-1, scaled.a.shape[1], 1)
+    damps = torch.cat([damps, damps.new_zeros(len(damps), beside.shape[1], 1)], 1)
+    # In numbers near 1: columns by the larger of their elements and the smallest damping.
+    of_a = binary_exponents(torch.cat([a.abs(), damps.amin(0).T]).amax(0))[:, None]
+    of_b = binary_exponents(b.abs().amax(0))
+    system = DampedProblems(shift(a, -of_a.mT), shift(damps, -of_a))
+    b = torch.cat([shift(b, -of_b), b.new_zeros(a.shape[1], b.shape[1])]).expand(len(damps), -1, -1)
+    refinement = _steps(system, b)
+    found, residual = refinement.solution(), system.residual(b, refinement.high, refinement.low)
     error = torch.where(system.rate[:, None] <= MAX_RATE, system.norm_bound * refinement.left, torch.inf)
     error = error[:, None] + 4 * FP64.u * residual.abs()
-    x = BoundedEstimate.from_arrays(problems.unscale(found.x), found.forward_error)
-    return x, BoundedEstimate.from_arrays(*(shift(y, problems.b_columns) for y in (residual, error)))
+    x = BoundedEstimate.from_arrays(shift(found.x, of_b - of_a), found.forward_error)
+    return x, BoundedEstimate.from_arrays(shift(residual, of_b), shift(error, of_b))
 
 
 def _refined_wide(
