@@ -40,7 +40,8 @@ class DampedProblems(Overdetermined):
         return self._apart(self._doubled_residual(b, high, low)[0])
 
     def _prepared(self, columns: torch.Tensor | None) -> Doubled:
-        return Doubled.from_matrix(self.t)
+        sizes = torch.linalg.vector_norm(self.t, dim=1)[..., None]  # those of A alone, not of each problem
+        return Doubled.from_matrix(self.t, torch.where(sizes > 0, sizes, 1.0))
 
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
         return self._apart(normal(self.t, self._together(x))) + self.damps.square() * x
