@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from neula.io.matrices import random_matrix
 from neula.kernels import svd as module
-from neula.kernels.svd import svd
+from neula.kernels.svd import converged_eigh, converged_eigvalsh, svd
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -52,3 +53,21 @@ def test_factors_that_are_not_are_noticed() -> None:
         (u, s, vh * torch.nan),
     ):
         assert not module._accurate(a, *wrong)
+
+
+def test_eigenvalues_where_divide_and_conquer_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gives_up(a: torch.Tensor) -> torch.Tensor:
+        raise torch.linalg.LinAlgError("the algorithm failed to converge")
+
+    a = torch.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 7, 7)))
+    a = a + a.mT  # symmetric
+    expected = torch.linalg.eigvalsh(a)
+    monkeypatch.setattr(torch.linalg, "eigh", gives_up)
+    monkeypatch.setattr(torch.linalg, "eigvalsh", gives_up)
+    values, vectors = converged_eigh(a)
+    bound = 8 * 7 * 2.0**-53 * a.norm()
+    assert (values - expected).abs().max() <= bound
+    assert (converged_eigvalsh(a) - expected).abs().max() <= bound
+    assert (a @ vectors - vectors * values[..., None, :]).norm() <= bound
+    with pytest.raises(torch.linalg.LinAlgError):
+        converged_eigh(a * torch.inf)

@@ -29,6 +29,7 @@ from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.lanczos import advance, extreme_values
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_eigvalsh
 
 STEPS = 10
 """Lanczos steps: an eigenvalue ten times as large as all others is found in four."""
@@ -180,7 +181,7 @@ def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # LAPACK fails near the ends of the range. Residuals say where NaN and Inf are.
     a = a.nan_to_num(0.0, 0.0, 0.0)
     size = a.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
-    found = torch.linalg.eigvalsh((a / size + (a / size).mT) / 2) * size.squeeze(-1)
+    found = converged_eigvalsh((a / size + (a / size).mT) / 2) * size.squeeze(-1)
     return found.amin(1), found.amax(1)
 
 

@@ -6,6 +6,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_eigvalsh
 
 MOST = 16
 """Steps that the kernels have room for."""
@@ -92,5 +93,5 @@ def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.
     d, b = diagonal.double(), beside[:, :-1].double()
     usable = torch.cat([d, b], 1).isfinite().all(1)[:, None]
     d, b = torch.where(usable, d, 0.0), torch.diag_embed(torch.where(usable, b, 0.0), -1)
-    values = torch.where(usable, torch.linalg.eigvalsh(torch.diag_embed(d) + b + b.mT), torch.nan)
+    values = torch.where(usable, converged_eigvalsh(torch.diag_embed(d) + b + b.mT), torch.nan)
     return values[:, 0], values[:, -1]

@@ -1,4 +1,4 @@
-"""The library's singular value decomposition, as accurate on a GPU as LAPACK's."""
+"""The library's singular values and eigenvalues, as accurate on a GPU as LAPACK's, and always found."""
 
 from __future__ import annotations
 
@@ -59,6 +59,35 @@ def converged_svd(a: torch.Tensor) -> Factors:
     each = [linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
     u, s, vh = (torch.from_numpy(np.stack(x)).to(a.dtype) for x in zip(*each, strict=True))
     return u.view(*shape, *u.shape[1:]), s.view(*shape, -1), vh.view(*shape, *vh.shape[1:])
+
+
+def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues and eigenvectors of symmetric matrices, shape (..., n, n), likewise.
+
+    Examples
+    --------
+    >>> converged_eigh(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[0]
+    tensor([2., 3.], dtype=torch.float64)
+    """
+    try:
+        values, vectors = torch.linalg.eigh(a)
+        return values, vectors
+    except torch.linalg.LinAlgError:
+        if not bool(a.isfinite().all()):
+            raise
+    matrices = a.reshape(-1, *a.shape[-2:]).double().cpu().numpy()
+    each = [linalg.eigh(x, driver="ev") for x in matrices]
+    values, vectors = (torch.from_numpy(np.stack(x)).to(a) for x in zip(*each, strict=True))
+    return values.view(a.shape[:-1]), vectors.view(a.shape)
+
+
+def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
+    """The eigenvalues alone."""
+    try:
+        values: torch.Tensor = torch.linalg.eigvalsh(a)
+        return values
+    except torch.linalg.LinAlgError:
+        return converged_eigh(a)[0]
 
 
 def _by(a: torch.Tensor, driver: str | None) -> Factors:

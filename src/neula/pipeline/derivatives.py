@@ -15,6 +15,7 @@ import torch
 from torch.autograd import Function, forward_ad
 
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_eigh
 
 Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
@@ -218,7 +219,7 @@ class Lyapunov(Function):
 
     @staticmethod
     def forward(h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        values, vectors = torch.linalg.eigh(h)
+        values, vectors = converged_eigh(h)
         sums = values[..., :, None] + values[..., None, :]
         return vectors @ ((vectors.mT @ k @ vectors) / sums) @ vectors.mT
 

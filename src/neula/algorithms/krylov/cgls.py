@@ -22,6 +22,7 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.svd import converged_eigvalsh
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
@@ -275,7 +276,7 @@ class _LanczosTridiagonal:
         diagonal[1:] += beta[:-1] / alpha[:-1]
         off = beta[:-1].sqrt() / alpha[:-1]
         tridiagonal = torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
-        return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(tridiagonal)[0])))
+        return math.sqrt(max(0.0, float(converged_eigvalsh(tridiagonal)[0])))
 
 
 def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:

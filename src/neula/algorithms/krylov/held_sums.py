@@ -22,6 +22,7 @@ from neula.engines import FP64
 from neula.kernels.doubled import Doubled, Pair, two_sum
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import LIMIT, shift
+from neula.kernels.svd import converged_eigh
 
 LEFT = 2.0**-20
 """Part of what is known along any direction that must be left when rows are removed: its rounding errors are
@@ -189,7 +190,7 @@ class HeldSums:
         hidden = torch.linalg.solve_triangular(lower.T, p @ expected, upper=False)
         squares = s.T @ s
         rest = squares - expected.T @ expected - hidden.T @ hidden
-        values, basis = torch.linalg.eigh(rest)
+        values, basis = converged_eigh(rest)
         sizes = (squares.diagonal() + (z.square()).sum(0) + b.square().sum(0)).sum()
         if bool((values < -BELOW_ZERO * sizes).any()):
             raise ValueError(f"these {len(a)} rows have larger residuals than all rows of the fit together")

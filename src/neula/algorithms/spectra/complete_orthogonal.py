@@ -39,6 +39,7 @@ from neula.certificates.stagnation import goes_on
 from neula.engines import FP64, Engine
 from neula.kernels.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.refining import over
+from neula.kernels.svd import converged_eigvalsh
 from neula.kernels.triangular_inverse import triangular_inverse
 
 SEPARATED = 1e3
@@ -354,7 +355,7 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
         return None
     # Their squares differ by so little that those of the Gram matrix have the digits that are asked for.
     block = r[first:last, first:last] / sizes.amax()
-    near = torch.linalg.eigvalsh(block.T @ block).flip(0).clamp_min(0).sqrt()
+    near = converged_eigvalsh(block.T @ block).flip(0).clamp_min(0).sqrt()
     counting = int((near > rcond).sum())
     if counting in (0, len(near)):
         return None

@@ -18,6 +18,7 @@ from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_eigh
 
 MAX_STEPS = 3
 """Steps of subspace iteration. Each damps what the Gram matrix hid by the square of its ratio to the smallest
@@ -89,7 +90,7 @@ def gram_svd(
     if not math.isfinite(float(over_rows.agree(g.trace()))):
         nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
         return MeasuredTriplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
-    eigenvalues, vectors = over_rows.agreed(*torch.linalg.eigh(g))
+    eigenvalues, vectors = over_rows.agreed(*converged_eigh(g))
     beyond = float(eigenvalues[-rank - 1].clamp_min(0).sqrt()) if rank < len(g) else 0.0
     v = vectors[:, -rank:].flip(1)
     for step in range(MAX_STEPS):
@@ -115,7 +116,7 @@ def _project(
 ) -> tuple[MeasuredTriplets, torch.Tensor]:
     """Singular triplets of ``A V V^T``, measured, and ``A^T U``."""
     b = exact_matmul(a, v)
-    theta, w = over_rows.agreed(*torch.linalg.eigh(over_rows.total(_gram64(b))))
+    theta, w = over_rows.agreed(*converged_eigh(over_rows.total(_gram64(b))))
     s, w = theta.flip(0).clamp_min(0).sqrt(), w.flip(1)
     u = exact_matmul(b, (w / s).to(a.dtype))
     v = exact_matmul(v, w.to(a.dtype))

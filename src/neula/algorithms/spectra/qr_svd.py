@@ -9,6 +9,7 @@ import torch
 from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
+from neula.kernels.svd import converged_eigh
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
@@ -122,7 +123,7 @@ def _svd_from_gram(
     if r.dtype != torch.float32:
         return None
     wide = r.double()
-    theta, v = torch.linalg.eigh(wide.T @ wide)
+    theta, v = converged_eigh(wide.T @ wide)
     s, v = theta.flip(0).clamp_min(0).sqrt(), v.flip(1)
     k = truncate(s, rank, tol)
     if k == 0 or not bool(s[k - 1] >= LARGEST_RATIO**-1 * s[0]) or not s[0] > 0:

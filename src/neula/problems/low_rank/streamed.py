@@ -19,6 +19,7 @@ from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
+from neula.kernels.svd import converged_eigh
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.low_rank.problem import SVDOptions, SVDValues
@@ -93,7 +94,7 @@ class StreamedMatrix:
             return "householder fp64 + svd", s.cpu(), vh.T
         g = GramSums.begin(self.n, 0, self.device)
         self._sum("Gram matrix", g)
-        squares, v = torch.linalg.eigh(g.gram)
+        squares, v = converged_eigh(g.gram)
         return "gram fp64 + svd", squares.flip(0).clamp_min(0).sqrt().cpu(), v.flip(1)
 
     def _sum(self, what: str, sums: GramSums | HouseholderSums) -> None:

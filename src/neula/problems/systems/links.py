@@ -41,6 +41,7 @@ from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.refining import over
+from neula.kernels.svd import converged_eigvalsh
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined
@@ -305,7 +306,7 @@ def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
     enlarged = rows * (system.a @ factors.solve(v / rows)) - v
     # Gaussian vectors are nearly orthogonal, and of norm sqrt(n).
     gram = (enlarged.mT @ enlarged / n).cpu()
-    return not bool(gram.isfinite().all()) or bool(torch.linalg.eigvalsh(gram)[1] > TOO_POOR**2)
+    return not bool(gram.isfinite().all()) or bool(converged_eigvalsh(gram)[1] > TOO_POOR**2)
 
 
 def _doubt(system: EquilibratedSystem, refined: Refined) -> str:
