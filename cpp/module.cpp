@@ -1,6 +1,4 @@
 // neula._core: the kernels for small problems on a CPU, for NumPy arrays. What each does stands in src/neula/_core.pyi.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/complex.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -12,21 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "kernels.hpp"
+#include "module.hpp"
+#include "threads.hpp"
 
-namespace nb = nanobind;
 using namespace neula;
 
 namespace {
 
-// Float or double, any strides; never written to.
-using Given = nb::ndarray<nb::ro, nb::device::cpu>;
-template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 using Doubles = Contiguous<const double, 2>;
-
-struct Core {
-    const Kernels *kernels;
-};
 
 bool has_instructions([[maybe_unused]] const std::string &level)
 {
@@ -63,25 +54,6 @@ const Kernels *kernels_of(const std::string &level)
         return &avx2::kernels;
 #endif
     return &baseline::kernels;
-}
-
-// A matrix or a batch of them.
-Matrices matrices(const Given &x)
-{
-    bool single = x.dtype() == nb::dtype<float>();
-    if (!single && x.dtype() != nb::dtype<double>())
-        throw nb::type_error("matrices must be float64 or float32");
-    if (x.ndim() != 2 && x.ndim() != 3)
-        throw nb::value_error("matrices must have two or three dimensions");
-    size_t last = x.ndim() - 1;
-    Index member = x.ndim() == 3 ? x.stride(0) : 0;
-    return {const_cast<void *>(x.data()), single, member, x.stride(last - 1), x.stride(last)};
-}
-
-void check(Status status)
-{
-    if (status == Status::no_memory)
-        throw std::bad_alloc();
 }
 
 std::optional<BoundedNumbers> bounded(
@@ -125,6 +97,7 @@ NB_MODULE(_core, m)
 {
     m.attr("source_hash") = NEULA_SOURCE_HASH;
     m.def("levels", levels);
+    m.def("share_threads", [](uintptr_t pool) { share_threads(reinterpret_cast<Pool>(pool)); }, nb::arg("pool"));
     nb::class_<Core> core(m, "Core");
     core.def("__init__", [](Core *self, const std::string &level) { new (self) Core{kernels_of(level)}; }, nb::arg("level"))
         .def_prop_ro("level", [](const Core &c) { return c.kernels->level; })

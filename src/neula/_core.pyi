@@ -13,6 +13,12 @@ source_hash: str
 def levels() -> list[str]:
     """Names of the instruction sets of this processor: ``baseline``, ``avx2``, ``avx512``."""
 
+def share_threads(pool: int) -> None:
+    """Run parts of kernels in the threads of the OpenMP whose function GOMP_parallel has this address.
+
+    0 stands for threads that are started for each call.
+    """
+
 class BoundedNumbers:
     """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
 

@@ -6,7 +6,9 @@ then do the same in more time.
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -51,7 +53,17 @@ def core() -> Core | None:
             "neula._core was compiled with flags that change floating-point arithmetic (-ffast-math?): "
             "build it without them"
         )
+    module.share_threads(_pool_of_torch())
     return found
+
+
+def _pool_of_torch() -> int:
+    """The address of GOMP_parallel in torch's OpenMP, whose threads the core shares; 0 without it."""
+    with suppress(AttributeError, OSError):
+        # Only a library that is loaded: another OpenMP would have threads of its own.
+        openmp = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
+        return ctypes.cast(openmp.GOMP_parallel, ctypes.c_void_p).value or 0
+    return 0
 
 
 def description() -> str:

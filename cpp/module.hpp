@@ -1,0 +1,56 @@
+// What the bindings of the kernels share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <new>
+
+#include "kernels.hpp"
+
+namespace nb = nanobind;
+
+namespace neula {
+
+// Float or double, any strides; never written to.
+using Given = nb::ndarray<nb::ro, nb::device::cpu>;
+// The same, written to.
+using Overwritten = nb::ndarray<nb::device::cpu>;
+template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
+using Fresh = nb::ndarray<nb::numpy, double>;
+
+struct Core {
+    const Kernels *kernels;
+};
+
+// A matrix or a batch of matrices, as kernels take them.
+template <typename Array> Matrices matrices(const Array &x)
+{
+    bool single = x.dtype() == nb::dtype<float>();
+    if (!single && x.dtype() != nb::dtype<double>())
+        throw nb::type_error("matrices must be float64 or float32");
+    if (x.ndim() != 2 && x.ndim() != 3)
+        throw nb::value_error("matrices must have two or three dimensions");
+    size_t last = x.ndim() - 1;
+    Index member = x.ndim() == 3 ? x.stride(0) : 0;
+    return {const_cast<void *>(static_cast<const void *>(x.data())), single, member, x.stride(last - 1), x.stride(last)};
+}
+
+// Some doubles with their owner, for arrays that share them.
+struct Memory {
+    double *data;
+    nb::capsule owner;
+    explicit Memory(size_t count)
+        : data(new double[count]), owner(data, [](void *p) noexcept { delete[] static_cast<double *>(p); })
+    {
+    }
+    Fresh array(size_t first, size_t count) const { return Fresh(data + first, {count}, owner); }
+};
+
+inline void check(Status status)
+{
+    if (status == Status::no_memory)
+        throw std::bad_alloc();
+}
+
+}  // namespace neula
