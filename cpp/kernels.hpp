@@ -50,6 +50,18 @@ struct KitProblem {
     double *right;    // (m), whose first n elements the solution overwrites
 };
 
+// Products with a matrix whose rows have no gaps, and with its transpose: R = A X, or B - A X, or B without x, and A^T R.
+// Vectors lie one after the other; image (R) and back (A^T R) may be nullptr.
+struct OnePassProblem {
+    const void *a;
+    bool single;      // whether a is of float
+    Index m, n, row;  // row: elements from a row to the next
+    Index k;          // vectors
+    const double *x, *b;
+    double *image, *back;
+    Index threads;
+};
+
 enum class Status { done, failed, no_memory };
 
 struct Kernels {
@@ -57,6 +69,7 @@ struct Kernels {
     bool (*arithmetic_is_exact)();
     Status (*bounded)(const BoundedProblem &, BoundedSolution &);
     Status (*kit_solve)(const KitProblem &);
+    Status (*one_pass)(const OnePassProblem &);
 };
 
 namespace baseline {

@@ -53,4 +53,7 @@ inline void check(Status status)
         throw std::bad_alloc();
 }
 
+// The bindings of a family of kernels, each in a file of its own.
+void define_qr(nb::class_<Core> &);
+
 }  // namespace neula

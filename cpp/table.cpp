@@ -8,6 +8,7 @@ NEULA_BEGIN
 
 Status bounded(const BoundedProblem &, BoundedSolution &);
 Status kit_solve(const KitProblem &);
+Status one_pass(const OnePassProblem &);
 
 // Whether sums and products have the errors that they have in IEEE arithmetic: no flag of a compiler, and no mode of the
 // processor, has changed that. The numbers are not known when this is compiled.
@@ -21,7 +22,7 @@ static bool arithmetic_is_exact()
 }
 
 extern const Kernels kernels = {
-    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve,
+    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, one_pass,
 };
 
 NEULA_END

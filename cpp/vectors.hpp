@@ -50,6 +50,11 @@ inline Vec load_floats(const float *x)
 #endif
 }
 
+inline Vec load(const float *x)
+{
+    return load_floats(x);
+}
+
 inline void store_floats(float *x, Vec a)
 {
 #if defined(__AVX512F__) && !defined(__clang__)

@@ -65,3 +65,21 @@ class Core:
         Rows of ``vectors`` become x, the sides of its elements, the norms of columns, and, if `of_all`,
         the solution without bounds.
         """
+
+    def one_pass(
+        self,
+        a: np.ndarray,
+        x: np.ndarray | None,
+        b: np.ndarray | None,
+        image: np.ndarray | None,
+        back: np.ndarray | None,
+        threads: int,
+    ) -> None:
+        """``R = A X``, ``B - A X`` or B to image, and ``A^T R`` to back, for vectors as rows.
+
+        A (m, n) has rows without gaps: :class:`neula.kernels.one_pass_host.OnePass`.
+
+        Raises
+        ------
+        MemoryError
+        """

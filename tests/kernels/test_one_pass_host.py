@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
 
-from capabilities import CAPABILITIES, compiled_for
-from neula.kernels import host_source, one_pass_host
+from capabilities import LEVELS, core_of
+from neula import _core
+from neula.kernels import core as core_module
+from neula.kernels import one_pass_host
 from neula.kernels.one_pass_host import OnePass, takes
-
-pytestmark = pytest.mark.skipif(host_source.compiler() is None, reason="no C compiler")
 
 U = 2.0**-53
 SHAPES = [(1, 1), (3, 5), (9, 8), (7, 17), (257, 100), (1030, 13), (40, 300)]
@@ -23,11 +27,11 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
 
 
-@pytest.fixture(params=CAPABILITIES)
+@pytest.fixture(params=LEVELS)
 def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many lanes as a processor has, or fewer."""
-    library = compiled_for(request.param, "one_pass", monkeypatch)
-    monkeypatch.setattr(one_pass_host, "_library", lambda: library)
+    compiled = core_of(request.param)
+    monkeypatch.setattr(one_pass_host, "core", lambda: compiled)
 
 
 def numbers(*shape: int, dtype: type[np.floating] = np.float64, seed: int = 0) -> np.ndarray:
@@ -91,10 +95,65 @@ def test_what_it_takes() -> None:
         assert not takes(other)
 
 
-def test_no_room_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
-        one_pass = staticmethod(lambda task: 0)
+@pytest.fixture
+def _own_threads() -> Iterator[None]:
+    yield
+    _core.share_threads(core_module._pool_of_torch())
 
-    monkeypatch.setattr(one_pass_host, "_library", Full)
+
+@pytest.mark.usefixtures("_own_threads")
+def test_threads_of_a_pool() -> None:
+    """All of its threads are asked, if there are several parts; without a pool threads are started."""
+    a, x = numbers(1030, 13), numbers(13, seed=1)
+    kernel, calls = OnePass(a), []
+    shared = kernel.gram_times(x)
+
+    @ctypes.CFUNCTYPE(
+        None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    )
+    def pool(function, given, threads, flags):  # type: ignore[no-untyped-def]
+        calls.append(threads)
+        function(given)
+        function(given)  # of a second thread, to which nothing is left
+
+    _core.share_threads(ctypes.cast(pool, ctypes.c_void_p).value)
+    pooled = kernel.gram_times(x)
+    _core.share_threads(0)
+    assert np.array_equal(pooled, shared)
+    assert np.array_equal(kernel.gram_times(x), shared)
+    assert calls == [0] * (torch.get_num_threads() > 1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP, or none")
+def test_the_pool_is_torchs() -> None:
+    assert core_module._pool_of_torch() != 0
+
+
+def test_wrong_shapes_are_refused() -> None:
+    compiled, a, x, b = core_of("baseline"), numbers(6, 4), numbers(4), numbers(6)
+    for given in [
+        (a, None, None, None, None, 1),
+        (a, x, None, None, None, 0),
+        (a, b, None, None, None, 1),
+        (a, x, x, None, None, 1),
+        (a, x, None, x, None, 1),
+        (a, x, None, None, b, 1),
+        (a, x, None, np.empty((2, 6)), None, 1),
+        (a.T, b, None, x, None, 1),
+        (a[None], x, None, b, None, 1),
+        (a[:, :0], x[:0], None, b, None, 1),
+    ]:
+        with pytest.raises(ValueError, match="one_pass takes"):
+            compiled.one_pass(*given)
+    with pytest.raises(TypeError):  # no copy is written to
+        compiled.one_pass(a, x, None, np.empty(12)[::2], None, 1)
+
+
+def test_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def one_pass(self, *given: object) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(one_pass_host, "core", Full)
     with pytest.raises(MemoryError, match="sums of 3 vectors of 4 numbers"):
         OnePass(numbers(6, 4)).times(np.ones((4, 3)))

@@ -1,38 +1,25 @@
-"""Products with a matrix and its transpose on a CPU, in one pass over it, by a kernel in C.
+"""Products with a matrix and its transpose on a CPU, in one pass over it, by the compiled core.
 
 A large matrix is read from memory as often as it is multiplied: ``A^T (b - A x)`` takes a library two passes,
 and one in single precision needs a copy in double, which takes more time than they do. Here rows are read
-once, and widened in registers. Where there is no compiler, there is no kernel.
+once, and widened in registers.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
-
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import address_of
-from neula.kernels.host_source import load
+from neula.kernels.core import core
 
 EACH = 1 << 15
 """Elements of a matrix from which on another thread is worth the microseconds of its start."""
 
 
-class _Pass(ctypes.Structure):
-    _fields_ = [
-        ("a", ctypes.c_void_p),
-        *((name, ctypes.c_long) for name in ("single", "m", "n", "apart", "k")),
-        *((name, ctypes.c_void_p) for name in ("x", "b", "image", "back")),
-        ("threads", ctypes.c_long),
-    ]
-
-
 def takes(a: np.ndarray) -> bool:
     """Whether there is a kernel for a matrix: one of float32 or float64, whose rows have no gaps."""
     rows = a.ndim == 2 and a.strides[1] == a.itemsize and a.strides[0] >= a.shape[1] * a.itemsize
-    return rows and a.dtype in (np.float32, np.float64) and a.size > 0 and _library() is not None
+    return rows and a.dtype in (np.float32, np.float64) and a.size > 0 and core() is not None
 
 
 class OnePass:
@@ -97,18 +84,13 @@ class OnePass:
         back: np.ndarray | None = None,
     ) -> None:
         """``R = A X``, or ``B - A X``, or B, and ``A^T R``, to the arrays that there are, by rows."""
-        library, a = _library(), self._a
-        assert library is not None
-        given = [None if y is None else np.ascontiguousarray(y.T, np.float64) for y in (x, b)]
-        k = next(1 if y.ndim == 1 else len(y) for y in given if y is not None)
+        compiled, a = core(), self._a
+        assert compiled is not None
+        x, b = (None if y is None else np.ascontiguousarray(y.T, np.float64) for y in (x, b))
         threads = min(torch.get_num_threads(), a.size // EACH) or 1
-        places = [None if y is None else address_of(y) for y in (*given, image, back)]
-        apart, single = a.strides[0] // a.itemsize, a.dtype == np.float32
-        task = _Pass(address_of(a), single, *a.shape, apart, k, *places, threads)
-        if not library.one_pass(ctypes.byref(task)):
-            raise MemoryError(f"for sums of {k} vectors of {a.shape[1]} numbers in {threads} threads")
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL | None:
-    return load("one_pass")
+        try:
+            compiled.one_pass(a, x, b, image, back, threads)
+        except MemoryError:
+            k = next(1 if y.ndim == 1 else len(y) for y in (x, b) if y is not None)
+            needed = f"for sums of {k} vectors of {a.shape[1]} numbers in {threads} threads"
+            raise MemoryError(needed) from None
