@@ -50,6 +50,25 @@ struct KitProblem {
     double *right;    // (m), whose first n elements the solution overwrites
 };
 
+constexpr Index PROBES = 4;  // random vectors
+
+// Errors of a factorization A = Q R along random vectors g, for columns of A divided by their norms d: norms of the residual
+// (A - Q R) D^-1 g, of A D^-1 g, and of the loss of orthogonality (Q^T Q - I) g; the smallest and the largest d.
+struct QRErrors {
+    double residual, image, loss, smallest, largest;
+};
+
+// QR factorizations of a batch, all of one type. They are given, and R is made to have no negative diagonal element; or
+// they are found.
+struct QRProblem {
+    Matrices a, q, r;
+    Index batch, m, n;
+    const double *probes;  // (n, PROBES)
+    QRErrors *errors;      // (batch)
+    double loss;           // ||I - Q^T Q||_F / sqrt(n) at which factorizations that are found may end
+    Index threads;
+};
+
 // Products with a matrix whose rows have no gaps, and with its transpose: R = A X, or B - A X, or B without x, and A^T R.
 // Vectors lie one after the other; image (R) and back (A^T R) may be nullptr.
 struct OnePassProblem {
@@ -69,6 +88,8 @@ struct Kernels {
     bool (*arithmetic_is_exact)();
     Status (*bounded)(const BoundedProblem &, BoundedSolution &);
     Status (*kit_solve)(const KitProblem &);
+    Status (*probe_errors)(const QRProblem &);
+    Status (*cholesky_qr)(const QRProblem &);
     Status (*one_pass)(const OnePassProblem &);
 };
 

@@ -27,6 +27,26 @@ inline void *address(const Matrices &x, Index member, Index i, Index j)
                     : static_cast<void *>(static_cast<double *>(x.data) + place);
 }
 
+// One matrix of a batch whose elements are of type T, and strides where they are not 0: what the compiler knows of them
+// makes other loops.
+template <typename T, Index row = 0, Index column = 0> struct View {
+    T *data;
+    Index row_stride, column_stride;
+
+    View(T *first, Index row_apart, Index column_apart) : data(first), row_stride(row_apart), column_stride(column_apart) {}
+    View(const Matrices &x, Index member)
+        : data(static_cast<T *>(x.data) + member * x.member), row_stride(x.row), column_stride(x.column)
+    {
+    }
+
+    T &operator()(Index i, Index j) const
+    {
+        return data[i * (row ? row : row_stride) + j * (column ? column : column_stride)];
+    }
+
+    View from_row(Index i) const { return {&(*this)(i, 0), row_stride, column_stride}; }
+};
+
 // The rows of one member from some row on.
 inline Matrices from_row(Matrices x, Index member, Index first)
 {

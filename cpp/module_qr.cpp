@@ -50,10 +50,61 @@ void one_pass(
     check(status);
 }
 
+// A single matrix is a batch of one.
+template <typename Array> Index batch_of(const Array &x) { return x.ndim() == 3 ? x.shape(0) : 1; }
+
+bool has_shape(const Overwritten &x, Index batch, Index rows, Index columns)
+{
+    return batch_of(x) == batch && Index(x.shape(x.ndim() - 2)) == rows && Index(x.shape(x.ndim() - 1)) == columns;
+}
+
+using Errors = nb::ndarray<nb::numpy, double>;
+
+// Run a kernel for A and Q (m, n) and R (n, n), or batches of them: errors, a row for each name in QRErrors.
+template <bool finds>
+Errors factorizations(
+    const Core &core, const Given &a, const Overwritten &q, const Overwritten &r, const Contiguous<const double, 2> &probes,
+    double loss, Index threads)
+{
+    if (threads < 1)
+        throw nb::value_error("A, Q and R must be for a positive number of threads");
+    QRProblem problem = {matrices(a), matrices(q), matrices(r)};
+    Index batch = batch_of(a), m = a.shape(a.ndim() - 2), n = a.shape(a.ndim() - 1);
+    if (n == 0 || !has_shape(q, batch, m, n) || !has_shape(r, batch, n, n) || Index(probes.shape(0)) != n ||
+        Index(probes.shape(1)) != PROBES)
+        throw nb::value_error("A and Q must be (m, n), n > 0, R (n, n), random vectors (n, 4)");
+    problem.batch = batch, problem.m = m, problem.n = n, problem.probes = probes.data();
+    if (problem.q.single != problem.a.single || problem.r.single != problem.a.single)
+        throw nb::value_error("A, Q and R must have one dtype");
+    if (finds && (m < n || (n > 1 && problem.q.column != 1)))
+        throw nb::value_error("A must have no more columns than rows, and Q rows without gaps");
+    constexpr size_t NUMBERS = sizeof(QRErrors) / sizeof(double);
+    Memory memory(NUMBERS * batch);
+    problem.errors = reinterpret_cast<QRErrors *>(memory.data), problem.loss = loss, problem.threads = threads;
+    Status status;
+    {
+        nb::gil_scoped_release release;
+        status = finds ? core.kernels->cholesky_qr(problem) : core.kernels->probe_errors(problem);
+    }
+    check(status);
+    return Errors(memory.data, {NUMBERS, size_t(batch)}, memory.owner, {1, int64_t(NUMBERS)});
+}
+
+Errors probe_errors(
+    const Core &core, const Given &a, const Overwritten &q, const Overwritten &r, const Contiguous<const double, 2> &probes,
+    Index threads)
+{
+    return factorizations<false>(core, a, q, r, probes, 0.0, threads);
+}
+
 }  // namespace
 
 void define_qr(nb::class_<Core> &core)
 {
+    core.def("probe_errors", probe_errors, nb::arg("a"), nb::arg("q").noconvert(), nb::arg("r").noconvert(), nb::arg("probes"),
+             nb::arg("threads"), nb::rv_policy::reference);
+    core.def("cholesky_qr", factorizations<true>, nb::arg("a"), nb::arg("q").noconvert(), nb::arg("r").noconvert(),
+             nb::arg("probes"), nb::arg("loss"), nb::arg("threads"), nb::rv_policy::reference);
     core.def("one_pass", one_pass, nb::arg("a"), nb::arg("x").none(), nb::arg("b").none(), nb::arg("image").noconvert().none(),
              nb::arg("back").noconvert().none(), nb::arg("threads"));
 }

@@ -8,6 +8,8 @@ NEULA_BEGIN
 
 Status bounded(const BoundedProblem &, BoundedSolution &);
 Status kit_solve(const KitProblem &);
+Status probe_errors(const QRProblem &);
+Status cholesky_qr(const QRProblem &);
 Status one_pass(const OnePassProblem &);
 
 // Whether sums and products have the errors that they have in IEEE arithmetic: no flag of a compiler, and no mode of the
@@ -22,7 +24,7 @@ static bool arithmetic_is_exact()
 }
 
 extern const Kernels kernels = {
-    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, one_pass,
+    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass,
 };
 
 NEULA_END

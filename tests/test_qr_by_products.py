@@ -137,8 +137,8 @@ def test_with_a_gradient_and_in_other_modes() -> None:
     assert tried(found) == [(label[0][0], False), ("householder fp64", True)]
 
 
-def test_arrays_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes_host, "_library", lambda: None)
+def test_arrays_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_host, "core", lambda: None)
     for a in (normal(450, 150), torch.rand(450, 150, dtype=torch.float32)):
         found = neula.qr(a.numpy())
         assert isinstance(found.Q, np.ndarray)

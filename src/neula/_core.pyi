@@ -66,6 +66,22 @@ class Core:
         the solution without bounds.
         """
 
+    def probe_errors(
+        self, a: np.ndarray, q: np.ndarray, r: np.ndarray, probes: np.ndarray, threads: int
+    ) -> np.ndarray:
+        """Make R's diagonal nonnegative, in place: :func:`neula.kernels.probes_host.reflected_errors`."""
+
+    def cholesky_qr(
+        self,
+        a: np.ndarray,
+        q: np.ndarray,
+        r: np.ndarray,
+        probes: np.ndarray,
+        loss: float,
+        threads: int,
+    ) -> np.ndarray:
+        """Factorize A, overwriting Q and R: :func:`neula.kernels.cholesky_qr_host.cholesky_qr`."""
+
     def one_pass(
         self,
         a: np.ndarray,

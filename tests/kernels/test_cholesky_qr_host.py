@@ -6,16 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from capabilities import LEVELS, core_of
 from neula.certificates.probes import gaussian_probes
 from neula.io.matrices import random_matrix
-from neula.kernels import cholesky_qr_host
+from neula.kernels import cholesky_qr_host, probes_host
 from neula.kernels.cholesky_qr_host import cholesky_qr
 from neula.kernels.probes_host import reflected_errors
 
-pytestmark = pytest.mark.skipif(cholesky_qr_host._function() is None, reason="no C compiler")
-
 CPU = torch.device("cpu")
 U = 2.0**-53
+
+
+@pytest.fixture(params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    for module in (cholesky_qr_host, probes_host):
+        monkeypatch.setattr(module, "core", lambda: compiled)
+
 
 SHAPES = [
     (1, 1, 1),
@@ -52,6 +60,7 @@ def orthogonality(q: torch.Tensor) -> float:
     return float(loss.max()) / n**0.5
 
 
+@pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_factors(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -91,6 +100,7 @@ def test_ill_conditioned(condition: float, dtype: torch.dtype) -> None:
     assert np.isfinite(found).all()
 
 
+@pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("condition", [1e7, 1e8, 1e9, 1e11, 1e13, 1e15, np.inf])
 @pytest.mark.parametrize("shape", [(40, 16, 6), (40, 20, 20), (10, 64, 32), (2, 300, 100)])
 def test_columns_that_are_too_dependent(condition: float, shape: tuple[int, int, int]) -> None:
@@ -174,6 +184,6 @@ def test_long_sums() -> None:
     assert found[2, 0] <= 1e-14 * np.linalg.norm(probes(3))
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cholesky_qr_host, "_function", lambda: None)
+def test_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cholesky_qr_host, "core", lambda: None)
     assert cholesky_qr(matrices(3, 2), probes(2)) is None

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import sys
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 
+from capabilities import LEVELS, core_of
 from neula.certificates.probes import gaussian_probes
 from neula.kernels import probe_errors, probes_host
 from neula.kernels.probes_host import reflected_errors
 
-pytestmark = pytest.mark.skipif(probes_host._library() is None, reason="no C compiler")
-
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    monkeypatch.setattr(probes_host, "core", lambda: compiled)
 
 
 def factors(a: torch.Tensor, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,6 +34,7 @@ def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 17)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("wrong", [0.0, 1e-3])
@@ -53,18 +55,21 @@ def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dt
     assert np.allclose(found[:3], expected, rtol=1e-12, atol=1e-15 * sum(shape) * size)
 
 
+@pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("by_rows", [False, True])
-def test_large_ones_by_parts(threads: int, dtype: torch.dtype, by_rows: bool) -> None:
+def test_large_ones_by_parts(
+    threads: int, dtype: torch.dtype, by_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """More rows and columns than are held together; R and Q in either order."""
     a = matrices(301, 203, dtype=dtype)
     q, r = factors(a, 1e-3)
     q, r = (x.contiguous() if by_rows else x.T.contiguous().T for x in (q, r))
     given, g = (q.clone(), r.clone()), gaussian_probes(203, CPU)
-    library = probes_host._library()
-    assert library is not None
-    found = probes_host.measured(library.probe_errors, a, q, r, g.numpy(), threads=threads)
+    monkeypatch.setattr(probes_host, "EACH", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = reflected_errors(a, q, r, g.numpy())
     sign = torch.where(given[1].diagonal() < 0, -1.0, 1.0).to(dtype)
     assert torch.equal(q, given[0] * sign)
     assert torch.equal(r, given[1] * sign[:, None])
@@ -74,37 +79,6 @@ def test_large_ones_by_parts(threads: int, dtype: torch.dtype, by_rows: bool) ->
     assert found is not None
     assert np.allclose(found[:3], expected, rtol=1e-11)
     assert np.allclose(found[3:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP, or none")
-def test_threads_are_those_of_torch() -> None:
-    """Where torch has some, no others are started."""
-    a, g = matrices(301, 203), gaussian_probes(203, CPU).numpy()
-    q, r = factors(a)
-    library = probes_host._library()
-    assert library is not None
-    run = partial(probes_host.measured, library.probe_errors, a, q, r, g, threads=2)
-    shared = run()
-    openmp = ctypes.CDLL("libtorch_cpu.so", mode=os.RTLD_NOLOAD)
-    calls = []
-
-    @ctypes.CFUNCTYPE(
-        None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
-    )
-    def pool(function, given, threads, flags):  # type: ignore[no-untyped-def]
-        calls.append(threads)
-        function(given)
-
-    try:
-        library.share_threads(pool)
-        alone = run()
-        library.share_threads(None)
-        own = run()
-    finally:
-        library.share_threads(openmp.GOMP_parallel)
-    assert calls == [0, 0]  # for R, and for the rows: whatever threads there are
-    for found in (alone, own):
-        assert np.allclose(found, shared, rtol=1e-12)
 
 
 def test_any_strides() -> None:
@@ -135,8 +109,34 @@ def test_zero_has_a_sign() -> None:
     assert not torch.signbit(r.diagonal()).any()
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes_host, "_library", lambda: None)
+def test_wrong_shapes_are_refused() -> None:
+    compiled, g = core_of("baseline"), np.ones((3, 4))
+    a, q, r = np.ones((5, 3)), np.ones((5, 3)), np.ones((3, 3))
+    for given in [
+        (a, q, r, g, 0),
+        (a, q, r[:2], g, 1),
+        (a, q[:4], r, g, 1),
+        (a[:, :2], q, r, g, 1),
+        (a[:, :0], q[:, :0], r[:0, :0], g[:0], 1),
+        (a[None], q[None].repeat(2, 0), r[None], g, 1),
+        (a, q, r, g[:, :3], 1),
+        (a.astype(np.float32), q, r, g, 1),
+    ]:
+        with pytest.raises(ValueError, match=r"A, Q and R must|A and Q must"):
+            compiled.probe_errors(*given)
+        with pytest.raises(ValueError, match=r"A, Q and R must|A and Q must"):
+            compiled.cholesky_qr(*given[:4], 0.0, given[4])
+    for given in [(a[:2], q[:2]), (a, np.ones((3, 5)).T)]:
+        with pytest.raises(ValueError, match="no more columns than rows"):
+            compiled.cholesky_qr(*given, r, g, 0.0, 1)
+    fixed = q.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(TypeError):
+        compiled.probe_errors(a, fixed, r, g, 1)
+
+
+def test_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_host, "core", lambda: None)
     a = matrices(3, 2)
     q, r = factors(a)
     before = q.clone()

@@ -1,4 +1,4 @@
-"""QR factorizations of tall matrices on a CPU from their Gram matrices, by a kernel in C.
+"""QR factorizations of tall matrices on a CPU from their Gram matrices, by the compiled core.
 
 A matrix is read twice and Q written once, and both once more for each pass where one is not enough; all else
 is done while some rows are in the cache, also what random vectors see of the factors. The definition in torch
@@ -7,15 +7,11 @@ is :func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, but for shifts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import empty
-from neula.kernels.host_source import load
-from neula.kernels.probes_host import measured
+from neula.kernels.core import core
+from neula.kernels.host_matrices import DTYPES, empty
 
 EACH = 1 << 21
 """Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""
@@ -24,7 +20,7 @@ EACH = 1 << 21
 def cholesky_qr(
     a: torch.Tensor, g: np.ndarray, enough: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
-    """Factorize and measure; None where there is no compiler.
+    """Factorize and measure; None without the core, and for other dtypes.
 
     The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from
     a Gram matrix with an enlarged diagonal where columns are too dependent.
@@ -46,16 +42,9 @@ def cholesky_qr(
         As of :func:`neula.kernels.probes_host.reflected_errors`. NaN where numbers are not finite, vanish,
         or have squares that are not: these have no factors.
     """
-    function, (m, n) = _function(), a.shape[-2:]
-    if function is None:
+    compiled, (m, n) = core(), a.shape[-2:]
+    if compiled is None or a.dtype not in DTYPES:
         return None
     q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
     threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
-    found = measured(function, a, q, r, g, enough, threads)
-    return None if found is None else (q, r, found)
-
-
-@lru_cache(maxsize=1)
-def _function() -> Callable[..., int] | None:
-    library = load("cholesky_qr")
-    return None if library is None else library.cholesky_qr
+    return q, r, compiled.cholesky_qr(a.numpy(), q.numpy(), r.numpy(), g, enough, threads)

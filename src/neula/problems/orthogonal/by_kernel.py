@@ -1,6 +1,6 @@
-"""QR on a CPU with a C compiler, of one matrix or a batch: from Gram matrices, by one call of a kernel.
+"""QR on a CPU by the compiled core, of one matrix or a batch: from Gram matrices, by one call of a kernel.
 
-What is not accepted here goes on to LAPACK.
+LAPACK factorizes the matrices whose factors are not accepted.
 """
 
 from __future__ import annotations

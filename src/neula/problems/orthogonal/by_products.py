@@ -1,4 +1,4 @@
-"""Cholesky QR on a CPU by calls of the library, for more columns than the kernel in C takes.
+"""Cholesky QR on a CPU by calls of the library, for more columns than the compiled core takes.
 
 Half of the operations of reflections where one pass will do, as many where it takes two, all of them in
 products.

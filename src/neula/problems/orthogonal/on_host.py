@@ -1,4 +1,4 @@
-"""What random vectors see of QR factors on a CPU: by a kernel in C, or by NumPy and torch."""
+"""Errors of QR factors along random vectors on a CPU: by the compiled core, or by NumPy and torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 1 << 17
 
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, options: QROptions) -> np.ndarray:
-    """What :func:`neula.kernels.probes_host.reflected_errors` finds, also without a compiler."""
+    """The errors of :func:`neula.kernels.probes_host.reflected_errors`, also without the core."""
     measures = reflected_errors(a, q, r, probe_vectors(a.shape[-1]))
     if measures is not None:
         return measures
