@@ -81,6 +81,44 @@ struct OnePassProblem {
     Index threads;
 };
 
+// Limits of the refinement of least-squares problems, and of their ranks (seminormal_host.py says what each is).
+struct SeminormalLimits {
+    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, in_safe_range;
+    double backward_error, condition, rcond, rounding;
+};
+
+// Vectors along which the rate of convergence is measured: columns of a matrix (n, count) with contiguous rows; by how much
+// they may understate the rate, and what rounding errors make of it for each column and unit of ||R^-1||.
+struct RateProbes {
+    const double *vectors;
+    Index count;
+    double margin, rounding;
+};
+
+struct SeminormalProblems {
+    Matrices a, b;
+    Index count, m, n, k;
+    bool single;  // whether x is rounded to float
+    SeminormalLimits limits;
+    const RateProbes *probes;  // nullptr: no columns are taken to be dependent
+};
+
+// Evidence of one problem, the worst of its right-hand sides: as rows of an array, in this order.
+#define NEULA_SEMINORMAL_NUMBERS(FIELD) \
+    FIELD(doubtful) FIELD(residual) FIELD(refined_error) FIELD(backward_error) FIELD(forward_error) \
+    FIELD(condition_bound) FIELD(condition) FIELD(largest) FIELD(optimality) FIELD(rank) FIELD(zero) \
+    FIELD(steps) FIELD(way)
+struct SeminormalNumbers {
+#define FIELD(name) double name;
+    NEULA_SEMINORMAL_NUMBERS(FIELD)
+#undef FIELD
+};
+
+// x of shape (count, n, k), fields of SeminormalNumbers (fields, count), forward errors and norms of residuals (count, k).
+struct SeminormalSolutions {
+    double *x, *numbers, *forward_error, *residual_norm;
+};
+
 enum class Status { done, failed, no_memory };
 
 struct Kernels {
@@ -91,6 +129,7 @@ struct Kernels {
     Status (*probe_errors)(const QRProblem &);
     Status (*cholesky_qr)(const QRProblem &);
     Status (*one_pass)(const OnePassProblem &);
+    Status (*seminormal)(const SeminormalProblems &, const SeminormalSolutions &);
 };
 
 namespace baseline {

@@ -114,4 +114,5 @@ NB_MODULE(_core, m)
     core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"), nb::arg("rough"),
              nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"), nb::arg("of_all"));
     define_qr(core);
+    define_least_squares(m, core);
 }

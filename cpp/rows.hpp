@@ -33,7 +33,10 @@ inline double norm(Index n, const double *x)
 // Add a tile of X^T X for some rows to what is there: sums of sums err less than long ones.
 template <int wide> ALWAYS_INLINE void add_tile(const double *x, Index rows, Index columns, Index i, Index j, double *to)
 {
-    Vec sums[TALL][wide] = {};
+    Vec sums[TALL][wide];
+    for (int s = 0; s < TALL; s++) // an initializer would be a slow string instruction
+        for (int t = 0; t < wide; t++)
+            sums[s][t] = all(0.0);
     for (const double *row = x; row < x + rows * columns; row += columns)
         for (int s = 0; s < TALL; s++)
             for (int t = 0; t < wide; t++)

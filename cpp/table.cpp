@@ -11,6 +11,7 @@ Status kit_solve(const KitProblem &);
 Status probe_errors(const QRProblem &);
 Status cholesky_qr(const QRProblem &);
 Status one_pass(const OnePassProblem &);
+Status seminormal(const SeminormalProblems &, const SeminormalSolutions &);
 
 // Whether sums and products have the errors that they have in IEEE arithmetic: no flag of a compiler, and no mode of the
 // processor, has changed that. The numbers are not known when this is compiled.
@@ -24,7 +25,7 @@ static bool arithmetic_is_exact()
 }
 
 extern const Kernels kernels = {
-    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass,
+    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass, seminormal,
 };
 
 NEULA_END

@@ -9,16 +9,22 @@ NEULA_BEGIN
 
 class Workspace {
 public:
-    explicit Workspace(size_t doubles) : memory_(calloc(doubles + LINE / sizeof(double), sizeof(double)))
-    {
-        uintptr_t first = reinterpret_cast<uintptr_t>(memory_);
-        next_ = reinterpret_cast<double *>((first + LINE - 1) & ~uintptr_t(LINE - 1));
-    }
+    Workspace() = default;
+    explicit Workspace(size_t doubles) { allocate(doubles); }
     ~Workspace() { free(memory_); }
     Workspace(const Workspace &) = delete;
     Workspace &operator=(const Workspace &) = delete;
 
     explicit operator bool() const { return memory_ != nullptr; }
+
+    // Of a workspace without memory; false where there is too little.
+    bool allocate(size_t doubles)
+    {
+        memory_ = calloc(doubles + LINE / sizeof(double), sizeof(double));
+        uintptr_t first = reinterpret_cast<uintptr_t>(memory_);
+        next_ = reinterpret_cast<double *>((first + LINE - 1) & ~uintptr_t(LINE - 1));
+        return memory_ != nullptr;
+    }
 
     // The next part of it.
     double *take(Index doubles)
@@ -30,8 +36,8 @@ public:
 
 private:
     static constexpr size_t LINE = 64;
-    void *memory_;
-    double *next_;
+    void *memory_ = nullptr;
+    double *next_ = nullptr;
 };
 
 NEULA_END

@@ -21,6 +21,11 @@ def share_threads(pool: int) -> None:
 
 class BoundedNumbers:
     """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
+SEMINORMAL_NUMBERS: tuple[str, ...]
+"""Names of the evidence that :meth:`Core.seminormal` writes, in their order."""
+
+class Bounded:
+    """A solution of :meth:`Core.bounded`, its numbers named as in ``neula.kernels.bounded_host.Numbers``."""
 
     def __getattr__(self, name: str) -> float: ...
 
@@ -98,4 +103,34 @@ class Core:
         Raises
         ------
         MemoryError
+    ) -> Bounded | None:
+        """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`."""
+
+    def seminormal(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        written: np.ndarray,
+        probes: np.ndarray | None,
+        *,
+        tolerance: float,
+        max_steps: float,
+        max_rate: float,
+        noise: float,
+        floor: float,
+        stagnation: float,
+        computed: float,
+        in_safe_range: float,
+        backward_error: float,
+        condition: float,
+        rcond: float,
+        rounding: float,
+        probe_margin: float,
+        probe_rounding: float,
+        single: bool,
+    ) -> bool:
+        """Least squares by seminormal equations, in ``written``; False where there is too little memory.
+
+        :func:`neula.kernels.seminormal_host.solved` says what the limits are, and
+        :class:`neula.kernels.seminormal_host.SeminormalHostSolutions` what is written.
         """

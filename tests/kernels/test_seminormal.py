@@ -1,7 +1,8 @@
 """Small least-squares problems in one launch, against exact solutions and against the steps in plain torch.
 
 The kernels, of narrow matrices in Triton and of wider ones in CUDA C++, run on the GPU where there is one
-(``pytest -m gpu``); elsewhere in Triton's interpreter, and compiled for the CPU.
+(``pytest -m gpu``); elsewhere in Triton's interpreter, and compiled for the CPU. The compiled core
+solves the same problems.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares
+from capabilities import LEVELS, core_of
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
@@ -41,10 +43,12 @@ DEFINITE = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=True)
 Solve = Callable[..., SeminormalSolutions]
 
 
-@pytest.fixture(name="solve", params=["triton", "cuda", "c"])
+@pytest.fixture(name="solve", params=["triton", "cuda", *LEVELS])
 def _solve(request: pytest.FixtureRequest) -> Solve:
-    if request.param == "c":
-        return request.getfixturevalue("in_c")
+    if request.param in LEVELS:
+        compiled = core_of(request.param)
+        request.getfixturevalue("monkeypatch").setattr(seminormal_host, "core", lambda: compiled)
+        return by_core
     kernel = request.getfixturevalue(f"in_{request.param}")
 
     def solve(
@@ -71,27 +75,21 @@ def in_triton(uninitialized_is_nan: None) -> Callable[..., SeminormalSolutions]:
     return seminormal_triton.seminormal_triton
 
 
-@pytest.fixture
-def in_c() -> Solve:
-    """The kernel for the host, which has neither systems nor half precision."""
-    if not seminormal_host.available():
-        pytest.skip("no C compiler")
-
-    def solve(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        dtype: torch.dtype = torch.float64,
-        square: SquareSystemLimits | None = None,
-    ) -> SeminormalSolutions:
-        if square is not None or dtype.itemsize < 4:
-            pytest.skip("not for this kernel")
-        found = seminormal_host.solved(a, b, dtype, LIMITS)
-        rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
-        numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]
-        columns = (torch.from_numpy(x).view(len(a), -1) for x in (found.forward_error, found.residual_norm))
-        return SeminormalSolutions(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
-
-    return solve
+def by_core(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
+    """The compiled core, which has neither systems nor half precision."""
+    if square is not None or dtype.itemsize < 4:
+        pytest.skip("not for this kernel")
+    found = seminormal_host.solved(a, b, dtype, LIMITS)
+    assert found is not None
+    rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
+    numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]
+    columns = (torch.from_numpy(x).view(len(a), -1) for x in (found.forward_error, found.residual_norm))
+    return SeminormalSolutions(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
 
 
 @pytest.fixture
@@ -216,12 +214,12 @@ def test_at_the_edge(solve: Solve) -> None:
     assert ((errors <= found.forward_error) | ~(found.forward_error <= SURE)).all()
 
 
-def test_beyond_what_a_gram_matrix_holds(solve: Solve, request: pytest.FixtureRequest) -> None:
+def test_beyond_what_a_gram_matrix_holds(solve: Solve) -> None:
     """With ``cond^2 u`` above 1 nothing is claimed, but where the host makes columns orthogonal again."""
     a, b = of_conditions(1e10, 1e13, 1e16, m=24), noise(6, 24, 1)
     found = solve(a, b)
     claimed = found.forward_error[:, 0] <= SURE
-    on_host = request.node.callspec.params["solve"] == "c"
+    on_host = solve is by_core
     assert claimed[:2].tolist() == [on_host] * 2
     assert not claimed[2 if not on_host else 4 :].any()
     assert said(found)["accepted"] == claimed.double().tolist()

@@ -1,4 +1,4 @@
-"""The shortest solutions by the kernel in C, against rational arithmetic: few rows, and dependent columns."""
+"""Minimum-norm solutions by the compiled core, against rational arithmetic: few rows, dependent columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import neula
+from capabilities import LEVELS, core_of
 from exact_solutions import error_of
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.forward_error import SURE
@@ -18,11 +19,16 @@ from neula.kernels import seminormal_host
 from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
 from shortest_solutions import UNITS, integers, scaled, shortest
 
-pytestmark = pytest.mark.skipif(not seminormal_host.available(), reason="no C compiler")
-
 U = FP64.u
 LIMITS = limits_of(U / 2, 5)
 SHAPES = [(3, 2, 1), (10, 3, 2), (9, 6, 4), (12, 12, 7), (5, 9, 3), (20, 8, 7), (25, 20, 11), (6, 17, 5)]
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    monkeypatch.setattr(seminormal_host, "core", lambda: compiled)
 
 
 def by_kernel(

@@ -1,4 +1,4 @@
-"""Small least-squares problems on a CPU: a kernel in C, and libraries without a compiler, agree."""
+"""Small least-squares problems on a CPU: the compiled core, and libraries without it, agree."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ LABEL = "cholesky fp64 + seminormal"
 @pytest.fixture(name="way", params=["kernel", "libraries"], autouse=True)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "libraries":
-        monkeypatch.setattr(seminormal_host, "_function", lambda: None)
+        monkeypatch.setattr(seminormal_host, "core", lambda: None)
     elif not seminormal_host.available():
-        pytest.skip("no C compiler")
+        pytest.skip("no compiled core")
     return request.param
 
 

@@ -1,32 +1,30 @@
-"""Small least-squares problems on a CPU, from the matrix to the evidence, by a kernel in C.
+"""Small least-squares problems on a CPU, from the matrix to the evidence, by the compiled core.
 
-The arithmetic of one takes a microsecond or some, as two calls of NumPy do; in a batch it is done while a
-matrix is in the cache.
+The arithmetic of one takes a few microseconds, as two calls of NumPy do. The matrices of a batch are solved
+one after the other, each while it is in the cache.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
 from enum import IntEnum
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from neula.kernels.host_matrices import address_of, place_of, pointer_to
-from neula.kernels.host_source import load
+from neula.kernels.core import core
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.seminormal import NAMES, RefinementLimits
 
 NUMBERS = (*NAMES, "steps", "way")
-"""What is said of each problem, how many updates were made, and the last :class:`SolutionMethod`."""
+"""Evidence of each problem, the number of updates, and the :class:`SolutionMethod`: ``SEMINORMAL_NUMBERS`` of
+the core."""
 
 
 class SolutionMethod(IntEnum):
     """How a problem is solved: by the factor of a Gram matrix; by shifted Cholesky QR where columns are too
-    dependent for that; the shortest solution by the factor for few rows, and by pivots for dependent columns.
+    dependent for that; the minimum-norm solution by the factor of ``A A^T`` for few rows, and by pivoted
+    Cholesky for dependent columns.
     """
 
     GRAM = 0
@@ -36,17 +34,17 @@ class SolutionMethod(IntEnum):
 
 
 class Probes(NamedTuple):
-    """Along what the rate of convergence is measured where columns are dependent.
+    """Vectors along which the rate of convergence is measured where columns are dependent.
 
     Attributes
     ----------
     vectors : array, shape (n, p)
-        Random, float64, without gaps, whose images are as long as the norm of Frobenius says. Where p
-        columns or fewer count, unit vectors take their place.
+        Random, float64, with contiguous rows; norms of their images estimate a Frobenius norm. If the rank is
+        p or less, unit vectors take their place.
     margin : float
-        By how much they may understate it.
+        By how much they may understate the rate.
     rounding : float
-        What rounding errors make of it, for each column and unit of ``||R^-1||``.
+        Contribution of rounding errors to the rate, for each column and unit of ``||R^-1||``.
     """
 
     vectors: np.ndarray
@@ -55,21 +53,21 @@ class Probes(NamedTuple):
 
 
 class SeminormalHostSolutions:
-    """Solutions with their evidence: NaN where numbers are not moderate, or no R is good enough.
+    """Solutions with their evidence: NaN where numbers are not in the safe range, or no R is accurate enough.
 
     Parameters
     ----------
     written : array of float64
-        All that the kernel has.
+        The arrays below, one behind the other.
     count, n, k : int
         Problems, unknowns and right-hand sides.
 
     Attributes
     ----------
     numbers : array
-        Of each problem :data:`NUMBERS`, one behind the other.
+        :data:`NUMBERS`, each of all problems.
     forward_error, residual_norm : array
-        Of each problem those of its right-hand sides.
+        Those of the right-hand sides of each problem.
     x : array, shape (batch, n, k)
         Rounded to the dtype that was asked for.
     """
@@ -82,8 +80,8 @@ class SeminormalHostSolutions:
 
 
 def available() -> bool:
-    """Whether there is a compiler."""
-    return _function() is not None
+    """Whether the compiled core is there."""
+    return core() is not None
 
 
 def solved(
@@ -98,7 +96,7 @@ def solved(
     rounding: float = np.inf,
     probes: Probes | None = None,
 ) -> SeminormalHostSolutions | None:
-    """Solve, refine and measure some problems; None where there is too little memory, or no compiler.
+    """Solve, refine and measure a batch of problems; None if there is too little memory, or no compiled core.
 
     Parameters
     ----------
@@ -110,14 +108,14 @@ def solved(
         float64 or float32, to which x is rounded.
     limits : RefinementLimits
     backward : float, optional
-        What the verdict allows as a backward error: problems with few rows are refined until they reach it.
+        Limit of the verdict: problems with few rows are refined until they reach it.
     condition : float, optional
-        What it allows as a condition number, unless columns are dependent: other factors are not tried.
+        Limit of the verdict, unless columns are dependent: factors beyond it are not used.
     rcond : float, optional
-        Singular values below this, of columns in units of their norms, times the largest do not count. Where
-        that is in doubt there is no solution.
+        With columns of norm 1, singular values below this times the largest do not count. If that is in
+        doubt, there is no solution.
     rounding : float, optional
-        Nor where dependent columns leave more than this of others.
+        There is none either if dependent columns leave more than this of others.
     probes : Probes, optional
         Without them no columns are taken to be dependent.
 
@@ -131,42 +129,31 @@ def solved(
     >>> found is None or found.x.item()
     2.0
     """
-    function, (m, n), k = _function(), a.shape[-2:], b.shape[-1]
-    count = len(a) if a.ndim == 3 else 1
-    found, sizes = np.empty((len(NUMBERS) + (2 + n) * k) * count), (ctypes.c_long * 4)(count, m, n, k)
-    given = pointer_to(a), pointer_to(b), sizes, _numbers(limits, backward, condition, rcond, rounding)
-    of_rate = None if probes is None else _ProbesStructure.from_probes(probes)
-    if function is None or not function(*given, of_rate, dtype == torch.float32, address_of(found)):
+    compiled = core()
+    if compiled is None:
         return None
-    return SeminormalHostSolutions(found, count, n, k)
-
-
-class _ProbesStructure(ctypes.Structure):
-    _fields_ = (
-        ("vectors", ctypes.c_void_p),
-        ("count", ctypes.c_long),
-        ("margin", ctypes.c_double),
-        ("rounding", ctypes.c_double),
+    n, k, count = a.shape[-1], b.shape[-1], len(a) if a.ndim == 3 else 1
+    vectors, margin, of_probes = (None, 0.0, 0.0) if probes is None else probes
+    written = np.empty((len(NUMBERS) + (2 + n) * k) * count)
+    done = compiled.seminormal(
+        a.numpy(),
+        b.numpy(),
+        written,
+        vectors,
+        tolerance=limits.tolerance,
+        max_steps=limits.max_steps,
+        max_rate=limits.max_rate,
+        noise=limits.noise,
+        floor=limits.floor,
+        stagnation=limits.stagnation,
+        computed=limits.computed,
+        in_safe_range=MODERATE,
+        backward_error=backward,
+        condition=condition,
+        rcond=rcond,
+        rounding=rounding,
+        probe_margin=margin,
+        probe_rounding=of_probes,
+        single=dtype == torch.float32,
     )
-
-    @classmethod
-    def from_probes(cls, probes: Probes) -> ctypes.Array[_ProbesStructure]:
-        """A pointer to them, while they are kept alive."""
-        vectors, margin, rounding = probes
-        return (cls * 1)(cls(place_of(vectors), vectors.shape[1], margin, rounding))
-
-
-@lru_cache(maxsize=64)
-def _numbers(limits: RefinementLimits, *others: float) -> ctypes.Array[ctypes.c_double]:
-    """``RefinementLimits`` of the kernel."""
-    of = limits
-    return (ctypes.c_double * 12)(
-        *(of.tolerance, of.max_steps, of.max_rate, of.noise, of.floor, of.stagnation, of.computed),
-        *(MODERATE, *others),
-    )
-
-
-@lru_cache(maxsize=1)
-def _function() -> Callable[..., int] | None:
-    library = load("seminormal")
-    return None if library is None else library.seminormal
+    return SeminormalHostSolutions(written, count, n, k) if done else None

@@ -1,4 +1,4 @@
-"""Small least-squares problems on a CPU with a C compiler, alone or in batches: by one call of a kernel.
+"""Small least-squares problems on a CPU, alone or in batches: by one call of the compiled core.
 
 What is accepted here is what the judge of the chain accepts; what is not goes on to other ways.
 """
@@ -45,10 +45,10 @@ time than calls of Python."""
 LABEL = "cholesky fp64 + seminormal"
 
 SHIFTED = "shifted cholesky fp64 + seminormal"
-"""What the kernel does with columns that are too dependent for the factor of their Gram matrix."""
+"""Label of the core where columns are too dependent for the factor of their Gram matrix."""
 
 DEPENDENT = "pivoted cholesky fp64 + seminormal"
-"""What it does with dependent columns."""
+"""Label of the core where columns are dependent."""
 
 LABELS = {
     SolutionMethod.GRAM: LABEL,

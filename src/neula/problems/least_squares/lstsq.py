@@ -188,10 +188,10 @@ def lstsq(
 
     On a CPU each plain problem that is tall, alone or in a batch, goes to LAPACK first, for R of a Gram
     matrix, or of reflections where columns are too dependent, with the same equations and bounds
-    (:mod:`neula.algorithms.lapack.seminormal`); of up to 131072 elements and 128 columns it goes to a kernel
-    in C, where the machine has a compiler (:mod:`neula.kernels.seminormal_host`), which takes shifted
-    Cholesky QR for those. One that is square goes there for its LU factors before: a solution of the system
-    is one of least squares, and they take half the operations of a QR. Where neither is accepted, the chain
+    (:mod:`neula.algorithms.lapack.seminormal`); of up to 131072 elements and 128 columns it goes to the
+    compiled core instead (:mod:`neula.kernels.seminormal_host`), which takes shifted Cholesky QR for those.
+    One that is square goes there for its LU factors before: a solution of the system is one of least squares,
+    and they take half the operations of a QR. Where neither is accepted, the chain
     begins, and nothing is said of it.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
