@@ -119,6 +119,61 @@ struct SeminormalSolutions {
     double *x, *numbers, *forward_error, *residual_norm;
 };
 
+constexpr int MOST_UPDATES = 3;  // of a solution by residuals
+
+// Limits of linear systems (compiled.py says where they come from). Solutions are refined until bounds on their forward errors
+// are below `digits`.
+struct SystemLimits {
+    double in_safe_range, equilibrated, max_rate, rounding, margin, computed, digits;
+};
+
+// Evidence of the solution of a linear system, of several right-hand sides the worst.
+struct SystemEvidence {
+    double doubtful;        // 1, or 0
+    double residual;        // ||b - A x|| / ||b||
+    double backward_error;  // of x as it is rounded
+    double condition;       // of A with columns of norm 1
+    double growth;          // of the elements
+    double updates;         // how many
+    // Backward errors before the first update and after each; the last one is that of the solution before it is rounded.
+    double history[MOST_UPDATES + 1];
+};
+
+struct SystemsProblem {
+    Matrices a, b;  // (count, n, n) and (count, n, k)
+    Index count, n, k, probes, threads;
+    const double *vectors;  // (probes + 1, n), random: the last one is for the norm of A, the others for that of its inverse
+    bool definite;          // whether matrices are said to be symmetric and positive definite
+    bool single_result;     // what x is rounded to
+    SystemLimits limits;
+};
+
+struct SystemsSolution {
+    double *x;                 // (count, n, k)
+    double *forward_error;     // (count, k), bounds on ||D (x - x*)|| / ||D x*||, D being the norms of columns
+    SystemEvidence *evidence;  // (count)
+};
+
+constexpr Index CACHE_LINE = 64;          // bytes
+constexpr Index FACTOR_BLOCK = 32;        // columns of a block of LU factors
+constexpr Index MOST_FACTOR_BLOCKS = 128;  // of a matrix
+constexpr Index LARGE_PROBES = 4;         // random vectors that the norm of the inverse of a large system is known from
+
+// One linear system by LU or Cholesky factors, which are made from a copy of A with contiguous rows. Solutions are updated once
+// where factors are in single precision.
+struct LargeSystem {
+    Index n, k, threads;  // MOST_THREADS at most
+    const void *a;        // (n, n)
+    void *factors;        // of A^T, column by column
+    Index stride;         // from one column of them to the next, in numbers
+    bool single, single_factors, single_result;
+    int *pivots;            // counted from 0
+    const double *b;        // (k, n)
+    const double *vectors;  // (LARGE_PROBES + 1, n): random, the last one for the norm of A
+    SystemLimits limits;    // without rounding and digits
+    double *workspace;      // as large as large_workspace says
+};
+
 enum class Status { done, failed, no_memory };
 
 struct Kernels {
@@ -130,6 +185,11 @@ struct Kernels {
     Status (*cholesky_qr)(const QRProblem &);
     Status (*one_pass)(const OnePassProblem &);
     Status (*seminormal)(const SeminormalProblems &, const SeminormalSolutions &);
+    Status (*solve_systems)(const SystemsProblem &, SystemsSolution &);
+    Index (*large_workspace)(const LargeSystem &);
+    double (*copy_large)(const LargeSystem &);
+    void (*solve_large)(const LargeSystem &, double largest, bool definite, SystemsSolution &);
+    Status (*solve_large_in_blocks)(const LargeSystem &, SystemsSolution &);
 };
 
 namespace baseline {

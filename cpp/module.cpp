@@ -115,4 +115,5 @@ NB_MODULE(_core, m)
              nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"), nb::arg("of_all"));
     define_qr(core);
     define_least_squares(m, core);
+    define_systems(m, core);
 }

@@ -56,5 +56,6 @@ inline void check(Status status)
 // The bindings of a family of kernels, each in a file of its own.
 void define_qr(nb::class_<Core> &);
 void define_least_squares(nb::module_ &m, nb::class_<Core> &core);
+void define_systems(nb::module_ &, nb::class_<Core> &);
 
 }  // namespace neula

@@ -12,6 +12,11 @@ Status probe_errors(const QRProblem &);
 Status cholesky_qr(const QRProblem &);
 Status one_pass(const OnePassProblem &);
 Status seminormal(const SeminormalProblems &, const SeminormalSolutions &);
+Status solve_systems(const SystemsProblem &, SystemsSolution &);
+Index large_workspace(const LargeSystem &);
+double copy_large(const LargeSystem &);
+void solve_large(const LargeSystem &, double largest, bool definite, SystemsSolution &);
+Status solve_large_in_blocks(const LargeSystem &, SystemsSolution &);
 
 // Whether sums and products have the errors that they have in IEEE arithmetic: no flag of a compiler, and no mode of the
 // processor, has changed that. The numbers are not known when this is compiled.
@@ -26,6 +31,7 @@ static bool arithmetic_is_exact()
 
 extern const Kernels kernels = {
     NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass, seminormal,
+    solve_systems, large_workspace, copy_large, solve_large, solve_large_in_blocks,
 };
 
 NEULA_END

@@ -4,6 +4,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__SSE2__)
+#include <emmintrin.h>
 #endif
 
 #include "doubled.hpp"
@@ -69,6 +71,12 @@ inline void copy_floats(float *to, const float *from)
     *reinterpret_cast<UnalignedNarrow *>(to) = *reinterpret_cast<const UnalignedNarrow *>(from);
 }
 
+// The same for templates over float and double.
+inline Vec load_as_doubles(const double *x) { return load(x); }
+inline Vec load_as_doubles(const float *x) { return load_floats(x); }
+inline void store_rounded(double *x, Vec a) { store(x, a); }
+inline void store_rounded(float *x, Vec a) { store_floats(x, a); }
+
 // c + a b, with one rounding or with two.
 inline Vec plus_product(Vec c, Vec a, Vec b)
 {
@@ -103,6 +111,8 @@ inline Vec larger(Vec a, Vec b)
     return Vec(_mm512_max_pd(__m512d(a), __m512d(b)));
 #elif defined(__AVX2__)
     return Vec(_mm256_max_pd(__m256d(a), __m256d(b)));
+#elif defined(__SSE2__)
+    return Vec(_mm_max_pd(__m128d(a), __m128d(b)));
 #else
     return chosen(a > b, a, b);
 #endif

@@ -1,4 +1,5 @@
-// Memory of a kernel: zeros, aligned to lines of the cache, given back when it goes out of scope.
+// Memory of a kernel, aligned to lines of the cache, given back when it goes out of scope. It is filled with zeros unless the
+// kernel does without.
 #pragma once
 
 #include <stdint.h>
@@ -7,10 +8,12 @@
 
 NEULA_BEGIN
 
+enum class Filled { zeros, no };
+
 class Workspace {
 public:
     Workspace() = default;
-    explicit Workspace(size_t doubles) { allocate(doubles); }
+    explicit Workspace(size_t doubles, Filled filled = Filled::zeros) { allocate(doubles, filled); }
     ~Workspace() { free(memory_); }
     Workspace(const Workspace &) = delete;
     Workspace &operator=(const Workspace &) = delete;
@@ -18,9 +21,10 @@ public:
     explicit operator bool() const { return memory_ != nullptr; }
 
     // Of a workspace without memory; false where there is too little.
-    bool allocate(size_t doubles)
+    bool allocate(size_t doubles, Filled filled = Filled::zeros)
     {
-        memory_ = calloc(doubles + LINE / sizeof(double), sizeof(double));
+        size_t size = (doubles + LINE / sizeof(double)) * sizeof(double);
+        memory_ = filled == Filled::zeros ? calloc(size, 1) : malloc(size);
         uintptr_t first = reinterpret_cast<uintptr_t>(memory_);
         next_ = reinterpret_cast<double *>((first + LINE - 1) & ~uintptr_t(LINE - 1));
         return memory_ != nullptr;

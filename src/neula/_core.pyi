@@ -29,6 +29,21 @@ class Bounded:
 
     def __getattr__(self, name: str) -> float: ...
 
+class SystemsSetting:
+    """Random vectors and limits: :meth:`Core.systems_setting`."""
+
+class LargeSystem:
+    """A linear system that is to be solved by factors of a copy of A^T: :meth:`Core.large_system`."""
+
+    def copy(self) -> None:
+        """Copy A to the place of the factors, where LAPACK may factorize it."""
+
+    def solve(self, *, definite: bool) -> None:
+        """Solve by LU factors with their pivots, or by a Cholesky factor, and measure the solution."""
+
+    def solve_in_blocks(self) -> bool:
+        """Copy, factorize and solve; False where a pivot vanishes."""
+
 class Core:
     """The kernels in the build for one instruction set.
 
@@ -134,3 +149,51 @@ class Core:
         :func:`neula.kernels.seminormal_host.solved` says what the limits are, and
         :class:`neula.kernels.seminormal_host.SeminormalHostSolutions` what is written.
         """
+    system_evidence: dict[str, tuple[int, int]]
+    """The numbers of ``SystemEvidence`` (``cpp/kernels.hpp``): the place of each, and how many it is."""
+
+    def systems_setting(
+        self,
+        vectors: np.ndarray,
+        *,
+        in_safe_range: float,
+        equilibrated: float,
+        max_rate: float,
+        rounding: float,
+        margin: float,
+        computed: float,
+        digits: float,
+    ) -> SystemsSetting:
+        """Random vectors as rows, and limits: the same for all systems of an order."""
+
+    def solve_systems(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        setting: SystemsSetting,
+        x: np.ndarray,
+        forward_error: np.ndarray,
+        evidence: np.ndarray,
+        definite: bool,
+        single_result: bool,
+        threads: int,
+    ) -> bool:
+        """Systems, one or a batch, with their evidence: :func:`neula.algorithms.lapack.compiled.solved`.
+
+        Returns False where memory does not suffice.
+        """
+
+    def large_system(
+        self,
+        a: np.ndarray,
+        b: np.ndarray,
+        setting: SystemsSetting,
+        factors: np.ndarray,
+        pivots: np.ndarray,
+        x: np.ndarray,
+        forward_error: np.ndarray,
+        evidence: np.ndarray,
+        single_result: bool,
+        threads: int,
+    ) -> LargeSystem:
+        """One system by factors: :func:`neula.algorithms.lapack.factored.solved_by_factors`."""

@@ -1,4 +1,4 @@
-"""Linear systems by kernels in C: what they say of a solution is true, for any numbers, on any processor."""
+"""Linear systems by the compiled core: bounds that it returns hold, for any numbers, on any processor."""
 
 from __future__ import annotations
 
@@ -11,33 +11,27 @@ import torch
 
 import neula
 from campaign.oracle import System
+from capabilities import LEVELS, core_of
 from neula.algorithms.lapack import compiled, factored
 from neula.algorithms.lapack.products import factorize
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
-from neula.kernels import host_source
+from neula.kernels.core import core
 from neula.problems.systems import by_kernel
 
 U64 = 2.0**-53
 
-pytestmark = pytest.mark.skipif(host_source.compiler() is None, reason="no C compiler")
-
-CAPABILITIES = ("DEFAULT", "AVX2", "AVX512")
+pytestmark = pytest.mark.skipif(core() is None, reason="no compiled core")
 
 
-@pytest.fixture(name="capability", params=CAPABILITIES)
-def _capability(
-    request: pytest.FixtureRequest, forget: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(name="instructions", params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Instructions up to those that this processor has."""
-    found = torch.backends.cpu.get_cpu_capability()
-    has = CAPABILITIES.index(found) if found in CAPABILITIES else 0
-    if CAPABILITIES.index(request.param) > has:
-        pytest.skip("not on this processor")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: request.param)
-    forget()
+    kernels = core_of(request.param)
+    for module in (compiled, factored):
+        monkeypatch.setattr(module, "core", lambda: kernels)
 
 
 def normal(*shape: int, seed: int = 1) -> np.ndarray:
@@ -100,15 +94,21 @@ def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> No
     accepted = accepted_of(found, a.shape[1], FP32)
     for i in np.flatnonzero(accepted):
         errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
-        assert (errors <= found.known[len(compiled.NAMES) :, i].numpy()).all()
+        assert (errors <= found.forward_errors[i]).all()
         residual = np.abs(b[i] - a[i] @ found.x[i].numpy()).max(0)
         size = np.abs(a[i]).sum(1).max() * np.abs(found.x[i].numpy()).max(0) + np.abs(b[i]).max(0)
         slack = 2 * len(a[i]) ** 0.5 * U64
         assert (residual / size <= found.evidence.backward_error[i].item() + slack).all()
 
 
+def as_batch(found: compiled.CompiledSolutions) -> compiled.CompiledSolutions:
+    return found._replace(
+        x=found.x[None], forward_errors=found.forward_errors[None], numbers=found.numbers[None]
+    )
+
+
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40])
-def test_hard_systems(n: int, capability: None) -> None:
+def test_hard_systems(n: int, instructions: None) -> None:
     matrices = hard(n)
     a, b = np.stack(list(matrices.values())), sides(matrices.values())
     found = compiled.solved(*map(torch.from_numpy, (a, b)), torch.float64, U64 / 2)
@@ -152,7 +152,7 @@ def definite(n: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
 @pytest.mark.parametrize("alone", [False, True])
-def test_hard_definite_systems(n: int, alone: bool, capability: None) -> None:
+def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
     """What is not symmetric, or not definite, is not accepted however well it is solved."""
     matrices = definite(n)
     a, b = np.stack(list(matrices.values())), sides(matrices.values())
@@ -200,7 +200,7 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
             )
         if found is not None and bool(accepted_of(found, n, FP32 if single else FP64)):
             accepted.add(name)
-            check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a[None], b[None])
+            check(as_batch(found), a[None], b[None])
     return accepted
 
 
@@ -210,7 +210,7 @@ IN_BLOCKS = pytest.mark.parametrize("in_blocks", [0, 1 << 12], ids=["lapack", "b
 @IN_BLOCKS
 @pytest.mark.parametrize("n", [9, 40, 133])
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capability: None) -> None:
+def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, instructions: None) -> None:
     accepted = accepted_by_factors(hard(n), n, single=single, in_blocks=in_blocks)
     assert not accepted.intersection([*HOPELESS, "singular"])
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
@@ -218,7 +218,7 @@ def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, capabil
 
 @pytest.mark.parametrize("n", [1, 2, 9, 31, 33, 40, 133])
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_definite_systems_with_factors(n: int, single: bool, capability: None) -> None:
+def test_hard_definite_systems_with_factors(n: int, single: bool, instructions: None) -> None:
     """Solutions are as good as is said, and there are none for matrices that are not definite."""
     accepted = accepted_by_factors(definite(n), n, single=single, definite=True)
     assert not accepted.intersection([*HOPELESS, "negative", "indefinite"])
@@ -236,13 +236,13 @@ def test_threads_share_a_definite_system(
     monkeypatch.setattr(factored, "THREADED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     rooms: list[torch.Tensor] = []
-    room = factored._room_of_factors
+    memory = factored._memory_of_factors
 
-    def seen(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, int]:
-        rooms.append((found := room(*args, **kwargs))[0])
-        return found
+    def seen(*args: Any, **kwargs: Any) -> torch.Tensor:
+        rooms.append(memory(*args, **kwargs))
+        return rooms[-1]
 
-    monkeypatch.setattr(factored, "_room_of_factors", seen)
+    monkeypatch.setattr(factored, "_memory_of_factors", seen)
     dtype = torch.float32 if single else torch.float64
     half = torch.from_numpy(normal(n, n, seed=n))
     a = (half @ half.mT / n + torch.eye(n)).to(dtype)
@@ -250,10 +250,10 @@ def test_threads_share_a_definite_system(
     found = factored.solved_by_factors(a, b, dtype, single=single, large=large, definite=True)
     assert found is not None
     assert bool(accepted_of(found, n, FP32 if single else FP64))
-    assert found.known[compiled.NAMES.index("growth")] == 1
+    assert found.named()["growth"] == 1
     sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
     error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
-    assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
+    assert (error.numpy() <= found.forward_errors + 1e3 * n * U64).all()
     factors = rooms[0].mT.double()
     lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
     u = (FP32 if single else FP64).u
@@ -281,29 +281,28 @@ def test_threads_share_a_system(
         assert bool(accepted_of(found, n, FP32 if single else FP64))
         sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
         error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
-        assert (error <= found.known[len(compiled.NAMES) :] + 1e3 * n * U64).all()
+        assert (error.numpy() <= found.forward_errors + 1e3 * n * U64).all()
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
         growth = float(upper.abs().max() / a.abs().max())
-        assert found.known[compiled.NAMES.index("growth")].item() == pytest.approx(growth, rel=1e-2)
+        assert found.named()["growth"] == pytest.approx(growth, rel=1e-2)
 
 
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 16, 31, 32, 33, 64, 65, 96, 129, 200])
-def test_factors_by_blocks(n: int, single: bool, capability: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_by_blocks(n: int, single: bool, instructions: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Systems of which one step shows errors of the factors: `|A - P L U| <= c n u |L| |U|` (Higham, Accuracy
     and Stability of Numerical Algorithms, theorem 9.3), whatever vectors and blocks leave over at the edges.
     No number depends on the number of threads.
     """
     monkeypatch.setattr(factored, "THREADED", 0)
     rooms: list[torch.Tensor] = []
-    room = factored._room_of_factors
+    memory = factored._memory_of_factors
 
-    def seen(n: int, dtype: torch.dtype, *, blocked: bool) -> tuple[torch.Tensor, int]:
-        found = room(n, dtype, blocked=blocked)
-        rooms.append(found[0])
-        return found
+    def seen(n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Tensor:
+        rooms.append(memory(n, dtype, blocked=blocked))
+        return rooms[-1]
 
-    monkeypatch.setattr(factored, "_room_of_factors", seen)
+    monkeypatch.setattr(factored, "_memory_of_factors", seen)
     dtype, u = (torch.float32, 2.0**-24) if single else (torch.float64, U64)
     a, b = (torch.from_numpy(normal(n, k, seed=n)).to(dtype) for k in (n, 2))
     for threads in (1, 2, 5):
@@ -345,7 +344,7 @@ def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> 
     found = factored.solved_by_factors(a, b, torch.float32, single=True, large=False)
     assert found is not None
     assert bool(accepted_of(found, 60, FP32)) or exponent == 7
-    check(compiled.CompiledSolutions(found.x[None], found.known[:, None]), a.numpy()[None], b.numpy()[None])
+    check(as_batch(found), a.numpy()[None], b.numpy()[None])
 
 
 def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +366,8 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
         for threads in (2, 5, 100):
             several = solved(a, b, threads)
             assert torch.equal(several.x, one.x)
-            assert torch.equal(several.known, one.known)
+            assert np.array_equal(several.numbers, one.numbers)
+            assert np.array_equal(several.forward_errors, one.forward_errors)
         spoilt = a.clone()
         spoilt[::2] = torch.nan
         beside = solved(spoilt, b, 3)
@@ -402,17 +402,13 @@ def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("n", [12, 250])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("batch", [(), (4,)])
-def test_without_a_compiler_the_same_is_found(
-    n: int,
-    dtype: type[np.floating],
-    batch: tuple[int, ...],
-    forget: Callable[[], None],
-    monkeypatch: pytest.MonkeyPatch,
+def test_without_the_core_the_same_is_found(
+    n: int, dtype: type[np.floating], batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = normal(*batch, n, n).astype(dtype), normal(*batch, n, 1).astype(dtype)
     by_kernels = neula.solve(a, b)
-    monkeypatch.setenv("CC", "false")
-    forget()
+    for module in (compiled, factored):
+        monkeypatch.setattr(module, "core", lambda: None)
     by_numpy = neula.solve(a, b)
     for found in (by_kernels, by_numpy):
         assert found.converged
@@ -428,9 +424,19 @@ def test_without_a_compiler_the_same_is_found(
     assert 1 / 30 < by_kernels.condition / by_numpy.condition < 30
 
 
+class WithoutMemory:
+    system_evidence = core().system_evidence if core() else {}
+
+    def systems_setting(self, *_: Any, **__: Any) -> None:
+        return None
+
+    def solve_systems(self, *_: Any) -> bool:
+        return False
+
+
 def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that says so is one that is not there."""
-    monkeypatch.setattr(compiled, "_kernel", lambda together: lambda batch, threads: 1)
+    monkeypatch.setattr(compiled, "core", WithoutMemory)
     assert neula.solve(normal(5, 5), normal(5)).converged
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,11 @@ from neula.algorithms.lapack import compiled
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.algorithms.lapack.squares import Squares, lu
 from neula.certificates.forward_error import RARE, inverse_margin
-from neula.kernels import host_source
+from neula.kernels.core import core
 
 COUNT = 4000
 
-needs_compiler = pytest.mark.skipif(host_source.compiler() is None, reason="no C compiler")
+needs_core = pytest.mark.skipif(core() is None, reason="no compiled core")
 
 
 def nearly_singular(n: int, smallest: float = 1e-8) -> tuple[np.ndarray, np.ndarray]:
@@ -29,9 +31,9 @@ def nearly_singular(n: int, smallest: float = 1e-8) -> tuple[np.ndarray, np.ndar
     return a, values[:, 0] / values[:, -1]
 
 
-def told(found: compiled.CompiledSolutions | None, name: str) -> torch.Tensor:
+def condition_of(found: compiled.CompiledSolutions | None) -> Any:
     assert found is not None
-    return found.known[compiled.NAMES.index(name)]
+    return found.named()["condition"]
 
 
 def check(conditions: np.ndarray, right: np.ndarray) -> None:
@@ -41,14 +43,14 @@ def check(conditions: np.ndarray, right: np.ndarray) -> None:
     assert quotients.max() <= 10
 
 
-@needs_compiler
+@needs_core
 @pytest.mark.parametrize("n", [9, 29])
 def test_batches_by_kernel(n: int) -> None:
     a, right = nearly_singular(n)
     found = compiled.solved(
         torch.from_numpy(a), torch.ones(COUNT, n, 1, dtype=torch.float64), torch.float64, 1e-8
     )
-    check(told(found, "condition").numpy(), right)
+    check(condition_of(found), right)
 
 
 @pytest.mark.parametrize("updates", [True, False])
@@ -58,14 +60,14 @@ def test_batches_in_numpy(updates: bool) -> None:
     check(system.refined(np.ones((COUNT, 13, 1)), np.float64).condition[:, 0], right)
 
 
-@needs_compiler
+@needs_core
 @pytest.mark.parametrize("single", [False, True])
 def test_one_after_the_other_by_factors(single: bool) -> None:
     a, right = nearly_singular(40, 1e-4 if single else 1e-8)
     b, conditions = torch.ones(40, 1, dtype=torch.float64), []
     for member in torch.from_numpy(a):
         found = solved_by_factors(member, b, torch.float64, single=single, large=False, in_blocks=40)
-        conditions.append(float(told(found, "condition")))
+        conditions.append(condition_of(found))
     check(np.array(conditions), right)
 
 

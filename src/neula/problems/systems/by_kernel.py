@@ -1,4 +1,4 @@
-"""Small systems on a CPU, one or a batch, by a kernel in C: the first link of their chain without the chain.
+"""Small systems on a CPU, one or a batch, by the compiled core: the first link without the chain.
 
 What is accepted here is what the judge of the chain accepts; what is not begins with its first link.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.lapack.compiled import NAMES, TAKEN, CompiledSolutions, available, solved
+from neula.algorithms.lapack.compiled import TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.certificates.forward_error import digits_of
 from neula.engines import FP32, FP64, Format
@@ -84,32 +84,27 @@ def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     found = _small(a, b, options)
     if found is None:
         return None
-    of, evidence = dict(zip(NAMES, found.known, strict=False)), found.evidence
+    evidence = found.evidence
+    of = {name: torch.from_numpy(numbers) for name, numbers in found.named().items()}
     values = SystemsSolutions(
         x=found.x,
-        forward_error=_of_columns(found.known).contiguous(),
+        forward_error=torch.from_numpy(found.forward_errors),
         doubtful=of["doubtful"] > 0,
         residual=of["residual"],
-        refined_error=of["history"],
+        refined_error=of["history"][-1],
         backward_error=of["backward_error"],
         condition_bound=torch.from_numpy(evidence.condition_bound),
         condition=of["condition"],
         growth=of["growth"],
     )
     accepted = options.limits(a.shape[-1]).accept(evidence)
-    solved_ones = found.known if accepted.all() else found.known[:, torch.from_numpy(accepted)]
-    updates, errors = _history(_worst(solved_ones)) if accepted.any() else (1, (0.0, 0.0))
+    updates, errors = _history(_worst(found, accepted)) if accepted.any() else (1, (0.0, 0.0))
     return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
 
 
 def label_of(format: Format, options: SystemsOptions) -> str:
     """As the links of the chain are called."""
     return f"cholesky {format.name}" if options.positive else f"lu {format.name} with pivoting"
-
-
-def _of_columns(known: torch.Tensor) -> torch.Tensor:
-    """Forward errors, shape (batch, k)."""
-    return known[len(NAMES) :].reshape(len(known) - len(NAMES), -1).mT
 
 
 def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
@@ -126,11 +121,10 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
     limits = options.limits(shapes.a.shape[-1])
     if found is None or not np.all(limits.accept(found.evidence)):
         return None
-    worst, bound = _worst(found.known), limits.backward_error
-    backward_error, condition, growth = worst[2:5]
+    worst, bound, label = _worst(found), limits.backward_error, label_of(format, options)
+    backward_error, growth = worst["backward_error"], worst["growth"]
     updates, history = _history(worst)
-    known, label = found.known, label_of(format, options)
-    forward_error = max(worst[len(NAMES) :])
+    forward_error = float(found.forward_errors.max())
 
     def attempts() -> tuple[Attempt, ...]:
         reason = in_words(history[-1], bound, forward_error, updates, growth)
@@ -138,8 +132,8 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
 
     layout, wrap = shapes.without_numbers(), call.first.wrap
 
-    def later(known: torch.Tensor) -> Later:
-        return Later(lambda: wrap(layout.of_members(known).contiguous()))
+    def of_members(name: str) -> Any:
+        return wrap(layout.of_members(torch.from_numpy(np.array(found.named()[name]))).contiguous())
 
     return SolveResult.from_fields(
         {
@@ -148,7 +142,7 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
             "iterations": updates,
             "backward_error": backward_error,
             "tolerance": bound,
-            "condition": condition,
+            "condition": worst["condition"],
             "forward_error": forward_error,
             "digits": digits_of(forward_error, options.dtype),
             "history": history,
@@ -157,28 +151,33 @@ def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions)
             "accuracy": options.target.name,
             "growth": growth,
             "method": label,
-            "accepted": Later(lambda: wrap(layout.of_members(known[0] == 0).contiguous())),
-            "backward_errors": later(known[NAMES.index("backward_error")]),
-            "conditions": later(known[NAMES.index("condition")]),
-            "forward_errors": Later(lambda: wrap(layout.of_columns(_of_columns(known)).contiguous())),
+            "accepted": Later(lambda: of_members("doubtful") == 0),
+            "backward_errors": Later(lambda: of_members("backward_error")),
+            "conditions": Later(lambda: of_members("condition")),
+            "forward_errors": Later(lambda: wrap(layout.of_columns(_of_columns(found)).contiguous())),
             "seconds": call.seconds,
         }
     )
 
 
-def _history(worst: list[float]) -> tuple[int, tuple[float, ...]]:
+def _of_columns(found: CompiledSolutions) -> torch.Tensor:
+    """Forward errors, shape (batch, k)."""
+    errors = torch.from_numpy(found.forward_errors)
+    return errors.reshape(-1, errors.shape[-1])
+
+
+def _worst(found: CompiledSolutions, accepted: np.ndarray | None = None) -> dict[str, Any]:
+    """The worst of each number, of some systems or of all; the growth is that of the least accurate one."""
+    numbers = found.named()
+    if found.numbers.ndim == 1:
+        return numbers
+    some = slice(None) if accepted is None else accepted
+    worst = {name: of[..., some].max(-1).tolist() for name, of in numbers.items()}
+    most = numbers["backward_error"][some].argmax()
+    return {**worst, "growth": float(numbers["growth"][some][most])}
+
+
+def _history(worst: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
     """How many updates there were, and backward errors before, between and after them."""
-    updates = int(worst[NAMES.index("updates")])
-    errors = worst[NAMES.index("history") : len(NAMES)]
+    updates, errors = int(worst["updates"]), worst["history"]
     return updates, (*errors[:updates], errors[-1])
-
-
-def _worst(known: torch.Tensor) -> list[float]:
-    """What speaks for all of a batch: what is worst of any, and the growth of the one that is worst."""
-    if known.ndim == 1:
-        return list(known.tolist())
-    of = known.numpy()
-    worst = of[NAMES.index("backward_error")].argmax()
-    most = of.max(1)
-    most[NAMES.index("growth")] = of[NAMES.index("growth"), worst]
-    return list(most.tolist())

@@ -1,0 +1,281 @@
+// One linear system by LU or Cholesky factors, with its evidence, in as few passes as that takes: two over A, of which one makes
+// the copy that is factorized, and one over the factors. An update of the solution takes one more of each.
+#include "large_factors.hpp"
+#include "lu_blocked.hpp"
+
+NEULA_BEGIN
+
+namespace {
+
+// b_i - a_i x, in twice the working precision.
+template <typename T> double doubled_residual(Rows<T> a, Index i, const double *x, double b)
+{
+    Vec high = {}, low = {};
+    Index j = 0;
+    for (; j + WIDTH <= a.n; j += WIDTH)
+        add_product(load_as_doubles(a.row(i) + j), -load(x + j), high, low);
+    double sum = b, rest = 0.0;
+    for (int l = 0; l < WIDTH; l++) {
+        double error;
+        two_sum(sum, high[l], sum, error);
+        rest += error + low[l];
+    }
+    for (; j < a.n; j++)
+        add_product(double(a.row(i)[j]), -x[j], sum, rest);
+    return sum + rest;
+}
+
+// Residuals of solutions, and of those for random vectors. Sums are in double precision, which is twice that of single factors;
+// where factors are in double precision, those of right-hand sides are in twice that.
+template <typename T> void measure_rows(RowsPart &part, Rows<T> a)
+{
+    const LargeSystem &system = *part.system;
+    Index length = column_length(a.n);
+    RowsPart block = part;
+    for (; block.first < part.last; block.first = block.last) {
+        block.last = block.first + WIDTH < part.last ? block.first + WIDTH : part.last;
+        subtract(block, a);
+        for (Index c = 0; c < system.k && !system.single_factors; c++)
+            for (Index i = block.first; i < block.last; i++)
+                part.others[c * length + i] = doubled_residual(a, i, part.columns + c * length, system.b[c * a.n + i]);
+    }
+}
+
+void measure_part(RowsPart &part)
+{
+    with_matrix(*part.system, [&](auto a) { measure_rows(part, a); });
+}
+
+// Residuals after updates.
+void update_part(RowsPart &part)
+{
+    with_matrix(*part.system, [&](auto a) { subtract(part, a); });
+}
+
+// Relative rounding errors of inner products, and of differences from them.
+double rounding_of(Index n) { return (n / WIDTH + 2 * WIDTH + 4) * UNIT; }
+
+// ||D A^-1||_2 from below, by a step of the power method from the best of the random vectors, whose solutions are known.
+double inverse_norm(const LargeSystem &system, const double *solutions)
+{
+    Index n = system.n;
+    double *norms = column_of(system, COLUMN_NORMS), *v = column_of(system, SPARE), best = -1.0;
+    const double *best_solution = solutions;
+    for (Index p = 0; p < LARGE_PROBES; p++) {
+        const double *x = solutions + (system.k + p) * column_length(n);
+        double size = scaled_norm(norms, x, n);
+        if (size > best)
+            best = size, best_solution = x;
+    }
+    for (Index j = 0; j < n; j++)
+        v[j] = norms[j] * (norms[j] * best_solution[j] / best);
+    with_factors(system, [&](auto factors) { substitute_transposed(factors, system.pivots, v); });
+    return norm(n, v);
+}
+
+// Known of A. The factors solve up to the `rate`.
+struct MatrixEvidence {
+    double infinity_norm, norm, rate;
+    bool sound;
+};
+
+// From rows of A, and residuals of solutions for random vectors.
+MatrixEvidence matrix_evidence(const LargeSystem &system, const double *solutions, const double *residuals)
+{
+    const SystemLimits &limits = system.limits;
+    Index n = system.n, length = column_length(n);
+    const double *sums = column_of(system, ROW_SUMS), *norms = column_of(system, COLUMN_NORMS);
+    double infinity_norm = largest_of(sums, n), norm_a = norm(n, norms), left = 0.0;
+    for (Index p = system.k; p < system.k + LARGE_PROBES; p++) {
+        // Rounding errors of its measurement add to a residual.
+        double size = norm(n, residuals + p * length) + rounding_of(n) * norm_a * norm(n, solutions + p * length);
+        left += size * size;
+    }
+    double rate = limits.margin * sqrt(left), least = smallest_of(sums, n), narrowest = smallest_of(norms, n);
+    bool equilibrated =
+        infinity_norm <= limits.equilibrated * least && largest_of(norms, n) <= limits.equilibrated * narrowest;
+    bool in_safe_range = least >= 1 / limits.in_safe_range && narrowest >= 1 / limits.in_safe_range &&
+                         infinity_norm <= limits.in_safe_range && norm_a <= n * limits.in_safe_range;
+    return {infinity_norm, norm_a, rate, equilibrated && in_safe_range && rate <= limits.max_rate};
+}
+
+struct ColumnEvidence {
+    double residual, refined_error, backward_error, forward_error;
+    bool doubtful;
+};
+
+// Add the update where there is one, round x in its place, and measure it.
+ColumnEvidence finish_column(
+    const LargeSystem &system, const MatrixEvidence &matrix, double inverse_norm, double *x, const double *change,
+    const double *residual, double norm_before, const double *b)
+{
+    const SystemLimits &limits = system.limits;
+    Index n = system.n;
+    bool updated = system.single_factors;
+    double *lost = column_of(system, SPARE), *norms = column_of(system, COLUMN_NORMS);
+    for (Index i = 0; i < n; i++) {
+        double sum, low;
+        two_sum(x[i], updated ? change[i] : 0.0, sum, low);
+        x[i] = system.single_result ? double(float(sum)) : sum;
+        lost[i] = (sum - x[i]) + low;
+    }
+    double left = norm(n, residual), norm_b = norm(n, b), size = scaled_norm(norms, x, n);
+    double doubled = (n + WIDTH + 2) * UNIT * (n + WIDTH + 2) * UNIT, rounding_errors = rounding_of(n);
+    double floor = (updated ? rounding_errors : doubled) * (matrix.norm * norm(n, x) + norm_b);
+    // Rounding of the residual to one number, and of A times an update and the difference.
+    double norm_change = updated ? norm(n, change) : 0.0;
+    double noise = floor + rounding_errors * (norm_before + matrix.norm * norm_change);
+    double error = inverse_norm * (left + noise) / size, rounding = scaled_norm(norms, lost, n) / size;
+    ColumnEvidence to;
+    to.refined_error = largest_of(residual, n) / (matrix.infinity_norm * largest_of(x, n) + largest_of(b, n));
+    to.backward_error = to.refined_error + rounding;
+    error += rounding;
+    to.forward_error = error < 1 ? limits.computed * error / (1 - error) : double(INFINITY);
+    to.residual = (left + noise + matrix.norm * norm(n, lost)) / norm_b;
+    bool converges = !updated || left <= limits.max_rate * norm_before + noise;
+    bool in_safe_range = norm_b >= 1 / limits.in_safe_range && norm_b <= limits.in_safe_range;
+    to.doubtful = !(matrix.sound && converges && in_safe_range);
+    return to;
+}
+
+// The condition number of A D^-1, whose columns have norm 1. `probe` is the residual of 0 - A D^-1 v.
+double condition_of(const LargeSystem &system, const double *probe, double inverse_norm)
+{
+    double norm_a = norm(system.n, probe) / norm(system.n, column_of(system, IMAGE));
+    double condition = inverse_norm * (norm_a > 1 ? norm_a : 1.0);
+    return condition > 1 ? condition : 1.0;
+}
+
+// Update solutions once, and those for random vectors where their residuals do not show how well the factors solve.
+MatrixEvidence update_once(
+    const LargeSystem &system, const MatrixEvidence &matrix, RowsPart &all_rows, double *solutions, double *residuals,
+    double *updates)
+{
+    Index k = system.k, length = column_length(system.n);
+    Index count = matrix.rate <= system.limits.max_rate ? k : k + LARGE_PROBES;
+    memcpy(updates, residuals, count * length * sizeof(double));
+    substitute(system, updates, count, false);
+    all_rows.work = update_part, all_rows.columns = updates, all_rows.count = count;
+    share_rows(all_rows);
+    for (Index i = k * length; i < count * length; i++)
+        solutions[i] += updates[i];
+    return matrix_evidence(system, solutions, residuals);
+}
+
+// Solve with the factors, and measure the solutions; `largest` is the largest element of A.
+void solve_with_factors(const LargeSystem &system, double largest, SystemsSolution &to)
+{
+    Index n = system.n, k = system.k, length = column_length(n), probes = k + LARGE_PROBES;
+    double *solutions = column_of(system, FIXED_COLUMNS + 2 * system.threads);
+    double *residuals = solutions + side_columns(system) * length, *updates = residuals + side_columns(system) * length;
+    double *image = column_of(system, IMAGE), *norms = column_of(system, COLUMN_NORMS), *look = solutions + probes * length;
+    SystemEvidence &evidence = *to.evidence = {};
+    for (Index c = 0; c < probes; c++)
+        memcpy(residuals + c * length, c < k ? system.b + c * n : system.vectors + (c - k) * n, n * sizeof(double));
+    memcpy(solutions, residuals, side_columns(system) * length * sizeof(double));
+    evidence.growth = substitute(system, solutions, probes, true) / largest;
+    for (Index j = 0; j < n; j++) { // a step of the power method for the norm of A D^-1
+        image[j] /= norms[j];
+        look[j] = image[j] / norms[j];
+    }
+    RowsPart all_rows = {};
+    all_rows.system = &system, all_rows.work = measure_part, all_rows.last = all_rows.end = n;
+    all_rows.columns = solutions, all_rows.others = residuals, all_rows.count = probes + 1;
+    share_rows(all_rows);
+    double infinity_norm = largest_of(column_of(system, ROW_SUMS), n), *before = to.forward_error;
+    for (Index c = 0; c < k; c++) {
+        double scale = infinity_norm * largest_of(solutions + c * length, n) + largest_of(system.b + c * n, n);
+        raise(evidence.history[0], largest_of(residuals + c * length, n) / scale);
+        before[c] = norm(n, residuals + c * length);
+    }
+    MatrixEvidence matrix = matrix_evidence(system, solutions, residuals);
+    if (system.single_factors)
+        matrix = update_once(system, matrix, all_rows, solutions, residuals, updates);
+    double size = inverse_norm(system, solutions);
+    evidence.updates = system.single_factors ? 1.0 : 0.0;
+    evidence.condition = condition_of(system, residuals + probes * length, size);
+    // With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z).
+    double bound = system.limits.margin * size / (1 - matrix.rate);
+    for (Index c = 0; c < k; c++) {
+        double *x = solutions + c * length;
+        ColumnEvidence found = finish_column(
+            system, matrix, bound, x, updates + c * length, residuals + c * length, before[c], system.b + c * n);
+        for (int step = 1; step <= MOST_UPDATES; step++)
+            raise(evidence.history[step], found.refined_error);
+        raise(evidence.doubtful, found.doubtful);
+        raise(evidence.residual, found.residual);
+        raise(evidence.backward_error, found.backward_error);
+        to.forward_error[c] = found.forward_error;
+        for (Index i = 0; i < n; i++)
+            to.x[i * k + c] = x[i];
+    }
+}
+
+}  // namespace
+
+// Workspace in doubles.
+Index large_workspace(const LargeSystem &system)
+{
+    return (FIXED_COLUMNS + 2 * system.threads + 3 * side_columns(system)) * column_length(system.n);
+}
+
+// Copy A to the place of the factors, and add up what is to be known of its rows and columns; returns the largest element.
+double copy_large(const LargeSystem &system)
+{
+    Index n = system.n;
+    memset(system.workspace, 0, large_workspace(system) * sizeof(double));
+    RowsPart all_rows = {};
+    all_rows.system = &system, all_rows.work = copy_part, all_rows.last = n;
+    double most = share_rows(all_rows);
+    for (Index j = 0; j < n; j++) {
+        double square = 0.0, image = 0.0;
+        for (Index t = 0; t < system.threads; t++) {
+            square += column_of(system, FIXED_COLUMNS + 2 * t)[j];
+            image += column_of(system, FIXED_COLUMNS + 2 * t + 1)[j];
+        }
+        column_of(system, COLUMN_NORMS)[j] = sqrt(square), column_of(system, IMAGE)[j] = image;
+    }
+    return most;
+}
+
+void solve_large(const LargeSystem &system, double largest, bool definite, SystemsSolution &to)
+{
+    if (definite) {
+        RowsPart all_rows = {};
+        all_rows.system = &system, all_rows.work = divide_part, all_rows.last = system.n;
+        share_rows(all_rows);
+        all_rows.work = transpose_part;
+        share_rows(all_rows);
+        for (Index i = 0; i < system.n; i++)
+            system.pivots[i] = int(i);
+    }
+    solve_with_factors(system, largest, to);
+    if (definite) // no element of U exceeds all of A
+        raise(to.evidence->growth, 1.0);
+}
+
+// The same from A to the evidence, with LU factors by blocks. Columns of the copy are whole lines of the cache, and there are some
+// behind the last one up to a whole block. Fails where a pivot vanishes.
+Status solve_large_in_blocks(const LargeSystem &system, SystemsSolution &to)
+{
+    Blocks blocks = {};
+    blocks.a = system.factors, blocks.n = system.n, blocks.stride = system.stride, blocks.pivots = system.pivots;
+    blocks.count = (system.n + BLOCK - 1) / BLOCK, blocks.threads = system.threads;
+    double largest = copy_large(system);
+    with_factors(system, [&](auto factors) {
+        memset(factors.row(system.n), 0, (blocks.count * BLOCK - system.n) * system.stride * sizeof(*factors.first));
+    });
+    Blocks *shared[MOST_THREADS];
+    for (Blocks *&each : shared)
+        each = &blocks;
+    if (system.single_factors)
+        side_by_side<advance_blocks<float>>(shared, system.threads);
+    else
+        side_by_side<advance_blocks<double>>(shared, system.threads);
+    if (blocks.singular)
+        return Status::failed;
+    solve_with_factors(system, largest, to);
+    return Status::done;
+}
+
+NEULA_END

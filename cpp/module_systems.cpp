@@ -1,0 +1,176 @@
+// Bindings of the kernels for linear systems.
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+#include <new>
+
+#include "module.hpp"
+#include "threads.hpp"
+
+namespace neula {
+
+namespace {
+
+using Doubles = Contiguous<double, 2>;
+using Vectors = Contiguous<const double, 2>;
+
+constexpr size_t NUMBERS = sizeof(SystemEvidence) / sizeof(double);
+
+// Names of the numbers of SystemEvidence, each with its place among them and how many it is.
+nb::dict evidence_fields()
+{
+    nb::dict fields;
+#define FIELD(name) \
+    fields[#name] = nb::make_tuple( \
+        offsetof(SystemEvidence, name) / sizeof(double), sizeof(SystemEvidence::name) / sizeof(double));
+    FIELD(doubtful) FIELD(residual) FIELD(backward_error) FIELD(condition) FIELD(growth) FIELD(updates) FIELD(history)
+#undef FIELD
+    return fields;
+}
+
+// Random vectors and limits, which are the same for many systems.
+struct SystemsSetting {
+    Vectors vectors;
+    SystemLimits limits;
+};
+
+SystemsSetting systems_setting(
+    const Core &, const Vectors &vectors, double in_safe_range, double equilibrated, double max_rate, double rounding,
+    double margin, double computed, double digits)
+{
+    return {vectors, {in_safe_range, equilibrated, max_rate, rounding, margin, computed, digits}};
+}
+
+void require(bool condition, const char *message)
+{
+    if (!condition)
+        throw nb::value_error(message);
+}
+
+bool solve_systems(
+    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Doubles &x,
+    const Doubles &forward_error, const Doubles &evidence, bool definite, bool single_result, Index threads)
+{
+    require(a.ndim() == b.ndim() && (a.ndim() == 2 || a.ndim() == 3), "a and b must be matrices, or batches of matrices");
+    size_t first = a.ndim() - 2, count = first == 0 ? 1 : a.shape(0), n = a.shape(first), k = b.shape(first + 1);
+    require(count > 0 && n > 0 && k > 0 && a.shape(first + 1) == n && b.shape(first) == n && (first == 0 || b.shape(0) == count),
+            "solve_systems takes a (count, n, n) and b (count, n, k), or without count, and none may be zero");
+    require(setting.vectors.shape(1) == n && setting.vectors.shape(0) > 1, "vectors must be of length n, and two at least");
+    require(x.shape(0) == count * n && x.shape(1) == k, "x must be (count n, k)");
+    require(forward_error.shape(0) == count && forward_error.shape(1) == k, "forward errors must be (count, k)");
+    require(evidence.shape(0) == count && evidence.shape(1) == NUMBERS, "evidence must be (count, all its numbers)");
+    SystemsProblem problem = {};
+    problem.a = matrices(a), problem.b = matrices(b);
+    problem.count = Index(count), problem.n = Index(n), problem.k = Index(k);
+    problem.probes = Index(setting.vectors.shape(0)) - 1, problem.threads = threads > 1 ? threads : 1;
+    problem.vectors = setting.vectors.data();
+    problem.definite = definite, problem.single_result = single_result;
+    problem.limits = setting.limits;
+    SystemsSolution solution = {x.data(), forward_error.data(), reinterpret_cast<SystemEvidence *>(evidence.data())};
+    nb::gil_scoped_release release;
+    return core.kernels->solve_systems(problem, solution) == Status::done;
+}
+
+struct Freed {
+    void operator()(double *memory) const { operator delete(memory, std::align_val_t(CACHE_LINE)); }
+};
+
+// One large system, between the copy of A that is to be factorized and the solution by its factors.
+struct Large {
+    const Core &core;
+    Given a;
+    Overwritten factors;
+    Contiguous<int, 1> pivots;
+    Vectors b;
+    SystemsSetting setting;
+    Doubles x, forward_error, evidence;
+    LargeSystem system = {};
+    std::unique_ptr<double, Freed> workspace;
+    double largest = 0.0;
+
+    void prepare(bool single_result, Index threads)
+    {
+        require(a.ndim() == 2 && factors.ndim() == 2, "a and factors must be matrices");
+        size_t n = a.shape(0), k = b.shape(0), rows = factors.shape(0);
+        bool single = factors.dtype() == nb::dtype<float>();
+        require(n > 0 && a.shape(1) == n && a.stride(0) == Index(n) && a.stride(1) == 1,
+                "a must be (n, n) with contiguous rows");
+        require(single || factors.dtype() == nb::dtype<double>(), "factors must be float32 or float64");
+        require(rows >= n && factors.shape(1) >= n && factors.stride(1) == 1 &&
+                    factors.stride(0) == Index(factors.shape(1)) && pivots.shape(0) == n,
+                "factors must be (n, n) or larger, and pivots (n)");
+        require(b.shape(1) == n && x.shape(0) == n && x.shape(1) == k, "b must be (k, n) and x (n, k)");
+        require(setting.vectors.shape(0) == LARGE_PROBES + 1 && setting.vectors.shape(1) == n, "there must be five vectors");
+        require(k > 0 && forward_error.size() == k && evidence.size() == NUMBERS, "evidence must be that of one system");
+        Matrices of_a = matrices(a);
+        threads = threads > 1 ? threads : 1;
+        system = {Index(n), Index(k), threads < MOST_THREADS ? threads : MOST_THREADS, of_a.data, factors.data(),
+                  factors.stride(0), of_a.single, single, single_result, pivots.data(), b.data(), setting.vectors.data(),
+                  setting.limits, nullptr};
+        workspace.reset(static_cast<double *>(operator new(
+            core.kernels->large_workspace(system) * sizeof(double), std::align_val_t(CACHE_LINE))));
+        system.workspace = workspace.get();
+    }
+
+    SystemsSolution solution() const { return {x.data(), forward_error.data(), reinterpret_cast<SystemEvidence *>(evidence.data())}; }
+
+    void copy()
+    {
+        nb::gil_scoped_release release;
+        largest = core.kernels->copy_large(system);
+    }
+
+    void solve(bool definite)
+    {
+        SystemsSolution to = solution();
+        // Interchanges of rows that do not exist would write anywhere.
+        for (Index i = 0; i < system.n && !definite; i++)
+            require(system.pivots[i] >= 0 && system.pivots[i] < system.n, "pivots must be rows");
+        nb::gil_scoped_release release;
+        core.kernels->solve_large(system, largest, definite, to);
+    }
+
+    bool solve_in_blocks()
+    {
+        size_t columns = (factors.shape(0) / FACTOR_BLOCK) * FACTOR_BLOCK;
+        size_t bytes = system.stride * (system.single_factors ? sizeof(float) : sizeof(double));
+        require(columns >= size_t(system.n) && factors.shape(0) <= size_t(MOST_FACTOR_BLOCKS * FACTOR_BLOCK) && bytes % CACHE_LINE == 0 &&
+                    reinterpret_cast<uintptr_t>(system.factors) % CACHE_LINE == 0,
+                "factors must have whole blocks of columns, and these whole lines of the cache");
+        SystemsSolution to = solution();
+        nb::gil_scoped_release release;
+        return core.kernels->solve_large_in_blocks(system, to) == Status::done;
+    }
+};
+
+std::unique_ptr<Large> large_system(
+    const Core &core, const Given &a, const Vectors &b, const SystemsSetting &setting, const Overwritten &factors,
+    const Contiguous<int, 1> &pivots, const Doubles &x, const Doubles &forward_error, const Doubles &evidence,
+    bool single_result, Index threads)
+{
+    std::unique_ptr<Large> large(new Large{core, a, factors, pivots, b, setting, x, forward_error, evidence, {}, {}, 0.0});
+    large->prepare(single_result, threads);
+    return large;
+}
+
+}  // namespace
+
+void define_systems(nb::module_ &m, nb::class_<Core> &core)
+{
+    nb::class_<SystemsSetting>(m, "SystemsSetting");
+    core.def_prop_ro_static("system_evidence", [](nb::handle) { return evidence_fields(); });
+    core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"),
+             nb::arg("equilibrated"), nb::arg("max_rate"), nb::arg("rounding"), nb::arg("margin"), nb::arg("computed"),
+             nb::arg("digits"));
+    core.def("solve_systems", solve_systems, nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("x"),
+             nb::arg("forward_error"), nb::arg("evidence"), nb::arg("definite"), nb::arg("single_result"), nb::arg("threads"));
+    nb::class_<Large>(m, "LargeSystem")
+        .def("copy", &Large::copy)
+        .def("solve", &Large::solve, nb::kw_only(), nb::arg("definite"))
+        .def("solve_in_blocks", &Large::solve_in_blocks);
+    core.def("large_system", large_system, nb::keep_alive<0, 1>(), nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("factors"),
+             nb::arg("pivots"), nb::arg("x"), nb::arg("forward_error"), nb::arg("evidence"), nb::arg("single_result"),
+             nb::arg("threads"));
+}
+
+}  // namespace neula

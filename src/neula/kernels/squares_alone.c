@@ -1,3 +1,0 @@
-/* One linear system at a time. */
-#define LANES 1
-#include "squares.h"

@@ -1,0 +1,102 @@
+"""The compiled core refuses systems whose arrays do not fit one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from capabilities import core_of
+from neula._core import Core, LargeSystem, SystemsSetting
+
+N, K, NUMBERS = 9, 2, 10
+
+
+def setting_of(core: Core, n: int = N, count: int = 5) -> SystemsSetting:
+    limits = dict.fromkeys(
+        ("in_safe_range", "equilibrated", "max_rate", "rounding", "margin", "computed", "digits"), 1.0
+    )
+    return core.systems_setting(np.ones((count, n)), **limits)
+
+
+def test_names_are_places_of_all_numbers() -> None:
+    places = core_of("baseline").system_evidence
+    taken = [first + i for first, count in places.values() for i in range(count)]
+    assert taken == list(range(NUMBERS))
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "not square": {"a": np.ones((N, N + 1))},
+    "other rows": {"b": np.ones((N + 1, K))},
+    "a batch for one": {"b": np.ones((1, N, K))},
+    "no dimension": {"a": np.ones(N)},
+    "a number": {"a": np.array(1.0), "b": np.array(1.0)},
+    "empty": {"a": np.ones((0, 0)), "b": np.ones((0, K))},
+    "no right-hand side": {"b": np.ones((N, 0))},
+    "short x": {"x": np.ones((N - 1, K))},
+    "few errors": {"errors": np.ones((1, K - 1))},
+    "few numbers": {"numbers": np.ones((1, NUMBERS - 1))},
+    "long vectors": {"vectors": N + 1},
+}
+
+
+def small(core: Core, vectors: int = N, **other: np.ndarray) -> bool:
+    arrays = {"a": np.eye(N), "b": np.ones((N, K)), "x": np.ones((N, K))}
+    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((1, NUMBERS)), **other}
+    a, b, *memory = arrays.values()
+    return core.solve_systems(a, b, setting_of(core, vectors), *memory, False, False, 1)  # type: ignore[arg-type,call-arg]
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_small_systems(kind: str) -> None:
+    core = core_of("baseline")
+    assert small(core)
+    with pytest.raises(ValueError, match=r".+"):
+        small(core, **SMALL[kind])
+    with pytest.raises(TypeError):
+        small(core, a=np.eye(N, dtype=np.float16))
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "no dimension": {"a": np.array(1.0)},
+    "no contiguous rows": {"a": np.asfortranarray(np.arange(81.0).reshape(N, N))},
+    "not square": {"a": np.ones((N, N + 1))},
+    "other rows": {"b": np.ones((K, N + 1))},
+    "few factors": {"factors": np.ones((N - 1, N))},
+    "half factors": {"factors": np.ones((N, N), np.float16)},
+    "few pivots": {"pivots": np.ones(N - 1, np.int32)},
+    "short x": {"x": np.ones((N - 1, K))},
+    "few errors": {"errors": np.ones((1, K - 1))},
+    "few numbers": {"numbers": np.ones((1, NUMBERS - 1))},
+    "few vectors": {"count": 4},
+    "long vectors": {"vectors": N + 1},
+}
+
+
+def large(core: Core, vectors: int = N, count: int = 5, **other: np.ndarray) -> LargeSystem:
+    arrays = {"a": np.eye(N), "b": np.ones((K, N)), "factors": np.ones((N, N))}
+    arrays |= {"pivots": np.zeros(N, np.int32), "x": np.ones((N, K))}
+    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((1, NUMBERS)), **other}
+    a, b, *memory = arrays.values()
+    return core.large_system(a, b, setting_of(core, vectors, count), *memory, False, 1)  # type: ignore[arg-type,call-arg]
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_large_systems(kind: str) -> None:
+    core = core_of("baseline")
+    assert large(core)
+    with pytest.raises(ValueError, match=r".+"):
+        large(core, **LARGE[kind])
+
+
+def test_memory_for_blocks_and_pivots() -> None:
+    core = core_of("baseline")
+    for factors in (np.ones((N, N)), torch.ones(31, 8, dtype=torch.float64).numpy()):
+        with pytest.raises(ValueError, match=r"whole blocks|or larger"):
+            large(core, factors=factors).solve_in_blocks()
+    system = large(core, pivots=np.full(N, N, np.int32))
+    system.copy()
+    with pytest.raises(ValueError, match="pivots"):
+        system.solve(definite=False)
