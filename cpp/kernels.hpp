@@ -149,9 +149,9 @@ struct SystemsProblem {
 };
 
 struct SystemsSolution {
-    double *x;                 // (count, n, k)
-    double *forward_error;     // (count, k), bounds on ||D (x - x*)|| / ||D x*||, D being the norms of columns
-    SystemEvidence *evidence;  // (count)
+    double *x;              // (count, n, k)
+    double *forward_error;  // (count, k), bounds on ||D (x - x*)|| / ||D x*||, D being the norms of columns
+    double *evidence;       // (numbers of SystemEvidence, count)
 };
 
 constexpr Index CACHE_LINE = 64;          // bytes

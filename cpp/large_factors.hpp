@@ -99,8 +99,8 @@ template <typename T> double solve_triangle(const RowsPart &block, Rows<T> facto
     return most;
 }
 
-// Solve in the place of some columns; returns the largest element of U where that is asked for. Each of several threads has some
-// rows of a stripe, and one of them solves with the triangles on its diagonal.
+// Solve in the place of some columns; returns the largest element of U where that is asked for. Each of several threads has
+// some rows of a stripe, and one of them solves with the triangles on its diagonal.
 template <typename T>
 double solve_columns(const LargeSystem &system, Rows<T> factors, double *columns, Index count, bool find_largest)
 {
@@ -173,8 +173,8 @@ template <typename T> void substitute_transposed(Rows<T> factors, const int *piv
     }
 }
 
-// Rows of a factor L of A = L L^T, one for each of its columns, of which the part behind the diagonal counts. They become those of
-// P L U without P, for the diagonal D of L: L D^-1, and U = D L^T in two steps, since rows of U come from all of L.
+// Rows of a factor L of A = L L^T, one for each of its columns, of which the part behind the diagonal counts. They become those
+// of P L U without P, for the diagonal D of L: L D^-1, and U = D L^T in two steps, since rows of U come from all of L.
 template <typename T> void divide_rows(Rows<T> factors, Index first, Index last)
 {
     for (Index j = first; j < last; j++) {

@@ -1,5 +1,5 @@
-// One linear system by LU or Cholesky factors, with its evidence, in as few passes as that takes: two over A, of which one makes
-// the copy that is factorized, and one over the factors. An update of the solution takes one more of each.
+// One linear system by LU or Cholesky factors, with its evidence, in as few passes as that takes: two over A, of which one
+// makes the copy that is factorized, and one over the factors. An update of the solution takes one more of each.
 #include "large_factors.hpp"
 #include "lu_blocked.hpp"
 
@@ -162,6 +162,9 @@ MatrixEvidence update_once(
     return matrix_evidence(system, solutions, residuals);
 }
 
+// Of the only system.
+SystemEvidence &evidence_of(SystemsSolution &to) { return *reinterpret_cast<SystemEvidence *>(to.evidence); }
+
 // Solve with the factors, and measure the solutions; `largest` is the largest element of A.
 void solve_with_factors(const LargeSystem &system, double largest, SystemsSolution &to)
 {
@@ -169,7 +172,7 @@ void solve_with_factors(const LargeSystem &system, double largest, SystemsSoluti
     double *solutions = column_of(system, FIXED_COLUMNS + 2 * system.threads);
     double *residuals = solutions + side_columns(system) * length, *updates = residuals + side_columns(system) * length;
     double *image = column_of(system, IMAGE), *norms = column_of(system, COLUMN_NORMS), *look = solutions + probes * length;
-    SystemEvidence &evidence = *to.evidence = {};
+    SystemEvidence &evidence = evidence_of(to) = {};
     for (Index c = 0; c < probes; c++)
         memcpy(residuals + c * length, c < k ? system.b + c * n : system.vectors + (c - k) * n, n * sizeof(double));
     memcpy(solutions, residuals, side_columns(system) * length * sizeof(double));
@@ -251,10 +254,10 @@ void solve_large(const LargeSystem &system, double largest, bool definite, Syste
     }
     solve_with_factors(system, largest, to);
     if (definite) // no element of U exceeds all of A
-        raise(to.evidence->growth, 1.0);
+        raise(evidence_of(to).growth, 1.0);
 }
 
-// The same from A to the evidence, with LU factors by blocks. Columns of the copy are whole lines of the cache, and there are some
+// From A to the evidence, with LU factors by blocks. Columns of the copy are whole lines of the cache, and there are some
 // behind the last one up to a whole block. Fails where a pivot vanishes.
 Status solve_large_in_blocks(const LargeSystem &system, SystemsSolution &to)
 {

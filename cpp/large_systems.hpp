@@ -1,7 +1,7 @@
 // One large linear system: its workspace, its rows shared among threads, and products of rows with columns.
 //
-// Rows of A are contiguous, and the factors are those of its transpose, P L U = A^T, column by column. So all products with A, and
-// all solves, are inner products of contiguous numbers.
+// Rows of A are contiguous, and the factors are those of its transpose, P L U = A^T, column by column. So all products with A,
+// and all solves, are inner products of contiguous numbers.
 #pragma once
 
 #include "rows.hpp"
@@ -124,8 +124,8 @@ inline double share_rows(const RowsPart &whole)
     return most;
 }
 
-// Inner products of some rows from row i on, from element `start` to `end`, with some columns; `most` are their largest elements.
-// Rows whose elements are no whole number of vectors are read up to their ends.
+// Inner products of some rows from row i on, from element `start` to `end`, with some columns; `most` are their largest
+// elements. Rows whose elements are no whole number of vectors are read up to their ends.
 template <int rows, int columns, bool find_largest, typename T>
 ALWAYS_INLINE void multiply_rows(
     Rows<T> a, Index i, Index start, Index end, const double *x, Index length, double *found, Vec *most)

@@ -53,12 +53,13 @@ bool solve_systems(
 {
     require(a.ndim() == b.ndim() && (a.ndim() == 2 || a.ndim() == 3), "a and b must be matrices, or batches of matrices");
     size_t first = a.ndim() - 2, count = first == 0 ? 1 : a.shape(0), n = a.shape(first), k = b.shape(first + 1);
-    require(count > 0 && n > 0 && k > 0 && a.shape(first + 1) == n && b.shape(first) == n && (first == 0 || b.shape(0) == count),
+    require(count > 0 && n > 0 && k > 0 && a.shape(first + 1) == n && b.shape(first) == n &&
+                (first == 0 || b.shape(0) == count),
             "solve_systems takes a (count, n, n) and b (count, n, k), or without count, and none may be zero");
     require(setting.vectors.shape(1) == n && setting.vectors.shape(0) > 1, "vectors must be of length n, and two at least");
     require(x.shape(0) == count * n && x.shape(1) == k, "x must be (count n, k)");
     require(forward_error.shape(0) == count && forward_error.shape(1) == k, "forward errors must be (count, k)");
-    require(evidence.shape(0) == count && evidence.shape(1) == NUMBERS, "evidence must be (count, all its numbers)");
+    require(evidence.shape(0) == NUMBERS && evidence.shape(1) == count, "evidence must be (all its numbers, count)");
     SystemsProblem problem = {};
     problem.a = matrices(a), problem.b = matrices(b);
     problem.count = Index(count), problem.n = Index(n), problem.k = Index(k);
@@ -66,7 +67,7 @@ bool solve_systems(
     problem.vectors = setting.vectors.data();
     problem.definite = definite, problem.single_result = single_result;
     problem.limits = setting.limits;
-    SystemsSolution solution = {x.data(), forward_error.data(), reinterpret_cast<SystemEvidence *>(evidence.data())};
+    SystemsSolution solution = {x.data(), forward_error.data(), evidence.data()};
     nb::gil_scoped_release release;
     return core.kernels->solve_systems(problem, solution) == Status::done;
 }
@@ -112,7 +113,7 @@ struct Large {
         system.workspace = workspace.get();
     }
 
-    SystemsSolution solution() const { return {x.data(), forward_error.data(), reinterpret_cast<SystemEvidence *>(evidence.data())}; }
+    SystemsSolution solution() const { return {x.data(), forward_error.data(), evidence.data()}; }
 
     void copy()
     {
@@ -134,8 +135,8 @@ struct Large {
     {
         size_t columns = (factors.shape(0) / FACTOR_BLOCK) * FACTOR_BLOCK;
         size_t bytes = system.stride * (system.single_factors ? sizeof(float) : sizeof(double));
-        require(columns >= size_t(system.n) && factors.shape(0) <= size_t(MOST_FACTOR_BLOCKS * FACTOR_BLOCK) && bytes % CACHE_LINE == 0 &&
-                    reinterpret_cast<uintptr_t>(system.factors) % CACHE_LINE == 0,
+        require(columns >= size_t(system.n) && factors.shape(0) <= size_t(MOST_FACTOR_BLOCKS * FACTOR_BLOCK) &&
+                    bytes % CACHE_LINE == 0 && reinterpret_cast<uintptr_t>(system.factors) % CACHE_LINE == 0,
                 "factors must have whole blocks of columns, and these whole lines of the cache");
         SystemsSolution to = solution();
         nb::gil_scoped_release release;
@@ -168,9 +169,9 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
         .def("copy", &Large::copy)
         .def("solve", &Large::solve, nb::kw_only(), nb::arg("definite"))
         .def("solve_in_blocks", &Large::solve_in_blocks);
-    core.def("large_system", large_system, nb::keep_alive<0, 1>(), nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("factors"),
-             nb::arg("pivots"), nb::arg("x"), nb::arg("forward_error"), nb::arg("evidence"), nb::arg("single_result"),
-             nb::arg("threads"));
+    core.def("large_system", large_system, nb::keep_alive<0, 1>(), nb::arg("a"), nb::arg("b"), nb::arg("setting"),
+             nb::arg("factors"), nb::arg("pivots"), nb::arg("x"), nb::arg("forward_error"), nb::arg("evidence"),
+             nb::arg("single_result"), nb::arg("threads"));
 }
 
 }  // namespace neula

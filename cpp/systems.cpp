@@ -55,10 +55,13 @@ void store_solution(const Group<Lanes> &g, SystemsSolution &to, Index first, Ind
 }
 
 template <typename Lanes>
-void store_evidence(const Group<Lanes> &g, SystemsSolution &to, Index first, const Refined<Lanes> &worst, Lanes condition, Lanes growth)
+void store_evidence(
+    const Group<Lanes> &g, SystemsSolution &to, Index first, const Refined<Lanes> &worst, Lanes condition, Lanes growth)
 {
-    for (int l = 0; l < LANES<Lanes> && first + l < g.problem.count; l++) {
-        SystemEvidence &evidence = to.evidence[first + l];
+    constexpr Index NUMBERS = sizeof(SystemEvidence) / sizeof(double);
+    Index count = g.problem.count;
+    for (int l = 0; l < LANES<Lanes> && first + l < count; l++) {
+        SystemEvidence evidence;
         evidence.doubtful = lane(worst.sound, l) ? 0.0 : 1.0;
         evidence.residual = lane(worst.residual, l);
         evidence.backward_error = lane(worst.backward_error, l);
@@ -67,6 +70,10 @@ void store_evidence(const Group<Lanes> &g, SystemsSolution &to, Index first, con
         evidence.updates = lane(worst.updates, l);
         for (int step = 0; step <= MOST_UPDATES; step++)
             evidence.history[step] = lane(worst.history[step], l);
+        double numbers[NUMBERS];
+        memcpy(numbers, &evidence, sizeof(evidence));
+        for (Index i = 0; i < NUMBERS; i++)
+            to.evidence[i * count + first + l] = numbers[i];
     }
 }
 

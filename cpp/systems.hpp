@@ -11,8 +11,8 @@ NEULA_BEGIN
 constexpr Index PANEL = 8;      // columns that are factorized together
 constexpr Index LINE_ROWS = 8;  // doubles of a line of the cache
 
-// A group and its workspace: vectors of `height` elements each, those behind the last row zero. The group has as many systems as
-// Lanes has numbers.
+// A group of as many systems as Lanes has numbers, and its workspace: columns of `height` vectors, with zeros behind the last
+// row.
 template <typename Lanes> struct Group {
     const SystemsProblem &problem;
     const Index n, height;

@@ -103,7 +103,7 @@ def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> No
 
 def as_batch(found: compiled.CompiledSolutions) -> compiled.CompiledSolutions:
     return found._replace(
-        x=found.x[None], forward_errors=found.forward_errors[None], numbers=found.numbers[None]
+        x=found.x[None], forward_errors=found.forward_errors[None], numbers=found.numbers[:, None]
     )
 
 

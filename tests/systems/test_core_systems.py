@@ -37,14 +37,14 @@ SMALL: dict[str, dict[str, Any]] = {
     "no right-hand side": {"b": np.ones((N, 0))},
     "short x": {"x": np.ones((N - 1, K))},
     "few errors": {"errors": np.ones((1, K - 1))},
-    "few numbers": {"numbers": np.ones((1, NUMBERS - 1))},
+    "few numbers": {"numbers": np.ones((NUMBERS - 1, 1))},
     "long vectors": {"vectors": N + 1},
 }
 
 
 def small(core: Core, vectors: int = N, **other: np.ndarray) -> bool:
     arrays = {"a": np.eye(N), "b": np.ones((N, K)), "x": np.ones((N, K))}
-    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((1, NUMBERS)), **other}
+    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((NUMBERS, 1)), **other}
     a, b, *memory = arrays.values()
     return core.solve_systems(a, b, setting_of(core, vectors), *memory, False, False, 1)  # type: ignore[arg-type,call-arg]
 
@@ -69,7 +69,7 @@ LARGE: dict[str, dict[str, Any]] = {
     "few pivots": {"pivots": np.ones(N - 1, np.int32)},
     "short x": {"x": np.ones((N - 1, K))},
     "few errors": {"errors": np.ones((1, K - 1))},
-    "few numbers": {"numbers": np.ones((1, NUMBERS - 1))},
+    "few numbers": {"numbers": np.ones((NUMBERS - 1, 1))},
     "few vectors": {"count": 4},
     "long vectors": {"vectors": N + 1},
 }
@@ -78,7 +78,7 @@ LARGE: dict[str, dict[str, Any]] = {
 def large(core: Core, vectors: int = N, count: int = 5, **other: np.ndarray) -> LargeSystem:
     arrays = {"a": np.eye(N), "b": np.ones((K, N)), "factors": np.ones((N, N))}
     arrays |= {"pivots": np.zeros(N, np.int32), "x": np.ones((N, K))}
-    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((1, NUMBERS)), **other}
+    arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((NUMBERS, 1)), **other}
     a, b, *memory = arrays.values()
     return core.large_system(a, b, setting_of(core, vectors, count), *memory, False, 1)  # type: ignore[arg-type,call-arg]
 

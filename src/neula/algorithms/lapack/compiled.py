@@ -37,7 +37,7 @@ class CompiledSolutions(NamedTuple):
         float64, rounded to the dtype of the result.
     forward_errors : array, shape (..., k)
         Bounds on ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns of A.
-    numbers : array, shape (..., count)
+    numbers : array, shape (count, ...)
         Evidence, of several right-hand sides the worst: ``SystemEvidence`` of ``cpp/kernels.hpp`` says what
         each number is.
     places : dict
@@ -56,15 +56,15 @@ class CompiledSolutions(NamedTuple):
         """Solutions to be written by a kernel, and their memory as it takes it."""
         count, places = batch[0] if batch else 1, _places(kernels)
         x, forward_errors = np.empty((count * n, k)), np.empty((count, k))
-        numbers = np.empty((count, places["history"].stop))
+        numbers = np.empty((places["history"].stop, count))
         memory = x, forward_errors, numbers
         if batch:
             return cls(torch.from_numpy(x.reshape(*batch, n, k)), forward_errors, numbers, places), memory
-        return cls(torch.from_numpy(x), forward_errors[0], numbers[0], places), memory
+        return cls(torch.from_numpy(x), forward_errors[0], numbers[:, 0], places), memory
 
     def named(self) -> dict[str, Any]:
         """The numbers by name: floats for one system, arrays for a batch, ``history`` several of them."""
-        numbers = self.numbers.tolist() if self.numbers.ndim == 1 else self.numbers.T
+        numbers = self.numbers.tolist() if self.numbers.ndim == 1 else self.numbers
         return {name: numbers[place] for name, place in self.places.items()}
 
     @property

@@ -168,13 +168,13 @@ def _of_columns(found: CompiledSolutions) -> torch.Tensor:
 
 def _worst(found: CompiledSolutions, accepted: np.ndarray | None = None) -> dict[str, Any]:
     """The worst of each number, of some systems or of all; the growth is that of the least accurate one."""
-    numbers = found.named()
-    if found.numbers.ndim == 1:
-        return numbers
-    some = slice(None) if accepted is None else accepted
-    worst = {name: of[..., some].max(-1).tolist() for name, of in numbers.items()}
-    most = numbers["backward_error"][some].argmax()
-    return {**worst, "growth": float(numbers["growth"][some][most])}
+    numbers, growth = found.numbers, found.places["growth"]
+    if numbers.ndim == 1:
+        return found.named()
+    numbers = numbers if accepted is None else numbers[:, accepted]
+    most, worst = numbers.max(1), numbers[found.places["backward_error"]].argmax()
+    most[growth] = numbers[growth, worst]
+    return found._replace(numbers=most).named()
 
 
 def _history(worst: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
