@@ -66,7 +66,8 @@ template <int wide> struct Tile {
     // The sum of `count` rows of a matrix times elements of TALL rows of factors.
     static ALWAYS_INLINE Tile product(const double *factors, const double *rows, Index columns, Index count)
     {
-        Tile sums = {};
+        Tile sums;
+        set_zero(sums.x);
         for (Index k = 0; k < count; k++)
             for (int s = 0; s < TALL; s++)
                 for (int t = 0; t < wide; t++)

@@ -40,7 +40,8 @@ inline void store_first(double *to, Vec x, Index count)
 template <int count, typename T>
 ALWAYS_INLINE void multiply(const T *const *rows, Index n, const double *x, Index columns, Vec *products)
 {
-    Vec sums[count][WIDTH] = {};
+    Vec sums[count][WIDTH];
+    set_zero(sums);
     for (Index j = 0; j < columns; j += WIDTH)
         for (int r = 0; r < WIDTH; r++) {
             Vec elements = load_first(rows[r] + j, n - j);

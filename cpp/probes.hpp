@@ -98,7 +98,8 @@ template <int count, typename AView, typename QView>
 ALWAYS_INLINE void probe_rows(
     const AView &a, const QView &q, Index first, Index start, Index stop, const ProbedColumn *columns, ProbedRow *rows)
 {
-    Vec of_a[count][A_VECTORS] = {}, of_q[count][Q_VECTORS] = {};
+    Vec of_a[count][A_VECTORS], of_q[count][Q_VECTORS];
+    set_zero(of_a), set_zero(of_q);
     for (Index j = start; j < stop; j++)
         for (int i = 0; i < count; i++) {
             Vec x = all(a(first + i, j)), y = all(q(first + i, j));

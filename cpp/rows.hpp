@@ -34,9 +34,7 @@ inline double norm(Index n, const double *x)
 template <int wide> ALWAYS_INLINE void add_tile(const double *x, Index rows, Index columns, Index i, Index j, double *to)
 {
     Vec sums[TALL][wide];
-    for (int s = 0; s < TALL; s++) // an initializer would be a slow string instruction
-        for (int t = 0; t < wide; t++)
-            sums[s][t] = all(0.0);
+    set_zero(sums);
     for (const double *row = x; row < x + rows * columns; row += columns)
         for (int s = 0; s < TALL; s++)
             for (int t = 0; t < wide; t++)

@@ -29,6 +29,14 @@ inline Vec all(double x)
     return x - Vec{};
 }
 
+// Zeros in registers: GCC makes a slow `rep stos` of `= {}`, a tenth of the time of a Gram matrix of 128 columns.
+template <int rows, int columns> ALWAYS_INLINE void set_zero(Vec (&x)[rows][columns])
+{
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++)
+            x[i][j] = Vec{};
+}
+
 // From and to any place of memory.
 typedef Vec UnalignedVec __attribute__((aligned(8), may_alias));
 typedef Narrow UnalignedNarrow __attribute__((aligned(4), may_alias));
