@@ -19,13 +19,11 @@ def share_threads(pool: int) -> None:
     0 stands for threads that are started for each call.
     """
 
-class BoundedNumbers:
-    """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
 SEMINORMAL_NUMBERS: tuple[str, ...]
 """Names of the evidence that :meth:`Core.seminormal` writes, in their order."""
 
-class Bounded:
-    """A solution of :meth:`Core.bounded`, its numbers named as in ``neula.kernels.bounded_host.Numbers``."""
+class BoundedNumbers:
+    """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
 
     def __getattr__(self, name: str) -> float: ...
 
@@ -118,8 +116,7 @@ class Core:
         Raises
         ------
         MemoryError
-    ) -> Bounded | None:
-        """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`."""
+        """
 
     def seminormal(
         self,
@@ -149,6 +146,7 @@ class Core:
         :func:`neula.kernels.seminormal_host.solved` says what the limits are, and
         :class:`neula.kernels.seminormal_host.SeminormalHostSolutions` what is written.
         """
+
     system_evidence: dict[str, tuple[int, int]]
     """The numbers of ``SystemEvidence`` (``cpp/kernels.hpp``): the place of each, and how many it is."""
 

@@ -6,7 +6,6 @@ import gzip
 import json
 import math
 import multiprocessing
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -101,12 +100,9 @@ def run_in_processes(way: Way, numbers: Sequence[int], workers: int) -> Iterator
     shares = [numbers[k : k + SHARE] for k in range(0, len(numbers), SHARE)]
     # CUDA does not survive a fork, and a fork would keep what its parent has read of the environment.
     context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as cache:
-        # Without a compiler, kernels that an earlier process has compiled would be found.
-        fresh = {"XDG_CACHE_HOME": cache} if "CC" in way.environment else {}
-        with environment({**way.environment, **fresh}), ProcessPoolExecutor(workers, context) as pool:
-            for rows in pool.map(partial(run, way), shares):
-                yield from rows
+    with environment(way.environment), ProcessPoolExecutor(workers, context) as pool:
+        for rows in pool.map(partial(run, way), shares):
+            yield from rows
 
 
 def _row(number: int, recipe: Recipe, verdict: Verdict) -> Row:

@@ -15,7 +15,7 @@ from neula.engines import ENGINES, Tuning
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuning import Recursion
 
-WITHOUT_CORE = {"NEULA_CORE": "none", "CC": "false"}
+WITHOUT_CORE = {"NEULA_CORE": "none"}
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 

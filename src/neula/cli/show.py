@@ -245,13 +245,11 @@ def versions() -> Labelled:
 
     import neula
     from neula.kernels.core import description
-    from neula.kernels.host_source import compiler
 
     packages = {package.__name__: package.__version__ for package in (neula, torch, np, scipy)}
     threads = f"{torch.get_num_threads()} of {os.cpu_count()} cores"
-    command = " ".join(compiler() or ["none: small systems on a CPU take longer"])
     machine = {"python": platform.python_version(), "threads": threads}
-    return {**packages, **machine, "compiled core": description(), "C compiler": command}
+    return {**packages, **machine, "compiled core": description()}
 
 
 def engine_table(offers: Sequence[Mapping[str, Any]]) -> Table:

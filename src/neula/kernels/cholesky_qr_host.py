@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from neula.kernels.core import core
-from neula.kernels.host_matrices import DTYPES, empty
+from neula.kernels.core import DTYPES, core, empty
 
 EACH = 1 << 21
 """Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""

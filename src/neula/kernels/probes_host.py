@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from neula.kernels.core import core
-from neula.kernels.host_matrices import DTYPES
+from neula.kernels.core import DTYPES, core
 
 FOUND = 5
 """Numbers for each factorization, named in ``QRErrors`` of ``cpp/kernels.hpp``."""

@@ -15,8 +15,7 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.algorithms.lapack.compiled import CompiledSolutions, setting_of
 from neula.algorithms.lapack.products import factorize, factorize_definite
-from neula.kernels.core import core
-from neula.kernels.host_matrices import empty
+from neula.kernels.core import core, empty
 
 if TYPE_CHECKING:
     from neula._core import Core, SystemsSetting

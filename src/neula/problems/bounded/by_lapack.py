@@ -23,7 +23,7 @@ from neula.certificates.forward_error import MAX_RATE
 from neula.certificates.verdict import Evidence
 from neula.kernels import bounded_host
 from neula.kernels.bounded_host import BoundedMinimum
-from neula.kernels.host_matrices import DTYPES
+from neula.kernels.core import DTYPES
 from neula.pipeline.call import Call
 from neula.pipeline.in_numpy import IN_NUMPY, array_of, arrays_of, is_large, of_single, x_of_single
 from neula.pipeline.memory import MemoryGuard

@@ -20,7 +20,7 @@ from neula.certificates.rank import rounding_of
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels import seminormal_host
-from neula.kernels.host_matrices import DTYPES
+from neula.kernels.core import DTYPES
 from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import FEW

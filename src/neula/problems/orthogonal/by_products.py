@@ -13,7 +13,7 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_qr
 from neula.engines import FP32, FP64, Format
-from neula.kernels.host_matrices import empty
+from neula.kernels.core import empty
 from neula.kernels.precision import exact_matmul
 from neula.kernels.probes_host import FOUND
 from neula.problems.orthogonal.by_kernel import KernelQRFactors, certified

@@ -1,6 +1,6 @@
 """Batches of small systems on a CPU, by NumPy and LAPACK: all together, in a few passes over the batch.
 
-That is for definite ones, and for all where there is no C compiler. Steps of the chain for batches are many
+That is for definite ones, and for all without the compiled core. Steps of the chain for batches are many
 more passes. What is not accepted here is left to them.
 """
 
