@@ -30,6 +30,12 @@ inline double norm(Index n, const double *x)
     return sqrt(sum);
 }
 
+// Of numbers near 1: hypot, whose newest version not every C library has, guards against overflow as well.
+inline double root_of_squares(double x, double y)
+{
+    return sqrt(x * x + y * y);
+}
+
 // Add a tile of X^T X for some rows to what is there: sums of sums err less than long ones.
 template <int wide> ALWAYS_INLINE void add_tile(const double *x, Index rows, Index columns, Index i, Index j, double *to)
 {

@@ -136,11 +136,11 @@ bool find_rest(MinimumNorm &s, const SeminormalLimits &limits)
         double error = find_error(s, c);
         if (error * sqrt(others) > 0.5 * most)
             correct(s, c), error = find_error(s, c);
-        norm_of_e = hypot(norm_of_e, error), norm_of_f = hypot(norm_of_f, norm(columns, row));
+        norm_of_e = root_of_squares(norm_of_e, error), norm_of_f = root_of_squares(norm_of_f, norm(columns, row));
     }
     double inverse_norm = s.quality.inverse_norm;
     double rounding = (s.n + 4) * UNIT * (sqrt(r) * norm_of_f + sqrt(others));
-    s.growth = hypot(1.0, norm_of_f), s.dropped = (norm_of_e + rounding) * inverse_norm;
+    s.growth = root_of_squares(1.0, norm_of_f), s.dropped = (norm_of_e + rounding) * inverse_norm;
     s.condition = larger_of(1.0, s.quality.norm * inverse_norm);
     s.condition_bound = (s.quality.norm_bound + norm_of_e) * inverse_norm;
     bool full = r == s.m || r == s.n;
