@@ -163,6 +163,10 @@ FOUND = {
         *("line", "given", "least_squares", "numpy", "cauchy", 30, 0, 22, -60, 2, 0, -1, 30, 0, True),
         seed=1467204116,
     ),
+    "a variable at its bound has units": FitsRecipe(
+        *("saturation", "3-point", "least_squares", "torch", "cauchy", 2, 0, 0, 10, 1, -20, -1, 10, 0, True),
+        seed=824042252,
+    ),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }

@@ -99,7 +99,7 @@ def evidence_of(
     full = counted.all(1) & ~idle.any(1) & ((~held).sum(1) <= rows)
     condition = torch.where(full, largest / smallest, torch.inf)
     within = (left.mT @ c.masked_fill(held, 0.0)[..., None])[..., 0].masked_fill(~counted, 0.0)
-    far = norm(norms * x, dim=1)
+    far = norm(near.norms * x, dim=1)  # of held variables, too: in the units of the residuals
     size = largest * far
     data = torch.maximum(near.size, norm((near.r @ x[..., None])[..., 0], dim=1))
     removable = norm(within, dim=1)
