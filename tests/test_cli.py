@@ -799,7 +799,8 @@ def test_info(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.__version__ in output
     facts = parsed(succeed("info", "--json"))
     assert facts["engines"] == ENGINES
-    assert set(facts["versions"]) == {"neula", "torch", "numpy", "scipy", "python", "threads", "compiled core"}
+    packages = {"neula", "torch", "numpy", "scipy"}
+    assert set(facts["versions"]) == packages | {"python", "threads", "compiled core"}
 
 
 def test_info_of_this_machine() -> None:
