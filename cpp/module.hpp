@@ -17,7 +17,6 @@ using Given = nb::ndarray<nb::ro, nb::device::cpu>;
 // The same, written to.
 using Overwritten = nb::ndarray<nb::device::cpu>;
 template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
-using Fresh = nb::ndarray<nb::numpy, double>;
 
 struct Core {
     const Kernels *kernels;
@@ -35,17 +34,6 @@ template <typename Array> Matrices matrices(const Array &x)
     Index member = x.ndim() == 3 ? x.stride(0) : 0;
     return {const_cast<void *>(static_cast<const void *>(x.data())), single, member, x.stride(last - 1), x.stride(last)};
 }
-
-// Some doubles with their owner, for arrays that share them.
-struct Memory {
-    double *data;
-    nb::capsule owner;
-    explicit Memory(size_t count)
-        : data(new double[count]), owner(data, [](void *p) noexcept { delete[] static_cast<double *>(p); })
-    {
-    }
-    Fresh array(size_t first, size_t count) const { return Fresh(data + first, {count}, owner); }
-};
 
 inline void check(Status status)
 {

@@ -60,6 +60,16 @@ bool has_shape(const Overwritten &x, Index batch, Index rows, Index columns)
 
 using Errors = nb::ndarray<nb::numpy, double>;
 
+// Some doubles with their owner, for an array that shares them.
+struct Memory {
+    double *data;
+    nb::capsule owner;
+    explicit Memory(size_t count)
+        : data(new double[count]), owner(data, [](void *p) noexcept { delete[] static_cast<double *>(p); })
+    {
+    }
+};
+
 // Run a kernel for A and Q (m, n) and R (n, n), or batches of them: errors, a row for each name in QRErrors.
 template <bool finds>
 Errors factorizations(

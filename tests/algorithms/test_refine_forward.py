@@ -63,7 +63,7 @@ def refined(
 
 
 def exact_problem(a: torch.Tensor, b: torch.Tensor, *given: Any) -> ScaledProblems:
-    """In numbers near 1, but for b, which is that of the operator."""
+    """A scaled to numbers near 1, and b as it is given."""
     return ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0))).with_given_b()
 
 

@@ -140,7 +140,7 @@ def test_damping_leaves_the_digits_of_householder(damp: float, rng: np.random.Ge
 
 
 def test_residual_of_dependent_columns(rng: np.random.Generator) -> None:
-    """What R has of b in the rows of a dependent column is left, too."""
+    """The residual includes the part of b in rows of R that belong to dependent columns."""
     a, b = rng.standard_normal((50, 4)), rng.standard_normal((50, 2))
     a[:, 3] = a[:, 1]
     result = checked(a, b)

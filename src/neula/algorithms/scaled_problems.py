@@ -14,7 +14,7 @@ from typing import Self
 import torch
 
 from neula.algorithms.krylov.passes import doubled_gradient
-from neula.algorithms.scaling import binary_exponents, power_of_two_scales, two_product
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales, two_product
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
@@ -41,7 +41,7 @@ Sum = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class ScaledProblems:
+class ScaledProblems(ScaledUnknowns):
     """``min ||A x - b||`` with the columns of A and b scaled by powers of two.
 
     Attributes
@@ -161,7 +161,7 @@ class ScaledProblems:
         return replace(self, a=a, a_low=a_low, columns=columns)
 
     def with_given_b(self) -> Self:
-        """The same with b as it was given."""
+        """These problems with b unscaled."""
         b, b_low = _shifted((self.b, self.b_low), self.b_columns)
         return replace(self, b=b, b_low=b_low, b_columns=torch.zeros_like(self.b_columns))
 
@@ -219,7 +219,7 @@ class ScaledProblems:
 
     @property
     def sizes_below_one(self) -> torch.Tensor:
-        """The same of a single matrix, divided by a power of two: at most 1, shape (n,)."""
+        """``sizes`` of a single matrix divided by a power of two, so that none exceeds 1; shape (n,)."""
         sizes = self.sizes[0, :, 0]
         return sizes * 2.0 ** -math.ceil(math.log2(max(1.0, float(sizes.max()))))
 
@@ -245,18 +245,6 @@ class ScaledProblems:
         """Residual and gradient for an unevaluated sum, with nothing lost to rounding."""
         known = self.doubled, self.b, y, y_low
         return doubled_gradient(*known, a_low=self.a_low, b_low=self.b_low, over_rows=self.over_rows)
-
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""
-        if self.given:
-            return y
-        return shift(y, self.b_columns - self.columns.mT)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
-        if self.given:
-            return x
-        return shift(x, self.columns.mT - self.b_columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
         """Norms of residuals of the problem that was given, shape (..., k)."""

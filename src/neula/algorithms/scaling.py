@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from neula.kernels.shift import shift
+
 SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
 """Norms of columns whose squares are far enough from underflow, also those of what is left of a column after
 projections, and from overflow."""
@@ -66,3 +68,31 @@ def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     large = x * (2.0**27 + 1)
     upper = large - (large - x)
     return upper, x - upper
+
+
+class ScaledUnknowns:
+    """Solutions of problems whose A has its columns, and b its own, scaled by powers of two.
+
+    Attributes
+    ----------
+    columns, b_columns : Tensor, shape (..., 1, n), (..., 1, k)
+        Exponents by which columns of A and of b were divided.
+    given : bool
+        Whether nothing was scaled.
+    """
+
+    columns: torch.Tensor
+    b_columns: torch.Tensor
+    given: bool
+
+    def unscale(self, y: torch.Tensor) -> torch.Tensor:
+        """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""
+        if self.given:
+            return y
+        return shift(y, self.b_columns - self.columns.mT)
+
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`unscale`."""
+        if self.given:
+            return x
+        return shift(x, self.columns.mT - self.b_columns)

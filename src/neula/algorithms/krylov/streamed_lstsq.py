@@ -187,7 +187,7 @@ class RefinementSums:
         self.squares += residual.square().sum(0)
 
     def summed(self) -> SummedGradient:
-        """What has been summed over all rows."""
+        """The gradient and norms, summed over all rows."""
         of = self.coordinates
         gradient = self.gradient + self.gradient_low
         projected = of.projector.T @ gradient

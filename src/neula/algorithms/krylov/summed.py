@@ -90,7 +90,7 @@ class SummedProblem:
 
     @property
     def _left(self) -> torch.Tensor:
-        """What the last update leaves of the projection, without the errors of the sums, shape (k,)."""
+        """Norm of the projected residual after the last update, without errors of the sums; shape (k,)."""
         return left_by_update(self.found.rate) * lengths(self.found.projected[None])[0]
 
     def updated(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class KeptSolvers:
-    """What solves with factors leave for those to come.
+    """Data that solves with the same factors share.
 
     Attributes
     ----------

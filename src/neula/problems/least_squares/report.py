@@ -70,7 +70,7 @@ class LeastSquaresOutcome:
 
     @classmethod
     def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:
-        """What a run has come to."""
+        """The outcome of a run."""
         if result.converged:
             return cls(result)
         reason = why(result, report.run, cast(LeastSquaresOptions, report.options), is_batch=is_batch)

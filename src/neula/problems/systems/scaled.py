@@ -7,7 +7,7 @@ from functools import cached_property
 
 import torch
 
-from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.engines.graphs import kept
 from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
 from neula.kernels.refining import over
@@ -22,7 +22,7 @@ MODERATE = 2.0**200
 
 
 @dataclass(frozen=True)
-class ScaledSystems:
+class ScaledSystems(ScaledUnknowns):
     """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are.
 
     Attributes
@@ -113,18 +113,6 @@ class ScaledSystems:
         b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
         sizes = InfinityNorms(size_of_a, size_of_b)
         return cls(a, rows, rows.mT, b, b_columns, norms, True, True, sizes, frobenius)
-
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """The x of the systems that were given."""
-        if self.given:
-            return y
-        return shift(y, self.b_columns - self.columns.mT)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
-        if self.given:
-            return x
-        return shift(x, self.columns.mT - self.b_columns)
 
     @cached_property
     def has_rows(self) -> bool:
