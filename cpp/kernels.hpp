@@ -124,17 +124,21 @@ constexpr int MOST_UPDATES = 3;  // of a solution by residuals
 // Limits of linear systems (compiled.py says where they come from). Solutions are refined until bounds on their forward errors
 // are below `digits`.
 struct SystemLimits {
-    double in_safe_range, equilibrated, max_rate, rounding, margin, computed, digits;
+    double in_safe_range, equilibrated, max_rate, rounding, margin, computed, estimated, digits;
 };
 
-// Evidence of the solution of a linear system, of several right-hand sides the worst.
+// Evidence of the solution of a linear system, of several right-hand sides the worst: first what SystemsSolutions.names says.
 struct SystemEvidence {
-    double doubtful;        // 1, or 0
-    double residual;        // ||b - A x|| / ||b||
-    double backward_error;  // of x as it is rounded
-    double condition;       // of A with columns of norm 1
-    double growth;          // of the elements
-    double updates;         // how many
+    double doubtful;         // 1, or 0
+    double residual;         // ||b - A x|| / ||b||
+    double refined_error;    // backward error of x before it is rounded
+    double backward_error;   // of x as it is rounded
+    double forward_error;
+    double condition_bound;  // of A with columns of norm 1
+    double condition;        // its estimate
+    double largest;          // element of x as it is rounded
+    double growth;           // of the elements
+    double updates;          // how many
     // Backward errors before the first update and after each; the last one is that of the solution before it is rounded.
     double history[MOST_UPDATES + 1];
 };

@@ -31,6 +31,8 @@ inline double chosen(bool where, double a, double b) { return where ? a : b; }
 // By a mask: GCC 12 fails to compile a choice between vectors by a bool without AVX.
 inline Vec chosen(bool where, Vec a, Vec b) { return chosen(Mask{} - static_cast<long long>(where), a, b); }
 inline double larger(double a, double b) { return a > b ? a : b; }
+// The larger one, or NaN if one of them is.
+template <typename Lanes> inline Lanes worse(Lanes a, Lanes b) { return chosen(b <= a, a, chosen(a == a, b, a)); }
 inline double magnitude(double a) { return fabs(a); }
 inline double square_root(double a) { return __builtin_sqrt(a); }
 inline Vec all(Vec a) { return a; }
@@ -54,6 +56,8 @@ inline bool all_of(Mask where)
     return every != 0;
 }
 
+inline void set_lane(double &a, int, double x) { a = x; }
+inline void set_lane(Vec &a, int l, double x) { a[l] = x; }
 inline double lane(double a, int) { return a; }
 inline double lane(Vec a, int l) { return a[l]; }
 inline bool lane(bool where, int) { return where; }

@@ -188,7 +188,7 @@ void solve_with_factors(const LargeSystem &system, double largest, SystemsSoluti
     double infinity_norm = largest_of(column_of(system, ROW_SUMS), n), *before = to.forward_error;
     for (Index c = 0; c < k; c++) {
         double scale = infinity_norm * largest_of(solutions + c * length, n) + largest_of(system.b + c * n, n);
-        raise(evidence.history[0], largest_of(residuals + c * length, n) / scale);
+        evidence.history[0] = worse(evidence.history[0], largest_of(residuals + c * length, n) / scale);
         before[c] = norm(n, residuals + c * length);
     }
     MatrixEvidence matrix = matrix_evidence(system, solutions, residuals);
@@ -204,14 +204,19 @@ void solve_with_factors(const LargeSystem &system, double largest, SystemsSoluti
         ColumnEvidence found = finish_column(
             system, matrix, bound, x, updates + c * length, residuals + c * length, before[c], system.b + c * n);
         for (int step = 1; step <= MOST_UPDATES; step++)
-            raise(evidence.history[step], found.refined_error);
+            evidence.history[step] = worse(evidence.history[step], found.refined_error);
         raise(evidence.doubtful, found.doubtful);
-        raise(evidence.residual, found.residual);
-        raise(evidence.backward_error, found.backward_error);
+        evidence.residual = worse(evidence.residual, found.residual);
+        evidence.backward_error = worse(evidence.backward_error, found.backward_error);
+        evidence.forward_error = worse(evidence.forward_error, found.forward_error);
         to.forward_error[c] = found.forward_error;
-        for (Index i = 0; i < n; i++)
+        for (Index i = 0; i < n; i++) {
             to.x[i * k + c] = x[i];
+            evidence.largest = worse(evidence.largest, fabs(x[i]));
+        }
     }
+    evidence.refined_error = evidence.history[MOST_UPDATES];
+    evidence.condition_bound = system.limits.estimated * evidence.condition;
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 // and all solves, are inner products of contiguous numbers.
 #pragma once
 
+#include "lanes.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
 

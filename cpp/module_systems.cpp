@@ -23,7 +23,8 @@ nb::dict evidence_fields()
 #define FIELD(name) \
     fields[#name] = nb::make_tuple( \
         offsetof(SystemEvidence, name) / sizeof(double), sizeof(SystemEvidence::name) / sizeof(double));
-    FIELD(doubtful) FIELD(residual) FIELD(backward_error) FIELD(condition) FIELD(growth) FIELD(updates) FIELD(history)
+    FIELD(doubtful) FIELD(residual) FIELD(refined_error) FIELD(backward_error) FIELD(forward_error) FIELD(condition_bound)
+    FIELD(condition) FIELD(largest) FIELD(growth) FIELD(updates) FIELD(history)
 #undef FIELD
     return fields;
 }
@@ -36,9 +37,9 @@ struct SystemsSetting {
 
 SystemsSetting systems_setting(
     const Core &, const Vectors &vectors, double in_safe_range, double equilibrated, double max_rate, double rounding,
-    double margin, double computed, double digits)
+    double margin, double computed, double estimated, double digits)
 {
-    return {vectors, {in_safe_range, equilibrated, max_rate, rounding, margin, computed, digits}};
+    return {vectors, {in_safe_range, equilibrated, max_rate, rounding, margin, computed, estimated, digits}};
 }
 
 void require(bool condition, const char *message)
@@ -162,7 +163,7 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
     core.def_prop_ro_static("system_evidence", [](nb::handle) { return evidence_fields(); });
     core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"),
              nb::arg("equilibrated"), nb::arg("max_rate"), nb::arg("rounding"), nb::arg("margin"), nb::arg("computed"),
-             nb::arg("digits"));
+             nb::arg("estimated"), nb::arg("digits"));
     core.def("solve_systems", solve_systems, nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("x"),
              nb::arg("forward_error"), nb::arg("evidence"), nb::arg("definite"), nb::arg("single_result"), nb::arg("threads"));
     nb::class_<Large>(m, "LargeSystem")

@@ -40,18 +40,25 @@ template <typename Lanes> Lanes equilibrated_norm(Group<Lanes> &g)
     return square_root(sum) / column_norm<Lanes>(image, height);
 }
 
+// Returns the largest elements.
 template <typename Lanes>
-void store_solution(const Group<Lanes> &g, SystemsSolution &to, Index first, Index column, const Vec *x, Lanes forward_error)
+Lanes store_solution(const Group<Lanes> &g, SystemsSolution &to, Index first, Index column, const Vec *x, Lanes forward_error)
 {
+    Lanes largest = {};
     const SystemsProblem &p = g.problem;
     Index n = g.n, k = p.k;
     for (int l = 0; l < LANES<Lanes> && first + l < p.count; l++) {
+        double most = 0.0;
         for (Index i = 0; i < n; i++) {
             double element = get<double>(x, i * LANES<Lanes> + l);
-            to.x[((first + l) * n + i) * k + column] = p.single_result ? double(float(element)) : element;
+            element = p.single_result ? double(float(element)) : element;
+            to.x[((first + l) * n + i) * k + column] = element;
+            most = worse(most, magnitude(element));
         }
+        set_lane(largest, l, most);
         to.forward_error[(first + l) * k + column] = lane(forward_error, l);
     }
+    return largest;
 }
 
 template <typename Lanes>
@@ -64,8 +71,12 @@ void store_evidence(
         SystemEvidence evidence;
         evidence.doubtful = lane(worst.sound, l) ? 0.0 : 1.0;
         evidence.residual = lane(worst.residual, l);
+        evidence.refined_error = lane(worst.history[MOST_UPDATES], l);
         evidence.backward_error = lane(worst.backward_error, l);
+        evidence.forward_error = lane(worst.forward_error, l);
         evidence.condition = lane(condition, l);
+        evidence.condition_bound = g.problem.limits.estimated * evidence.condition;
+        evidence.largest = lane(worst.largest, l);
         evidence.growth = lane(growth, l);
         evidence.updates = lane(worst.updates, l);
         for (int step = 0; step <= MOST_UPDATES; step++)
@@ -113,12 +124,13 @@ template <typename Lanes> void solve_group(Group<Lanes> &g, SystemsSolution &to,
         Vec *found = x + c * height;
         Refined<Lanes> refined =
             refine(g, norms, inverse_norm / (1 - rate), worst.sound, found, sides + c * height);
-        store_solution(g, to, first, c, found, refined.forward_error);
+        worst.largest = worse(store_solution(g, to, first, c, found, refined.forward_error), worst.largest);
         for (int step = 0; step <= MOST_UPDATES; step++)
-            worst.history[step] = larger(refined.history[step], worst.history[step]);
+            worst.history[step] = worse(refined.history[step], worst.history[step]);
         worst.updates = larger(refined.updates, worst.updates);
-        worst.residual = larger(refined.residual, worst.residual);
-        worst.backward_error = larger(refined.backward_error, worst.backward_error);
+        worst.residual = worse(refined.residual, worst.residual);
+        worst.backward_error = worse(refined.backward_error, worst.backward_error);
+        worst.forward_error = worse(refined.forward_error, worst.forward_error);
         worst.sound = worst.sound & refined.sound;
     }
     store_evidence(g, to, first, worst, larger(condition, constant<Lanes>(1.0)), growth);

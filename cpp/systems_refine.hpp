@@ -61,7 +61,7 @@ template <typename Lanes> Lanes componentwise_error(Group<Lanes> &g, const Vec *
 // Solutions for one right-hand side, refined. Numbers of systems that need no more updates stay as they are. An update
 // converges where the residual that is `left` is at most `tolerable`; where one does not, no other follows.
 template <typename Lanes> struct Refined {
-    Lanes history[MOST_UPDATES + 1], updates, left, tolerable, noise, floor, residual, backward_error, forward_error;
+    Lanes history[MOST_UPDATES + 1], updates, left, tolerable, noise, floor, residual, backward_error, forward_error, largest;
     Truth<Lanes> continues, sound;
 };
 

@@ -139,8 +139,8 @@ ASYNCHRONOUS = [Pace.asynchronous(1), Pace.asynchronous(2)]
         (H200, (1000, 64, 32), {}, PRELAUNCHED),
         (H200, (2, 30000, 1500), {}, PRELAUNCHED),
         (SLOW_FP64, (10, 2000, 500), {}, PRELAUNCHED),
-        (CPU, (1, 1000, 100), {}, [SYNCHRONOUS, SYNCHRONOUS]),
-        (CPU, (1, 1000, 100), {"may_wait": False}, [SYNCHRONOUS, SYNCHRONOUS]),
+        (CPU, (1, 1 << 20, 100), {}, [SYNCHRONOUS, SYNCHRONOUS]),
+        (CPU, (1, 1 << 20, 100), {"may_wait": False}, [SYNCHRONOUS, SYNCHRONOUS]),
     ],
 )
 def test_when_the_host_reads_of_least_squares(
@@ -197,8 +197,8 @@ def test_a_cpu_takes_the_gram_matrix_of_a_few_columns() -> None:
     """In single precision where nothing finer is asked for, and calls are not what takes the time."""
     for m, last in ((1000, [SVD]), (1 << 20, ANY_RANK)):
         assert tried(CPU, m, 100) == [*SEMINORMAL_CPU, *last]
-        single = ["cholesky fp32 + seminormal", *SEMINORMAL_CPU]
-        assert tried(CPU, m, 100, target=FP32) == [*single, *last]
+        single = [] if m == 1000 else ["cholesky fp32 + seminormal"]  # the core takes it in double precision
+        assert tried(CPU, m, 100, target=FP32) == [*single, *SEMINORMAL_CPU, *last]
     assert tried(CPU, 64, 32, target=FP32) == [*SEMINORMAL_CPU, SVD]
     assert tried(CPU, 1000, 100, target=FP32, forward=True) == [*SEMINORMAL_CPU, SVD]
     assert tried(CPU, 1024, 128) == [*SEMINORMAL_CPU, *ANY_RANK]

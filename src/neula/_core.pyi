@@ -160,6 +160,7 @@ class Core:
         rounding: float,
         margin: float,
         computed: float,
+        estimated: float,
         digits: float,
     ) -> SystemsSetting:
         """Random vectors as rows, and limits: the same for all systems of an order."""

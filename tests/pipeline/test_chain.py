@@ -117,23 +117,23 @@ def test_what_is_hopeless_is_not_tried_again() -> None:
     assert run.accepted.tolist() == [True, False, True]
 
 
-def test_of_problems_that_a_link_says_are_solved_the_worst_is_looked_at() -> None:
+def test_numbers_that_a_link_knows_are_not_measured_again() -> None:
     def solved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
-        return Answer(Numbers(problems.wanted + 0.05), "b", worst=np.array([0.05]))
+        measured = np.full((1, len(problems)), 0.05)
+        return Answer(Numbers(problems.wanted + 0.05), "b", measured=measured)
 
-    judge = Within()
-    run = run_chain(
-        [Link("b", solved), off_by("c", 0.0)], WANTED, judge, settled=lambda worst: worst[0] <= 0.1
-    )
+    judge, limit = Within(), 0.1
+    links = [Link("b", solved), off_by("c", 0.0)]
+    run = run_chain(links, WANTED, judge, settled=lambda largest: largest[0] <= limit)
     assert judge.sizes == []
     assert methods(run) == [("b", True)]
+    assert run.attempts[0].reason == "error 0.05"
     assert run.accepted.tolist() == [True, True, True]
-    assert run.numbers.tolist() == [[0.05]]
+    assert run.numbers.tolist() == [[0.05] * 3]
     # After another link all are compared with what it has found.
     run = run_chain([off_by("a", 1.0), Link("b", solved)], WANTED, judge)
-    assert judge.sizes == [3, 3]
+    assert judge.sizes == [3]
     assert run.numbers.shape == (1, 3)
-    assert run.accepted.all()
 
 
 def test_links_that_decline() -> None:

@@ -11,12 +11,22 @@ import torch
 from capabilities import core_of
 from neula._core import Core, LargeSystem, SystemsSetting
 
-N, K, NUMBERS = 9, 2, 10
+N, K, NUMBERS = 9, 2, 14
 
 
 def setting_of(core: Core, n: int = N, count: int = 5) -> SystemsSetting:
     limits = dict.fromkeys(
-        ("in_safe_range", "equilibrated", "max_rate", "rounding", "margin", "computed", "digits"), 1.0
+        (
+            "in_safe_range",
+            "equilibrated",
+            "max_rate",
+            "rounding",
+            "margin",
+            "computed",
+            "estimated",
+            "digits",
+        ),
+        1.0,
     )
     return core.systems_setting(np.ones((count, n)), **limits)
 

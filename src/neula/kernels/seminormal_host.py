@@ -64,10 +64,9 @@ class SeminormalHostSolutions:
 
     Attributes
     ----------
-    numbers : array
-        :data:`NUMBERS`, each of all problems.
-    forward_error, residual_norm : array
-        Those of the right-hand sides of each problem.
+    numbers : array, shape (numbers, batch)
+        :data:`NUMBERS`.
+    forward_error, residual_norm : array, shape (batch, k)
     x : array, shape (batch, n, k)
         Rounded to the dtype that was asked for.
     """
@@ -75,8 +74,8 @@ class SeminormalHostSolutions:
     def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:
         each, size = k * count, n * k * count
         self.x = written[:size].reshape(count, n, k)
-        self.numbers = written[size : -2 * each]
-        self.forward_error, self.residual_norm = written[-2 * each : -each], written[-each:]
+        self.numbers = written[size : -2 * each].reshape(-1, count)
+        self.forward_error, self.residual_norm = written[-2 * each :].reshape(2, count, k)
 
 
 def available() -> bool:

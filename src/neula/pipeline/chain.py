@@ -15,10 +15,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
+from neula.kernels.solvers import load_solvers
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
+from neula.pipeline.result.deferred import Later
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
@@ -45,12 +47,10 @@ class Answer(Generic[V]):
     iterations : int
     history : tuple of float
         Errors on the way.
-    measured : Tensor, shape (numbers, batch), or None
-        What the judge is to measure, where the link has launched that.
+    measured : Tensor or array of float, shape (numbers, batch), or None
+        What the judge is to measure, where the link has launched that, or knows it.
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured: for a link that inherits.
-    worst : array of float, shape (numbers,), or None
-        The worst of these numbers, from a link that has them on the host.
     factors : object
         What a link that inherits goes on with.
     judged : bool
@@ -62,9 +62,8 @@ class Answer(Generic[V]):
     doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
-    measured: torch.Tensor | None = None
+    measured: torch.Tensor | np.ndarray | None = None
     numbers: np.ndarray | None = None
-    worst: np.ndarray | None = None
     factors: Any = None
     judged: bool = False
 
@@ -72,7 +71,12 @@ class Answer(Generic[V]):
         """The answers to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
-        return replace(self, values=values, numbers=numbers, worst=None)
+        return replace(self, values=values, numbers=numbers)
+
+    def without_values(self) -> Answer[Any]:
+        """What is to be said of it, which keeps no memory."""
+        places: Any = range(len(self.values))
+        return Answer(places, self.label, self.doubt, self.iterations, self.history, judged=self.judged)
 
 
 @dataclass(frozen=True)
@@ -197,15 +201,17 @@ class Run(Generic[V]):
         self, answer: Answer[V], problems: P, judge: Judge[P, V], settled: Settled | None
     ) -> np.ndarray:
         """Have answers to the open problems judged, and keep what is better than before; which are left."""
-        known = answer.worst
-        if known is not None and settled is not None and self._is_first(len(problems)) and settled(known):
-            self.accept(answer, known[:, None], judge)
-            return np.arange(0)
         measured = judge.measure(problems, answer) if answer.measured is None else answer.measured
-        if settled is not None and self.settle(answer, measured, settled, judge):
-            return np.arange(0)
-        answer.numbers = _read(measured)
-        return self.keep(answer, answer.numbers, judge.verdict(answer, answer.numbers))
+        settled = settled if self._is_first(len(problems)) else None
+        if settled is not None and isinstance(measured, torch.Tensor) and measured.shape[1] >= MANY:
+            worst = _read(measured[:, measured.argmax(1)])  # NaN is the largest
+            if settled(worst.diagonal().tolist()):
+                return self._accept(answer, worst, judge)
+        answer.numbers = numbers = _read(measured)
+        largest = numbers[:, 0] if numbers.shape[1] == 1 else numbers.max(1)
+        if settled is not None and settled(largest.tolist()):
+            return self._accept(answer, numbers, judge)
+        return self.keep(answer, numbers, judge.verdict(answer, numbers))
 
     def _is_first(self, count: int) -> bool:
         """Whether answers to so many problems are the first, and to all of them."""
@@ -227,23 +233,17 @@ class Run(Generic[V]):
         self.open = self.open[left]
         return left
 
-    def settle(
-        self, answer: Answer[V], measured: torch.Tensor, settled: Settled, judge: Judge[Any, V]
-    ) -> bool:
-        """Take first answers if nothing is left to do for any of many problems; whether that is so."""
-        count = measured.shape[1]
-        if count < MANY or not self._is_first(count):
-            return False
-        numbers = _read(measured[:, measured.argmax(1)])  # NaN is the largest
-        if not settled(numbers.diagonal()):
-            return False
-        self.accept(answer, numbers, judge)
-        return True
-
-    def accept(self, answer: Answer[V], worst: np.ndarray, judge: Judge[Any, V]) -> None:
-        """Take first answers to all problems, given what was measured of the worst, by each number alone."""
-        verdict = judge.verdict(answer, worst)
-        self.keep(answer, worst, replace(verdict, accepted=np.ones(len(self.accepted), dtype=bool)))
+    def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[Any, V]) -> np.ndarray:
+        """Take first answers to all problems, given what was measured of them, or of the worst by each number
+        alone; none is left.
+        """
+        said = answer.without_values()
+        reason = Later(lambda: judge.verdict(said, numbers).reason)
+        self.attempts.append(Attempt(answer.label, True, reason))
+        self.label, self.history, self.values = answer.label, answer.history, answer.values
+        self.iterations, self.numbers, self.accepted[:] = self.iterations + answer.iterations, numbers, True
+        self.open = self.open[:0]
+        return self.open
 
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
         better = _no_worse(verdict.penalty, self.penalty[:, self.open])
@@ -323,7 +323,9 @@ def run_chain(
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
     mine, previous, left = problems, None, run.open
-    for link in links:
+    for place, link in enumerate(links):
+        if place and problems.device.type == "cuda":  # the first link may do without
+            load_solvers()
         previous = run.best() if link.improves else previous if link.inherits else None
         if len(left) < len(mine):
             mine = mine.at(torch.from_numpy(left).to(problems.device))
@@ -349,8 +351,10 @@ def run_chain(
     return run
 
 
-def _read(numbers: torch.Tensor) -> np.ndarray:
+def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
     """Numbers of the device, for which the host waits."""
+    if isinstance(numbers, np.ndarray):
+        return numbers
     try:
         return numbers.cpu().numpy().astype(np.float64)
     except RuntimeError:  # torch.func hides its tensors from NumPy

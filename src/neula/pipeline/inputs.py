@@ -309,7 +309,8 @@ def _take_numpy(x: np.ndarray, name: str) -> Taken:
     # Negative strides and read-only memory are what torch cannot take.
     if min(x.strides, default=0) < 0 or not x.flags.writeable:
         x = x.copy()
-    return _take_tensor(torch.from_numpy(x), name, torch.Tensor.numpy)
+    tensor = torch.from_numpy(x)
+    return Taken(tensor, torch.Tensor.numpy, tensor)
 
 
 def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -136,18 +135,39 @@ class Solutions(Values):
         """The same in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
-    def worst(self, **known: float) -> np.ndarray | None:
-        """The largest of each of these numbers, of solutions on the host."""
-        known |= {"largest": float(np.abs(self.x.numpy()).max())}
-        others = (name for name in self.names if name not in known)
-        known |= {name: float(getattr(self, name).numpy().max()) for name in others}
-        return np.array([known[name] for name in self.names])
+    @classmethod
+    def from_numbers(
+        cls, x: torch.Tensor, numbers: np.ndarray | torch.Tensor, **columns: np.ndarray | torch.Tensor
+    ) -> Self:
+        """Solutions with what was measured of them, of which tensors are made when somebody asks.
+
+        Parameters
+        ----------
+        x : Tensor, shape (batch, n, k)
+        numbers : array or Tensor, shape (numbers, batch)
+            What is in :attr:`names`.
+        **columns : array or Tensor, shape (batch, k)
+            What is in :attr:`columns`.
+        """
+        found = object.__new__(cls)
+        vars(found).update(x=x, _numbers=numbers, _columns=columns)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._names() or "_numbers" not in vars(self):
+            raise AttributeError(name)
+        columns = vars(self)["_columns"]
+        known = columns[name] if name in columns else vars(self)["_numbers"][self.names.index(name)]
+        found = known if isinstance(known, torch.Tensor) else torch.from_numpy(known)
+        found = found.to(self.dtypes.get(name, torch.float64))
+        object.__setattr__(self, name, found)
+        return found
 
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
         """The same number for everything that is known."""
         found = {}
-        for name in (field.name for field in fields(cls)):
+        for name in cls._names():
             dtype = cls.dtypes.get(name, torch.float64)
             shape = (n, k) if name == "x" else (k,) if name in cls.columns else ()
             number = value if dtype == torch.float64 else 0
@@ -185,7 +205,7 @@ def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
     return dict(zip(run.found.names, run.numbers, strict=True))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """A run as a user is told of it.
 
@@ -197,6 +217,10 @@ class Report:
     run : Run
     spoilt : Tensor of bool, shape (P, copies), or None
         Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
+    layout : BatchedProblem
+        The shapes, without numbers.
+    worst : dict of str to float
+        What was measured of the worst problem, by name; nothing where there are none.
     """
 
     call: Call
@@ -204,20 +228,27 @@ class Report:
     options: SolutionOptions
     run: Run[Any]
     spoilt: torch.Tensor | None = None
+    layout: BatchedProblem = field(init=False)
 
-    def of_members(self, known: torch.Tensor, missing: float = math.nan) -> Later:
+    worst: dict[str, float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layout = self.shapes.without_numbers()
+        self.worst = self._worst()
+
+    def of_members(self, known: Callable[[], torch.Tensor], missing: float = math.nan) -> Later:
         """An array with what is known of each problem."""
         spoilt = self.spoilt
 
         def arranged(shapes: BatchedProblem) -> torch.Tensor:
-            x = shapes.of_members(known)
+            x = shapes.of_members(known())
             return x if spoilt is None else x.masked_fill(shapes.of_copies(spoilt.to(x.device)), missing)
 
         return self.later(arranged)
 
     def later(self, arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
         """An array that is made of a tensor when somebody reads it; until then no operand is kept for it."""
-        shapes, first = self.shapes.without_numbers(), self.call.first
+        shapes, first = self.layout, self.call.first
         wrap, device = first.wrap, first.tensor.device
         return Later(lambda: wrap(arranged(shapes).contiguous().to(device)))
 
@@ -228,31 +259,34 @@ class Report:
             accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
         return (~accepted).nonzero().tolist()
 
-    @cached_property
-    def worst(self) -> dict[str, float]:
-        """What was measured of the worst problem, by name; nothing where there are none."""
-        of = numbers_of(self.run)
-        if not len(self.run.accepted):
+    def _worst(self) -> dict[str, float]:
+        run = self.run
+        names, numbers = run.found.names, run.numbers
+        if not len(run.accepted):
             return {}
         if self.spoilt is not None:
-            return dict.fromkeys(of, math.nan)
-        worst = self.run.worst(of["backward_error"])
-        return {name: float(numbers[worst]) for name, numbers in of.items()}
+            return dict.fromkeys(names, math.nan)
+        place = 0 if numbers.shape[1] == 1 else run.worst(numbers_of(run)["backward_error"])
+        return dict(zip(names, numbers[:, place].tolist(), strict=True))
+
+    def most(self, name: str, least: float) -> float:
+        """The largest of some numbers that were measured, at least something; NaN is the largest."""
+        if self.run.numbers.shape[1] == 1 and self.spoilt is None:
+            found = self.worst[name]
+            return least if found < least else found
+        return float(numbers_of(self.run)[name].max(initial=least))
 
     def common(self) -> dict[str, Any]:
         """What results of ``solve`` and ``lstsq`` have in common: the worst problem speaks for all."""
         run = self.run
-        values, of = run.found, numbers_of(run)
-        condition, forward_error = (
-            float(of[name].max(initial=least)) for name, least in (("condition", 1.0), ("forward_error", 0.0))
-        )
+        values, forward_error = run.found, self.most("forward_error", 0.0)
         return {
             # It is rounded already, and its largest element was looked at.
             "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
             "backward_error": self.worst.get("backward_error", 0.0),
-            "condition": condition if self.spoilt is None else math.nan,
+            "condition": self.most("condition", 1.0) if self.spoilt is None else math.nan,
             "forward_error": forward_error,
             "digits": digits_of(forward_error, self.options.dtype),
             "history": run.history,
@@ -260,9 +294,9 @@ class Report:
             "engine": str(self.options.engine),
             "accuracy": self.options.target.name,
             "seconds": self.call.seconds,
-            "accepted": self.of_members(torch.from_numpy(run.accepted), False),
-            "backward_errors": self.of_members(values.backward_error),
-            "conditions": self.of_members(values.condition),
+            "accepted": self.of_members(lambda: torch.from_numpy(run.accepted), False),
+            "backward_errors": self.of_members(lambda: values.backward_error),
+            "conditions": self.of_members(lambda: values.condition),
             "forward_errors": self.later(lambda shapes: shapes.of_columns(values.forward_error)),
         }
 

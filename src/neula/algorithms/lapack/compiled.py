@@ -70,11 +70,7 @@ class CompiledSolutions(NamedTuple):
     @property
     def evidence(self) -> Evidence[Any]:
         """Evidence of each system: floats for one system, arrays for a batch."""
-        of = self.named()
-        return Evidence(
-            *(of["doubtful"], of["residual"], of["history"][-1], of["backward_error"]),
-            *(self.forward_errors.max(-1), ESTIMATED * of["condition"]),
-        )
+        return Evidence.from_numbers(self.numbers.tolist() if self.numbers.ndim == 1 else self.numbers)
 
 
 def available() -> bool:
@@ -157,5 +153,6 @@ def setting_of(kernels: Core, vectors: torch.Tensor, margin: float, digits: floa
         rounding=ROUNDING,
         margin=margin,
         computed=COMPUTED,
+        estimated=ESTIMATED,
         digits=digits,
     )

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from neula.errors import warn
+from neula.pipeline.result.deferred import Deferrable, Deferring
 
 NAMED = 5
 """Matrices of a batch that a message names; it counts the others."""
 
 
 @dataclass(frozen=True)
-class Attempt:
+class Attempt(Deferring):
     """One link of the chain: what was tried, and what its certificate said.
 
     Attributes
@@ -28,7 +29,7 @@ class Attempt:
 
     method: str
     accepted: bool
-    reason: str
+    reason: Any = Deferrable()  # noqa: RUF009
 
 
 class AccuracyWarning(UserWarning):

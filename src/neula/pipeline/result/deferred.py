@@ -20,6 +20,14 @@ class Later:
     make: Callable[[], Any]
 
 
+class Deferring:
+    """What has such fields."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles have all values, also those that nobody has read."""
+        return {name: getattr(self, name) for name in vars(self)}
+
+
 class Deferrable:
     """A field of a dataclass whose value may be a :class:`Later`, which nobody gets to see.
 

@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
+from neula.pipeline.result.deferred import Deferring
+
 ArrayT = TypeVar("ArrayT")
 """The type of the arrays in a result: that of the input."""
 
@@ -21,17 +23,13 @@ COLUMNS = 100
 Rows = Iterable[tuple[str, str]]
 
 
-class Shown(ABC):
+class Shown(Deferring, ABC):
     """A result with rows of what matters in it.
 
     Results are equal only to themselves, and hash by what they are, as open files and tensors do. Fields are
     arrays, of which ``==`` makes arrays, NaN where something is unknown, and times: no two calls would have
     equal ones, and comparing them would wait for a GPU.
     """
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have all values, also those that nobody has read."""
-        return {name: getattr(self, name) for name in vars(self)}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> Self:

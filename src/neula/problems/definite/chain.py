@@ -75,7 +75,7 @@ class CholeskyJudge:
 
     def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
         """Residuals, and the orders of minors that are not positive: links have measured."""
-        assert answer.measured is not None
+        assert isinstance(answer.measured, torch.Tensor)
         return answer.measured
 
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:

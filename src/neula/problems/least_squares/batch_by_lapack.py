@@ -38,7 +38,7 @@ def batch_by_lapack(
         parts.append(_solved(array_of(a), array_of(b), problems.options))
         report(min(1.0, len(parts) * step / len(problems)))
     values = LeastSquaresSolutions.joined(parts)
-    return Answer(values, label, iterations=1, worst=values.worst())
+    return Answer(values, label, iterations=1)
 
 
 def suits(m: int, n: int) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW as FEW_PROBES
@@ -16,19 +17,18 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.lapack.vectors import probe_array
+from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.certificates.rank import rounding_of
-from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels import seminormal_host
 from neula.kernels.core import DTYPES
-from neula.kernels.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, SolutionMethod
+from neula.kernels.seminormal_host import Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
+from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.prepared import Way as Step
+from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.report import SingleProblemSolution
 
 LARGEST, WIDEST = 1 << 17, 128
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
@@ -72,67 +72,76 @@ def most_right(m: int, n: int) -> int:
     return max(FEW, RIGHT // max(1, m * n))
 
 
-def solve_by_kernel(
-    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
-) -> tuple[SingleProblemSolution | None, bool]:
-    """One problem, b having shape (m, k): the solution where it is accepted, and whether the
-    rank of A is in doubt.
-    """
-    m, n = a.shape
-    if not (suits(m, n, options.dtype) and b.shape[1] <= most_right(m, n)):
-        return None, False
-    found = _solved(a, b, options)
-    if found is None:
-        return None, False
-    numbers, limits = found.numbers.tolist(), options.limits((m, n))
-    evidence = Evidence.from_numbers(numbers)
-    condition, _, optimality, rank, zero, steps, way = numbers[len(Evidence._fields) :]
-    if zero or not replace(limits, forward_error=options.first_error(m, n)).accept(evidence):
-        # Without a factor nothing is known: condition numbers are NaN.
-        return None, condition >= limits.condition or rank < min(m, n)
-    errors, norms, condition = found.forward_error.tolist(), found.residual_norm.tolist(), max(1.0, condition)
-    label, x, steps, rank = LABELS[SolutionMethod(way)], found.x[0], int(steps), int(rank)
-    backward = evidence.backward_error
-    return SingleProblemSolution(label, x, steps, backward, condition, optimality, errors, norms, rank), False
-
-
-def batch_by_kernel(
+def by_core(
     problems: LeastSquaresProblems,
     before: Answer[LeastSquaresSolutions] | None,
     *,
     label: str,
-    together: Step,
+    together: Way,
 ) -> Answer[LeastSquaresSolutions]:
-    """All of a batch; many right-hand sides are better taken otherwise."""
-    if problems.b.shape[2] > most_right(*problems.a.shape[1:]):
+    """All problems; many right-hand sides are better taken otherwise."""
+    options = problems.options
+    m, n = problems.a.shape[1:]
+    if problems.b.shape[2] > most_right(options.rows(m, n), n):
         return together(problems, before)
-    report, parts, numbers, steps = stage(problems.options.progress, label), [], [], 0
-    used = {SolutionMethod.GRAM}
-    size = max(1, ELEMENTS // problems.a[0].numel())
+    report, parts, steps, used = stage(options.progress, label), [], 0, 0
+    special = options.damp or options.weights is not None
+    plain = replace(options, weights=None, damp=0.0) if special else options
+    size = max(1, ELEMENTS // (m * n))
     for a, b in problems.chunks(size):
-        found = _solved(a, b, problems.options)
+        if special:
+            a, b = stacked_problem(a, b, options.weights, options.damp)
+        found = _solved(a, b, plain)
         if found is None:
             return together(problems, before)
-        *known, taken, ways = torch.from_numpy(found.numbers).view(len(NUMBERS), -1)
-        numbers.append(torch.stack(known))
-        parts.append(_members(found, known))
-        steps = max(steps, int(taken.max()))
-        used.update(SolutionMethod(way) for way in ways[known[0] == 0].unique().tolist())  # of what is solved
+        known, (taken, ways) = found.numbers[:-2], found.numbers[-2:]
+        if options.weights is not None:
+            _count_rounded_weights(a, found)
+        parts.append((found.x, known, found.forward_error, found.residual_norm))
+        solved = ways[known[0] == 0]
+        steps, used = max(steps, int(max(taken))), max(used, int(max(solved, default=0)))
         report(min(1.0, len(parts) * size / len(problems)))
-    measured = numbers[0] if len(numbers) == 1 else torch.cat(numbers, 1)
-    return Answer(LeastSquaresSolutions.joined(parts), LABELS[max(used)], iterations=steps, measured=measured)
-
-
-def _members(found: SeminormalHostSolutions, numbers: Sequence[torch.Tensor]) -> LeastSquaresSolutions:
-    of, x = dict(zip(LeastSquaresSolutions.names, numbers, strict=True)), torch.from_numpy(found.x)
-    return LeastSquaresSolutions(
-        x=x,
-        forward_error=torch.from_numpy(found.forward_error).view(len(x), -1),
-        residual_norm=torch.from_numpy(found.residual_norm).view(len(x), -1),
-        rank=of["rank"].long(),
-        doubtful=of["doubtful"] > 0,
-        **{name: of[name] for name in LeastSquaresSolutions.of_matrices},
+    x, numbers, forward_error, residual_norm = parts[0] if len(parts) == 1 else _joined(parts)
+    values = LeastSquaresSolutions.from_numbers(
+        torch.from_numpy(x), numbers, forward_error=forward_error, residual_norm=residual_norm
     )
+    return Answer(values, LABELS[SolutionMethod(used)], iterations=steps, measured=numbers)
+
+
+def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    x, numbers, forward_error, residual_norm = zip(*parts, strict=True)
+    return *map(np.concatenate, (x, forward_error)), np.concatenate(numbers, 1), np.concatenate(residual_norm)
+
+
+def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> None:
+    """Let errors be those of the problem whose weighted elements are not rounded.
+
+    Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
+    independent: it turns the rows, which decide what the shortest solution of others is. With columns of norm
+    1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
+    """
+    of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
+    n = a.shape[-1]
+    sizes = torch.linalg.vector_norm(a, dim=1).numpy()
+    with np.errstate(all="ignore"):  # what is not finite is not accepted
+        image = np.linalg.norm(sizes[:, :, None] * found.x, axis=1)
+        condition = ESTIMATED * np.maximum(of["condition"], 1.0)[:, None]
+        found.forward_error += condition * FP64.u * wedin_factor(condition, found.residual_norm / image)
+    of["forward_error"][:] = found.forward_error.max(1)
+    of["backward_error"] += n**0.5 * FP64.u
+    of["doubtful"][of["rank"] < n] = 1.0
+
+
+def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
+    """Whether problems of a shape are for the core.
+
+    Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the
+    shortest of several solutions.
+    """
+    tuning, rows = options.engine.tuning, options.rows(m, n)
+    here = tuning.lapack and options.engine.device.type == "cpu" and not options.over_rows.spread
+    exact = options.weights is None or not (options.forward or options.is_wide(m, n))
+    return here and exact and not options.named and suits(rows, n, options.dtype)
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:

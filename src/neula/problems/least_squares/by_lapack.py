@@ -23,7 +23,7 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import stage
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.least_squares.by_kernel import LABEL, most_right, solve_by_kernel
+from neula.problems.least_squares.by_kernel import LABEL, most_right, takes
 from neula.problems.least_squares.in_arrays import solved_in_arrays
 from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -40,9 +40,7 @@ def solve_by_lapack(
     if options.weights is not None or options.damp:
         a, b = stacked_problem(shapes.a, shapes.b, options.weights, options.damp)
         given, plain = replace(shapes, a=a, b=b), replace(options, weights=None, damp=0.0)
-    found, refused = solve_by_kernel(given.a, given.b, plain)
-    if found is None and given.b.shape[-1] <= FEW:
-        found = _by_library(call, given, plain, refused=refused)
+    found = _by_library(call, given, plain, refused=False) if given.b.shape[-1] <= FEW else None
     if found is not None and options.weights is not None:
         found = _with_rounded_weights(given, found, options)
     return None if found is None else result_of(call, shapes, options, found)
@@ -153,7 +151,7 @@ def _suits(shapes: BatchedProblem, options: LeastSquaresOptions) -> bool:
     """
     m, n = shapes.a.shape[-2:]
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))
-    if options.named or not exact or not is_single(shapes, options, most_right(m, n)):
+    if takes(m, n, options) or options.named or not exact or not is_single(shapes, options, most_right(m, n)):
         return False
     m = options.rows(m, n)
     return min(m, n) > 0 and max(m, n) * min(m, n) ** 2 <= options.engine.tuning.by_lapack

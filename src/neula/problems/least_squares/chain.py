@@ -38,6 +38,9 @@ SVD = "svd fp64"
 
 COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
 
+FIRST = "cholesky fp64"
+"""Source of the R of the link that takes what the core does not."""
+
 DEPENDENT = "pivoted householder fp64 + seminormal"
 
 LATER = 4
@@ -51,26 +54,36 @@ def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
     tuning, small = options.engine.tuning, _are_small(count, m, n, options)
-    by_host = _by_host(m, n, options) if count > 1 else None
-    if not small and count == 1:
-        return _by_gram(m, n, options)
+    by_host = _by_host(count, m, n, options)
     if not small:
-        return [] if by_host is None else [_link(LABEL, by_host, together=_leave), *_of_rest(by_host)]
+        if by_host is not None:
+            return [_link(LABEL, by_host, together=_leave), *_of_rest(count, by_host)]
+        return _by_gram(m, n, options) if count == 1 else []
     names = tuning.small_r
     if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
-    tried = [_seminormal(name, count, m, n, options, later=i > 0) for i, name in enumerate(names)]
+    made = [partial(_seminormal, name, count, m, n, options, later=i > 0) for i, name in enumerate(names)]
     if by_host is None:
-        return tried
-    together = next(link.answer for link in tried if link.label == LABEL)
-    return [_link(LABEL, by_host, together=together), *_of_rest(by_host), *tried[-1:]]
+        return [make() for make in made]
+    together = partial(_tried, make=made[names.index(FIRST)])
+    last = Link(f"{names[-1]} + seminormal", partial(_tried, make=made[-1]))
+    return [_link(LABEL, by_host, together=together), *_of_rest(count, by_host), last]
 
 
-def _of_rest(by_host: Callable[..., Answer[LeastSquaresSolutions]]) -> Chain:
+def _of_rest(count: int, by_host: Callable[..., Answer[LeastSquaresSolutions]]) -> Chain:
     """What takes those that a link for batches on a CPU has left, which mostly lack full rank."""
-    if by_host is each_by_lapack:
+    if count == 1 or by_host is each_by_lapack:
         return []
     return [_link(DEPENDENT, each_by_lapack, together=_leave, refused=True)]
+
+
+def _tried(
+    problems: LeastSquaresProblems,
+    before: Answer[LeastSquaresSolutions] | None,
+    make: Callable[[], Link[LeastSquaresProblems, LeastSquaresSolutions]],
+) -> Answer[LeastSquaresSolutions]:
+    """By a link that is made when it is its turn: most problems are solved before."""
+    return make().answer(problems, before)
 
 
 def _leave(
@@ -111,15 +124,17 @@ def _pace(source: RSource, count: int, m: int, n: int, options: LeastSquaresOpti
 
 
 def _by_host(
-    m: int, n: int, options: LeastSquaresOptions
+    count: int, m: int, n: int, options: LeastSquaresOptions
 ) -> Callable[..., Answer[LeastSquaresSolutions]] | None:
-    """What takes batches of problems one after the other on a CPU; None where there is nothing."""
+    """What takes problems one after the other on a CPU; None where there is nothing."""
+    if by_kernel.takes(m, n, options):
+        return by_kernel.by_core
+    if count == 1:
+        return None
     if max(m, n) * min(m, n) ** 2 > options.engine.tuning.by_lapack or options.named:
         return None
     if options.damp or options.weights is not None or options.dtype not in IN_NUMPY:
         return None
-    if by_kernel.suits(m, n, options.dtype):
-        return by_kernel.batch_by_kernel
     if m < n:
         return None
     if suits(m, n):

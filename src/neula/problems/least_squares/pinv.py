@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
@@ -14,12 +13,9 @@ from neula.errors import part_of_one
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution
-from neula.pipeline.in_numpy import IN_NUMPY
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
-from neula.problems.least_squares.by_kernel import solve_by_kernel
-from neula.problems.least_squares.chain import chain_together
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions
@@ -138,18 +134,13 @@ def pinv(
         progress=progress,
     )
     batch, tall = a.shape[:-2], a.shape[-2] > a.shape[-1]
-    if (small := _by_kernel(call, options)) is not None:
-        return small
     matrices = call.matrices()
     identity = _identity(matrices)
     with call.computing():
         if not batch and a.numel() > 0:
             check_finite(matrices[0], options.engine.column_max(matrices[0]), "A")
         problems = LeastSquaresProblems(matrices.mT if tall else matrices, identity, options)
-        # On a host kernels for batches take one matrix as well, whose right-hand sides are many.
-        count = max(2 if options.engine.tuning.lapack else 1, len(matrices))
-        links = chain_together(count, min(a.shape[-2:]), max(a.shape[-2:]), options)
-        run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch), together=links), problems)
+        run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch)), problems)
     if bool(torch.isinf(run.found.x).any()):
         raise does_not_fit(options.dtype)
     x = (run.found.x.mT if tall else run.found.x).reshape(*batch, a.shape[-1], a.shape[-2])
@@ -171,21 +162,6 @@ def pinv(
         graph.mT if tall else graph, eye, answer.mT if tall else answer, ranks=ranks, factorize=factorize
     )
     return attached.mT if tall else attached
-
-
-def _by_kernel(call: Call, options: LeastSquaresOptions) -> Any:
-    """That of one small matrix of a host, where it is accepted, without a chain; None elsewhere."""
-    a, here = call.first.tensor, options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    usual = options.dtype in IN_NUMPY and options.progress is None and not call.differentiable
-    if not (here and a.is_cpu and a.ndim == 2 and a.numel() and usual):
-        return None
-    tall = a.shape[0] > a.shape[1]
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        found, _ = solve_by_kernel(a.mT if tall else a, _identity(a[None])[0], options)
-    if found is None:
-        return None
-    x = found.x.T if tall else found.x
-    return call.first.wrap_array(np.ascontiguousarray(x, IN_NUMPY[options.dtype]))
 
 
 def _identity(matrices: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import lstsq_bound
@@ -123,7 +122,3 @@ class LeastSquaresSolutions(Solutions):
     def numbers(self) -> list[torch.Tensor]:
         """What is in :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
-
-    def worst(self, **known: float) -> np.ndarray | None:
-        """The largest of each; None also where x is zero, which is looked at one by one."""
-        return super().worst(zero=0.0, **known) if self.x.numpy().any(1).all() else None

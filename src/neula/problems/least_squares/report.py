@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -127,20 +126,22 @@ def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -
     values, of = run.found, numbers_of(run)
     if np.isinf(of["largest"]).any():
         raise does_not_fit(options.dtype)
-    m, n = options.over_rows.count(report.shapes.matrices.shape[-2]), report.shapes.matrices.shape[-1]
+    m, n = options.over_rows.count(report.shapes.a.shape[-2]), report.shapes.a.shape[-1]
+    full_rank = options.full_rank(m, n)
     ranks = of["rank"][~np.isnan(of["backward_error"])]
-    norms = partial(norms_of, values.residual_norm, report.shapes.without_numbers())
-    return LstsqResult(
-        **report.common(),
-        optimality=report.worst.get("optimality", 0.0),
-        tolerance=lstsq_bound(options.target, max(1, options.full_rank(m, n))),
-        residual_norm=Later(norms),
-        rank=int(min(ranks, default=0)) if len(run.accepted) else min(m, n),
-        full_rank=options.full_rank(m, n),
-        factorization=run.label,
-        ranks=report.of_members(values.rank, 0),
-        passes=passes,
-        fit=fit,
+    return LstsqResult.from_fields(
+        {
+            **report.common(),
+            "optimality": report.worst.get("optimality", 0.0),
+            "tolerance": lstsq_bound(options.target, max(1, full_rank)),
+            "residual_norm": Later(lambda: norms_of(values.residual_norm, report.layout)),
+            "rank": int(ranks.min(initial=full_rank)) if len(ranks) else min(m, n) * (not len(run.accepted)),
+            "full_rank": full_rank,
+            "factorization": run.label,
+            "ranks": report.of_members(lambda: values.rank, 0),
+            "passes": passes,
+            "fit": fit,
+        }
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
+from neula.kernels.solvers import load_solvers
 from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.left_to_host import host_for
@@ -31,6 +32,8 @@ from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 
 BY_HOST = "the host"
+
+ZERO = LeastSquaresSolutions.names.index("zero")
 
 PASSES = 4.0
 """Over ill-conditioned problems, each as long as one over others."""
@@ -90,6 +93,8 @@ def solve_problems(
         together.append(Link(BY_HOST, partial(by_host, passes=LEFT)))
     run = _run_together(together, problems, begun)
     if len(run.open):
+        if a.is_cuda:
+            load_solvers()
         _go_on(run, problems, together=bool(together), is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
@@ -189,10 +194,10 @@ def _forget(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, pla
 
 def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems) -> None:
     """Solutions of zero are exact where the gradient is zero; elsewhere they have underflowed."""
+    if not run.numbers[ZERO].any():
+        return
     of, values = numbers_of(run), run.found
     places = np.flatnonzero(of["zero"] > 0)
-    if not len(places):
-        return
     where = torch.from_numpy(places).to(problems.device)
     a, b = _some(problems.a, where), _some(problems.b, where)
     vanished = values.zeros[where] & ~gradient_vanishes(

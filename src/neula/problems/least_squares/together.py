@@ -108,14 +108,8 @@ def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Ans
     steps = pace.limit(min(MAX_STEPS, options.max_iterations))
     ((a, b),) = problems.chunks(len(problems))
     found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
-    of = dict(zip(seminormal.NAMES, found.numbers.unbind(), strict=True))
-    members = LeastSquaresSolutions(
-        x=found.x,
-        residual_norm=found.residual_norm,
-        forward_error=found.forward_error,
-        rank=found.rank,
-        doubtful=found.doubtful,
-        **{name: of[name] for name in LeastSquaresSolutions.of_matrices},
+    members = LeastSquaresSolutions.from_numbers(
+        found.x, found.numbers, forward_error=found.forward_error, residual_norm=found.residual_norm
     )
     return Answer(members, label, iterations=steps, measured=found.numbers)
 

@@ -38,7 +38,7 @@ def batch_by_lapack(systems: Systems) -> Answer[SystemsSolutions] | None:
     label = "cholesky fp64" if options.positive else "lu fp64 with pivoting"
     history = tuple(np.max(errors, 0).tolist())
     values = SystemsSolutions.joined(members)
-    return Answer(values, label, "", len(history) - 1, history, worst=values.worst())
+    return Answer(values, label, "", len(history) - 1, history)
 
 
 @np.errstate(all="ignore")  # what is not finite is not accepted

@@ -14,6 +14,7 @@ import torch
 from neula.algorithms.lapack.compiled import TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.lapack.factored import solved_by_factors
 from neula.certificates.forward_error import digits_of
+from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
@@ -80,26 +81,14 @@ def _large(
 
 def batch_by_kernel(systems: Systems) -> Answer[SystemsSolutions] | None:
     """Solutions of all systems, of which some may not be accepted; None where this is no way for them."""
-    options, a, b = systems.options, systems.a, systems.b
-    found = _small(a, b, options)
+    options = systems.options
+    found = _small(systems.a, systems.b, options)
     if found is None:
         return None
-    evidence = found.evidence
-    of = {name: torch.from_numpy(numbers) for name, numbers in found.named().items()}
-    values = SystemsSolutions(
-        x=found.x,
-        forward_error=torch.from_numpy(found.forward_errors),
-        doubtful=of["doubtful"] > 0,
-        residual=of["residual"],
-        refined_error=of["history"][-1],
-        backward_error=of["backward_error"],
-        condition_bound=torch.from_numpy(evidence.condition_bound),
-        condition=of["condition"],
-        growth=of["growth"],
-    )
-    accepted = options.limits(a.shape[-1]).accept(evidence)
-    updates, errors = _history(_worst(found, accepted)) if accepted.any() else (1, (0.0, 0.0))
-    return Answer(values, label_of(FP64, options), "", updates, errors, worst=values.worst())
+    numbers = found.numbers[: len(SystemsSolutions.names)]
+    values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
+    updates, errors = _history(found, options.limits(systems.a.shape[-1]))
+    return Answer(values, label_of(FP64, options), "", updates, errors, measured=numbers)
 
 
 def label_of(format: Format, options: SystemsOptions) -> str:
@@ -108,23 +97,17 @@ def label_of(format: Format, options: SystemsOptions) -> str:
 
 
 def solve_by_kernel(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
-    """The result where all systems are accepted, and are some for this way."""
-    if 0 in shapes.batch:
+    """The result of one larger system, where it is accepted."""
+    if shapes.batch or shapes.a.shape[-1] <= LARGEST:
         return None
-    format = FP64
-    if shapes.batch:
-        found = _small(shapes.matrices, shapes.columns, options)
-    elif shapes.a.shape[-1] <= LARGEST:
-        found = _small(shapes.a, shapes.b, options)
-    else:
-        found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
+    found, format = _large(call, shapes.a, shapes.b, options) or (None, FP64)
     limits = options.limits(shapes.a.shape[-1])
-    if found is None or not np.all(limits.accept(found.evidence)):
+    if found is None or not limits.accept(found.evidence):
         return None
-    worst, bound, label = _worst(found), limits.backward_error, label_of(format, options)
-    backward_error, growth = worst["backward_error"], worst["growth"]
-    updates, history = _history(worst)
-    forward_error = float(found.forward_errors.max())
+    worst, bound, label = found.named(), limits.backward_error, label_of(format, options)
+    backward_error, growth, forward_error = worst["backward_error"], worst["growth"], worst["forward_error"]
+    updates = int(worst["updates"])
+    history = (*worst["history"][:updates], worst["history"][-1])
 
     def attempts() -> tuple[Attempt, ...]:
         reason = in_words(history[-1], bound, forward_error, updates, growth)
@@ -166,18 +149,11 @@ def _of_columns(found: CompiledSolutions) -> torch.Tensor:
     return errors.reshape(-1, errors.shape[-1])
 
 
-def _worst(found: CompiledSolutions, accepted: np.ndarray | None = None) -> dict[str, Any]:
-    """The worst of each number, of some systems or of all; the growth is that of the least accurate one."""
-    numbers, growth = found.numbers, found.places["growth"]
-    if numbers.ndim == 1:
-        return found.named()
-    numbers = numbers if accepted is None else numbers[:, accepted]
-    most, worst = numbers.max(1), numbers[found.places["backward_error"]].argmax()
-    most[growth] = numbers[growth, worst]
-    return found._replace(numbers=most).named()
-
-
-def _history(worst: dict[str, Any]) -> tuple[int, tuple[float, ...]]:
-    """How many updates there were, and backward errors before, between and after them."""
-    updates, errors = int(worst["updates"]), worst["history"]
-    return updates, (*errors[:updates], errors[-1])
+def _history(found: CompiledSolutions, limits: Limits) -> tuple[int, tuple[float, ...]]:
+    """How many updates accepted systems have needed, and their largest errors before, between and after."""
+    numbers = found.numbers
+    if numbers.shape[1] > 1:
+        accepted = limits.accept(found.evidence)
+        numbers = numbers[:, accepted].max(1, keepdims=True, initial=0.0)
+    updates, *errors = numbers[found.places["updates"] :, 0].tolist()
+    return int(updates), (*errors[: int(updates)], errors[-1])

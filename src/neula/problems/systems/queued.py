@@ -109,10 +109,7 @@ class QueuedSolutions(NamedTuple):
     @property
     def members(self) -> SystemsSolutions:
         """The same as a chain has it."""
-        of = dict(zip(SystemsSolutions.names, self.numbers, strict=True))
-        doubtful = of["doubtful"] > 0
-        others = {name: of[name] for name in SystemsSolutions.of_matrices}
-        return SystemsSolutions(self.x, self.forward_error, doubtful, **others)
+        return SystemsSolutions.from_numbers(self.x, self.numbers, forward_error=self.forward_error)
 
 
 def solve_queued(

@@ -30,13 +30,11 @@ from neula.pipeline.solutions import (
     attached,
     does_not_fit,
     nothing_to_do,
-    numbers_of,
     rounded_away,
     unread,
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.at_once import solve_at_once
 from neula.problems.systems.by_kernel import solve_by_kernel, suits
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
@@ -255,13 +253,11 @@ def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
     if begun is None:
-        found = solve_by_kernel(call, shapes, options) or solve_by_lapack(call, shapes, options)
+        found = solve_by_kernel(call, shapes, options)
+        if found is None and not suits(shapes.a.shape[-1], 1, (options.dtype,)):
+            found = solve_by_lapack(call, shapes, options)
         if found is not None:
             return _attached(call, shapes, options, found)
-        alone = solve_at_once(call, shapes, options)
-        if isinstance(alone, SolveResult):
-            return _attached(call, shapes, options, alone)
-        begun = alone
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
@@ -285,6 +281,8 @@ def _finished(
 def _attached(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, result: SolveResult
 ) -> SolveResult:
+    if not call.differentiable:
+        return result
     compute = None if options.compute is None else options.compute.name
     how: Any = {"assume_a": "pos" if options.positive else "gen", "pivot": options.pivot, "compute": compute}
     how |= {"max_iterations": options.max_iterations, "strict": call.strict}
@@ -388,12 +386,10 @@ def _why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions
 
 def _collect(report: Report) -> SolveResult:
     """One result for the batch: the worst of its members speaks for all."""
-    options, run = report.options, report.run
-    if not np.isfinite(numbers_of(run)["largest"]).all():
+    options = report.options
+    if not math.isfinite(report.most("largest", 0.0)):
         raise does_not_fit(options.dtype)
-    return SolveResult(
-        **report.common(),
-        tolerance=solve_bound(options.target, report.shapes.matrices.shape[-1]),
-        growth=report.worst.get("growth", 1.0),
-        method=run.label,
-    )
+    known = report.common()
+    known["tolerance"] = solve_bound(options.target, report.shapes.a.shape[-1])
+    known["growth"], known["method"] = report.worst.get("growth", 1.0), report.run.label
+    return SolveResult.from_fields(known)
