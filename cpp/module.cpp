@@ -95,6 +95,7 @@ template <typename T> bool kit_solve(const Core &core, const std::string &name, 
 
 NB_MODULE(_core, m)
 {
+    nb::set_leak_warnings(false);  // plans and settings live as long as the process
     m.attr("source_hash") = NEULA_SOURCE_HASH;
     m.def("levels", levels);
     m.def("share_threads", [](uintptr_t pool) { share_threads(reinterpret_cast<Pool>(pool)); }, nb::arg("pool"));

@@ -6,7 +6,9 @@ one after the other, each while it is in the cache.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -128,17 +130,40 @@ def solved(
     >>> found is None or found.x.item()
     2.0
     """
+    solve = prepared(dtype, limits, backward, condition, rcond=rcond, rounding=rounding, probes=probes)
+    if solve is None:
+        return None
+    n, k, count = a.shape[-1], b.shape[-1], len(a) if a.ndim == 3 else 1
+    written = np.empty(size_of(count, n, k))
+    return SeminormalHostSolutions(written, count, n, k) if solve(a.numpy(), b.numpy(), written) else None
+
+
+def size_of(count: int, n: int, k: int) -> int:
+    """Numbers that are written for problems of n unknowns with k right-hand sides."""
+    return (len(NUMBERS) + (2 + n) * k) * count
+
+
+def prepared(
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    backward: float = np.inf,
+    condition: float = np.inf,
+    *,
+    rcond: float = 0.0,
+    rounding: float = np.inf,
+    probes: Probes | None = None,
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
+    """The kernel with its limits, as :func:`solved` takes them; None without the compiled core.
+
+    It takes A, b and the memory of :class:`SeminormalHostSolutions`, and says whether there is enough memory.
+    """
     compiled = core()
     if compiled is None:
         return None
-    n, k, count = a.shape[-1], b.shape[-1], len(a) if a.ndim == 3 else 1
     vectors, margin, of_probes = (None, 0.0, 0.0) if probes is None else probes
-    written = np.empty((len(NUMBERS) + (2 + n) * k) * count)
-    done = compiled.seminormal(
-        a.numpy(),
-        b.numpy(),
-        written,
-        vectors,
+    return partial(
+        compiled.seminormal,
+        probes=vectors,
         tolerance=limits.tolerance,
         max_steps=limits.max_steps,
         max_rate=limits.max_rate,
@@ -155,4 +180,3 @@ def solved(
         probe_rounding=of_probes,
         single=dtype == torch.float32,
     )
-    return SeminormalHostSolutions(written, count, n, k) if done else None

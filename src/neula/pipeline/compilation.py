@@ -11,6 +11,7 @@ import torch
 
 from neula.pipeline.inputs import tensors_in
 from neula.pipeline.operators import is_hidden, is_traced
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
@@ -18,12 +19,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def with_operator(traced: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[..., T]]:
+def with_operator(
+    traced: Callable[..., Any], plans: Plans | None = None
+) -> Callable[[Callable[P, T]], Callable[..., T]]:
     """:func:`eager` for a function that has an operator of torch, which takes its place in a graph."""
-    return lambda function: eager(function, traced)
+    return lambda function: eager(function, traced, plans)
 
 
-def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) -> Callable[..., T]:
+def eager(
+    function: Callable[P, T], traced: Callable[..., Any] | None = None, plans: Plans | None = None
+) -> Callable[..., T]:
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
@@ -35,6 +40,8 @@ def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) ->
     traced : callable, optional
         What takes its place where numbers cannot be looked at, by an operator of torch; it returns None for
         arguments that it has none for.
+    plans : Plans, optional
+        What takes its place where a problem is like one before.
 
     Returns
     -------
@@ -58,6 +65,9 @@ def eager(function: Callable[P, T], traced: Callable[..., Any] | None = None) ->
                     f"a transform of torch.func hides an operand of {name}, which has neither derivatives "
                     "nor vmap for these arguments: call it outside of the transform; batches need none"
                 )
+        if plans is not None and (soon := plans(args, kwargs)) is not None:
+            planned: T = soon
+            return planned
         # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)

@@ -56,7 +56,7 @@ class CompiledSolutions(NamedTuple):
         """Solutions to be written by a kernel, and their memory as it takes it."""
         count, places = batch[0] if batch else 1, _places(kernels)
         x, forward_errors = np.empty((count * n, k)), np.empty((count, k))
-        numbers = np.empty((places["history"].stop, count))
+        numbers = np.empty((count_of(kernels), count))
         memory = x, forward_errors, numbers
         if batch:
             return cls(torch.from_numpy(x.reshape(*batch, n, k)), forward_errors, numbers, places), memory
@@ -110,9 +110,15 @@ def solved(
     found, memory = CompiledSolutions.empty(kernels, n, k, *batch)
     single = dtype == torch.float32
     done = kernels.solve_systems(
-        a.numpy(), b.numpy(), _setting(kernels, n, digits), *memory, definite, single, threads
+        a.numpy(), b.numpy(), setting_for(kernels, n, digits), *memory, definite, single, threads
     )
     return found if done else None
+
+
+def count_of(kernels: Core) -> int:
+    """How many numbers kernels write for each system."""
+    count: int = _places(kernels)["history"].stop
+    return count
 
 
 @lru_cache(maxsize=1)
@@ -125,7 +131,7 @@ def _places(kernels: Core) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _setting(kernels: Core, n: int, digits: float) -> SystemsSetting:
+def setting_for(kernels: Core, n: int, digits: float) -> SystemsSetting:
     """Random vectors that the norm of the inverse is known from, then one to look at A with; and limits."""
     here = torch.device("cpu")
     z, margin = probes(n, here), 1.0 if n <= PROBES else inverse_margin(PROBES)

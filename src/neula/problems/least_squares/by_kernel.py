@@ -5,7 +5,7 @@ What is accepted here is what the judge of the chain accepts; what is not goes o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -144,19 +144,29 @@ def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
     return here and exact and not options.named and suits(rows, n, options.dtype)
 
 
-def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
-    a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
-    m, n = a.shape[-2:]
+def kernel_for(
+    m: int, n: int, options: LeastSquaresOptions
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
+    """The core's function for plain problems of a shape: :func:`neula.kernels.seminormal_host.prepared`."""
     limits, verdict = (
         limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
         options.limits((m, n)),
     )
-    return seminormal_host.solved(
-        *(a, b, options.dtype, limits, verdict.backward_error, verdict.condition),
+    return seminormal_host.prepared(
+        *(options.dtype, limits, verdict.backward_error, verdict.condition),
         rcond=options.rcond,
         rounding=rounding_of(n, options.unit),
         probes=_probes(m, n) if n**2 <= LARGEST else None,
     )
+
+
+def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
+    a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
+    count, k, (m, n) = len(a), b.shape[-1], a.shape[-2:]
+    solve, written = kernel_for(m, n, options), np.empty(seminormal_host.size_of(count, n, k))
+    if solve is None or not solve(a.numpy(), b.numpy(), written):
+        return None
+    return SeminormalHostSolutions(written, count, n, k)
 
 
 @lru_cache(maxsize=64)

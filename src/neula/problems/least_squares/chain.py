@@ -28,7 +28,7 @@ from neula.problems.least_squares.by_lapack import each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
 from neula.problems.least_squares.r_source import SOURCES, RSource
 from neula.problems.least_squares.together import solve_together
 
@@ -352,8 +352,7 @@ class LeastSquaresJudge:
 
     def reason(self, error: float, forward: float, count: int, missed: int = 0, doubtful: int = 0) -> str:
         """The largest backward and forward errors in words, of problems some of which may be rejected."""
-        bound = self.limits.backward_error
-        worst = f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
+        worst = in_words(self.limits.backward_error, error, forward)
         if count == 1:
             return worst + (", its rank or digits in doubt" if doubtful else "")
         doubts = f"{doubtful} for doubts about their rank or digits"

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
@@ -17,11 +18,14 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.least_squares import by_kernel
+from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
+from neula.problems.least_squares.plan import LeastSquaresPlan
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
@@ -36,7 +40,7 @@ CERTIFIED = ("backward", "forward")
 def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
 @overload
 def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
-@with_operator(traced_lstsq)
+@with_operator(traced_lstsq, Plans(lambda A, b, **keywords: _plan(A, b, **keywords)))
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
@@ -223,6 +227,57 @@ def lstsq(
             raise ValueError("constraints and covariances need A in memory: leave them out, or load A first")
         asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
         return lstsq_streamed(A, b, *asked)
+    call, shapes, options = _asked(
+        A,
+        b,
+        accuracy=accuracy,
+        engine=engine,
+        algorithm=algorithm,
+        compute=compute,
+        damp=damp,
+        weights=weights,
+        rcond=rcond,
+        max_iterations=max_iterations,
+        certify=certify,
+        strict=strict,
+        progress=progress,
+        wait=wait,
+        general=any(x is not None for x in (constraints, covariance, covariance_factor)),
+    )
+    w = call.weights
+    weight = None if w is None else w.graph
+    general = checked_general(call, constraints, covariance, covariance_factor)
+    if general is not None:
+        solved = solve_general(call, shapes, options, weight, general)
+    elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
+        return pending
+    else:
+        solved = solve_system(call, shapes, options, weight)
+        if damp and not solved.result.converged and not call.engine.over_rows.spread:
+            limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
+            solved = limited if limited.result.converged else solved
+    return solved.reported(call)
+
+
+def _asked(
+    A: Any,
+    b: Any,
+    *,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    algorithm: str | None = None,
+    compute: str | None = None,
+    damp: float = 0.0,
+    weights: Any = None,
+    rcond: float | None = None,
+    max_iterations: int = 60,
+    certify: str = "backward",
+    strict: bool = False,
+    progress: Progress | None = None,
+    wait: bool = True,
+    general: bool = False,
+) -> tuple[Call, BatchedProblem, LeastSquaresOptions]:
+    """What :func:`lstsq` is asked for, ``general`` with constraints or covariances."""
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -233,8 +288,7 @@ def lstsq(
         weights=weights,
     )
     if wait and algorithm is None and compute is None:
-        given = (weights, constraints, covariance, covariance_factor)
-        plain = not damp and all(x is None for x in given)
+        plain = not (damp or general) and weights is None
         dtype, most = call.dtype, call.engine.tuning.by_host_kernel
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
@@ -254,18 +308,25 @@ def lstsq(
         progress=progress,
         by_host=engine == "auto",
     )
-    weight = None if w is None else w.graph
-    general = checked_general(call, constraints, covariance, covariance_factor)
-    if general is not None:
-        solved = solve_general(call, shapes, options, weight, general)
-    elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
-        return pending
-    else:
-        solved = solve_system(call, shapes, options, weight)
-        if damp and not solved.result.converged and not call.engine.over_rows.spread:
-            limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
-            solved = limited if limited.result.converged else solved
-    return solved.reported(call)
+    return call, shapes, options
+
+
+PLANNED = ("accuracy", "engine", "rcond", "max_iterations", "certify", "strict")
+
+
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> LeastSquaresPlan | None:
+    """That of one plain problem which the core takes."""
+    if not keywords.keys() <= set(PLANNED):
+        return None
+    _, shapes, options = _asked(A, b, **keywords)
+    (m, n), k = shapes.a.shape[-2:], shapes.b.shape[-1]
+    if shapes.batch or not 0 < k <= by_kernel.most_right(m, n) or not by_kernel.takes(m, n, options):
+        return None
+
+    def fit_of(a: np.ndarray, b: np.ndarray, x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
+        return LinearFit(*_asked(a, b, **keywords), x, norms)
+
+    return LeastSquaresPlan(m, n, k, options, fit_of)
 
 
 def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:

@@ -18,6 +18,11 @@ HALF = 1e-8
 """Forward error at which half of the digits are sure: another way is worth its time."""
 
 
+def in_words(bound: float, error: float, forward: float) -> str:
+    """What is known of a solution: backward and forward error."""
+    return f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LeastSquaresOptions(solutions.SolutionOptions):
     """What is asked for.

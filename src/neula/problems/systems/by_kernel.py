@@ -34,8 +34,12 @@ def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     return 0 < n <= LARGEST and 0 < k <= FEW and all(dtype in TAKEN for dtype in dtypes) and available()
 
 
+def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
+    """Whether small systems are for the core: such arrays, and what is asked for."""
+    return a.shape[-1] <= LARGEST and available() and _takes(a, b, options)
+
+
 def _takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
-    """Whether kernels are for such arrays, and what is asked for."""
     named = options.pivot is not None or options.compute is not None
     here = a.is_cpu and b.is_cpu and options.engine.device.type == "cpu" and not options.over_rows.spread
     usual = options.dtype in TAKEN and a.dtype in TAKEN and b.dtype in TAKEN and options.progress is None
@@ -45,8 +49,7 @@ def _takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
 
 def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> CompiledSolutions | None:
     """Small systems, one or a batch; None where this is no way for them."""
-    n = a.shape[-1]
-    if n > LARGEST or not _takes(a, b, options):
+    if not takes(a, b, options):
         return None
     return solved(a, b, options.dtype, options.digits, definite=options.positive)
 

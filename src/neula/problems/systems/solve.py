@@ -21,6 +21,7 @@ from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for
 from neula.pipeline.pending import first_answer
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
@@ -35,7 +36,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.by_kernel import solve_by_kernel, suits
+from neula.problems.systems.by_kernel import solve_by_kernel, suits, takes
 from neula.problems.systems.by_lapack import solve_by_lapack
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -44,6 +45,7 @@ from neula.problems.systems.chain import (
     chain_together,
 )
 from neula.problems.systems.library_factors import SingularMember
+from neula.problems.systems.plan import SystemsPlan
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.system import EquilibratedSystem
 
@@ -56,7 +58,7 @@ CERTIFIED = ("backward", "forward")
 def solve(A: Kind, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Kind]: ...
 @overload
 def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]: ...
-@with_operator(traced_solve)
+@with_operator(traced_solve, Plans(lambda A, b, **keywords: _plan(A, b, **keywords)))
 def solve(
     A: Any,
     b: Any,
@@ -183,6 +185,28 @@ def solve(
     >>> result.x.round(12), result.converged
     (array([1., 2.]), True)
     """
+    asked = (assume_a, accuracy, engine, pivot, compute, max_iterations, certify, strict, progress, wait)
+    call, shapes, options = _asked(A, b, *asked)
+    if not wait and (pending := _begun(call, shapes, options)) is not None:
+        return pending
+    return _finished(call, shapes, options)
+
+
+def _asked(
+    A: Any,
+    b: Any,
+    assume_a: str = "gen",
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    pivot: str | None = None,
+    compute: str | None = None,
+    max_iterations: int = 100,
+    certify: str = "backward",
+    strict: bool = False,
+    progress: Progress | None = None,
+    wait: bool = True,
+) -> tuple[Call, BatchedProblem, SystemsOptions]:
+    """What :func:`solve` is asked for."""
     _check_names(assume_a, pivot, certify)
     call = Call.begin(
         {"A": A, "b": b},
@@ -208,9 +232,13 @@ def solve(
         progress=progress,
         by_host=engine == "auto",
     )
-    if not wait and (pending := _begun(call, shapes, options)) is not None:
-        return pending
-    return _finished(call, shapes, options)
+    return call, shapes, options
+
+
+def _plan(A: Any, b: Any, **keywords: Any) -> SystemsPlan | None:
+    _, shapes, options = _asked(A, b, **keywords)
+    n, k = shapes.a.shape[-1], shapes.b.shape[-1]
+    return SystemsPlan(n, k, options) if not shapes.batch and takes(shapes.a, shapes.b, options) else None
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
