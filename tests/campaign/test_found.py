@@ -122,6 +122,11 @@ FOUND = {
         *("zero_lines", "copied integer", "random", 1, 4, 5, 1, 1000, 40, 1000, 60, 1000.0, ""),
         seed=2182567754,
     ),
+    # Columns of C differ by 1e22 in size, and dominating damping makes those of A alike.
+    "units of C beside damping": ConstrainedRecipe(
+        *("dependent_integer", "vandermonde", "zero", 4, 6, 6, 2, -900, 0, 900, 60, 1e6, "variances"),
+        seed=1153259597,
+    ),
     # A vector that says little of the norm of A, whose columns have norm 1.
     "norm from below": Recipe(
         *("pos", 6, 6, 0, (Member("integer_gram", columns=3, rhs="nearly orthogonal"),)),

@@ -163,11 +163,12 @@ def constrained(
     ValueError
         Where no x fulfils all constraints.
     """
-    relative = problem.relative
-    found = _constrained(call, problem, options, constraints, noise, relative)
+    units = problem.relative, torch.full_like(problem.relative, OF_ZERO)
+    found = _constrained(call, problem, options, constraints, noise, *units)
     left = found.solved.result.ranks < (0 if found.basis is None else found.basis.shape[1])
-    if bool(relative.any()) and bool(left.any()):  # what is shortest is to be so in given units
-        return _constrained(call, problem, options, constraints, noise, torch.zeros_like(relative))
+    scaled = found.problem.columns != problem.units
+    if bool(scaled.any()) and bool(left.any()):  # what is shortest is to be so in given units
+        return _constrained(call, problem, options, constraints, noise, torch.zeros_like(problem.relative))
     return found
 
 
@@ -177,9 +178,9 @@ def _constrained(
     options: LeastSquaresOptions,
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
-    relative: torch.Tensor,
+    *units: torch.Tensor,
 ) -> ConstrainedSolution:
-    problem, null, of_x = _null_space(call, problem, constraints, relative)
+    problem, null, of_x = _null_space(call, problem, constraints, *units)
     of_b = problem.b_columns.masked_fill(~problem.b.any(-2, keepdim=True), OF_ZERO)
     of_b = torch.maximum(of_b, of_x)
     if null.basis.shape[1]:  # x is in the units of the larger one of b and d
@@ -219,13 +220,15 @@ def _null_space(
     problem: ScaledProblems,
     constraints: tuple[torch.Tensor, torch.Tensor],
     relative: torch.Tensor,
+    *others: torch.Tensor,
 ) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
     """That of scaled unknowns, which fulfils the constraints; the problem with them, and their exponents."""
     found = _in_units(call, problem, constraints, relative)
-    if found[1].rank < len(constraints[0]) and bool(relative.any()):
-        # Units may have made dependent rows of independent ones.
-        plain = _in_units(call, problem, constraints, torch.zeros_like(relative))
-        found = plain if plain[1].rank > found[1].rank else found
+    for other in others:  # units may have made dependent rows of independent ones
+        if found[1].rank == min(constraints[0].shape):
+            break
+        again = _in_units(call, problem, constraints, other)
+        found = again if again[1].rank > found[1].rank else found
     found[1].check(*constraints)
     return found
 
@@ -236,7 +239,10 @@ def _in_units(
     constraints: tuple[torch.Tensor, torch.Tensor],
     relative: torch.Tensor,
 ) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
-    """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x."""
+    """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x.
+
+    Unknowns that are ``OF_ZERO`` beside others are in the units of the columns of C.
+    """
     c, d = constraints
     zero, of_c = relative == OF_ZERO, torch.where(c != 0, torch.frexp(c)[1], OF_ZERO)
     if bool(zero.any()):  # these columns are measured by C alone
