@@ -127,6 +127,17 @@ FOUND = {
         *("dependent_integer", "vandermonde", "zero", 4, 6, 6, 2, -900, 0, 900, 60, 1e6, "variances"),
         seed=1153259597,
     ),
+    # In the units of C, in which columns are alike, those of A overflow.
+    "units of C out of range": ConstrainedRecipe(
+        *("vandermonde", "one ulp", "tiny", 5, 4, 3, 1, 1000, 40, -1000, 0, 1e-8, "weights"), seed=106052464
+    ),
+    # Rows of C that differ by the smallest number there is, which doubled arithmetic takes for rounding.
+    "one ulp of zero in C": ConstrainedRecipe(
+        *("duplicates", "one ulp", "tiny", 8, 4, 3, 0, 0, 200, -200, 60, 1000.0, ""), seed=4202292426
+    ),
+    "one ulp of zero in C, more rows": ConstrainedRecipe(
+        *("diagonal", "one ulp", "tiny", 4, 5, 4, 1, 450, 40, -40, 12, 1e-8, "weights"), seed=2290051670
+    ),
     # A vector that says little of the norm of A, whose columns have norm 1.
     "norm from below": Recipe(
         *("pos", 6, 6, 0, (Member("integer_gram", columns=3, rhs="nearly orthogonal"),)),

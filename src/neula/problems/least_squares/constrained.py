@@ -25,6 +25,10 @@ from neula.problems.least_squares.solution import solve_system
 UNDERFLOWN = 2.0**-1000
 """A bound on what underflow of scaled numbers comes to in x."""
 
+FARTHEST = 300
+"""By so many powers of two columns of A may be larger in the units of those of C than in their own: squares
+stay in range."""
+
 
 @dataclass(frozen=True)
 class ConstrainedSolution:
@@ -250,7 +254,8 @@ def _in_units(
         others = torch.where(others == OF_ZERO, of_c.amax(1, keepdim=True), others)
         within = torch.where((of_c != OF_ZERO) & (others != OF_ZERO), of_c - others, OF_ZERO)
         within = within.amax(0) if len(c) else within.sum(0)
-        relative = torch.where(zero, within.masked_fill(within == OF_ZERO, 0), relative)
+        within = within.masked_fill(within == OF_ZERO, 0)
+        relative = torch.where(zero, torch.maximum(within, problem.relative - FARTHEST), relative)
     problem = problem.in_units(relative)
     whole = problem.columns[..., :1] - relative[:1]
     of_c = torch.where(c != 0, of_c - relative, OF_ZERO)

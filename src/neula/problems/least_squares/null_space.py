@@ -7,8 +7,10 @@ from functools import cached_property
 
 import torch
 
+from neula.algorithms.exact_combinations import beyond_combinations
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
+from neula.certificates.verdict import within
 from neula.engines import FP64, Engine
 from neula.kernels.doubled import Doubled
 from neula.kernels.refining import over
@@ -26,9 +28,6 @@ STEPS = 5
 
 CORRECTIONS = 2
 """Refinement steps of a point that fulfils the constraints."""
-
-EXACT = 2.0**-20
-"""Part of a unit roundoff below which a difference in doubled arithmetic counts as zero."""
 
 COARSE = 2.0**-20
 """Coefficients of a combination that are multiples of this up to its square are taken to be: the rounding
@@ -163,13 +162,20 @@ class NullSpace:
     @property
     def follows(self) -> bool:
         """Whether dropped constraints agree with the kept ones, up to rounding."""
+        return bool(within((self.contradictions, self.tolerance)).all())
+
+    @property
+    def contradictions(self) -> torch.Tensor:
+        """Errors of dropped constraints where the kept ones hold, relative to their terms and to those of the
+        nearest combinations, shape (..., dropped rows, k).
+        """
         if not self.dropped or not self.rank:
-            return True
+            return self.d[..., :0, :]
         x, (factors, left) = self.shortest.detach().abs(), self.combinations
         sizes = self.sizes(x)
         sizes = sizes[..., self.dropped, :] + factors.abs().mT @ sizes[..., self.kept, :]
         rest = (self.c @ self.shortest.detach() - self.d)[..., self.dropped, :].abs()
-        return bool((rest <= self.tolerance * sizes + left.abs().mT @ x).all())
+        return over((rest - left.abs().mT @ x).clamp_min(0.0), sizes)
 
     @cached_property
     def combinations(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,7 +223,7 @@ class NullSpace:
         Parameters
         ----------
         rows : Tensor, shape (q, n)
-            Nearly such combinations, which doubled arithmetic decides.
+            Nearly such combinations.
         combinations : (Tensor, Tensor), optional
             What :meth:`combined` says of them, where it is known.
 
@@ -226,13 +232,12 @@ class NullSpace:
         dict of int to bool
             Indices of rows; whether the rounding of one row explains the difference.
         """
-        (coefficients, left), found = combinations or self.combined(rows), {}
-        for i, row in enumerate(rows):
-            terms = torch.cat([self.c[self.kept], row[None]])
-            factors = torch.cat([-coefficients[:, i], row.new_ones(1)])
-            sizes = factors.abs().clamp(min=EXACT * float(factors.abs().max())) @ terms.abs()
-            if bool((left[:, i].abs() > EXACT * FP64.u * sizes).any()):
-                found[i] = _is_rounding(terms, factors)
+        coefficients, _ = combinations or self.combined(rows)
+        found = {}
+        for i in beyond_combinations(self.c[self.kept], rows):
+            terms = torch.cat([self.c[self.kept], rows[i, None]])
+            factors = torch.cat([-coefficients[:, i], rows.new_ones(1)])
+            found[i] = _is_rounding(terms, factors)
         return found
 
 
