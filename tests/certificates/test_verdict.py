@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from neula.certificates.polar import PolarBounds, PolarNumbers
 from neula.certificates.verdict import Evidence, Limits, within
 
 COUNT = 100_000
@@ -105,6 +106,26 @@ def test_solutions_that_only_their_errors_speak_for(records: np.ndarray) -> None
     doubtful, _, _, backward, forward, _ = records
     expected = (doubtful == 0) & (backward <= LIMITS.backward_error) & (forward <= LIMITS.forward_error)
     assert np.array_equal(LIMITS.accept(Evidence.from_errors(backward, forward, doubtful)), expected)
+
+
+def test_backward_errors_alone(records: np.ndarray) -> None:
+    expected = (records[2] <= LIMITS.backward_error) & (records[3] <= LIMITS.backward_error)
+    assert np.array_equal(LIMITS.accurate(Evidence(*records)), expected)
+    assert np.array_equal(LIMITS.accurate(Evidence(*torch.from_numpy(records))).numpy(), expected)
+    assert not (LIMITS.accept(Evidence(*records)) & ~expected).any()
+
+
+def test_ranks_of_polar_factors(records: np.ndarray) -> None:
+    """All singular values are 1 where none is far from it; otherwise as many as were counted."""
+    bounds, full = PolarBounds(1e-14, 1e-14), 20
+    rng = np.random.default_rng(2)
+    counts = rng.choice([-1.0, 0.2, 7.6, 20.0, 25.0, math.nan], COUNT)
+    measured = np.array([records[1], records[2], records[3], np.ones(COUNT), counts])
+    expected = np.where(
+        records[3] <= 1e-14, full, np.select([counts == 7.6, counts >= 20], [8, full], default=0)
+    )
+    assert np.array_equal(PolarNumbers(*measured).ranks(bounds, full), expected)
+    assert np.array_equal(PolarNumbers(*torch.from_numpy(measured)).ranks(bounds, full).numpy(), expected)
 
 
 def test_full_rank_is_asked_for_where_there_is_an_rcond() -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
+from neula.certificates.forward_error import where
 from neula.certificates.probes import PROBES
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
@@ -275,3 +276,9 @@ class PolarNumbers(NamedTuple):
         """Which are accepted; the part of A that was cut off is allowed as a residual."""
         residual = self.residual, bounds.residual + cut_off
         return within(residual, (self.orthogonality, bounds.orthogonality)) & (self.positive == 1)
+
+    def ranks(self, bounds: PolarBounds, full: int) -> Any:
+        """How many singular values are 1: all of them where they are near 1, or about how many."""
+        known = self.count == self.count  # not NaN
+        counts = where(known, self.count.round(), 0.0).clip(0, full)
+        return where(within((self.distance, bounds.orthogonality)), full, counts)

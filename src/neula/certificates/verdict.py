@@ -128,6 +128,10 @@ class Limits:
             (evidence.condition_bound, self.condition),
         )
 
+    def accurate(self, evidence: Evidence[Any]) -> Any:
+        """Whether backward errors suffice, whatever the others of these numbers are."""
+        return within(*((error, self.backward_error) for error in evidence[2:4]))
+
 
 def within(*measures: tuple[Any, Any]) -> Any:
     """Whether measures, each beside its limit, are all at most that: NaN never is.

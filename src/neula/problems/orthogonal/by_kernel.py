@@ -13,6 +13,7 @@ import torch
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
+from neula.certificates.verdict import within
 from neula.engines import Format
 from neula.kernels.cholesky_qr_host import cholesky_qr
 
@@ -82,6 +83,6 @@ def certified(
     if len(shape) == 2:
         residual, size, loss, smallest, largest = measures[:, 0].tolist()
         one = certificate_of(residual, size, loss, shape, target)
-        return one, one.accepted and smallest > low and largest < high
+        return one, one.accepted and bool(within((low, smallest), (largest, high)))
     several = certificates_of(measures[:3], torch.float64, shape[-2:], target)
-    return several, several.accepted & (measures[3] > low) & (measures[4] < high)
+    return several, several.accepted & within((low, measures[3]), (measures[4], high))

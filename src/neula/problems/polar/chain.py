@@ -103,13 +103,8 @@ class PolarJudge:
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
         """How many singular values became 1: what a link has counted, or what was measured."""
-        ranks = self.ranks_measured(PolarNumbers(*torch.from_numpy(measured[1:]))).numpy()
+        ranks = self.numbers(measured).ranks(self.bounds, self.full)
         return np.where(measured[0] >= 0, measured[0], ranks).astype(np.int64)
-
-    def ranks_measured(self, found: PolarNumbers) -> torch.Tensor:
-        """All of them where they are near 1, or about how many."""
-        counts = found.count.nan_to_num(0.0).round().clamp(0, self.full).long()
-        return torch.where(found.distance <= self.bounds.orthogonality, self.full, counts)
 
     def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those are best whose measures exceed their bounds least."""

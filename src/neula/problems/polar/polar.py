@@ -188,7 +188,7 @@ def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[
     with call.computing():
         judge = PolarJudge.for_batch(call.matrices(), options)
         found = PolarNumbers(*(x.reshape(shape[:-2]) for x in begun.values.measures.T))
-        accepted, ranks = found.accepted_by(bounds), judge.ranks_measured(found)
+        accepted, ranks = found.accepted_by(bounds), found.ranks(bounds, judge.full).long()
     u, h = _factors(call, options, side, begun.values.u, ranks)
     if h is not None:
         fits = (h.to(call.dtype).isfinite() == h.isfinite()).flatten(len(shape) - 2).all(-1)
