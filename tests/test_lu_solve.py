@@ -283,6 +283,14 @@ def test_matrices_that_did_not_change_are_none(dtype: torch.dtype, factorial: fl
     kept.products()
 
 
+@pytest.mark.parametrize("size", [2.0**-1060, 2.0**-1030, 2.0**1018])
+def test_pivots_without_reciprocals(size: float) -> None:
+    """Solutions fit where solutions for right-hand sides near 1 do not."""
+    a, x = np.array([[5.0, 1.0], [-1.0, 2.0]]), np.array([[3.0, -2.0], [1.0, 4.0]])
+    found = silent(lambda: lu_solve(lu_factor(size * a), size * (a @ x)))
+    assert np.allclose(found, x, rtol=1e-15, atol=0)
+
+
 @pytest.mark.parametrize("n", [1, 40, 150])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_factors_of_the_library(n: int, dtype: type, rng: np.random.Generator) -> None:

@@ -78,6 +78,19 @@ class Transposed(Wrapped):
         return self.factors.solve(b)
 
 
+@dataclass(frozen=True)
+class Multiplied(Wrapped):
+    """A factorization of A as one of ``scale A``, for a power of two."""
+
+    scale: float
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve(b / self.scale)
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        return self.factors.solve_transposed(b / self.scale)
+
+
 class SingularMatrixError(ArithmeticError):
     """A pivot is zero, so that there are no factors to solve with.
 

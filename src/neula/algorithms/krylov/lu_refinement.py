@@ -18,7 +18,7 @@ import torch
 
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
-from neula.algorithms.elimination.factorization import Factorization, MixedLU
+from neula.algorithms.elimination.factorization import Factorization, MixedLU, Multiplied
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import Refined
@@ -59,14 +59,15 @@ class ScaledOperator:
     ----------
     a : Tensor, shape (n, n)
     scale : float
-        A power of two.
+        A power of four.
     """
 
     a: torch.Tensor
     scale: float = 1.0
 
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
-        return thin_product(self.a, x if self.scale == 1.0 else self.scale * x)
+        half = self.scale**0.5  # neither x nor its image leaves the range
+        return thin_product(self.a, x) if half == 1.0 else half * thin_product(self.a, half * x)
 
 
 @dataclass(frozen=True)
@@ -286,7 +287,7 @@ def refined_solution(
         )
     at_least = [scaling.condition_at_least(b, refined.x).amax() for scaling in known.scalings]
     return RefinedSolution(
-        x=refined.x * kept.scale / scales,
+        x=refined.x * (kept.scale / scales),
         backward_error=float(refined.backward_error.amax()),
         condition=max(known.condition, float(torch.stack(at_least).amin())),
         known=known.known,
@@ -343,14 +344,17 @@ def _factors_of(
     solver: Callable[[torch.dtype], Substitution],
     transform: TwoSided | None,
 ) -> Factorization:
-    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if need be."""
+    """Factors of ``scale A``; right-hand sides are brought to the range in which they solve, if need be.
+
+    In double precision they stay in that of ``scale A``: pivots of A may have no reciprocals.
+    """
     substitution = solver(torch.float64 if packed.lu.dtype == torch.float64 else torch.float32)
     # Nobody asks for the growth, which takes a pass over the factors.
     factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
     if transform is not None:
         factors = Butterflied(factors, transform)
-    if substitution.dtype == torch.float64 and kept.scale == 1.0:
-        return factors
+    if substitution.dtype == torch.float64:
+        return factors if kept.scale == 1.0 else Multiplied(factors, kept.scale)
     ones = torch.ones(len(kept.a), dtype=torch.float64, device=kept.engine.device)
     return Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
 

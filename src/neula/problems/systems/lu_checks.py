@@ -11,6 +11,7 @@ from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
+from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_matrix
@@ -90,30 +91,38 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
     )
 
 
+def limits_of(target: Format, n: int) -> Limits:
+    """What is asked of solutions with kept factors."""
+    return Limits.for_shape((n, n), solve_bound(target, n), SURE)
+
+
+def evidence_of(solution: RefinedSolution, target: Format) -> Evidence[float]:
+    """The forward error is what the condition number makes of the backward error, or of rounding b."""
+    forward = solution.condition * max(target.u, solution.backward_error)
+    return Evidence.from_errors(solution.backward_error, forward, float(not solution.known))
+
+
 def report_solutions(
-    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, call: Call
+    found: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, call: Call
 ) -> None:
-    """Warn of solutions that are not what was asked for."""
-    bound = solve_bound(target, F.shape[-1])
-    missed = {index: e for index, e in evidence.items() if not e.backward_error <= bound}
-    if missed:
-        worst = max(e.backward_error for e in missed.values())
+    """Warn of solutions that are not what was asked for, or of which a small backward error says nothing."""
+    limits, inaccurate, singular, unknown = limits_of(target, F.shape[-1]), {}, {}, {}
+    for index, solution in found.items():
+        evidence = evidence_of(solution, target)
+        if limits.accept(evidence):
+            continue
+        certain = evidence._replace(doubtful=0.0)
+        kind = unknown if limits.accept(certain) else singular if limits.accurate(evidence) else inaccurate
+        kind[index] = solution
+    if inaccurate:
+        worst = max(e.backward_error for e in inaccurate.values())
         call.report_missed(
             f"the solution is not refined to {target.name} accuracy",
-            f"backward error {worst:.1e}, asked for {bound:.1e}, and factors in fp64 do not do better: use "
-            "neula.solve, which has other ones, or neula.lstsq if A is singular",
+            f"backward error {worst:.1e}, asked for {limits.backward_error:.1e}, and factors in fp64 do not "
+            "do better: use neula.solve, which has other ones, or neula.lstsq if A is singular",
             x,
-            list(missed),
+            list(inaccurate),
         )
-    others = {index: e for index, e in evidence.items() if index not in missed}
-    report_ill_conditioned(others, x, target, call)
-
-
-def report_ill_conditioned(
-    evidence: dict[tuple[int, ...], RefinedSolution], x: Any, target: Format, call: Call
-) -> None:
-    """Warn where a small backward error says nothing about the solution."""
-    singular = {i: e for i, e in evidence.items() if e.condition * max(target.u, e.backward_error) >= SURE}
     if singular:
         condition = max(e.condition for e in singular.values())
         call.report_missed(
@@ -124,7 +133,6 @@ def report_ill_conditioned(
             list(singular),
             unsure=True,
         )
-    unknown = {i: e for i, e in evidence.items() if not e.known and i not in singular}
     if unknown:
         condition = max(e.condition for e in unknown.values())
         call.report_missed(

@@ -7,6 +7,7 @@ factors.
 
 from __future__ import annotations
 
+import math
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,6 @@ from neula.algorithms.lapack.products import is_large
 from neula.algorithms.lapack.square import SquareSystem, factors_of
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.engines import FP64, Engine, Format, format_of
 from neula.kernels.refining import over
@@ -30,6 +30,7 @@ from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.lu import KeptSolvers
 from neula.problems.systems.by_lapack import solutions_of
+from neula.problems.systems.lu_checks import evidence_of, limits_of
 from neula.problems.systems.problem import SystemsOptions
 
 
@@ -107,8 +108,11 @@ def _factorized(F: LUFactors, engine: Engine) -> SquareSystem | None:
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
-    """With b near 1, of which x is a multiple by a power of two but where that underflows."""
-    exponents = binary_exponents(b.abs().amax(0))
+    """With b near 1, or near A as far as it is from 1, of which x is a multiple by a power of two but where
+    that underflows.
+    """
+    assert F.kept is not None
+    exponents = binary_exponents(b.abs().amax(0)) + math.frexp(F.kept.scale)[1] - 1
     found = _refined(F, shift(b, -exponents), target)
     x = shift(found.x, exponents)
     rest = shift(x.to(dtype).double(), -exponents) - found.x
@@ -120,17 +124,18 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
     """With the factors, and where they do not do, with some in double precision that stay, too."""
     assert F.kept is not None
-    solvers, bound = F.solvers, solve_bound(target, F.shape[-1])
+    solvers, limits = F.solvers, limits_of(target, F.shape[-1])
     if solvers.better is not None:
         return _refined(solvers.better, b, target)
-    found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, bound)
-    reached = found.backward_error <= bound
+    found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, limits.backward_error)
+    reached = limits.accurate(evidence_of(found, target))
     if solvers.none_better or (reached and (found.known or F.storage == "fp64")):
         return found
     solvers.better = better = _refactorized(F)
     solvers.none_better = better is None
     again = None if better is None else _refined(better, b, target)
-    return found if again is None or (reached and not again.backward_error <= bound) else again
+    lost = again is not None and reached and not limits.accurate(evidence_of(again, target))
+    return found if again is None or lost else again
 
 
 def _refactorized(F: LUFactors) -> LUFactors | None:
