@@ -17,6 +17,9 @@ from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_matrix
 from neula.pipeline.result import LUFactors
 
+RefinedSolutions = dict[tuple[int, ...], RefinedSolution]
+"""Of matrices of a batch."""
+
 
 def check_square(a: torch.Tensor) -> None:
     """Refuse what is neither a square matrix nor a batch of such; (0, 0) is one."""
@@ -102,11 +105,10 @@ def evidence_of(solution: RefinedSolution, target: Format) -> Evidence[float]:
     return Evidence.from_errors(solution.backward_error, forward, float(not solution.known))
 
 
-def report_solutions(
-    found: dict[tuple[int, ...], RefinedSolution], x: Any, F: LUFactors, target: Format, call: Call
-) -> None:
+def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Format, call: Call) -> None:
     """Warn of solutions that are not what was asked for, or of which a small backward error says nothing."""
-    limits, inaccurate, singular, unknown = limits_of(target, F.shape[-1]), {}, {}, {}
+    limits = limits_of(target, F.shape[-1])
+    inaccurate, singular, unknown = RefinedSolutions(), RefinedSolutions(), RefinedSolutions()
     for index, solution in found.items():
         evidence = evidence_of(solution, target)
         if limits.accept(evidence):
