@@ -115,6 +115,13 @@ def test_backward_errors_alone(records: np.ndarray) -> None:
     assert not (LIMITS.accept(Evidence(*records)) & ~expected).any()
 
 
+def test_full_rank_alone(records: np.ndarray) -> None:
+    expected = records[5] <= LIMITS.condition
+    assert np.array_equal(LIMITS.full_rank(records[5]), expected)
+    assert np.array_equal(LIMITS.full_rank(torch.from_numpy(records[5])).numpy(), expected)
+    assert [LIMITS.full_rank(x) for x in records[5, :1000].tolist()] == expected[:1000].tolist()
+
+
 def test_ranks_of_polar_factors(records: np.ndarray) -> None:
     """All singular values are 1 where none is far from it; otherwise as many as were counted."""
     bounds, full = PolarBounds(1e-14, 1e-14), 20

@@ -132,6 +132,10 @@ class Limits:
         """Whether backward errors suffice, whatever the others of these numbers are."""
         return within(*((error, self.backward_error) for error in evidence[2:4]))
 
+    def full_rank(self, condition_bound: Any) -> Any:
+        """Whether full rank is certain: for ways that give up early, or that measure nothing else."""
+        return within((condition_bound, self.condition))
+
 
 def within(*measures: tuple[Any, Any]) -> Any:
     """Whether measures, each beside its limit, are all at most that: NaN never is.

@@ -120,6 +120,6 @@ def unrefined(
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt, bound = "", ESTIMATED * condition
-    if not (bound < options.limits(problem.operator.shape).condition and bound * errors < 1):
+    if not (options.limits(problem.operator.shape).full_rank(bound) and bound * errors < 1):
         doubt = f"condition number about {condition:.1e}: A may lack full rank"
     return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)

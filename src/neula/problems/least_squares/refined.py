@@ -224,7 +224,7 @@ def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit
 
 def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
     condition = largest / smallest if smallest > 0 else math.inf
-    if not ESTIMATED * condition < problem.options.limits(problem.operator.shape).condition:
+    if not problem.options.limits(problem.operator.shape).full_rank(ESTIMATED * condition):
         rcond = problem.options.certain_rcond(problem.operator.shape)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")
 

@@ -347,7 +347,7 @@ def by_gram(
         raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
     coordinates = Coordinates.from_factor(r)
     condition = coordinates.condition
-    certain = condition < problem.options.limits((problem.reader.count, problem.n)).condition
+    certain = problem.options.limits((problem.reader.count, problem.n)).full_rank(condition)
     if not (FP64.u * condition**2 <= GRAM_RATE and certain):
         raise Declined(f"condition number up to {condition:.1e}, which the Gram matrix squares")
     return problem.refine(coordinates, coordinates.inverse.T @ sums.products, label)
