@@ -12,7 +12,7 @@ from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import MAX_RATE, SURE, enlarged
+from neula.certificates.forward_error import MAX_RATE, SURE, enlarged, measured_error
 from neula.certificates.verdict import Evidence, Limits, within
 from neula.engines import FP64
 from neula.kernels.refining import over
@@ -24,7 +24,6 @@ from neula.problems.least_squares.ridge_solutions import (
     Path,
     ScaledRidgeProblem,
     norm,
-    relative,
 )
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 
@@ -283,7 +282,7 @@ def _refined_wide(
     high, low = (columns[:, :n] * y[:, :n] for y in (refinement.high, refinement.low))
     known = torch.where(system.rate[:, None] <= MAX_RATE, refinement.left, torch.inf)
     x = BoundedEstimate.from_arrays(
-        shift(refinement.high[:, :n], of_b), relative(known + norm(low, dim=1), norm(high, dim=1))
+        shift(refinement.high[:, :n], of_b), measured_error(known + norm(low, dim=1), norm(high, dim=1))
     )
     inverse_norm = schatten_bounds(system.inverse, upper=True)[1]
     error = (inverse_norm * known / columns.amax(1))[:, None]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.forward_error import SURE, enlarged
+from neula.certificates.forward_error import SURE, measured_error
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
 from neula.kernels.doubled_normal import doubled_normal
@@ -116,7 +116,7 @@ class BoundedEstimate(NamedTuple):
     @property
     def relative(self) -> torch.Tensor:
         """Bound on the error relative to the exact number; infinite where that may be zero."""
-        return relative(self.error, self.value.abs())
+        return measured_error(self.error, self.value.abs())
 
     def put_at(self, places: Any, value: torch.Tensor, error: torch.Tensor) -> None:
         """Take others at some places where they are not worse."""
@@ -124,12 +124,6 @@ class BoundedEstimate(NamedTuple):
         self.error[places] = torch.where(better, error, self.error[places])
         better = better if better.ndim == value.ndim else better[:, None]
         self.value[places] = torch.where(better, value, self.value[places])
-
-
-def relative(error: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
-    """Errors relative to exact numbers, by those that were computed; infinite where nothing is known."""
-    found = over(error, size)
-    return enlarged(found, found)
 
 
 @dataclass(frozen=True)
@@ -308,7 +302,7 @@ class Path:
             return norm(x, dim=1)
         moved = residual / self.least / self.least + self.steepest * norm(x, dim=1)
         wrong = self.backward * moved + self.unit * (norm(x, dim=1) + self.steepest * self.b_norm)
-        return relative(self.scaled.columns.amax(1) * wrong, norm(self.scaled.columns * x, dim=1))
+        return measured_error(self.scaled.columns.amax(1) * wrong, norm(self.scaled.columns * x, dim=1))
 
     def error_of_residual(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """Bound on the error of its norm, divided by the size of W, shape (p, k)."""
