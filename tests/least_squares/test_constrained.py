@@ -418,3 +418,14 @@ def test_constraints_that_units_of_columns_make_tiny() -> None:
     result = neula.lstsq(A, b, constraints=(C, d))
     truth = matrix(C).solve(matrix(d[:, None])).entries()
     assert 0 < error(A, result.x, truth) <= result.forward_error
+
+
+def test_doubtful_constraints_leave_a_solution_in_range() -> None:
+    """Zero is the solution, and the one for the numerical rank of C is out of range."""
+    C, A, b = np.array([[1.0, 1.0], [1.0, 1.0 + 2.0**-52]]), 1e-300 * np.eye(3, 2), [1e300, -1e300, 0.0]
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of x is sure"):
+        result = neula.lstsq(A, b, constraints=(C, [0.0, 0.0]))
+    assert np.isfinite(result.x).all()
+    assert np.isinf(result.forward_error)
+    with pytest.raises(OverflowError, match="does not fit"):
+        neula.lstsq(A, b, constraints=(C[:1], [0.0]))

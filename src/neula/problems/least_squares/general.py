@@ -198,6 +198,19 @@ def _rounded_products(found: ConstrainedSolution) -> torch.Tensor:
     return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
 
 
+def _in_range(solution: torch.Tensor, dtype: torch.dtype, *, doubtful: bool) -> torch.Tensor:
+    """A solution that fits a dtype, or an OverflowError.
+
+    With doubtful constraints it is cut off: they may forbid the directions along which it is too large.
+    """
+    if doubtful:
+        largest = torch.finfo(dtype).max
+        return solution.clamp(-largest, largest)
+    if bool(solution.detach().to(dtype).isinf().any()):
+        raise does_not_fit(dtype)
+    return solution
+
+
 def _given_back(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, found: ConstrainedSolution, rows: int
 ) -> LeastSquaresOutcome:
@@ -206,11 +219,8 @@ def _given_back(
     result, bound = solved.result, solved.result.tolerance
     of_x = found.of_x - found.problem.columns.mT
     of_b = found.problem.b_columns.expand(*x.shape[:-2], 1, x.shape[-1])
-    solution = shift(x, of_x)
-    returned = solution.detach().to(call.dtype).double()
-    if bool(returned.isinf().any()):
-        raise does_not_fit(call.dtype)
-    rounded = shift(returned, -of_x)
+    solution = _in_range(shift(x, of_x), call.dtype, doubtful=bool(found.doubt))
+    rounded = shift(solution.detach().to(call.dtype).double(), -of_x)
     rest, size = (lengths(norms * y) for y in (x.detach() - rounded, x.detach()))
     rounding = over(rest, size)
     forward = rounded_error(found.forward, rounding)
