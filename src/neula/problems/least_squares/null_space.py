@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 
@@ -171,16 +170,11 @@ class NullSpace:
         """
         if not self.dropped or not self.rank:
             return self.d[..., :0, :]
-        x, (factors, left) = self.shortest.detach().abs(), self.combinations
+        x, (factors, left) = self.shortest.detach().abs(), self.combined(self.c[self.dropped])
         sizes = self.sizes(x)
         sizes = sizes[..., self.dropped, :] + factors.abs().mT @ sizes[..., self.kept, :]
         rest = (self.c @ self.shortest.detach() - self.d)[..., self.dropped, :].abs()
         return over((rest - left.abs().mT @ x).clamp_min(0.0), sizes)
-
-    @cached_property
-    def combinations(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of dropped rows, as :meth:`combined` says."""
-        return self.combined(self.c[self.dropped])
 
     @property
     def independent(self) -> dict[int, bool]:
@@ -189,8 +183,7 @@ class NullSpace:
             return {}
         if self.rounded:
             return dict.fromkeys(self.rounded, False)
-        found = self.not_following(self.c[self.dropped], self.combinations)
-        return {self.dropped[i]: x for i, x in found.items()}
+        return {self.dropped[i]: x for i, x in self.not_following(self.c[self.dropped]).items()}
 
     def combined(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The nearest combinations of kept constraints to rows, by doubled arithmetic.
@@ -215,29 +208,24 @@ class NullSpace:
             left = prepared.residual(factors[None], wanted[None], low[None])[0][0]
         return factors, left
 
-    def not_following(
-        self, rows: torch.Tensor, combinations: tuple[torch.Tensor, torch.Tensor] | None = None
-    ) -> dict[int, bool]:
+    def not_following(self, rows: torch.Tensor) -> dict[int, bool]:
         """Which of some rows, as they are stored, are no combination of kept constraints.
 
         Parameters
         ----------
         rows : Tensor, shape (q, n)
             Nearly such combinations.
-        combinations : (Tensor, Tensor), optional
-            What :meth:`combined` says of them, where it is known.
 
         Returns
         -------
         dict of int to bool
             Indices of rows; whether the rounding of one row explains the difference.
         """
-        coefficients, _ = combinations or self.combined(rows)
-        found = {}
-        for i in beyond_combinations(self.c[self.kept], rows):
-            terms = torch.cat([self.c[self.kept], rows[i, None]])
-            factors = torch.cat([-coefficients[:, i], rows.new_ones(1)])
-            found[i] = _is_rounding(terms, factors)
+        kept, found = self.c[self.kept], {}
+        for i in beyond_combinations(kept, rows):
+            row = rows[i, None]
+            factors = torch.cat([-self.combined(row)[0][:, 0], rows.new_ones(1)])
+            found[i] = _is_rounding(torch.cat([kept, row]), factors)
         return found
 
 
