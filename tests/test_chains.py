@@ -17,6 +17,7 @@ from neula.engines.sharded import sharded
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.kernels import seminormal_host
 from neula.pipeline.chain import Link
+from neula.problems.least_squares import by_kernel
 from neula.problems.least_squares import chain as lstsq_chain
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.problem import LeastSquaresOptions
@@ -59,6 +60,12 @@ COMMON: dict[str, Any] = {
 
 
 # ---------------------------------------------------------------- least squares
+
+
+@pytest.fixture(autouse=True)
+def _without_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains are those without the compiled core, where nothing else is said."""
+    monkeypatch.setattr(seminormal_host, "core", lambda: None)
 
 
 def least_squares_of(tuning: Tuning, **asked: Any) -> LeastSquaresOptions:
@@ -170,15 +177,32 @@ def test_least_squares_on_a_gpu_without_corrected_products() -> None:
     assert tried(WITHOUT_KERNELS, 131072, 2048) == [*expected, *ANY_RANK]
 
 
-@pytest.mark.parametrize(("m", "n"), [(2000, 500), (3000, 2000)])
-def test_one_least_squares_problem_by_lapack(m: int, n: int) -> None:
-    assert tried(CPU, m, n) == [*by("cgls", "householder fp64"), *ANY_RANK]
-    assert tried(CPU, m, n, target=FP32) == [*by("cgls", "householder fp32", "householder fp64"), *ANY_RANK]
+@pytest.mark.parametrize(("m", "n"), [(1000, 400), (2000, 500), (3000, 2000), (32768, 16384), (1 << 20, 100)])
+def test_a_cpu_takes_the_gram_matrix_whatever_its_size(m: int, n: int) -> None:
+    """In single precision where nothing finer is asked for."""
+    assert tried(CPU, m, n) == tried(CPU, m, n, 10) == [*SEMINORMAL_CPU, *ANY_RANK]
+    assert tried(CPU, m, n, target=FP32) == ["cholesky fp32 + seminormal", *SEMINORMAL_CPU, *ANY_RANK]
+
+
+@pytest.mark.parametrize("count", [1, 10])
+@pytest.mark.parametrize(
+    ("m", "n", "first", "dependent"),
+    [(1000, 400, 0, 1), (8192, 512, 0, 1), (8192, 513, 0, 0), (8200, 512, 0, 0), (1000, 100, 1, 0)],
+)
+def test_the_core_takes_small_problems_and_dependent_columns(
+    m: int, n: int, first: int, dependent: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seminormal_host, "available", lambda: True)
+    found = tried(CPU, m, n, count)
+    assert found.count("pivoted cholesky fp64 + seminormal") == dependent
+    assert found[:2] == SEMINORMAL_CPU
+    options = least_squares_of(CPU)
+    link = lstsq_chain.chain_together(count, m, n, options)[0]
+    assert (link.answer.func is by_kernel.by_core) == bool(first)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("m", "n"), [(8192, 1024), (32768, 16384)])
 def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
-    assert tried(CPU, m, n) == [*by("cgls", "rgsqrf fp32", "householder fp64"), *ANY_RANK]
     assert tried(EMULATED, m, n) == [*by("cgls", "rgsqrf fp16", "rgsqrf fp32", "householder fp64"), *ANY_RANK]
 
 
@@ -187,24 +211,12 @@ def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
 def test_small_least_squares_problems(shape: tuple[int, int], count: int) -> None:
     assert tried(H200, *shape, count) == [*SEMINORMAL, SVD]
     assert tried(SLOW_FP64, *shape, count) == [*SEMINORMAL_FP32, SVD]
-    # Of a batch with a kernel or passes of its own what is left mostly lacks full rank.
-    by_host = count > 1 and (shape[0] >= shape[1] or seminormal_host.available())
-    left = ["pivoted householder fp64 + seminormal"] if by_host else []
-    assert tried(CPU, *shape, count) == [SEMINORMAL_CPU[0], *left, SEMINORMAL_CPU[1], SVD]
+    assert tried(CPU, *shape, count) == [*SEMINORMAL_CPU, SVD]
 
 
-def test_a_cpu_takes_the_gram_matrix_of_a_few_columns() -> None:
-    """In single precision where nothing finer is asked for, and calls are not what takes the time."""
-    for m, last in ((1000, [SVD]), (1 << 20, ANY_RANK)):
-        assert tried(CPU, m, 100) == [*SEMINORMAL_CPU, *last]
-        single = [] if m == 1000 else ["cholesky fp32 + seminormal"]  # the core takes it in double precision
-        assert tried(CPU, m, 100, target=FP32) == [*single, *SEMINORMAL_CPU, *last]
+def test_small_problems_on_a_cpu_are_refined_to_the_last_digit() -> None:
     assert tried(CPU, 64, 32, target=FP32) == [*SEMINORMAL_CPU, SVD]
     assert tried(CPU, 1000, 100, target=FP32, forward=True) == [*SEMINORMAL_CPU, SVD]
-    assert tried(CPU, 1024, 128) == [*SEMINORMAL_CPU, *ANY_RANK]
-    fast = by("cgls", "householder fp64")
-    assert tried(CPU, 1023, 128) == [SEMINORMAL_CPU[0], *fast, *ANY_RANK]
-    assert tried(CPU, 1 << 20, 129) == ["rgsqrf fp32 + cgls", *fast, *ANY_RANK]
 
 
 def test_a_gpu_solves_larger_least_squares_problems_together() -> None:
@@ -214,7 +226,6 @@ def test_a_gpu_solves_larger_least_squares_problems_together() -> None:
     assert tried(SLOW_FP64, 2000, 500, 10) == expected
     alone = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
     assert tried(SLOW_FP64, 20000, 500, 10) == [*alone, *ANY_RANK]
-    assert tried(CPU, 2000, 500, 10) == [SEMINORMAL_CPU[0], *tried(CPU, 2000, 500)]
 
 
 def test_wide_least_squares_problems() -> None:
@@ -225,11 +236,11 @@ def test_wide_least_squares_problems() -> None:
 
 
 def test_damped_least_squares_problems_are_never_wide() -> None:
-    assert tried(CPU, 500, 2000, damp=0.1) == [*by("cgls", "householder fp64"), *ANY_RANK]
+    assert tried(CPU, 500, 2000, damp=0.1) == [*SEMINORMAL_CPU, *ANY_RANK]
     assert tried(H200, 2048, 8192, damp=0.1) == [*by("cgls", "rgsqrf fp16", *FAST), *ANY_RANK]
     # Those of the stacked matrix count.
     assert tried(CPU, 90, 220) == [*SEMINORMAL_CPU, SVD]
-    assert tried(CPU, 90, 220, damp=0.1) == [*by("cgls", "householder fp64"), *ANY_RANK]
+    assert tried(CPU, 90, 220, damp=0.1) == [*SEMINORMAL_CPU, *ANY_RANK]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +250,6 @@ def test_forward_errors_of_other_least_squares_problems_are_refined_together(ask
     asked = dict(asked)
     shape = (500, 2000) if asked.pop("wide", False) else (2000, 500)
     assert tried(CPU, *shape, **asked)[-1] == SVD
-    assert not set(SEMINORMAL_CPU) & set(tried(CPU, *shape, **asked))
     assert tried(CPU, *shape, forward=True, **asked) == [*SEMINORMAL_CPU, SVD]
     without = [link for link in tried(CPU, 2000, 500) if link != ANY_RANK[0]]
     assert tried(CPU, 2000, 500, forward=True) == without  # it has no digits to promise

@@ -36,12 +36,13 @@ def small(name: str, call: Any = None, **more: Any) -> tune.Crossover:
 def test_what_is_kept_is_what_an_engine_has(folder: Path) -> None:
     machine = tuned.machine_of(CPU)
     assert tuned.read(machine) == {}
-    path = tuned.write(machine, {"direct": 77, "gram_lapack": 5})
+    path = tuned.write(machine, {"direct": 77, "direct_single": 5})
     assert path.is_relative_to(folder)
     tuning, shipped = CpuEngine("cpu").tuning, cpu_tuning(CpuEngine("cpu").formats)
-    assert (tuning.direct, tuning.gram_lapack) == (77, 5)
+    assert (tuning.direct, tuning.direct_single) == (77, 5)
     assert (
-        tuned.with_thresholds(tuning, {n: getattr(shipped, n) for n in ("direct", "gram_lapack")}) == shipped
+        tuned.with_thresholds(tuning, {n: getattr(shipped, n) for n in ("direct", "direct_single")})
+        == shipped
     )
     # Read once: a process does not change its mind.
     tuned.write(machine, {"direct": 78})

@@ -15,6 +15,7 @@ import torch
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
+from neula.algorithms.krylov.triangles import Triangles
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
@@ -356,8 +357,31 @@ def test_norms_of_a_problem_are_bounds(n: int, kind: str) -> None:
     assert (system.norm[:, 0] <= norm * (1 + slack)).all()
     assert (system.norm_bound[:, 0] >= norm * (1 - slack)).all()
     assert (system.inverse_norm[:, 0] >= cond / norm * (1 - slack)).all()
-    assert (system.condition >= cond * (1 - slack)).all()
+    assert (system.condition_bound >= cond * (1 - slack)).all()
     assert (system.condition <= math.sqrt(n) * cond * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
+@pytest.mark.parametrize("n", [70, 200])
+def test_triangles_are_solved_with_where_they_are_not_inverted(n: int, kind: str) -> None:
+    a = matrices(3, n + 20, n, kind, 1e4)
+    b, r = noise(3, n + 20, 2), householder_r(a)
+    columns = lengths(r)[..., None]
+    known = Triangles.estimated(r, columns)
+    norm, cond = torch.linalg.matrix_norm(normalized(a), 2), condition(a)[:, 0]
+    assert (known.norm[:, 0] <= norm * (1 + 1e-8)).all()
+    assert (known.norm_bound[:, 0] >= norm).all()
+    assert (known.inverse_norm[:, 0] >= cond / norm).all()
+    for doubled in (False, True):
+        given = a, r, None, None, columns
+        estimated, inverted = (Overdetermined(*given, doubled=doubled, triangles=x) for x in (known, None))
+        assert (estimated.condition_bound >= cond).all()
+        assert (estimated.condition <= cond * (1 + 1e-8)).all()
+        assert (estimated.rate >= inverted.rate / 100).all()
+        one, other = solve(estimated, b), solve(inverted, b)
+        limit = COMPUTED * (one.forward_error + other.forward_error)[:, None]
+        sizes = lengths(columns * one.x)[:, None]
+        assert (lengths(columns * (one.x - other.x))[:, None] <= limit * sizes).all()
 
 
 @pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])

@@ -15,7 +15,6 @@ import neula
 from exact_solutions import error_of, exactly, least_squares, product, solved
 from neula.algorithms.lapack import products
 from neula.algorithms.lapack.doubled import SlicedMatrix
-from neula.algorithms.lapack.seminormal import SeminormalProblem
 from neula.algorithms.lapack.square import SquareSystem
 from neula.algorithms.lapack.triangle import TriangularFactor
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
@@ -141,9 +140,6 @@ def test_all_make_the_same_of_a_matrix(
     assert lower.flags.f_contiguous
     assert np.linalg.norm(np.tril(lower.astype(np.float64)) @ np.tril(lower).T - exact) <= 2 * error
     assert products.cholesky_factor(-gram, large=large) is None
-    squares = exact.diagonal()
-    schatten = np.linalg.norm(exact / np.sqrt(np.outer(squares, squares))) ** 2
-    assert products.schatten_square(exact, 1 / squares, large=large) == pytest.approx(schatten)
     found = products.lu_factors(np.asfortranarray(a[:n]), large=large)
     assert found is not None
     y = scipy.linalg.lu_solve(found, a[:n] @ np.ones(n, dtype))
@@ -211,10 +207,6 @@ def test_larger_qr_is_measured_as_a_small_one(
 def test_what_has_no_good_factors_is_left(rng: np.random.Generator) -> None:
     a = rng.standard_normal((20, 4))
     a[:, 3] = a[:, 1] + 1e-9 * a[:, 2]
-    with np.errstate(all="ignore"):
-        assert SeminormalProblem.factorize(a, doubled=True, single=False) is None
-        assert SeminormalProblem.factorize(1e200 * a[:, :3], doubled=False, single=False) is None
-        assert SeminormalProblem.factorize(np.full((5, 2), np.nan), doubled=False, single=True) is None
     square = a[:4].copy()
     square[3] = square[2]
     for unusable in (square, np.diag([1.0, 1e-6, 1.0, 1.0]), np.full((4, 4), np.nan)):

@@ -205,3 +205,24 @@ def test_a_scaled_copy_is_refined_step_by_step(
     monkeypatch.setattr(Queued, "tuning", replace(Queued.tuning, replayed_bytes=0 if large else 1 << 20))
     assert neula.lstsq(normal(120, 12), normal(120, 1, seed=1), engine=Queued("cpu"), **asked).converged
     assert seen == paces
+
+
+@pytest.mark.parametrize("by_columns", [False, True])
+@pytest.mark.parametrize("asked", [{}, {"damp": 2.0}, {"weights": True}])
+def test_large_matrices_in_single_precision_are_solved_as_they_are(
+    by_columns: bool, asked: dict[str, Any]
+) -> None:
+    """Products widen them as they read them; what is left is rounding x."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(1700, k, generator=generator) for k in (170, 2))
+    a = a.mT.contiguous().mT if by_columns else a
+    if asked.get("weights"):
+        asked = {"weights": torch.rand(1700, generator=generator) + 0.5}
+    found = neula.lstsq(a, b, **asked)
+    exact = neula.lstsq(a.double(), b.double(), certify="forward", **asked)
+    assert found.converged
+    sizes = torch.linalg.vector_norm(a.double(), dim=0)[:, None]
+    errors = torch.linalg.vector_norm(sizes * (found.x - exact.x), dim=0)
+    errors = errors / torch.linalg.vector_norm(sizes * exact.x, dim=0)
+    assert (errors <= found.forward_errors + exact.forward_errors).all()
+    assert found.forward_error <= 2.0**-23

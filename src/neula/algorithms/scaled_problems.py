@@ -80,7 +80,9 @@ class ScaledProblems(ScaledUnknowns):
     unit: float = FP64.u
 
     @classmethod
-    def as_given(cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> Self:
+    def as_given(
+        cls, a: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE, *, narrow: bool = False
+    ) -> Self:
         """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
 
         Parameters
@@ -88,9 +90,12 @@ class ScaledProblems(ScaledUnknowns):
         a : Tensor, shape (batch, m, n), m >= n
         b : Tensor, shape (batch, m, k)
         over_rows : Reduction
+        narrow : bool
+            Whether A stays in its dtype, for products that widen it as they read it.
         """
+        a = a if narrow else a.double()
         zero = torch.zeros((), dtype=torch.int64, device=a.device)
-        return cls(a.double(), None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
+        return cls(a, None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
 
     @classmethod
     def from_arrays(

@@ -87,7 +87,6 @@ CPU = (
     Crossover("direct", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64)),
     Crossover("direct_definite", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64, "pos")),
     Crossover("direct_single", (32, 64, 128, 256, 512), _system(torch.float32)),
-    Crossover("gram_lapack", (16, 32, 64, 128), _least_squares(16), up_to=True),
 )
 
 CUDA = (

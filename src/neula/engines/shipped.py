@@ -44,7 +44,6 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         cholesky_qr_columns=129,  # a kernel does the same for fewer
         in_torch=9216,  # where OpenBLAS takes threads for a product with one vector
         measured_here=1 << 18,
-        gram_lapack=128,  # with more columns bounds by Schatten norms cost digits that LAPACK's R shows
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),

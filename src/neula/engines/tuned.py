@@ -25,7 +25,7 @@ from neula.engines.tuning import Tuning
 from neula.kernels.whole_file import write_whole
 
 MEASURED = (
-    *("direct", "direct_definite", "direct_single", "gram_lapack"),
+    *("direct", "direct_definite", "direct_single"),
     *("queued", "queued_definite", "gram_columns", "cholesky"),
 )
 """Fields of :class:`~neula.engines.tuning.Tuning` that are measured: integers, not negative."""

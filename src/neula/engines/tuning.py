@@ -63,8 +63,8 @@ class Tuning:
         Value of ``m n^2`` up to which nothing beats LAPACK on one matrix, either, if it is twice as tall as
         wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK.
     by_lapack : int
-        Value of ``m n^2`` up to which least-squares problems are solved one by one by NumPy and LAPACK from a
-        Gram matrix, without tensors (times of calls of torch: 10 for 10 x 3, 2 for 600 x 100).
+        Value of ``m n^2`` up to which a problem with bounds is solved by NumPy and LAPACK from a Gram matrix,
+        without tensors.
     by_host : int
         Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
         left to LAPACK: launches take longer. Not for systems that are queued.
@@ -109,9 +109,6 @@ class Tuning:
         takes milliseconds there, and nothing is to be gained from a lower one. A GPU plays the whole link
         back, and synchronizes once: 2000 x 500 takes 2.9 ms on an H200, and 12 with an R in half precision
         and iterations that the host counts; 262144 x 1024 takes 25 and 12.5.
-    gram_lapack, gram_ratio : int
-        Columns up to which they do so with any number of rows, and rows for each column from which on: R from
-        the Gram matrix, its inverse and products with it take less time than LAPACK's QR (2048 x 128: 0.7).
     doubled_elements : int
         Elements of a tall matrix up to which least squares are refined with residuals in twice the working
         precision unasked.
@@ -275,8 +272,6 @@ class Tuning:
     batched_elements: int = 0
     chunk_elements: int = 1 << 19
     together: int = 10_000_000
-    gram_lapack: int = 0
-    gram_ratio: int = 8
     doubled_elements: int = 1 << 62
     svd: int = 10_000_000
     bordered: int = 0

@@ -6,6 +6,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.mixed_product import subtract_product
+from neula.kernels.one_pass_host import OnePass, pays
 
 COLUMNS = 4096
 """Up to how many columns a few rows fit in the registers of a multiprocessor."""
@@ -53,8 +54,8 @@ def normal_product(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^T Y``.
 
-    On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall; elsewhere
-    they are two products.
+    On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall, on a CPU
+    the compiled core does where A is large and float32; elsewhere they are two products.
 
     Parameters
     ----------
@@ -76,6 +77,9 @@ def normal_product(
             [7.]]), tensor([[24.],
             [34.]]))
     """
+    if a.dtype != x.dtype and pays(a):
+        found = OnePass(a.numpy()).residual(None if b is None else b.numpy(), x.numpy())
+        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
     y = product(a, x)
     if b is not None:
         y = b - y
@@ -84,6 +88,8 @@ def normal_product(
 
 def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X``. MKL takes two thirds of the time where the columns of X are contiguous."""
+    if a.dtype != x.dtype and pays(a):
+        return torch.from_numpy(OnePass(a.numpy()).times(x.numpy()))
     if a.dtype != x.dtype:
         return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
     return a @ x.T.contiguous().T
@@ -100,6 +106,8 @@ def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     a : Tensor, shape (m, n)
     y : Tensor, shape (m, k)
     """
+    if a.dtype != y.dtype and pays(a):
+        return torch.from_numpy(OnePass(a.numpy()).transposed_times(y.numpy()))
     if a.dtype != y.dtype:
         return product(a.T, y)
     return a.T @ y if y.shape[1] == 1 else (y.T @ a).T

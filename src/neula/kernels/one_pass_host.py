@@ -16,6 +16,17 @@ EACH = 1 << 15
 """Elements of a matrix from which on another thread is worth the microseconds of its start."""
 
 
+PAYS = 1 << 17
+"""Elements of a matrix in single precision from which passes over it take less time than a copy in double
+precision and products of the library with that."""
+
+
+def pays(a: torch.Tensor) -> bool:
+    """Whether a matrix is in single precision on a CPU, and takes less time as it is."""
+    large = a.is_cpu and a.dtype == torch.float32 and a.numel() >= PAYS
+    return large and takes(a.numpy())
+
+
 def takes(a: np.ndarray) -> bool:
     """Whether there is a kernel for a matrix: one of float32 or float64, whose rows have no gaps."""
     rows = a.ndim == 2 and a.strides[1] == a.itemsize and a.strides[0] >= a.shape[1] * a.itemsize
@@ -68,8 +79,8 @@ class OnePass:
         self._pass(x=x, back=back)
         return back.T
 
-    def residual(self, b: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``r = b - A x``, and ``A^T r``."""
+    def residual(self, b: np.ndarray | None, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """``r = b - A x``, or ``A x`` without b, and ``A^T r``."""
         (m, n), several = self._a.shape, x.shape[1:]
         image, back = np.empty((*several, m)), np.empty((*several, n))
         self._pass(x=x, b=b, image=image, back=back)

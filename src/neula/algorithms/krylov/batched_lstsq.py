@@ -14,7 +14,6 @@ Whether a step does so is measured on random vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -27,9 +26,9 @@ from neula.algorithms.krylov.passes import (
     residual_and_gradient,
     transposed,
 )
-from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
+from neula.algorithms.krylov.triangles import Triangles, solved, solved_transposed
 from neula.certificates.backward_error import Measures, Norms
-from neula.certificates.forward_error import MAX_RATE
+from neula.certificates.forward_error import ESTIMATED, MAX_RATE
 from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
@@ -37,7 +36,6 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
 from neula.kernels.doubled_normal import doubled_normal
 from neula.kernels.refining import uncertainty
-from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
@@ -65,45 +63,6 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 """By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
-@dataclass(frozen=True)
-class Triangles:
-    """What each R of a batch says by itself.
-
-    Attributes
-    ----------
-    inverse : Tensor, shape (batch, n, n)
-        ``R^-1``: products with it take less time than triangular solves for single vectors.
-    norm, norm_bound : Tensor, shape (batch, 1)
-        ``||R D^-1||_2`` from below and from above: from Schatten norms, within ``n^(1/4)``.
-    inverse_norm : Tensor, shape (batch, 1)
-        ``||D R^-1||_2`` from above, likewise.
-    """
-
-    inverse: torch.Tensor
-    norm: torch.Tensor
-    norm_bound: torch.Tensor
-    inverse_norm: torch.Tensor
-
-    @classmethod
-    def from_factor(
-        cls, r: torch.Tensor, columns: torch.Tensor, gram: torch.Tensor | None = None
-    ) -> Triangles:
-        """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1).
-
-        The lower triangle of ``R^T R``, where it is known, spares a product.
-        """
-        inverse = triangular_inverse(r, upper=True)
-        if gram is None:
-            bounds = schatten_bounds(r / columns.mT, upper=True)
-        else:
-            bounds = schatten_bounds_of_gram(gram, columns)
-        return cls(inverse, *bounds, schatten_bounds(columns * inverse, upper=True)[1])
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        return self.inverse, self.norm, self.norm_bound, self.inverse_norm
-
-
 class FactoredTallMatrices:
     """A batch of tall matrices T with R of each.
 
@@ -113,8 +72,8 @@ class FactoredTallMatrices:
         float64, at most 1 in magnitude, columns of comparable size.
     r : Tensor, shape (batch, columns, columns)
         Upper triangular, float64; accurate to any format.
-    inverse : Tensor, shape (batch, columns, columns)
-        ``R^-1``.
+    inverse : Tensor, shape (batch, columns, columns), or None
+        ``R^-1``; None where the library solves.
     low : Tensor, shape (batch, rows, columns), optional
         What rounding T has lost.
     b_low : Tensor, optional
@@ -129,10 +88,12 @@ class FactoredTallMatrices:
         What T^T is applied to in the same pass.
     few : bool
         Whether few vectors measure the rate although more would take no pass more.
+    inverse_norm : Tensor, shape (batch, 1), optional
+        ``||D R^-1||_2`` from above, D being the norms of the columns: what rounding errors of a solve are
+        measured by where there is no inverse.
 
     Attributes
     ----------
-    inverse : Tensor, shape (batch, columns, columns)
     rate : Tensor, shape (batch,)
         ``||I - W^T W||_F`` from above, the rounding errors of its measurement included.
     """
@@ -141,7 +102,7 @@ class FactoredTallMatrices:
         self,
         t: torch.Tensor,
         r: torch.Tensor,
-        inverse: torch.Tensor,
+        inverse: torch.Tensor | None,
         low: torch.Tensor | None = None,
         b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
@@ -150,20 +111,27 @@ class FactoredTallMatrices:
         doubled: bool = True,
         rhs: torch.Tensor | None = None,
         few: bool = False,
+        inverse_norm: torch.Tensor | None = None,
     ) -> None:
         self.t, self.low, self.b_low, self.over_rows = t, low, b_low, over_rows
         self.doubled = self._prepared(columns) if doubled else None
-        self.inverse = inverse
+        self._r, self._inverse = r, inverse
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
         few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))
         count = FEW if few else PROBES
         z = probes(r.shape[-1], r.device, count)
         self._gradient: torch.Tensor | None = None
+        y = self.solve(z)
         if rhs is None:
-            image = over_rows.total(self._normal(inverse @ z))
+            image = over_rows.total(self._normal(y))
         else:
-            image, self._gradient = over_rows.totals(*normal_beside(t, inverse @ z, rhs))
-        self.rate = MARGINS[count] * _change(z, image, inverse) + _noise(r, inverse, columns)
+            image, self._gradient = over_rows.totals(*normal_beside(t, y, rhs))
+        if inverse is not None:
+            noise = _noise(r, inverse, columns)
+        else:  # Frobenius norms from above
+            assert inverse_norm is not None
+            noise = ROUNDING * FP64.u * r.shape[-1] * inverse_norm[:, 0]
+        self.rate = MARGINS[count] * torch.linalg.matrix_norm(z - self.coordinates(image)) + noise
 
     def _prepared(self, columns: torch.Tensor | None) -> Doubled:
         return Doubled.from_matrix(self.t, columns)
@@ -171,9 +139,13 @@ class FactoredTallMatrices:
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
         return normal(self.t, x)
 
+    def solve(self, y: torch.Tensor) -> torch.Tensor:
+        """``R^-1 y``."""
+        return solved(self._r, y) if self._inverse is None else self._inverse @ y
+
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
         """``R^-T g``."""
-        return self.inverse.mT @ g
+        return solved_transposed(self._r, g) if self._inverse is None else self._inverse.mT @ g
 
 
 class Overdetermined(FactoredTallMatrices):
@@ -197,6 +169,8 @@ class Overdetermined(FactoredTallMatrices):
         ``||B||_2`` for ``B = A D^-1``, from below and from above, from :class:`Triangles`.
     inverse_norm : Tensor, shape (batch, 1)
         ``||B^+||_2`` from above, likewise.
+    condition, condition_bound : Tensor, shape (batch,)
+        Condition number of B, estimated and from above.
     """
 
     def __init__(
@@ -217,23 +191,27 @@ class Overdetermined(FactoredTallMatrices):
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.from_factor(r, columns) if triangles is None else triangles
-        vectors = (known.inverse, low, b_low, columns, over_rows)
-        super().__init__(a, r, *vectors, doubled=doubled, rhs=rhs, few=half_precision and over_rows.spread)
+        super().__init__(
+            *(a, r, known.inverse, low, b_low, columns, over_rows),
+            doubled=doubled,
+            rhs=rhs,
+            few=half_precision and over_rows.spread,
+            inverse_norm=known.inverse_norm,
+        )
         self.columns, self._plain_steps = columns, PLAIN_STEPS if half_precision else 0
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
-
-    @property
-    def condition(self) -> torch.Tensor:
-        """Condition number of B from above, shape (batch,)."""
-        return (self.norm_bound * self.inverse_norm)[:, 0]
+        self.condition = (known.norm * known.inverse_norm)[:, 0] / known.margin
+        self.condition_bound = torch.minimum(
+            (known.norm_bound * known.inverse_norm)[:, 0], ESTIMATED * self.condition
+        )
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         known = self._gradient
         gradient = self.over_rows.total(transposed(self.t, b)) if known is None else known
-        x = self.inverse @ self.coordinates(gradient)
+        x = self.solve(self.coordinates(gradient))
         for _ in range(self._plain_steps):
             gradient = self.over_rows.total(residual_and_gradient(self.t, x, b)[1])
-            x = x + self.inverse @ self.coordinates(gradient)
+            x = x + self.solve(self.coordinates(gradient))
         return self.over_rows.agree(x)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
@@ -288,7 +266,7 @@ class Overdetermined(FactoredTallMatrices):
         b_norm, residual_norm = of_rows
         norms = lengths(projected), self.size(high), b_norm, residual_norm
         errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
-        update, left, floor = self.over_rows.agreed(self.inverse @ projected, *errors)
+        update, left, floor = self.over_rows.agreed(self.solve(projected), *errors)
         return DoubledEvaluation(update, left, residual, floor)
 
     def updated(
@@ -338,12 +316,8 @@ def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Te
     It is at least 1 where T lacks full rank, whatever R is.
     """
     z = probes(r.shape[-1], r.device)
-    return MARGIN * _change(z, normal(t, inverse @ z), inverse) + _noise(r, inverse)
-
-
-def _change(z: torch.Tensor, normal: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """``||(I - W^T W) Z||_F``, given ``T^T T R^-1 Z``."""
-    return torch.linalg.matrix_norm(z - inverse.mT @ normal)
+    change = torch.linalg.matrix_norm(z - inverse.mT @ normal(t, inverse @ z))
+    return MARGIN * change + _noise(r, inverse)
 
 
 def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None = None) -> torch.Tensor:

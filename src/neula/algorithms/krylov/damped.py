@@ -33,7 +33,7 @@ class DampedProblems(Overdetermined):
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         gradient = self._apart(transposed(self.t, self._together(b[:, : self.t.shape[1]])))
-        return self.inverse @ self.coordinates(gradient)
+        return self.solve(self.coordinates(gradient))
 
     def residual(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """``b - A x`` for an unevaluated sum, shape (batch, m, k), in twice the working precision."""

@@ -8,7 +8,8 @@ from torch.nn import functional
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled import Doubled
-from neula.kernels.normal_product import normal_product, transposed_product, vectors_at_once
+from neula.kernels.normal_product import normal_product, product, transposed_product, vectors_at_once
+from neula.kernels.one_pass_host import pays
 
 PASSES = 3
 """Most passes over a matrix for random vectors and right-hand sides together; for more of them the library
@@ -30,23 +31,28 @@ def residual_and_gradient(
     t: torch.Tensor, x: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
-    if len(t) == 1 and normal_product.takes(t[0], x[0], b[0]):
+    if len(t) == 1 and (normal_product.takes(t[0], x[0], b[0]) or pays(t[0])):
         residual, gradient = normal_product(t[0], x[0], b[0])
         return residual[None], gradient[None]
     residual = b - t @ x
     return residual, t.mT @ residual
 
 
+def times(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``T X``, T having the dtype of X or, of a single matrix, another."""
+    return product(t[0], x[0])[None] if t.dtype != x.dtype else t @ x
+
+
 def transposed(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``T^T y``."""
-    if len(t) == 1 and transposed_product.takes(t[0], y[0]):
+    if len(t) == 1 and (transposed_product.takes(t[0], y[0]) or pays(t[0])):
         return transposed_product(t[0], y[0])[None]
     return t.mT @ y
 
 
 def normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
-    if len(t) == 1 and normal_product.takes(t[0], x[0]):
+    if len(t) == 1 and (normal_product.takes(t[0], x[0]) or pays(t[0])):
         return normal_product(t[0], x[0])[1][None]
     return ((x.mT.contiguous() @ t.mT) @ t).mT
 

@@ -45,7 +45,8 @@ class Underdetermined(FactoredTallMatrices):
         norm: torch.Tensor | None = None,
         exponents: torch.Tensor | None = None,
     ) -> None:
-        super().__init__(t, r, triangular_inverse(r, upper=True), low, b_low)
+        self.inverse = triangular_inverse(r, upper=True)
+        super().__init__(t, r, self.inverse, low, b_low)
         self.columns = columns
         self._norm = torch.ones_like(t[:, 0, :1]) if norm is None else norm
         self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
@@ -53,7 +54,7 @@ class Underdetermined(FactoredTallMatrices):
         self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None], lifted=True)
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
-        w = self.inverse @ self.coordinates(b)
+        w = self.solve(self.coordinates(b))
         return torch.cat([self.t @ w, w], 1)
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
@@ -74,7 +75,7 @@ class Underdetermined(FactoredTallMatrices):
             rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
         outside, residual = outside + rest, residual + residual_low
         inside = self.coordinates(residual + self.t.mT @ outside)
-        dw = self.inverse @ inside
+        dw = self.solve(inside)
         dx = self.t @ dw - outside
         sizes = lengths(x)
         noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * self._condition

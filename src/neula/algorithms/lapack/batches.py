@@ -21,9 +21,6 @@ than the calls for them."""
 BLOCK = 1 << 15
 """The same of what several passes are made over one after the other."""
 
-COPIED = 32
-"""Columns of matrices that are copied for a product with themselves, since that takes less time."""
-
 
 def lengths(x: np.ndarray) -> np.ndarray:
     """Norms of the columns of each matrix of a batch, shape (batch, k)."""
@@ -51,20 +48,6 @@ def least(x: np.ndarray) -> np.ndarray:
 def transposed_times(a: np.ndarray, x: np.ndarray) -> np.ndarray:
     """``A^T X``; vectors are rows, which takes half the time."""
     return np.matmul(x.transpose(0, 2, 1), a).transpose(0, 2, 1)
-
-
-def gram(x: np.ndarray) -> np.ndarray:
-    """``X^T X``; products of small matrices with themselves take NumPy twice the time of others."""
-    if x.shape[2] > COPIED:
-        return np.matmul(x.transpose(0, 2, 1), x)
-    found = np.empty((len(x), x.shape[2], x.shape[2]))
-    room = np.empty_like(x[: _step(x)])
-    for part in _blocks(x):
-        some = x[part]
-        copy = room[: len(some)]
-        copy[...] = some
-        np.matmul(some.transpose(0, 2, 1), copy, out=found[part])
-    return found
 
 
 def _step(x: np.ndarray) -> int:

@@ -177,14 +177,6 @@ def _fill(a: torch.Tensor, gram: torch.Tensor) -> None:
     gram[:half, half:].copy_(gram[half:, :half].mT)
 
 
-def schatten_square(gram: np.ndarray, reciprocals: np.ndarray, *, large: bool) -> float:
-    """``||D^-1 G D^-1||_F^2`` for reciprocals of ``D^2``: the fourth power of a Schatten 4-norm."""
-    if not large:
-        return float((gram * gram).dot(reciprocals).dot(reciprocals))
-    weights = torch.from_numpy(reciprocals)
-    return float(torch.from_numpy(gram).square().mv(weights).dot(weights))
-
-
 def cholesky_factor(gram: np.ndarray, *, large: bool, clean: bool = True) -> np.ndarray | None:
     """L, column-major; None where there is none.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
-from neula.algorithms.lapack.doubled import Pair, two_sum
+from neula.algorithms.lapack.doubled import two_sum
 from neula.certificates.forward_error import measured_error
 from neula.certificates.stagnation import goes_on
 
@@ -23,7 +23,7 @@ class ResidualEvaluation(NamedTuple):
     Attributes
     ----------
     residual : array, shape (m,)
-        What is left of it after the update; of :class:`FactoredRowSpaceProblem` it is that of x before.
+        What is left of it after the update.
     update : array, shape (n,)
         What to add to x.
     left : float
@@ -46,28 +46,6 @@ class FactoredProblem(Protocol):
 
     def evaluate(self, b: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
         """How good ``high + low`` is, and what makes it better."""
-
-    def size(self, x: np.ndarray) -> float:
-        """``||D x||``."""
-
-
-class FactoredRowSpaceProblem(Protocol):
-    """The same for solutions in the space of the rows, ``x = A^T w``."""
-
-    def start(self, b: np.ndarray) -> np.ndarray:
-        """A first w."""
-
-    def lift(self, w: np.ndarray) -> Pair:
-        """``A^T w``."""
-
-    def evaluate(self, b: np.ndarray, w: np.ndarray, high: np.ndarray, low: np.ndarray) -> ResidualEvaluation:
-        """How good ``x = high + low`` is, and what makes w better; its residual before that."""
-
-    def solves(self, b: np.ndarray, residual: np.ndarray, size: float) -> bool:
-        """Whether an x of this size has a backward error that is small enough, as far as steps can help."""
-
-    def change(self, x: np.ndarray) -> np.ndarray:
-        """``A x``."""
 
     def size(self, x: np.ndarray) -> float:
         """``||D x||``."""
@@ -134,40 +112,8 @@ def refine(
     return _refined(system, high, low, residual, left, steps)
 
 
-def refine_rows(
-    system: FactoredRowSpaceProblem, b: np.ndarray, tolerance: float, max_steps: int = MAX_STEPS
-) -> RefinedVectorSolution | None:
-    """The same for solutions ``x = A^T w``, whose unknowns are w: x alone may leave the space of the rows.
-
-    Parameters
-    ----------
-    system : FactoredRowSpaceProblem
-    b : array, shape (m,)
-    tolerance : float
-    max_steps : int, optional
-    """
-    w = system.start(b)
-    high, low = system.lift(w)
-    left, steps, active = math.inf, 0, True
-    while active and steps < max_steps:
-        steps += 1
-        residual, update, wrong, floor = system.evaluate(b, w, high, low)
-        before, left = left, wrong
-        w = w + update
-        # By itself: rounding errors of A^T w, however large beside small elements of x, show in the next
-        # residual.
-        more, more_low = system.lift(update)
-        high, rest = two_sum(high, more)
-        high, low = two_sum(high, rest + (more_low + low))
-        residual = residual - system.change(more)
-        size = system.size(high)
-        active = goes_on(left, before, tolerance * size, floor)
-        active = active or not system.solves(b, residual, size)
-    return _refined(system, high, low, residual, left, steps)
-
-
 def _refined(
-    system: FactoredProblem | FactoredRowSpaceProblem,
+    system: FactoredProblem,
     high: np.ndarray,
     low: np.ndarray,
     residual: np.ndarray,

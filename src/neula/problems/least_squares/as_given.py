@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple, Self
 
 import torch
 
@@ -12,8 +14,11 @@ from neula.algorithms.krylov.pace import Pace
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import MAX_RATE
+from neula.engines import FP64
 from neula.kernels.doubled import cuts
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
+from neula.kernels.one_pass_host import pays
+from neula.pipeline.gradients import stacked_problem
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
 from neula.problems.least_squares.with_r import measured_members, refines_doubled_of, system_of
@@ -24,19 +29,45 @@ ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
 
 
-def is_plain(a: torch.Tensor, options: LeastSquaresOptions) -> bool:
-    """Whether problems may be solved as they are given: tall, neither weighted nor damped."""
-    special = options.weights is not None or options.damp
-    return not special and options.over_rows.count(a.shape[1]) >= a.shape[2]
+class PlainProblems(NamedTuple):
+    """Tall problems, neither weighted nor damped.
+
+    Attributes
+    ----------
+    a : Tensor, shape (batch, m, n)
+    b : Tensor, shape (batch, m, k)
+    options : LeastSquaresOptions
+        Without weights and damping.
+    data_error : float
+        Backward error of rounding weighted elements: with columns of norm 1, what it changes of A has a
+        Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    options: LeastSquaresOptions
+    data_error: float = 0.0
+
+    @classmethod
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> Self | None:
+        """Weights and damping go into A, unless residuals are in twice the working precision; None for wide
+        problems, and those.
+        """
+        m, n = options.over_rows.count(a.shape[1]), a.shape[2]
+        weighted = options.weights is not None
+        if options.is_wide(m, n):
+            return None
+        if not (weighted or options.damp):
+            return cls(a, b, options)
+        if options.over_rows.spread or options.refines_doubled(m, n):
+            return None
+        a, b = stacked_problem(a, b, options.weights, options.damp)
+        plain = replace(options, weights=None, damp=0.0)
+        return cls(a, b, plain, n**0.5 * FP64.u if weighted else 0.0)
 
 
 def as_given(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    source: RSource,
-    options: LeastSquaresOptions,
-    pace: Pace,
-    gram: torch.Tensor | None,
+    plain: PlainProblems, source: RSource, pace: Pace, gram: torch.Tensor | None
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
@@ -52,12 +83,16 @@ def as_given(
     numbers : Tensor
         What was measured of them, which the host may have read already.
     """
+    a, b, options, data_error = plain
     over_rows = options.over_rows
-    problems, known = ScaledProblems.as_given(a, b, over_rows), {} if gram is None else {"gram": gram}
-    r = source.factor(problems.a, over_rows=over_rows, **known)
+    doubled = refines_doubled_of(options, a, source)
+    narrow = not doubled and len(a) == 1 and pays(a[0])
+    problems = ScaledProblems.as_given(a, b, over_rows, narrow=narrow)
+    known = {} if gram is None else {"gram": gram}
+    r = source.factor(a if source.narrow else problems.a.double(), over_rows=over_rows, **known)
     norms = lengths(r)
     usable = _moderate(norms, over_rows.largest(largest_magnitude(problems.b, 1)))
-    if refines_doubled_of(options, a, source) and cuts(a.device):
+    if doubled and cuts(a.device):
         usable &= _alike(norms)
     read_first = source.checked_first or not pace.is_asynchronous
     if read_first and not source.half_precision and not bool(over_rows.agree(usable)):
@@ -75,7 +110,9 @@ def as_given(
     if pace.is_asynchronous:
         refinement.advance(min(pace.steps, most), pace.steps)
         settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
-        members = measured_members(problems, system, refinement.solution(settled), options, a.shape[1])
+        members = measured_members(
+            problems, system, refinement.solution(settled), options, a.shape[1], data_error
+        )
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = over_rows.agree(torch.cat([numbers.flatten(), torch.stack([usable, promising])])).cpu()
@@ -87,7 +124,7 @@ def as_given(
             return members, refinement.steps, numbers
         most = most if goes_on else refinement.steps
     refinement.advance(most, refinement.steps + 1)
-    members = measured_members(problems, system, refinement.solution(), options, a.shape[1])
+    members = measured_members(problems, system, refinement.solution(), options, a.shape[1], data_error)
     return members, refinement.steps, members.measured()
 
 

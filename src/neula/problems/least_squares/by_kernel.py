@@ -30,7 +30,7 @@ from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
-LARGEST, WIDEST = 1 << 17, 128
+LARGEST, WIDEST = 1 << 18, 256
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
 several; so many also has the Gram matrix of columns that may be dependent."""
 
@@ -138,10 +138,21 @@ def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
     Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the
     shortest of several solutions.
     """
-    tuning, rows = options.engine.tuning, options.rows(m, n)
-    here = tuning.lapack and options.engine.device.type == "cpu" and not options.over_rows.spread
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))
-    return here and exact and not options.named and suits(rows, n, options.dtype)
+    return exact and _are_here(options) and suits(options.rows(m, n), n, options.dtype)
+
+
+def takes_dependent(m: int, n: int, options: LeastSquaresOptions) -> bool:
+    """Whether the core finds the rank of tall matrices that begin otherwise sooner than other ways do."""
+    plain = options.weights is None and not options.damp and not takes(m, n, options)
+    in_reach = n <= m and n**2 <= LARGEST and m * n <= ELEMENTS
+    return plain and in_reach and _are_here(options) and suits(n, 1, options.dtype)
+
+
+def _are_here(options: LeastSquaresOptions) -> bool:
+    """Whether problems are on a CPU, and left to a chain."""
+    here = options.engine.tuning.lapack and options.engine.device.type == "cpu"
+    return here and not options.named and not options.over_rows.spread
 
 
 def kernel_for(

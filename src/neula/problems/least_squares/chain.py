@@ -19,12 +19,9 @@ from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP16_COR, FP64
 from neula.errors import counted
 from neula.pipeline.chain import Answer, Link, Verdict
-from neula.pipeline.in_numpy import IN_NUMPY
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares import by_kernel, links
-from neula.problems.least_squares.batch_by_lapack import batch_by_lapack, suits
 from neula.problems.least_squares.by_kernel import LABEL
-from neula.problems.least_squares.by_lapack import each_by_lapack
 from neula.problems.least_squares.minimum_norm import NO_GAP, by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
@@ -41,40 +38,31 @@ COMPLETE_ORTHOGONAL = "complete orthogonal fp64"
 FIRST = "cholesky fp64"
 """Source of the R of the link that takes what the core does not."""
 
-DEPENDENT = "pivoted householder fp64 + seminormal"
-
 LATER = 4
 """Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
 
 
 def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> Chain:
     """What is tried for all of ``count`` problems together, each step one launch; large ones are solved one
-    by one, on a CPU by LAPACK first.
+    by one, of batches on a CPU those that the core takes by the core first.
 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
     tuning, small = options.engine.tuning, _are_small(count, m, n, options)
-    by_host = _by_host(count, m, n, options)
+    by_core = by_kernel.takes(m, n, options)
     if not small:
-        if by_host is not None:
-            return [_link(LABEL, by_host, together=_leave), *_of_rest(count, by_host)]
+        if by_core:
+            return [_link(LABEL, by_kernel.by_core, together=_leave)]
         return _by_gram(m, n, options) if count == 1 else []
     names = tuning.small_r
-    if tuning.gram_lapack and options.target is not FP64 and not options.refines_doubled(m, n):
+    if tuning.lapack and options.target is not FP64 and not options.refines_doubled(m, n):
         names = ("cholesky fp32", *names)
     made = [partial(_seminormal, name, count, m, n, options, later=i > 0) for i, name in enumerate(names)]
-    if by_host is None:
+    if not by_core:
         return [make() for make in made]
     together = partial(_tried, make=made[names.index(FIRST)])
     last = Link(f"{names[-1]} + seminormal", partial(_tried, make=made[-1]))
-    return [_link(LABEL, by_host, together=together), *_of_rest(count, by_host), last]
-
-
-def _of_rest(count: int, by_host: Callable[..., Answer[LeastSquaresSolutions]]) -> Chain:
-    """What takes those that a link for batches on a CPU has left, which mostly lack full rank."""
-    if count == 1 or by_host is each_by_lapack:
-        return []
-    return [_link(DEPENDENT, each_by_lapack, together=_leave, refused=True)]
+    return [_link(LABEL, by_kernel.by_core, together=together), last]
 
 
 def _tried(
@@ -123,36 +111,19 @@ def _pace(source: RSource, count: int, m: int, n: int, options: LeastSquaresOpti
     return Pace.asynchronous(steps) if steps else SYNCHRONOUS
 
 
-def _by_host(
-    count: int, m: int, n: int, options: LeastSquaresOptions
-) -> Callable[..., Answer[LeastSquaresSolutions]] | None:
-    """What takes problems one after the other on a CPU; None where there is nothing."""
-    if by_kernel.takes(m, n, options):
-        return by_kernel.by_core
-    if count == 1:
-        return None
-    if max(m, n) * min(m, n) ** 2 > options.engine.tuning.by_lapack or options.named:
-        return None
-    if options.damp or options.weights is not None or options.dtype not in IN_NUMPY:
-        return None
-    if m < n:
-        return None
-    if suits(m, n):
-        return batch_by_lapack
-    return None if options.refines_doubled(m, n) else each_by_lapack
-
-
 def _is_exotic(m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems are other than to shorten the residual of a matrix that is not wide."""
     return options.is_wide(m, n) or bool(options.damp) or options.weights is not None
 
 
 def _are_small(count: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
-    """Whether problems take each step together: the time of a single one is that of launches."""
+    """Whether problems take each step together: the time of a single one is that of launches, or, of all that
+    are not wide on a CPU, that of a Gram matrix.
+    """
     tuning, rows = options.engine.tuning, options.rows(m, n)
     few = rows * n <= tuning.batched_elements and count > 1
     small = max(rows, n) * min(rows, n) ** 2 <= tuning.together
-    tall = n <= tuning.gram_lapack and rows >= tuning.gram_ratio * n
+    tall = tuning.lapack and rows >= n and not options.over_rows.spread
     exact = options.forward and _is_exotic(m, n, options)
     return not options.named and bool(few or small or tall or exact)
 
@@ -164,9 +135,12 @@ def chain_after_together(m: int, n: int, options: LeastSquaresOptions, count: in
     """
     if not _are_small(count, m, n, options):
         return chain_alone(m, n, options)[len(_by_gram(m, n, options)) :]
-    if max(m, n) * min(m, n) ** 2 <= options.engine.tuning.svd:
+    rows = options.rows(m, n)
+    if max(rows, n) * min(rows, n) ** 2 <= options.engine.tuning.svd:
         return [_svd()]
     *deficient, svd = _of_any_rank(m, n, options)
+    if by_kernel.takes_dependent(m, n, options):
+        deficient.insert(0, _link(by_kernel.DEPENDENT, by_kernel.by_core, together=_leave))
     if any(SOURCES[name].backward_stable for name in options.engine.tuning.small_r):
         return [*deficient, svd]
     return [*deficient, _by_householder(m, n, options), svd]
@@ -196,7 +170,7 @@ def chain_alone(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     if algorithm == "householder":
         return [_by_householder(m, n, options)]
     lapack = not options.named and options.engine.tuning.lapack_first(options.rows(m, n), n)
-    fast = _by_lapack(m, n, options) if lapack else [*_by_gram(m, n, options), *_with_fast_r(m, n, options)]
+    fast = [] if lapack else [*_by_gram(m, n, options), *_with_fast_r(m, n, options)]
     if algorithm is not None:
         return fast[:1]
     return [*fast, _by_householder(m, n, options), *_of_any_rank(m, n, options)]
@@ -229,18 +203,11 @@ def _by_gram(m: int, n: int, options: LeastSquaresOptions) -> Chain:
     return []
 
 
-def _by_lapack(m: int, n: int, options: LeastSquaresOptions) -> Chain:
-    """LAPACK's reflections in single precision, where nothing finer is asked for."""
-    if options.target is FP64 or options.is_wide(m, n):
-        return []
-    return [_by_householder(m, n, options, "fp32")]
-
-
 def _by_householder(
-    m: int, n: int, options: LeastSquaresOptions, compute: str = "fp64"
+    m: int, n: int, options: LeastSquaresOptions
 ) -> Link[LeastSquaresProblems, LeastSquaresSolutions]:
     name, inner = _inner_solver(m, n, options)
-    return _link(f"householder {compute} + {name}", links.by_householder, inner=inner, compute=compute)
+    return _link(f"householder fp64 + {name}", links.by_householder, inner=inner)
 
 
 def _inner_solver(m: int, n: int, options: LeastSquaresOptions) -> tuple[str, InnerSolver]:

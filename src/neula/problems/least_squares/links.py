@@ -80,11 +80,10 @@ def by_householder(
     *,
     label: str,
     inner: InnerSolver,
-    compute: str = "fp64",
 ) -> Solution:
     """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared
-    preconditioner, start = householder_r(problem, compute)
+    preconditioner, start = householder_r(problem)
     return refined_with(problem, label, preconditioner, inner, start=start)
 
 

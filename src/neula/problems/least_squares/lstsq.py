@@ -190,13 +190,10 @@ def lstsq(
     miss their accuracy, or may lack full rank, go on to a better R and then one by one to the SVD. The
     attempts are those of the batch, then that of the worst problem that was solved alone.
 
-    On a CPU each plain problem that is tall, alone or in a batch, goes to LAPACK first, for R of a Gram
-    matrix, or of reflections where columns are too dependent, with the same equations and bounds
-    (:mod:`neula.algorithms.lapack.seminormal`); of up to 131072 elements and 128 columns it goes to the
-    compiled core instead (:mod:`neula.kernels.seminormal_host`), which takes shifted Cholesky QR for those.
-    One that is square goes there for its LU factors before: a solution of the system is one of least squares,
-    and they take half the operations of a QR. Where neither is accepted, the chain
-    begins, and nothing is said of it.
+    On a CPU problems that are not wide are solved so whatever their size, with R of a Gram matrix, or of
+    reflections where columns are too dependent. Those of up to 262144 elements and 256 columns or rows go to
+    the compiled core first (:mod:`neula.kernels.seminormal_host`), which has shifted Cholesky QR for those.
+    Where its solution is not accepted, the chain begins, and nothing is said of it.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
     stored and the norms D of the columns of A; below full rank that of the problem of the numerical rank.

@@ -13,7 +13,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
-from neula.engines import FORMATS, FP16
+from neula.engines import FP16
 from neula.engines.reduction import Reduction
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
@@ -154,26 +154,23 @@ def _check_half(limit: Limit, n: int, over_rows: Reduction, diagonal: torch.Tens
     limit.check_decay(n, over_rows.agree(diagonal))
 
 
-def householder_r(
-    problem: PreparedProblem, compute: str = "fp64"
-) -> tuple[Preconditioner, torch.Tensor | None]:
-    """R by the library's Householder reflections in single or double precision, and solutions by them.
+def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tensor | None]:
+    """R by the library's Householder reflections in double precision, and solutions by them.
 
     Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
     iterations from zero add may be the only sure ones.
     """
-    report = stage(problem.options.progress, f"factorizing in {compute}")
-    storage, start, over_rows = FORMATS[compute].storage, None, problem.options.over_rows
-    a = (problem.operator.dense() * problem.scales).to(storage)
+    report = stage(problem.options.progress, "factorizing in fp64")
+    start, over_rows = None, problem.options.over_rows
+    a = problem.operator.dense() * problem.scales
     if problem.wide or over_rows.spread:
         r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
     else:
-        x, r = solve_by_householder(a, problem.b.to(storage))
-        start = x.double() * problem.scales[:, None]
+        x, r = solve_by_householder(a, problem.b)
+        start = x * problem.scales[:, None]
     report(1.0)
-    r = r.double()
     # The library's substitution is as stable as can be, and several times slower on a GPU.
-    found = Preconditioner.from_factor(r, r, stable=compute == "fp64")
+    found = Preconditioner.from_factor(r, r, stable=True)
     found = replace(found, extremes=over_rows.agree(found.extremes))
     largest, smallest = found.extremes.tolist()
     return found, start if largest <= WELL_CONDITIONED * smallest else None

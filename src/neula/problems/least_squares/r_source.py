@@ -34,6 +34,8 @@ class RSource:
     half_precision : bool
         Whether R comes from products of half-precision operands: the first steps then need no residuals in
         twice the working precision, and few random vectors measure the rate of convergence.
+    narrow : bool
+        Whether A may have any dtype.
     plain_residuals : bool
         Whether no step takes residuals in twice the working precision unless digits are asked for.
     """
@@ -42,6 +44,7 @@ class RSource:
     from_gram: bool = False
     backward_stable: bool = False
     half_precision: bool = False
+    narrow: bool = False
     plain_residuals: bool = False
 
     @property
@@ -55,7 +58,7 @@ class RSource:
 
 
 SOURCES = {
-    "cholesky fp32": RSource(cholesky32_r),
+    "cholesky fp32": RSource(cholesky32_r, narrow=True),
     "cholesky fp64": RSource(cholesky_r, from_gram=True),
     "shifted cholesky fp64": RSource(shifted_cholesky3_r, from_gram=True, backward_stable=True),
     "householder fp64": RSource(householder_r, backward_stable=True),

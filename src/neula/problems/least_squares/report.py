@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self, cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -13,39 +13,12 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
-from neula.pipeline.in_numpy import of_single, x_of_single
-from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.statistics import FittedProblem
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, does_not_fit, numbers_of, rounded_away, unsure
-from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-
-
-class SingleProblemSolution(NamedTuple):
-    """One problem that was solved without the chain.
-
-    Attributes
-    ----------
-    label : str
-    x : array, shape (n, k)
-        float64, rounded to the dtype of the result.
-    steps : int
-    backward_error, condition, optimality : float
-    forward_errors, residual_norms : list of float
-    rank : int
-    """
-
-    label: str
-    x: np.ndarray
-    steps: int
-    backward_error: float
-    condition: float
-    optimality: float
-    forward_errors: list[float]
-    residual_norms: list[float]
-    rank: int
 
 
 @dataclass(frozen=True)
@@ -81,43 +54,6 @@ class LeastSquaresOutcome:
             what = f"least squares is not certified to {self.result.accuracy} accuracy"
             call.report_missed(what, self.why, self.result, self.missed, unsure=self.unsure)
         return self.result
-
-
-def result_of(
-    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, found: SingleProblemSolution
-) -> LstsqResult[Any]:
-    """The same as a user has it; most read x and nothing else."""
-    bound, worst, norms = (
-        lstsq_bound(options.target, options.full_rank(*shapes.a.shape)),
-        max(found.forward_errors),
-        found.residual_norms,
-    )
-
-    def attempts() -> tuple[Attempt, ...]:
-        errors = f"backward error {found.backward_error:.1e} (bound {bound:.1e}), forward error {worst:.1e}"
-        return (Attempt(found.label, True, errors),)
-
-    def fit() -> LinearFit:
-        x, of_residual = torch.from_numpy(found.x[None]), torch.from_numpy(np.array([norms]))
-        return LinearFit(call, shapes, options, x, of_residual)
-
-    known = {
-        "x": x_of_single(call, shapes, options, found.x),
-        "iterations": found.steps,
-        "backward_error": found.backward_error,
-        "condition": found.condition,
-        "attempts": Later(attempts),
-        "optimality": found.optimality,
-        "tolerance": bound,
-        "residual_norm": norms if len(norms) > 1 else norms[0],
-        "rank": found.rank,
-        "full_rank": options.full_rank(*shapes.a.shape),
-        "factorization": found.label,
-        "ranks": Later(lambda: call.first.wrap_array(np.array(found.rank))),
-        "fit": Later(fit),
-    }
-    of_all = of_single(call, shapes, options, found.backward_error, found.condition, found.forward_errors)
-    return LstsqResult.from_fields(known | of_all)
 
 
 def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -> LstsqResult:

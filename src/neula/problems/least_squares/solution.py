@@ -16,7 +16,6 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
-from neula.problems.least_squares.by_lapack import solve_by_lapack
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -56,9 +55,6 @@ def solve_system(
     begun: Answer[LeastSquaresSolutions] | None = None,
 ) -> LeastSquaresOutcome:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
-    soon = solve_by_lapack(call, shapes, options) if begun is None else None
-    if soon is not None:
-        return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
     problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
     is_batch = bool(shapes.batch)
     alone = begun is None and in_reach(problems.a, problems.b.shape[2], options)

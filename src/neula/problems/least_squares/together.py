@@ -34,7 +34,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.as_given import as_given, is_plain
+from neula.problems.least_squares.as_given import PlainProblems, as_given
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import Factor, RSource
@@ -66,10 +66,11 @@ def solve_together(
         given = None
         # Over processes small problems are scaled as others are: most of their time is for messages.
         few_messages = source.half_precision or not options.over_rows.spread
-        if not pace.is_prelaunched and is_plain(a, weighted) and few_messages:
-            known = source.from_gram and a is problems.a and len(a) == 1
-            gram = problems.gram[None] if known else None
-            given = as_given(a, b, source, weighted, pace, gram)
+        synchronizes = not pace.is_prelaunched and few_messages
+        plain = PlainProblems.from_arrays(a, b, weighted) if synchronizes else None
+        if plain is not None:
+            known = source.from_gram and plain.a is problems.a and len(a) == 1
+            given = as_given(plain, source, pace, problems.gram[None] if known else None)
         if given is None:
             # Of a scaled copy the host reads after every step, and none is plain.
             exact = replace(source, half_precision=False)

@@ -7,12 +7,15 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, lengths
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
+from neula.algorithms.krylov.passes import times
 from neula.algorithms.krylov.summed import SummedProblem
+from neula.algorithms.krylov.triangles import Triangles, are_solved
 from neula.algorithms.orthogonal.r_only import HALVED
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.certificates.forward_error import ESTIMATED, residual_ratio, rounded_error
+from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import least_squares_error, residual_ratio, rounded_error
 from neula.kernels.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
@@ -33,12 +36,15 @@ def system_of(
 ) -> Overdetermined:
     doubled, over_rows = refines_doubled_of(options, problems.a, source), options.over_rows
     columns, triangles = None, None
-    if problems.given or gram is not None:
+    if are_solved(r):
+        columns = lengths(r)[..., None]
+        triangles = Triangles.estimated(r, columns)
+    elif problems.given or gram is not None:
         columns = lengths(r)[..., None]
         # Dozens of launches that know nothing of A, which may be too large to be played back.
         inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
-        known = options.engine.alone.replay(_triangles, inputs, "triangles")
-        triangles = Triangles(*known)
+        inverse, *norms = options.engine.alone.replay(_triangles, inputs, "triangles")
+        triangles = Triangles(inverse, norms[0], norms[1], norms[2])
     return Overdetermined(
         *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
         doubled=doubled,
@@ -125,18 +131,30 @@ def measured_members(
     found: DoubledSolution,
     options: LeastSquaresOptions,
     rows: int,
+    data_error: float = 0.0,
 ) -> LeastSquaresSolutions:
-    """Solutions of tall problems with their evidence."""
+    """Solutions of tall problems with their evidence.
+
+    Residuals in working precision do not show errors below their own, which Wedin's bound may. Backward
+    errors include that of the data.
+    """
     over_rows = options.over_rows
     if problems.given and options.dtype == torch.float64:
         x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
     else:
         x = problems.unscale(found.x).to(options.dtype).double()
         lost = found.x - problems.scale(x)
-        residual = found.residual + problems.a @ lost
+        residual = found.residual + times(problems.a, lost)
         rounding = over(system.size(lost), system.size(found.x))
     residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
-    condition = (system.norm * system.inverse_norm)[:, 0]
+    if data_error:
+        error, optimality = found.measures.backward_error, found.measures.optimality
+        found = replace(found, measures=Measures(error + data_error, optimality))
+    if system.doubled is None:
+        ratio = residual_ratio(residual_norm, system.norm, system.size(found.x))
+        error = least_squares_error(system.condition_bound[:, None], found.measures.backward_error, ratio)
+        error = torch.minimum(found.forward_error, error).where(found.forward_error < torch.inf, torch.inf)
+        found = replace(found, forward_error=error)
     solved = UnscaledSolutions(
         found=found,
         x=x,
@@ -144,8 +162,8 @@ def measured_members(
         low=found.rounding,
         residual_norm=residual_norm,
         b_norm=b_norm,
-        condition=condition,
-        condition_bound=torch.minimum(system.condition, ESTIMATED * condition),
+        condition=system.condition,
+        condition_bound=system.condition_bound,
     )
     return members_of(problems, solved, options, rows)
 
