@@ -27,7 +27,7 @@ def beyond_combinations(rows: torch.Tensor, others: torch.Tensor) -> list[int]:
     Examples
     --------
     >>> rows = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 7.0]], dtype=torch.float64)
-    >>> others = torch.stack([rows[0] + rows[1], rows[0] / 4, torch.tensor([3, 1, 1e-300])])
+    >>> others = torch.tensor([[3.0, 2.0, 7.0], [0.75, 0.25, 0.0], [3.0, 1.0, 1e-300]], dtype=torch.float64)
     >>> beyond_combinations(rows, others)
     [2]
     """
