@@ -47,7 +47,8 @@ def test_columns_whose_squares_underflow_are_reflected() -> None:
     a = random_matrix("geometric", 60, 9, cond=1e3, seed=1)
     a[:, 4] *= 1e-170
     found = neula.qr(a)
-    assert [(one.method, one.accepted) for one in found.attempts] == [("householder fp64", True)]
+    tried = [(one.method, one.accepted) for one in found.attempts]
+    assert tried == [(LABEL, False), ("householder fp64", True)]
     assert is_qr(a, *found)
 
 

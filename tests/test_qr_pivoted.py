@@ -379,3 +379,23 @@ def test_small_ones_of_a_cpu_need_no_chain(monkeypatch: pytest.MonkeyPatch) -> N
     for a in (kahan(90), dependent, 1e-200 * normal(9, 9), normal(4, 7)):
         neula.qr(a, pivoting=True)
     assert calls == [(90, 90), (30, 8), (9, 9), (4, 7)]
+
+
+@pytest.mark.parametrize("dependent", [False, True])
+def test_lapack_pivots_once(dependent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it takes another look at R to see that nothing is hidden."""
+    a = torch.randn(60, 30, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if dependent:
+        a[:, 2] = a[:, 1] + a[:, 3]
+    shapes = []
+
+    def counted(matrices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        shapes.append(tuple(matrices.shape))
+        return lapack_factors(matrices)
+
+    monkeypatch.setattr(pivoted, "lapack_factors", counted)
+    found = neula.qr(a, pivoting=True)
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [pivoted.LABEL]
+    assert shapes == [(1, 60, 30)]
+    assert int((found.R.diagonal() > 1e-12).sum()) == 30 - dependent

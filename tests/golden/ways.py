@@ -19,7 +19,7 @@ WITHOUT_CORE = {"NEULA_CORE": "none"}
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 
-TENSORS = {"by_lapack": 0, "measured_here": 0, "in_torch": 0}
+TENSORS = {"by_lapack": 0, "in_torch": 0}
 
 SMALL_BLOCKS = {
     **TENSORS,

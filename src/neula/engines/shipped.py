@@ -43,7 +43,6 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         by_lapack=100_000_000_000,
         cholesky_qr_columns=129,  # a kernel does the same for fewer
         in_torch=9216,  # where OpenBLAS takes threads for a product with one vector
-        measured_here=1 << 18,
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32
         single=Recursion("cholesky2", 128),
         double=Recursion("cholesky2", 128),

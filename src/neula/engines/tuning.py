@@ -87,9 +87,6 @@ class Tuning:
         it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
         for milliseconds while torch's need the processor (two cores of an Intel Xeon, 300 x 40 in float32:
         6.7 ms in NumPy and 0.6 in torch; 1000 x 1000: 75 and 21).
-    measured_here : int
-        Elements of a matrix up to which NumPy measures a QR: a tenth of the time for 10 x 3. Of a single
-        matrix it measures larger ones, too, where torch has one thread.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
@@ -263,7 +260,6 @@ class Tuning:
     cholesky_qr_columns: int = 1 << 62
     cholesky_qr_ratio: int = 3
     in_torch: int = 1 << 62
-    measured_here: int = 0
     replayed_bytes: int = 0
     single: Recursion = Recursion("caqr", 128)
     double: Recursion = Recursion("caqr", 128)

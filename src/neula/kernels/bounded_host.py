@@ -1,6 +1,8 @@
 """One small least-squares problem with bounds on a CPU, with its evidence, by the compiled core.
 
-The definition in NumPy is :func:`neula.algorithms.lapack.bounded.block_pivoting`.
+Block principal pivoting, as :func:`neula.algorithms.bounded.block_pivoting.block_pivoting`, which works on R.
+Here A is not factorized: sets of free variables are tried with parts of the Gram matrix, and the last one is
+solved for by corrected seminormal equations, with residuals of A itself.
 """
 
 from __future__ import annotations
@@ -109,11 +111,6 @@ class BoundedMinimum(NamedTuple):
     at: np.ndarray
     sizes: np.ndarray
     unbounded: np.ndarray
-
-
-def available() -> bool:
-    """Whether the compiled core is there."""
-    return core() is not None
 
 
 def minimum(

@@ -10,9 +10,6 @@ import torch
 
 from neula.kernels.core import DTYPES, core
 
-FOUND = 5
-"""Numbers for each factorization, named in ``QRErrors`` of ``cpp/kernels.hpp``."""
-
 EACH = 1 << 14
 """Elements of a matrix from which on another thread is worth the microseconds of its starts."""
 

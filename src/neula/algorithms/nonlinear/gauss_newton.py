@@ -13,6 +13,7 @@ from neula.algorithms.nonlinear.damped import norm, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
 from neula.algorithms.nonlinear.some import picked
+from neula.certificates.residuals import X
 from neula.kernels.refining import over
 
 MOST = 30
@@ -105,12 +106,32 @@ def _is_more_than_rounding(at: Iterates, which: torch.Tensor, p: torch.Tensor) -
     near, u = at.near.at(which), at.eps
     far = norm(near.norms * picked(at.x, which).double(), dim=1)
     diagonal = near.r.diagonal(dim1=1, dim2=2).abs() / near.norms
-    return norm(near.norms * p, dim=1) > ROUNDINGS * u * (far + near.size) / diagonal.amin(1)
+    return norm(near.norms * p, dim=1) > rounded_step(far, near.size, diagonal.amin(1), u)
 
 
 def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
-    """The cost, with the rounding errors that it may have."""
-    near, eps = at.near.at(which), at.eps
-    data = norm(near.norms * picked(at.x, which).double(), dim=1) + near.size
-    error = 8 * eps * data
-    return picked(at.cost, which) * (1 + 8 * eps) + near.size * error + error.square()
+    near = at.near.at(which)
+    far = norm(near.norms * picked(at.x, which).double(), dim=1)
+    return allowed_cost(picked(at.cost, which), far, near.size, at.eps)
+
+
+def rounded_step(far: X, size: X, least: X, eps: float) -> X:
+    """Length of a step that rounding errors of the residuals may be all of, from below.
+
+    Parameters
+    ----------
+    far : float, ndarray or Tensor
+        ``||D x||``, D being the norms of the columns.
+    size : float, ndarray or Tensor
+        Of the residuals.
+    least : float, ndarray or Tensor
+        The smallest diagonal element of R with columns of norm 1.
+    eps : float
+    """
+    return ROUNDINGS * eps * (far + size) / least
+
+
+def allowed_cost(cost: X, far: X, size: X, eps: float) -> X:
+    """A cost with the rounding errors that it may have, for ``||D x||`` and residuals of this size."""
+    error = 8 * eps * (far + size)
+    return cost * (1 + 8 * eps) + size * error + error * error

@@ -144,8 +144,8 @@ def lsq_linear(
     -----
     Block principal pivoting with two bounds [1]_, [2]_ on the R of :func:`neula.qr` in double precision,
     beginning with the solution without bounds, and the active-set method of Stark and Parker [3]_ where that
-    does not end, or columns are dependent. One right-hand side on a CPU takes parts of ``A^T A`` instead of R
-    first, and is refined with A.
+    does not end, or columns are dependent. For one right-hand side on a CPU the compiled core first
+    takes parts of ``A^T A`` instead of R, and refines with A.
 
     Where A or b are torch tensors that require a gradient, ``x``, ``fun``, ``residual_norms``, ``cost`` and
     ``unbounded_sol`` have one, of the first and of higher orders: that of least squares on the unknowns

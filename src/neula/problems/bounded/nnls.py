@@ -93,8 +93,8 @@ def nnls(
     -----
     Block principal pivoting [1]_ on the R of :func:`neula.qr` in double precision, and the active-set method
     of Lawson and Hanson [2]_ where that does not end, or columns are dependent. Right-hand sides with the
-    same positive unknowns share a factorization, others are worked on in batches. One right-hand side on a
-    CPU takes parts of ``A^T A`` instead of R first, and is refined with A.
+    same positive unknowns share a factorization, others are worked on in batches. For one right-hand side
+    on a CPU the compiled core first takes parts of ``A^T A`` instead of R, and refines with A.
 
     Where A or b are torch tensors that require a gradient, ``x`` and ``residual_norms`` have one, of the
     first and of higher orders: that of least squares on the positive unknowns, with a matrix of order n for

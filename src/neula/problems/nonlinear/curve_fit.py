@@ -14,9 +14,9 @@ from neula.errors import check_name
 from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
+from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian
-from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import Model, Observations, Prediction, floats, parameters_of, spread_of
 from neula.problems.nonlinear.outcome import result_of
@@ -173,7 +173,7 @@ def curve_fit(
     others = (x_scale, diff_step, most, callback, progress, verbose or None)
     if is_plain(call, y, loss, f_scale, jac, *others):
         given = data.slopes_in_arrays(jac) if callable(jac) else jac
-        result = fit_in_arrays(
+        result = fit_by_minpack(
             call, data.in_arrays(), given, guess.numpy(), bounds, (loss, f_scale), tolerances
         )
     if result is None:

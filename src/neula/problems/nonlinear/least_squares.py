@@ -14,9 +14,9 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
+from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
-from neula.problems.nonlinear.in_arrays import fit_in_arrays, is_plain
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
@@ -183,7 +183,7 @@ def least_squares(
     fun, jac = with_arguments(fun, args, kwargs), with_arguments(jac, args, kwargs)
     others = (x_scale, diff_step, max_nfev, callback, blocks, progress, verbose or None)
     if is_plain(call, x, loss, f_scale, jac, *others):
-        found = fit_in_arrays(call, fun, jac, x.numpy(), bounds, (loss, f_scale), tolerances)
+        found = fit_by_minpack(call, fun, jac, x.numpy(), bounds, (loss, f_scale), tolerances)
         if found is not None:
             return found
     start = Start.from_arrays(x, bounds, x_scale, call.engine.device)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
-from neula.algorithms.lapack.one_function import DOUBLE, Unusual, Vectors
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
+from neula.algorithms.nonlinear.one_function import DOUBLE, Unusual, Vectors
 from neula.io.integers import in_float64
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of

@@ -15,9 +15,9 @@ from neula.engines import FP32, FP64, Format
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
-from neula.pipeline.result import Attempt, QRResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result import QRResult
 from neula.problems.orthogonal.by_kernel import LABEL
+from neula.problems.orthogonal.factors import as_accepted
 
 SMALL = 0.125
 """Part of the bound on orthogonality that is left to passes in double precision."""
@@ -36,16 +36,7 @@ def qr_at_once(call: Call, mode: str) -> QRResult[Any] | None:
     q, r, measures = small_qr.kernel(matrices, enough)
     if (found := _certified(measures, a.shape, target)) is None:
         return None
-    return QRResult(
-        Q=None if mode == "r" else call.first.wrap(q.view(a.shape)),
-        R=call.first.wrap(r.view(*a.shape[:-2], n, n)),
-        certificate=found,
-        attempts=Later(lambda: (Attempt(LABEL, True, found.in_words),)),
-        engine=str(call.engine),
-        accuracy=target.name,
-        seconds=call.seconds,
-        accepted=Later(lambda: call.first.wrap(torch.ones(a.shape[:-2], dtype=torch.bool, device=a.device))),
-    )
+    return as_accepted(call, mode, (q.view(a.shape), r.view(*a.shape[:-2], n, n)), found, LABEL)
 
 
 def _certified(

@@ -1,21 +1,22 @@
-"""QR on a CPU by the compiled core, of one matrix or a batch: from Gram matrices, by one call of a kernel.
+"""QR of few columns, one matrix or a batch, by one call of the compiled core: repeated Cholesky QR.
 
 LAPACK factorizes the matrices whose factors are not accepted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
-from neula.certificates.verdict import within
-from neula.engines import Format
+from neula.engines import FP32, FP64, Format
 from neula.kernels.cholesky_qr_host import cholesky_qr
+from neula.problems.orthogonal.on_host import probe_vectors, trusted
+from neula.problems.orthogonal.problem import QRValues
 
 LABEL = "cholesky-qr fp64, repeated"
 """Of kernels that do this, on a host and on a GPU."""
@@ -27,62 +28,70 @@ PART = 0.5
 """Of the bound on orthogonality, that may be lost by what is not repeated."""
 
 
-class KernelQRFactors(NamedTuple):
-    """Factors by a kernel.
+class MeasuredFactors(NamedTuple):
+    """Factors with what was measured of them.
 
     Attributes
     ----------
-    q, r : Tensor
-    measures : array, shape (5, batch)
-        As of :func:`neula.kernels.probes_host.reflected_errors`.
+    q, r : Tensor, shape (m, n) and (n, n), or with a batch before them
+    measures : array, shape (3, batch)
+        As of :func:`neula.certificates.qr.qr_measures`.
     certificate : QRCertificate or QRCertificates
-    accepted : bool or array of bool
     """
 
     q: torch.Tensor
     r: torch.Tensor
     measures: np.ndarray
     certificate: QRCertificate | QRCertificates
-    accepted: bool | np.ndarray
+
+    @classmethod
+    def certified(
+        cls, q: torch.Tensor, r: torch.Tensor, measures: np.ndarray, target: Format
+    ) -> MeasuredFactors:
+        """Factors with their certificates, of matrices that are not wide."""
+        shape = q.shape[-2:]
+        if q.ndim == 2:
+            residual, size, loss = measures[:, 0].tolist()
+            return cls(q, r, measures, certificate_of(residual, size, loss, shape, target))
+        return cls(q, r, measures, certificates_of(measures, torch.float64, shape, target))
 
     @property
     def all_accepted(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.accepted is True or bool(np.all(self.accepted))  # in a tenth of its time
+        known = self.certificate
+        return known.accepted if isinstance(known, QRCertificate) else not known.rejected
+
+    @property
+    def certificates(self) -> Sequence[QRCertificate]:
+        """One for each matrix."""
+        return (self.certificate,) if isinstance(self.certificate, QRCertificate) else self.certificate
+
+    @property
+    def values(self) -> QRValues:
+        """The same of a batch, which may have one matrix."""
+        q, r = (x if x.ndim == 3 else x[None] for x in (self.q, self.r))
+        return QRValues(q, r, torch.from_numpy(self.measures).T)
 
 
-def factorized_by_kernel(a: torch.Tensor, g: np.ndarray, target: Format) -> KernelQRFactors | None:
-    """Factors of which some may not be accepted; None where there is no way to them.
+def is_for_core(m: int, n: int, target: Format) -> bool:
+    """Whether the core factorizes matrices of this shape to this accuracy."""
+    return m >= n > 0 and n <= COLUMNS and target in (FP32, FP64)
+
+
+def factorized_by_core(a: torch.Tensor, target: Format) -> MeasuredFactors | None:
+    """Factors of which some may not be accepted; None without the core, and for matrices of another dtype.
 
     Parameters
     ----------
-    a : Tensor, shape (m, n) or (batch, m, n), m >= n
-        On the host, in the dtype of the target.
-    g : array, shape (n, 4)
-        Random vectors.
+    a : Tensor, shape (m, n) or (batch, m, n)
+        On the host.
     target : Format
-        float64 or float32.
     """
-    n = a.shape[-1]
-    if n > COLUMNS:
+    m, n = a.shape[-2:]
+    if a.dtype != target.dtype or not is_for_core(m, n, target):
         return None
-    found = cholesky_qr(a, g, PART * orthogonality_bound(target, n))
+    found = cholesky_qr(a, probe_vectors(n), PART * orthogonality_bound(target, n))
     if found is None:
         return None
-    q, r, measures = found
-    return KernelQRFactors(q, r, measures, *certified(measures, a.shape, target))
-
-
-def certified(
-    measures: np.ndarray, shape: torch.Size, target: Format
-) -> tuple[QRCertificate | QRCertificates, bool | np.ndarray]:
-    """Certificates of what was measured, and which are accepted: none whose squares of columns are not to be
-    trusted.
-    """
-    low, high = SAFE_NORMS[torch.promote_types(target.dtype, torch.float32)]
-    if len(shape) == 2:
-        residual, size, loss, smallest, largest = measures[:, 0].tolist()
-        one = certificate_of(residual, size, loss, shape, target)
-        return one, one.accepted and bool(within((low, smallest), (largest, high)))
-    several = certificates_of(measures[:3], torch.float64, shape[-2:], target)
-    return several, several.accepted & within((low, measures[3]), (measures[4], high))
+    q, r, numbers = found
+    return MeasuredFactors.certified(q, r, trusted(numbers, target), target)

@@ -17,12 +17,10 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import finite_members
 from neula.pipeline.result import Attempt
-from neula.problems.orthogonal.by_kernel import LABEL, factorized_by_kernel
 from neula.problems.orthogonal.chain import MatrixLayout, QRJudge, chain_alone
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import refined_from_gram
-from neula.problems.orthogonal.on_host import probe_vectors
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 
@@ -81,8 +79,6 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     a = a.double()
     count, m, n = a.shape
     options = QROptions(FP64, engine)
-    if count == 1 and (small := _by_kernel(a, engine)):
-        return small
     compute = coarse_arithmetic(m, n, engine.tuning)
     if compute is None or count > 1 or not bool(finite_members(a).all()):
         return CertifiedQR.from_factors(factorize(a, "reduced", options))
@@ -91,20 +87,6 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     with plain_arithmetic(engine.device):
         run = run_chain(links, QRMatrices(a, options), judge)
     return CertifiedQR.from_factors(QRFactors.from_run(run, judge.certificates(run)))
-
-
-def _by_kernel(a: torch.Tensor, engine: Engine) -> CertifiedQR | None:
-    """A small matrix on a CPU: tensors of batches, and threads of torch, take many times as long."""
-    m, n = a.shape[1:]
-    here = a.is_cpu and engine.device.type == "cpu" and not engine.over_rows.spread
-    if not (here and m >= n > 0 and engine.tuning.lapack_first(m, n)):
-        return None
-    found = factorized_by_kernel(a[0], probe_vectors(n), FP64)
-    if found is None or not isinstance(found.certificate, QRCertificate) or not found.all_accepted:
-        return None
-    attempts = (Attempt(LABEL, True, found.certificate.in_words),)
-    accepted = torch.ones(1, dtype=torch.bool, device="cpu")
-    return CertifiedQR(found.q[None], found.r[None], accepted, (found.certificate,), attempts)
 
 
 def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:

@@ -26,7 +26,8 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Answer, Link, Run, Verdict
 from neula.pipeline.inputs import finite_members
-from neula.problems.orthogonal import launched, links
+from neula.problems.orthogonal import host_links, launched, links
+from neula.problems.orthogonal.by_kernel import LABEL, is_for_core
 from neula.problems.orthogonal.links import QRLink
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QROptions, QRValues
 
@@ -84,7 +85,7 @@ def chain_together(m: int, n: int, target: Format, tuning: Tuning) -> list[QRLin
     name, dtype = storage.name, storage.dtype
     last = links.together("householder fp64", torch.float64, householder, waits=True)
     if tuning.lapack:
-        return [links.by_lapack(storage), last]
+        return [*_by_core(m, n, target), links.by_lapack(storage), last]
     square = m < 2 * k
     doubled = square and storage is FP32 and k > TILE_COLUMNS and "fp64" in tuning.preconditioners
     passes = 2 if square and not doubled else 1
@@ -134,9 +135,10 @@ def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) 
     storage, tuning = FP64 if options.target is FP64 else FP32, options.engine.tuning
     tried: list[QRLink] = []
     if not (options.named or options.over_rows.spread) and tuning.cholesky_qr_first(layout.m, layout.n):
-        tried.append(links.by_products(options.target))
+        tried.append(host_links.by_products(options.target))
     if not options.named and tuning.lapack_first(layout.m, layout.n):
-        return [*tried, links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
+        tried += _by_core(layout.m, layout.n, options.target)
+        return [*tried, host_links.alone_by_lapack(storage), Link("householder fp64", links.by_householder)]
     tried += _tall(layout, options) or _by_gram_matrices(layout, options, wait=wait)
     tried += _queued(low, layout, options, wait=wait)
     if named in (None, "rgsqrf"):
@@ -151,6 +153,11 @@ def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) 
     if named in (None, "householder"):
         tried.append(Link("householder fp64", links.by_householder))
     return tried
+
+
+def _by_core(m: int, n: int, target: Format) -> list[QRLink]:
+    """The compiled core, of few columns."""
+    return [Link(LABEL, host_links.by_core)] if is_for_core(m, n, target) else []
 
 
 def is_queued(layout: MatrixLayout, options: QROptions) -> bool:

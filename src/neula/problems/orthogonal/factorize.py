@@ -15,12 +15,14 @@ from neula.certificates.qr import QRCertificate, QRCertificates, accepted_by
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal import chain
+from neula.problems.orthogonal.by_kernel import MeasuredFactors
 from neula.problems.orthogonal.chain import MatrixLayout, QRJudge
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import QRLink, without_factors
@@ -55,6 +57,17 @@ def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begu
         else:
             factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
+
+
+def go_on(call: Call, mode: str, options: QROptions, first: tuple[MeasuredFactors, str] | None) -> QRFactors:
+    """Factors by chains that begin with what their first link has found already."""
+    matrices, begun = call.matrices(), None
+    if first is not None:
+        values, label = first[0].values, first[1]
+        together = _go_together(matrices, options)
+        places = torch.arange(len(matrices), device="cpu").split(len(matrices) if together else 1)
+        begun = [Answer(values if together else values.at(place), label) for place in places]
+    return factorize(matrices, mode, options, begun)
 
 
 def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.Tensor, Begun] | None:

@@ -31,11 +31,8 @@ from neula.certificates.qr import (
 )
 from neula.engines import FP64, Format
 from neula.engines.reduction import Reduction
-from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.chain import Answer, Link
-from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.refusals import Declined
-from neula.problems.orthogonal.by_products import factorized_by_products, label_of
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 CORRECTED = " + correction"
@@ -127,38 +124,14 @@ def another_pass(label: str) -> QRLink:
     return Link(label, answer, inherits=True)
 
 
+def reflections(storage: Format) -> str:
+    """The label of reflections in a format."""
+    return f"householder {storage.name}"
+
+
 def by_lapack(storage: Format) -> QRLink:
     """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
-    return together(f"householder {storage.name}", storage.dtype, householder, scaled=False)
-
-
-def alone_by_lapack(storage: Format) -> QRLink:
-    """The same of a single matrix, which must not hold NaN or Inf."""
-    link = by_lapack(storage)
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        if not surely_finite(matrices.a):
-            check_finite(matrices.a[0], largest_magnitude(matrices.a[0], 0), "A")
-        return link.answer(matrices, before)
-
-    return Link(link.label, answer)
-
-
-def by_products(target: Format) -> QRLink:
-    """Cholesky QR of a single tall matrix, on the host."""
-    label = label_of(target)
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        a, options = matrices.a[0], matrices.options
-        found = factorized_by_products(a, options)
-        if not found.all_accepted:
-            raise Declined(f"{found.certificate}: columns may be too dependent for their Gram matrix")
-        if options.progress is not None:
-            options.progress(label, 1.0)
-        r = found.r.to(torch.promote_types(a.dtype, found.r.dtype))
-        return Answer(QRValues.of_one(found.q, r, torch.from_numpy(found.measures[:3, 0].copy())), label)
-
-    return Link(label, answer)
+    return together(reflections(storage), storage.dtype, householder, scaled=False)
 
 
 def one_by_one(a: torch.Tensor, method: Method) -> Factors:

@@ -11,7 +11,6 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.bounds import Accuracy
-from neula.certificates.qr import QRCertificate
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
@@ -26,9 +25,9 @@ from neula.pipeline.pending import finish
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
-from neula.problems.orthogonal.by_lapack import factorized_by_lapack
-from neula.problems.orthogonal.factorize import Begun, begin, factorize
-from neula.problems.orthogonal.factors import QRFactors, as_pending, as_result
+from neula.problems.orthogonal.factorize import Begun, begin, factorize, go_on
+from neula.problems.orthogonal.factors import QRFactors, as_accepted, as_pending, as_result
+from neula.problems.orthogonal.host_links import first_on_host
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
@@ -161,15 +160,15 @@ def _begun(
 
 def _factorized(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRFactors, QRResult]:
     """Q and R of A, certified."""
-    alone = factorized_by_lapack(call, options) if begun is None else None
-    if alone is not None:
-        found = alone.found
-        certificates = (
-            [found.certificate] if isinstance(found.certificate, QRCertificate) else found.certificate
-        )
-        q, r = (x if x.ndim > 2 else x[None] for x in (found.q, found.r))
-        return QRFactors(q, r, certificates, ()), alone.result(call, "reduced", options)
-    factors = factorize(call.matrices(), "reduced", options, begun)
+    if begun is None:
+        first = first_on_host(call, options)
+        if first is not None and first[0].all_accepted:
+            found, label = first
+            result = as_accepted(call, "reduced", (found.q, found.r), found.certificate, label)
+            return QRFactors(found.values.q, found.values.r, found.certificates, ()), result
+        factors = go_on(call, "reduced", options, first)
+    else:
+        factors = factorize(call.matrices(), "reduced", options, begun)
     return factors, as_result(factors, call, "reduced", options)
 
 

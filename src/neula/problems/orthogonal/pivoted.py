@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
+from scipy.linalg import lapack
 
 from neula.algorithms.orthogonal.pivots import eliminated_order, greedy_orders, lapack_factors, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
@@ -21,17 +23,23 @@ from neula.algorithms.spectra.numerical_rank import (
     smallest_singular_values,
 )
 from neula.certificates.bounds import residual_bound
-from neula.engines import FP16, FP64
+from neula.engines import FP16, FP32, FP64
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
+from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.result import Attempt
+from neula.problems.orthogonal.by_kernel import MeasuredFactors
 from neula.problems.orthogonal.chain import QRJudge, go_together
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import together
+from neula.problems.orthogonal.on_host import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+
+LABEL = "householder with pivoting"
 
 ROUNDS = 4
 """Eliminations in half precision, each of which reaches some three digits further down."""
@@ -41,7 +49,12 @@ SHOWN = 2.0
 
 
 def factorize_pivoted(
-    matrices: torch.Tensor, mode: str, options: QROptions, *, is_batch: bool
+    matrices: torch.Tensor,
+    mode: str,
+    options: QROptions,
+    *,
+    is_batch: bool,
+    begun: tuple[MeasuredFactors, torch.Tensor] | None = None,
 ) -> tuple[QRFactors, torch.Tensor]:
     """Factors of ``A[:, P]``, and P.
 
@@ -53,6 +66,8 @@ def factorize_pivoted(
     options : QROptions
     is_batch : bool
         Whether NaN and Inf are no error.
+    begun : pair, optional
+        From :func:`pivoted_on_host`.
 
     Returns
     -------
@@ -69,7 +84,7 @@ def factorize_pivoted(
     if some and not is_batch:
         check_finite(matrices[0], engine.column_max(matrices[0]), "A")
     with plain_arithmetic(engine.device):
-        order, factors = _pivoted(matrices, mode, options)
+        order, factors = _pivoted(matrices, mode, options) if begun is None else _begun(*begun)
     factors = factors or factorize(in_order(matrices, order), mode, options)
     if some and engine.tuning.tournaments and not _few_columns(matrices.shape, options):
         order, factors = _with_longer_pivots(order, factors, matrices, mode, options)
@@ -79,6 +94,40 @@ def factorize_pivoted(
         return factors, order
     order = order.gather(1, better)
     return factorize(in_order(matrices, order), mode, options), order
+
+
+def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[MeasuredFactors, torch.Tensor] | None:
+    """Factors of one matrix on a CPU as LAPACK finds them, and the order of its columns, if accepted."""
+    a, target = call.first.tensor, options.target
+    asked = options.named or options.progress is not None or call.differentiable or call.first.places
+    here = a.ndim == 2 and a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
+    usual = here and a.dtype == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
+    if asked or not usual or not len(a) >= a.shape[1] > 0 or not _few_columns((1, *a.shape), options):
+        return None
+    with call.computing():
+        if not bool(a.isfinite().all()):
+            return None
+        q, r, order = (x[0] for x in lapack_factors(a[None]))
+        measures = measured_on_host(a[:, order], q, r, target)
+        found = MeasuredFactors.certified(q, r, measures, target)
+    return (found, order) if found.all_accepted else None
+
+
+def shows_all(found: MeasuredFactors) -> bool:
+    """Whether all singular values count, of columns of norm 1: then R has none to hide."""
+    r = found.r.numpy()
+    columns = np.sqrt(np.einsum("ij,ij->j", r, r, dtype=np.float64))
+    inverse, singular = lapack.dtrtri(r.astype(np.float64, copy=False))
+    if singular:
+        return False
+    inverse *= columns[:, None]
+    tolerance = rank_tolerance(found.r.dtype, *found.q.shape)
+    return float(np.einsum("ij,ij->", inverse, inverse)) ** 0.5 * tolerance * len(r) ** 0.5 < 1
+
+
+def _begun(found: MeasuredFactors, order: torch.Tensor) -> tuple[torch.Tensor, QRFactors]:
+    attempts = (Attempt(LABEL, True, found.certificate.in_words),)
+    return order[None], QRFactors(found.values.q, found.values.r, found.certificates, attempts)
 
 
 def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -110,7 +159,7 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[tor
     return order, _accepted(in_order(matrices, order), q, r, mode, options)
 
 
-def _few_columns(shape: torch.Size, options: QROptions) -> bool:
+def _few_columns(shape: tuple[int, ...], options: QROptions) -> bool:
     """Whether pivots are found one by one."""
     (count, m, n), tuning = shape, options.engine.tuning
     few = min(m, n) <= tuning.sketched_pivots
@@ -122,7 +171,7 @@ def _accepted(
 ) -> QRFactors | None:
     """Factors of matrices in their new order, if all are as good as they must be."""
     judge = QRJudge(matrices.shape[1:], options.target, matrices)
-    link = together("householder with pivoting", q.dtype, lambda _: (q, r), scaled=False, waits=True)
+    link = together(LABEL, q.dtype, lambda _: (q, r), scaled=False, waits=True)
     run = run_chain([link], QRMatrices(matrices, options), judge)
     if not run.accepted.all():
         return None

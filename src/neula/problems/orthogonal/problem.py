@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -18,6 +19,7 @@ from neula.engines.reduction import Reduction
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
+from neula.problems.orthogonal.on_host import measured_on_host
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,10 @@ class QRMatrices(Batch):
             r = r / scales[:, None, : self.k]
         if self.a.shape[2] > self.k:
             r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
+        if scales is None and self._is_for_host(q, r):
+            measures = measured_on_host(self.a, q, r, self.options.target)
+            if np.isfinite(measures).all():
+                return q, r, torch.from_numpy(measures)
         if scales is None:
             norms = torch.linalg.vector_norm(r, dim=1)
             low, high = SAFE_NORMS[q.dtype]
@@ -171,6 +177,11 @@ class QRMatrices(Batch):
             scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
         (r,) = self.options.over_rows.agreed(r)
         return q, r, qr_measures(self.a, q, r, scales, self.options.over_rows)
+
+    def _is_for_host(self, q: torch.Tensor, r: torch.Tensor) -> bool:
+        """Whether the host measures factors faster than torch does."""
+        alike = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
+        return self.a.is_cpu and alike and not self.options.over_rows.spread
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """``Q^T A`` of the columns beyond the square."""

@@ -21,11 +21,11 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
 from neula.problems.orthogonal.at_once import qr_at_once
-from neula.problems.orthogonal.by_lapack import qr_by_lapack
-from neula.problems.orthogonal.factorize import begin, factorize
-from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
-from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order
-from neula.problems.orthogonal.pivoted_by_lapack import pivoted_by_lapack
+from neula.problems.orthogonal.factorize import begin, factorize, go_on
+from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result, give_factors_back
+from neula.problems.orthogonal.host_links import first_on_host
+from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
+from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
@@ -220,20 +220,24 @@ def qr(
         call = call.by_host(engine)
     options = QROptions(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
     if pivoting:
-        if (single := pivoted_by_lapack(call, mode, options)) is not None:
-            return single
-        factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2)
+        alone = pivoted_on_host(call, mode, options)
+        if alone is not None and shows_all(alone[0]):
+            found, order = alone
+            return as_accepted(call, mode, (found.q, found.r), found.certificate, PIVOTED, order)
+        factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2, begun=alone)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
     if mode == "raw":
         return as_result(factorize_raw(call.matrices(), options), call, mode, options)
     if not wait and (pending := _begun(call, mode, options)) is not None:
         return pending
-    if not overwrite_a and (single := qr_by_lapack(call, mode, options)) is not None:
-        return single
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
-    return as_result(factorize(call.matrices(), mode, options), call, mode, options)
+    first = first_on_host(call, options)
+    if first is not None and first[0].all_accepted and mode != "complete":
+        found, label = first
+        return as_accepted(call, mode, (found.q, found.r), found.certificate, label)
+    return as_result(go_on(call, mode, options, first), call, mode, options)
 
 
 def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:

@@ -8,9 +8,9 @@ import scipy.optimize
 import torch
 
 import neula
-from neula.algorithms.lapack.gauss_newton import Near, polished
-from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
+from neula.algorithms.nonlinear.minpack import Near, polished
+from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual
 from neula.problems.nonlinear import curve_fit, least_squares
 
 T = np.linspace(0, 4, 40)

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from scipy.linalg import lapack
 
-from neula.algorithms.lapack.gauss_newton import TINY, Near, minimized, polished
-from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual, Vectors
-from neula.algorithms.lapack.refinement import length
 from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS
 from neula.algorithms.nonlinear.levenberg_marquardt import Tolerances
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
+from neula.algorithms.nonlinear.minpack import TINY, Near, minimized, polished
+from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, Vectors, length
 from neula.certificates.forward_error import digits_of
 from neula.certificates.verdict import Evidence
 from neula.io.integers import in_float64
@@ -58,7 +57,7 @@ def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *ot
     return known and of_numpy and named and plain and x.ndim <= 1
 
 
-def fit_in_arrays(
+def fit_by_minpack(
     call: Call,
     fun: Vectors,
     jac: Callable[..., Any] | str | None,

@@ -13,8 +13,15 @@ import numpy as np
 import torch
 from scipy.linalg import blas
 
-from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.differentiate import MEASURED, NEGLIGIBLE, PROBES, QUOTIENTS, SHORT, STEPS
+from neula.algorithms.nonlinear.differentiate import (
+    MEASURED,
+    NEGLIGIBLE,
+    PROBES,
+    QUOTIENTS,
+    SHORT,
+    STEPS,
+    noise,
+)
 from neula.algorithms.nonlinear.losses import Loss
 from neula.kernels.magnitudes import MODERATE
 
@@ -27,6 +34,11 @@ EPS = float(np.finfo(DOUBLE).eps)
 _FAR = {
     name: ([far for far, _ in pairs], np.array([by for _, by in pairs])) for name, pairs in QUOTIENTS.items()
 }
+
+
+def length(x: np.ndarray) -> float:
+    """Euclidean norm of a vector whose squares neither overflow nor underflow."""
+    return math.sqrt(x.dot(x))
 
 
 class Unusual(Exception):
@@ -87,7 +99,7 @@ class OneFunction:
     @property
     def noise(self) -> float:
         """Relative error of the columns of the Jacobian, from below."""
-        return EPS if self._derivatives is not None else EPS ** (1 - STEPS[self.scheme])
+        return EPS if self._derivatives is not None else noise(self.scheme, EPS)
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
         """At x, shape (m,).

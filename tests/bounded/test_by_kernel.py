@@ -1,4 +1,4 @@
-"""One problem without the chain: beside the chain, beside exact solutions, and where it is refused."""
+"""One problem by the compiled core: beside the chain, beside exact solutions, and where it is refused."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from tests.bounded.kkt import U, violation
 from tests.bounded.test_bounded import bound, problem
 
 import neula
-from neula.kernels import bounded_host
-
-
-@pytest.fixture(params=["kernel", "numpy"], autouse=True)
-def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "numpy":
-        monkeypatch.setattr(bounded_host, "available", lambda: False)
+from neula.problems.bounded import by_kernel
 
 
 def is_alone(result) -> bool:
@@ -152,3 +146,10 @@ def test_who_else_is_left_to_the_chain() -> None:
     assert not is_alone(neula.nnls(torch.from_numpy(A).bfloat16(), torch.from_numpy(b).bfloat16()))
     with pytest.warns(neula.AccuracyWarning):
         assert not is_alone(neula.nnls(*problem(60, 40), maxiter=1))
+
+
+def test_large_problems_are_left_to_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = problem(30, 6)
+    monkeypatch.setattr(by_kernel, "LARGEST", A.size * 6)
+    assert is_alone(neula.nnls(A, b))
+    assert not is_alone(neula.nnls(*problem(31, 6)))

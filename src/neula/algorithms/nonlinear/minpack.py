@@ -15,9 +15,7 @@ import numpy as np
 from scipy.linalg import lapack
 from scipy.optimize import leastsq
 
-from neula.algorithms.lapack.one_function import EPS, OneFunction, Unusual
-from neula.algorithms.lapack.refinement import length
-from neula.algorithms.nonlinear.gauss_newton import MOST, NEAR, ROUNDINGS, STAGNANT
+from neula.algorithms.nonlinear.gauss_newton import MOST, NEAR, STAGNANT, allowed_cost, rounded_step
 from neula.algorithms.nonlinear.levenberg_marquardt import (
     BOTH,
     FIRST_RADIUS,
@@ -26,6 +24,7 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
     XTOL,
     Tolerances,
 )
+from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, length
 
 TINY = EPS**0.75
 """Part of x that a step must be longer than, if errors of the Jacobian may be all that it is."""
@@ -98,7 +97,7 @@ class Near:
                 raise Unusual
             step = lapack.dtrtrs(r, -c)[0]
             far, long, cost = length(norms * x), length(norms * step), function.cost(x)
-            rounding = ROUNDINGS * EPS * (far + size) / least
+            rounding = rounded_step(far, size, least, EPS)
             noise = function.noise * n**0.5 * size / (least * least)
             gradient = slopes @ f
         return cls(x, cost, slopes, r, c, gradient, norms, size, far, step, long, rounding, noise)
@@ -116,8 +115,7 @@ class Near:
 
     def exceeded_by(self, cost: float) -> bool:
         """Whether a cost is larger, beyond the rounding errors that it may have."""
-        error = 8 * EPS * (self.far + self.size)
-        return not cost <= self.cost * (1 + 8 * EPS) + self.size * error + error * error
+        return not cost <= allowed_cost(self.cost, self.far, self.size, EPS)
 
 
 def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> tuple[np.ndarray, int]:
