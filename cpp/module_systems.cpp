@@ -161,6 +161,8 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
 {
     nb::class_<SystemsSetting>(m, "SystemsSetting");
     core.def_prop_ro_static("system_evidence", [](nb::handle) { return evidence_fields(); });
+    core.def_prop_ro_static("factor_blocks", [](nb::handle) { return nb::make_tuple(FACTOR_BLOCK, MOST_FACTOR_BLOCKS); });
+    core.def_prop_ro_static("cache_line", [](nb::handle) { return CACHE_LINE; });
     core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"),
              nb::arg("equilibrated"), nb::arg("max_rate"), nb::arg("rounding"), nb::arg("margin"), nb::arg("computed"),
              nb::arg("estimated"), nb::arg("digits"));

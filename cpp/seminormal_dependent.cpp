@@ -1,7 +1,12 @@
 // Dependent columns: a part of seminormal.cpp. Pivots of the Gram matrix of B = A D^-1 name r columns that count,
 // B P = B1 [I F] + [0 E] with F by the corrected seminormal equations and an E that is computed. The solution has the
 // coefficients c = [I F] P^T D x with R c = Q^T b, and the minimum-norm one is M (M^T M)^-1 c for M = D P [I F]^T, a sum of
-// rows (neula/algorithms/lapack/dependent.py says more, and how far what is dropped turns their space).
+// rows: it lies in their space whatever the errors of its coefficients. Q is never formed, since Q R are columns of B (Björck,
+// "Numerical Methods for Least Squares Problems", SIAM, 1996).
+//
+// What is dropped, ||E|| = sigma_(r+1), counts by its square only, since the residual is made orthogonal to B P [I F]^T and not
+// to r columns of B (Fierro and Bunch, "Bounding the subspaces from rank revealing two-sided orthogonal decompositions", SIAM
+// J. Matrix Anal. Appl. 16, 1995): the truncated problem is solved, which singular values define, not one that pivots define.
 #include "doubled_rows.hpp"
 #include "seminormal_minimum_norm.hpp"
 

@@ -1,4 +1,4 @@
-// Batches of small linear systems with the evidence of each: neula/algorithms/lapack/squares.py in loops.
+// Batches of small linear systems with the evidence of each.
 //
 // Tiny systems of a batch are solved as many at a time as a vector has lanes, others one after the other, each by vectors of
 // its rows. One template does both.

@@ -31,7 +31,7 @@ def chain_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU systems must be larger than tests can afford before low precision pays."""
     tuning = CpuEngine("cpu").tuning
     assert EmulatedEngine.tuning.direct <= N < tuning.direct
-    monkeypatch.setattr(CpuEngine, "tuning", replace(tuning, direct=N, direct_definite=N, direct_alone=0))
+    monkeypatch.setattr(CpuEngine, "tuning", replace(tuning, direct=N, direct_definite=N))
 
 
 def backward_error(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:

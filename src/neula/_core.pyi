@@ -150,6 +150,12 @@ class Core:
     system_evidence: dict[str, tuple[int, int]]
     """The numbers of ``SystemEvidence`` (``cpp/kernels.hpp``): the place of each, and how many it is."""
 
+    factor_blocks: tuple[int, int]
+    """Of LU in blocks: columns of a block, and blocks at most."""
+
+    cache_line: int
+    """Bytes."""
+
     def systems_setting(
         self,
         vectors: np.ndarray,
@@ -177,7 +183,7 @@ class Core:
         single_result: bool,
         threads: int,
     ) -> bool:
-        """Systems, one or a batch, with their evidence: :func:`neula.algorithms.lapack.compiled.solved`.
+        """Systems, one or a batch, with their evidence: :func:`neula.algorithms.elimination.compiled.solved`.
 
         Returns False where memory does not suffice.
         """
@@ -195,4 +201,4 @@ class Core:
         single_result: bool,
         threads: int,
     ) -> LargeSystem:
-        """One system by factors: :func:`neula.algorithms.lapack.factored.solved_by_factors`."""
+        """One system by factors: :func:`neula.algorithms.elimination.factored.solved_by_factors`."""

@@ -24,7 +24,7 @@ TENSORS = {"by_lapack": 0, "in_torch": 0}
 SMALL_BLOCKS = {
     **TENSORS,
     **dict.fromkeys(("lapack_alone", "together", "svd", "direct_svd", "doubled_elements"), 0),
-    **dict.fromkeys(("direct", "direct_pivoted", "direct_definite", "direct_alone", "direct_single"), 0),
+    **dict.fromkeys(("direct", "direct_pivoted", "direct_definite", "direct_single"), 0),
     **dict.fromkeys(("lu_inner_panel", "gram_block", "cholesky_leaf", "sketched_pivots", "pivot_block"), 4),
     **dict.fromkeys(("lu_panel", "pivoted_panel", "lu_in_blocks", "cholesky_inverted", "inverted"), 8),
     **dict.fromkeys(("cholesky", "batched_cholesky", "double_cholesky", "inverted_from"), 1),

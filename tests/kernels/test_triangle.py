@@ -55,7 +55,8 @@ def test_errors_are_those_of_double_precision(
     multiply: Multiply, count: int, n: int, dtype: torch.dtype, kind: str, by_columns: bool
 ) -> None:
     t = normal(count, n, n, dtype=dtype)
-    t = t.mT if by_columns else t
+    t = t if kind == "symmetric" else t.tril()
+    t = t.mT.contiguous().mT if by_columns else t
     x = normal(count, n, VECTORS, dtype=torch.float64)
     before = t.clone()
     found = multiply(t, x, kind)
@@ -66,15 +67,14 @@ def test_errors_are_those_of_double_precision(
     assert ((found - expected(t, x, kind)).abs() <= (n + 2) * 2.0**-52 * size).all()
 
 
-@pytest.mark.parametrize("kind", ["lower", "transposed", "symmetric"])
-def test_what_is_above_the_diagonal_is_not_multiplied(multiply: Multiply, kind: str) -> None:
+def test_what_is_above_the_diagonal_of_a_symmetric_matrix_is_not_read(multiply: Multiply) -> None:
     t, x = (
         normal(2, 40, 40, dtype=torch.float32),
         normal(1, 40, VECTORS, dtype=torch.float64).expand(2, -1, -1),
     )
-    clean = multiply(t.tril(), x, kind)
+    clean = multiply(t.tril(), x, "symmetric")
     t[:, torch.ones(40, 40, dtype=torch.bool, device=DEVICE).triu(1)] = torch.nan
-    assert torch.equal(multiply(t, x, kind), clean)
+    assert torch.equal(multiply(t, x, "symmetric"), clean)
 
 
 def test_nothing_to_multiply() -> None:

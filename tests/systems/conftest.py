@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from neula.algorithms.lapack import compiled, factored
+from neula.algorithms.elimination import compiled, factored
 from neula.kernels.core import core
 
 
@@ -14,10 +14,10 @@ def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "core", lambda: None)
 
 
-@pytest.fixture(params=["kernels", "NumPy"])
-def by_kernels_or_numpy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["core", "no core"])
+def with_core_and_without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiled core, and without it."""
-    if request.param == "NumPy":
+    if request.param == "no core":
         without_core(monkeypatch)
     elif core() is None:
         pytest.skip("no compiled core")

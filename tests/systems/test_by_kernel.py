@@ -12,8 +12,8 @@ import torch
 import neula
 from campaign.oracle import System
 from capabilities import LEVELS, core_of
-from neula.algorithms.lapack import compiled, factored
-from neula.algorithms.lapack.products import factorize
+from neula.algorithms.elimination import compiled, factored
+from neula.algorithms.elimination.in_place import lu_in_place
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
@@ -195,7 +195,6 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
                 *map(torch.from_numpy, (a, b)),
                 torch.float64,
                 single=single,
-                large=False,
                 **how,
             )
         if found is not None and bool(accepted_of(found, n, FP32 if single else FP64)):
@@ -227,10 +226,9 @@ def test_hard_definite_systems_with_factors(n: int, single: bool, instructions: 
 
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_threads_share_a_definite_system(
-    n: int, single: bool, large: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+    n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines, and what becomes of the factor: `L D^-1` and `D L^T`, whose product is A."""
     monkeypatch.setattr(factored, "THREADED", 0)
@@ -247,7 +245,7 @@ def test_threads_share_a_definite_system(
     half = torch.from_numpy(normal(n, n, seed=n))
     a = (half @ half.mT / n + torch.eye(n)).to(dtype)
     b = torch.from_numpy(normal(n, 2, seed=1)).to(dtype)
-    found = factored.solved_by_factors(a, b, dtype, single=single, large=large, definite=True)
+    found = factored.solved_by_factors(a, b, dtype, single=single, definite=True)
     assert found is not None
     assert bool(accepted_of(found, n, FP32 if single else FP64))
     assert found.named()["growth"] == 1
@@ -276,7 +274,7 @@ def test_threads_share_a_system(
         a = torch.from_numpy(normal(n, n, seed=n)).to(dtype)
         if large is not None:
             a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
-        found = factored.solved_by_factors(a, b, dtype, single=single, large=True, in_blocks=in_blocks)
+        found = factored.solved_by_factors(a, b, dtype, single=single, in_blocks=in_blocks)
         assert found is not None
         assert bool(accepted_of(found, n, FP32 if single else FP64))
         sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
@@ -298,8 +296,8 @@ def test_factors_by_blocks(n: int, single: bool, instructions: None, monkeypatch
     rooms: list[torch.Tensor] = []
     memory = factored._memory_of_factors
 
-    def seen(n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Tensor:
-        rooms.append(memory(n, dtype, blocked=blocked))
+    def seen(*args: Any, **kwargs: Any) -> torch.Tensor:
+        rooms.append(memory(*args, **kwargs))
         return rooms[-1]
 
     monkeypatch.setattr(factored, "_memory_of_factors", seen)
@@ -307,7 +305,7 @@ def test_factors_by_blocks(n: int, single: bool, instructions: None, monkeypatch
     a, b = (torch.from_numpy(normal(n, k, seed=n)).to(dtype) for k in (n, 2))
     for threads in (1, 2, 5):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        factored.solved_by_factors(a, b, dtype, single=single, large=False, in_blocks=1 << 12)
+        factored.solved_by_factors(a, b, dtype, single=single, in_blocks=1 << 12)
     made, *others = rooms
     assert all(torch.equal(made, other) for other in others)
     assert not made[n:].any()
@@ -334,14 +332,14 @@ def test_threads_stop_where_a_pivot_vanishes(
     a, b = (torch.from_numpy(normal(250, k)).to(dtype) for k in (250, 1))
     a[place] = 0
     for _ in range(20):
-        assert factored.solved_by_factors(a, b, dtype, single=single, large=False, in_blocks=1 << 12) is None
+        assert factored.solved_by_factors(a, b, dtype, single=single, in_blocks=1 << 12) is None
 
 
 @pytest.mark.parametrize("exponent", [3, 5, 6, 7])
 def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> None:
     """Else they would not tell how well factors in single precision do, from condition 1e6 on."""
     a, b = torch.from_numpy(with_condition(60, 10.0**exponent, 5)), torch.from_numpy(normal(60, 1))
-    found = factored.solved_by_factors(a, b, torch.float32, single=True, large=False)
+    found = factored.solved_by_factors(a, b, torch.float32, single=True)
     assert found is not None
     assert bool(accepted_of(found, 60, FP32)) or exponent == 7
     check(as_batch(found), a.numpy()[None], b.numpy()[None])
@@ -450,7 +448,7 @@ def test_what_it_is_not_for() -> None:
         large = np.eye(by_kernel.LARGEST + 1)
         neula.solve(large, large[0], assume_a="pos", certify="forward")
         neula.solve(a.astype(np.float16), b.astype(np.float16))
-        neula.solve(a, normal(5, 17))
+        neula.solve(a, normal(5, by_kernel.COLUMNS + 1))
         neula.solve(a[:0, :0], b[:0])
         assert not called
         neula.solve(a, b)
@@ -464,14 +462,13 @@ def test_conditions(n: int) -> None:
         assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_factors_take_the_place_of_the_matrix(large: bool, dtype: torch.dtype) -> None:
+def test_factors_take_the_place_of_the_matrix(dtype: torch.dtype) -> None:
     a = torch.from_numpy(normal(50, 50)).to(dtype)
     expected, places = torch.linalg.lu_factor(a.mT)
     factors, pivots = a.clone(), torch.empty(50, dtype=torch.int32)
-    assert factorize(factors.mT, pivots, large=large)
+    assert lu_in_place(factors.mT, pivots)
     assert torch.equal(pivots, places - 1)
     assert torch.allclose(factors.mT, expected, rtol=1e-3, atol=100 * torch.finfo(dtype).eps)
     factors[:] = 0
-    assert not factorize(factors.mT, pivots, large=large)
+    assert not lu_in_place(factors.mT, pivots)

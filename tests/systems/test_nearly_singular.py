@@ -9,11 +9,15 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from neula.algorithms.lapack import compiled
-from neula.algorithms.lapack.factored import solved_by_factors
-from neula.algorithms.lapack.squares import Squares, lu
+from neula.algorithms.elimination import compiled
+from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.forward_error import RARE, inverse_margin
+from neula.engines import FP64
 from neula.kernels.core import core
+from neula.problems.systems.direct import _in_steps
+from neula.problems.systems.problem import Systems
+
+from .test_direct import OPTIONS
 
 COUNT = 4000
 
@@ -53,11 +57,10 @@ def test_batches_by_kernel(n: int) -> None:
     check(condition_of(found), right)
 
 
-@pytest.mark.parametrize("updates", [True, False])
-def test_batches_in_numpy(updates: bool) -> None:
+def test_batches_in_steps() -> None:
     a, right = nearly_singular(13)
-    system = Squares(a, lu, slices=3 if updates else 0, updates=updates)
-    check(system.refined(np.ones((COUNT, 13, 1)), np.float64).condition[:, 0], right)
+    b = torch.ones(COUNT, 13, 1, dtype=torch.float64)
+    check(_in_steps(Systems(torch.from_numpy(a), b, OPTIONS), FP64).values.condition.numpy(), right)
 
 
 @needs_core
@@ -66,7 +69,7 @@ def test_one_after_the_other_by_factors(single: bool) -> None:
     a, right = nearly_singular(40, 1e-4 if single else 1e-8)
     b, conditions = torch.ones(40, 1, dtype=torch.float64), []
     for member in torch.from_numpy(a):
-        found = solved_by_factors(member, b, torch.float64, single=single, large=False, in_blocks=40)
+        found = solved_by_factors(member, b, torch.float64, single=single, in_blocks=40)
         conditions.append(condition_of(found))
     check(np.array(conditions), right)
 

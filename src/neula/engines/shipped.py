@@ -52,12 +52,10 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         lu_inner_panel=64,
         swaps=True,
         lu_in_blocks=1000,  # two cores of an Intel Xeon: 0.82 to 0.97 of the time by MKL; 1500: 0.95 to 1
-        direct=1700,  # 1400: 0.8 of the time of LU in single precision with refinement; 2000: 1.2
+        # 2000, one core of an AMD EPYC: 0.44 s, 0.41 by LU in single precision, whose bound is larger.
+        direct=6000,
         direct_pivoted=256,
         direct_definite=4500,
-        # 2000, two cores of an Intel Xeon: 73 ms, 90 by LU in single precision; 4000, of an AMD EPYC: 630 and
-        # 690; 6000: 1850 and 1900; of condition 1e6 half of the time.
-        direct_alone=6000,
         eigenvectors=20.0,
         direct_svd=4_000_000,
         direct_single=400,  # 256: 1.2 times the time of double precision; 512: 0.8

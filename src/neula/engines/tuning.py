@@ -212,9 +212,6 @@ class Tuning:
     direct, direct_pivoted, direct_definite : int
         Order of linear systems below which the library in double precision is as fast as a cheaper LU, LU
         with partial pivoting, or Cholesky factorization, with refinement.
-    direct_alone : int
-        The same of one system that NumPy and LAPACK are handed: factors, refinement and evidence without
-        tensors and copies. What these do not solve to double precision, cheaper factors do not either.
     queued, queued_definite : int
         Order of linear systems up to which factors in double precision that need no pivots, LU of a mixed A
         or the Cholesky factor of a definite one, are queued with everything that follows.
@@ -313,7 +310,6 @@ class Tuning:
     direct: int = 256
     direct_pivoted: int = 256
     direct_definite: int = 256
-    direct_alone: int = 0
     queued: int = 0
     normal_equations: int = 0
     harmless: int = 1 << 62

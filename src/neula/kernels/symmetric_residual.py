@@ -65,7 +65,7 @@ def factor_residuals(
     a : Tensor, shape (batch, n, n)
         Only the lower triangles count.
     lower : Tensor, shape (batch, n, n)
-        L: what is above the diagonal does not count.
+        L: zero above the diagonal.
     order : Tensor, shape (batch,)
         int32: not zero where L means nothing.
     probes : Tensor, shape (n, k)

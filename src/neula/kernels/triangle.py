@@ -37,13 +37,13 @@ def _ones(n: int, device: torch.device) -> torch.Tensor:
 def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
     """``L X``, ``L^T X`` or ``(L + strict(L)^T) X`` for the lower triangles L of some matrices.
 
-    What is above the diagonal is not multiplied. On a GPU a Triton kernel reads the triangles alone; the
-    library would take a copy of the matrices in double precision.
+    On a GPU a Triton kernel reads the triangles alone; the library would take a copy of the matrices in
+    double precision.
 
     Parameters
     ----------
     t : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides.
+        Of any floating dtype and any strides. L has zeros above the diagonal, where it is not symmetric.
     x : Tensor, shape (batch, n, k)
         float64.
     kind : {"lower", "transposed", "symmetric"}
@@ -55,7 +55,7 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     Examples
     --------
     >>> import torch
-    >>> t, x = torch.tensor([[[1.0, 9.0], [2.0, 3.0]]]), torch.ones(1, 2, 1, dtype=torch.float64)
+    >>> t, x = torch.tensor([[[1.0, 0.0], [2.0, 3.0]]]), torch.ones(1, 2, 1, dtype=torch.float64)
     >>> [triangle_product(t, x, kind).flatten().tolist() for kind in ("lower", "transposed", "symmetric")]
     [[1.0, 5.0], [3.0, 3.0], [3.0, 5.0]]
     """
@@ -63,6 +63,8 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     x = x.mT.contiguous()
     found = torch.zeros_like(x)
     for k, rows in _block_rows(t):
+        # L of LAPACK is column-major, and takes long to copy.
+        rows = rows.tril(k.start) if kind == "symmetric" else rows
         if kind != "transposed":
             found[:, :, k] += x[:, :, : k.stop] @ rows.mT
         if kind != "lower":
@@ -73,9 +75,9 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
 
 
 def _block_rows(t: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some rows up to the end of their diagonal block, in float64, zero above the diagonal."""
+    """Some rows up to the end of their diagonal block, in float64."""
     count, n, _ = t.shape
     height = max(1, BLOCK[t.device.type] // max(1, count * n))
     for start in range(0, n, height):
         k = slice(start, min(start + height, n))
-        yield k, t[:, k, : k.stop].double().tril(start)
+        yield k, t[:, k, : k.stop].double()

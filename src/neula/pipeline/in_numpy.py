@@ -7,13 +7,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from neula.algorithms.lapack import products
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format
 from neula.pipeline.call import Call
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.pipeline.solutions import SolutionOptions
 
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 """Dtypes that NumPy has as well."""
@@ -38,16 +36,6 @@ class Asked(Protocol):
         """Of x as it is given back."""
 
 
-def is_single(shapes: BatchedProblem, options: SolutionOptions, most: int = FEW) -> bool:
-    """Whether there is one problem in the memory of the host, of so few right-hand sides, for NumPy and
-    LAPACK.
-    """
-    a, b = shapes.a, shapes.b
-    here = options.engine.device.type == "cpu" and a.is_cpu and b.is_cpu and not options.over_rows.spread
-    usual = options.dtype in IN_NUMPY and options.progress is None
-    return here and a.ndim == 2 and not shapes.batch and 0 < b.shape[-1] <= most and usual
-
-
 def arrays_of(shapes: BatchedProblem) -> tuple[np.ndarray, list[np.ndarray]]:
     """The matrix of such a problem as it was given, and its right-hand sides in double precision."""
     return array_of(shapes.a), list(np.ascontiguousarray(array_of(shapes.b).T, dtype=np.float64))
@@ -57,11 +45,6 @@ def array_of(x: torch.Tensor) -> np.ndarray:
     """A tensor in the memory of the host as an array: a view, unless NumPy does not know what is in it."""
     found: np.ndarray = (x if x.dtype in IN_NUMPY else x.double()).numpy()
     return found
-
-
-def is_large(elements: int, options: Asked) -> bool:
-    """Whether torch is to work with a matrix of so many (:mod:`neula.algorithms.lapack.products`)."""
-    return products.is_large(elements, options.engine.tuning)
 
 
 def x_of_single(call: Call, shapes: BatchedProblem, options: Asked, x: np.ndarray) -> Any:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from neula.algorithms.elimination.calu import by_pivoted_blocks
+from neula.algorithms.elimination.in_place import lu_in_place
 from neula.algorithms.elimination.lu_panels import (
     Panel,
     Workspace,
@@ -31,7 +32,6 @@ from neula.algorithms.elimination.lu_panels import (
     wide_panel,
 )
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.lapack.products import factorize, is_large
 from neula.engines import FP32, FP64, Engine, Format
 from neula.errors import unknown_name, whole_number
 from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
@@ -241,7 +241,7 @@ def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
     power = min(power, kept.max_exponent - 1) if power > SMALL * kept.max_exponent else 0
     if power:  # pivots whose reciprocals overflow leave no digit
         matrix.mul_(2.0**power)
-    factorize(matrix, pivots, large=is_large(matrix.numel(), engine.tuning))
+    lu_in_place(matrix, pivots)
     if power:
         matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
     interchanges = Interchanges(pivots.long())

@@ -48,7 +48,7 @@ FIRST = 1e-8
 is hardly slower than with less, since most of its iterations go by before residuals fall."""
 
 FAR = 500
-"""Binary exponent of the largest element, up or down, from which A is scaled before norms are taken."""
+"""Binary exponent of the largest element, up or down, from which A or b is scaled before norms are taken."""
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def refined_solution(
     transform : TwoSided or None
         Whose factors they are: those of A, or of A mixed by butterflies.
     b : Tensor, shape (n, k)
-        float64, on the device of the factors.
+        float64, on the device of the factors, with no exponents far from 0.
     bound : float
         Backward error of an accurate solution. Refinement aims at a quarter of it.
 
@@ -268,9 +268,6 @@ def refined_solution(
     ValueError
         If A was changed since it was factorized.
     """
-    # Powers of two, so that norms neither overflow nor underflow.
-    scales = power_of_two_scales(b.abs().amax(0))
-    b = b * scales
     factors = _factors_of(kept, packed, solver, transform)
     known = kept.conditioned(factors)
     accurate = packed.storage.u <= bound
@@ -287,7 +284,7 @@ def refined_solution(
         )
     at_least = [scaling.condition_at_least(b, refined.x).amax() for scaling in known.scalings]
     return RefinedSolution(
-        x=refined.x * (kept.scale / scales),
+        x=refined.x,
         backward_error=float(refined.backward_error.amax()),
         condition=max(known.condition, float(torch.stack(at_least).amin())),
         known=known.known,

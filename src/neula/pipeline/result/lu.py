@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from neula.algorithms.elimination.butterfly import TwoSided
     from neula.algorithms.elimination.lu import PackedLU
     from neula.algorithms.krylov.lu_refinement import KeptMatrix
-    from neula.algorithms.lapack.square import SquareSystem
     from neula.algorithms.triangular.substitution import Substitution
 
 
@@ -29,10 +28,6 @@ class KeptSolvers:
     ----------
     substitutions : dict of torch.dtype to Substitution
         Made from the factors, by the precision that is solved in.
-    system : SquareSystem or None
-        Of LAPACK's factors, for few right-hand sides in NumPy.
-    no_system : bool
-        Whether these are none of LAPACK's, or of a matrix that NumPy does not solve with.
     better : LUFactors or None
         In double precision, where the factors are too coarse.
     none_better : bool
@@ -40,8 +35,6 @@ class KeptSolvers:
     """
 
     substitutions: dict[Any, Substitution] = field(default_factory=dict)
-    system: SquareSystem | None = None
-    no_system: bool = False
     better: LUFactors[Any] | None = None
     none_better: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -21,7 +22,6 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.definite.by_lapack import factorize_by_lapack
 from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
@@ -197,22 +197,19 @@ def _finished(
 def _at_once(
     lower: torch.Tensor, options: CholeskyOptions
 ) -> tuple[Answer[CholeskyValues], float | None] | None:
-    """What a first link finds that only launches, or LAPACK, and the largest residual if all are accepted.
+    """What a first link finds that only launches, or calls LAPACK, and the largest residual if all are
+    accepted.
 
     Small matrices take less time than a host takes for a chain and its records. None for what it is not made
-    for.
+    for, and where there is no factor, which the chain says.
     """
     count, n = len(lower), lower.shape[-1]
     if 0 in lower.shape or options.progress is not None:
         return None
-    by_lapack, judge = factorize_by_lapack(lower, options), CholeskyJudge.for_shape(n, options)
-    if by_lapack is not None and judge.accept(by_lapack[1]):
-        return by_lapack
-    link = chain(count, n, options)[0]
-    if not link.launches_only:
+    link, judge, begun = chain(count, n, options)[0], CholeskyJudge.for_shape(n, options), None
+    if not (link.launches_only or options.tuning.lapack):
         return None
-    begun = None
-    with MemoryGuard(lower.device).attempt(link.label):
+    with suppress(NotDefiniteMember), MemoryGuard(lower.device).attempt(link.label):
         begun = link.answer(Symmetric(lower, options), None)
     if begun is None or begun.measured is None:
         return None

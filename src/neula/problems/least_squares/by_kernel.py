@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW as FEW_PROBES
-from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING
+from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, probes
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
 from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.lapack.vectors import probe_array
 from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
@@ -183,4 +182,5 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> S
 @lru_cache(maxsize=64)
 def _probes(m: int, n: int) -> Probes:
     count = PROBES if m * n <= NEAR else FEW_PROBES
-    return Probes(probe_array(n, count), MARGINS[count], ROUNDING * FP64.u)
+    vectors = probes(n, torch.device("cpu"), count, unit=False).numpy()
+    return Probes(vectors, MARGINS[count], ROUNDING * FP64.u)

@@ -75,7 +75,7 @@ def chain_alone(n: int, options: SystemsOptions) -> list[Link[EquilibratedSystem
         for name in options.definite:
             arithmetic = Arithmetic.named(name)
             tried.append(Link(f"cholesky {name}", partial(links.by_cholesky, arithmetic=arithmetic)))
-    elif n >= tuning.direct_alone or options.target is not FP64 or options.named or options.compute:
+    else:
         for format in options.formats:
             tried += _lu(n, format, options, tuning)
     return tried if options.named else [*tried, *_in_double(tuning)]

@@ -30,9 +30,7 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.batch_by_lapack import batch_by_lapack
 from neula.problems.systems.by_kernel import batch_by_kernel
-from neula.problems.systems.by_lapack import each_by_lapack
 from neula.problems.systems.library_factors import (
     LibraryFactors,
     SingularMember,
@@ -58,12 +56,11 @@ def solve_directly(
     Declined
         If there are none in single precision.
     """
-    answer = None
-    if format is FP64:
-        answer = batch_by_kernel(systems) or batch_by_lapack(systems)
+    answer = batch_by_kernel(systems, format)
     if answer is None:
-        return each_by_lapack(systems, format) or _in_steps(systems, format)
-    measured = answer.values.measured().numpy() if answer.measured is None else answer.measured
+        return _in_steps(systems, format)
+    measured = answer.measured
+    assert isinstance(measured, np.ndarray)
     limits = systems.options.limits(systems.b.shape[1])
     if len(systems) == 1 and limits.accept(Evidence.from_numbers(measured[:, 0].tolist())):
         return answer  # of numbers a verdict takes a tenth of the time

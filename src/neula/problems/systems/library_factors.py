@@ -149,6 +149,12 @@ def _largest_of_u(lu: torch.Tensor) -> torch.Tensor:
     return largest if bool((largest > 1).all()) else largest_magnitude(lu.triu(), (1, 2))
 
 
+def _by_substitution(lower: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``(L L^T)^-1 b``; the library's solver for both copies L each time."""
+    half = torch.linalg.solve_triangular(lower, b, upper=False)
+    return torch.linalg.solve_triangular(lower.mT, half, upper=True)
+
+
 def cholesky_factors(
     a: torch.Tensor, scaled: ScaledSystems, engine: Engine
 ) -> tuple[LibraryFactors, torch.Tensor]:
@@ -176,5 +182,5 @@ def cholesky_factors(
         inverted = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)
         factors = found.solving(lambda b: inverted.mT.solve(inverted.solve(b.clone())))
     else:
-        factors = found.solving(lambda b: torch.cholesky_solve(b, lower))
+        factors = found.solving(lambda b: _by_substitution(lower, b))
     return factors, torch.ones_like(diagonal[:, 0], dtype=torch.float64)

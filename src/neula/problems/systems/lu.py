@@ -19,7 +19,6 @@ from neula.engines import Engine, Format, format_of, select_engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.in_numpy import IN_NUMPY
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -33,7 +32,7 @@ from neula.problems.systems.lu_checks import (
     largest_of,
     report_solutions,
 )
-from neula.problems.systems.lu_refined import refined, solved_by_lapack, solver_of
+from neula.problems.systems.lu_refined import refined, solver_of
 
 PIVOTING = ("partial", "none", "rbt")
 
@@ -283,8 +282,6 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     b = call.first.tensor
     dtype = torch.promote_types(F.dtype, call.dtype)
     target = format_of(dtype)
-    if refine and (soon := solved_by_lapack(F, b, call.engine, target, dtype)) is not None:
-        return call.first.wrap_array(soon.astype(IN_NUMPY[dtype], copy=False))
     sides = RightHandSides.broadcast(b, batch, n)
     work = torch.float64 if refine or dtype == torch.float64 else torch.float32
     evidence: dict[tuple[int, ...], RefinedSolution] = {}

@@ -1,120 +1,38 @@
-"""Solving with the LU factors of a matrix that is kept.
-
-Factors of LAPACK solve in NumPy, since calls for tensors would take longer than the work; what
-:func:`neula.solve` accepts is accepted there. Other solutions are left to the refinement that serves all
-factors.
-"""
+"""Solving with the LU factors of a matrix that is kept."""
 
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS, RefinedSolution, refined_solution
-from neula.algorithms.lapack.products import is_large
-from neula.algorithms.lapack.square import SquareSystem, factors_of
+from neula.algorithms.krylov.lu_refinement import FAR, RefinedSolution, refined_solution
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
-from neula.certificates.forward_error import SURE
-from neula.engines import FP64, Engine, Format, format_of
+from neula.engines import FP64, Format
 from neula.kernels.refining import over
 from neula.kernels.shift import shift
-from neula.pipeline.in_numpy import FEW, IN_NUMPY, array_of
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.lu import KeptSolvers
-from neula.problems.systems.by_lapack import solutions_of
 from neula.problems.systems.lu_checks import evidence_of, limits_of
-from neula.problems.systems.problem import SystemsOptions
-
-
-def solved_by_lapack(
-    F: LUFactors, b: torch.Tensor, engine: Engine, target: Format, dtype: torch.dtype
-) -> np.ndarray | None:
-    """Solutions in the shape of b and in float64, rounded to the dtype; None where one is not accepted.
-
-    Raises
-    ------
-    ValueError
-        If A was changed since it was factorized.
-    """
-    right = b[:, None] if b.ndim == 1 else b
-    if right.ndim != 2 or len(right) != F.shape[-1] or not 0 < right.shape[1] <= FEW:
-        return None
-    if not (b.is_cpu and dtype in IN_NUMPY):
-        return None
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
-        square = _square_of(F, engine)
-        if square is None or square.condition * target.u >= SURE:
-            return None
-        assert F.kept is not None
-        F.kept.products()  # that A is what it was
-        system, columns = copy(square), list(np.ascontiguousarray(array_of(right).T, np.float64))
-        system.first = [system.start(column) for column in columns]
-        options = SystemsOptions(
-            engine=engine,
-            target=target,
-            dtype=dtype,
-            max_iterations=MAX_ITERATIONS,
-            forward=False,
-            progress=None,
-            positive=False,
-            pivot=None,
-            compute=None,
-        )
-        found = solutions_of(system, columns, options)
-    return None if found is None else np.array([column.x for column in found]).T.reshape(b.shape)
-
-
-def _is_lapacks(F: LUFactors) -> bool:
-    """Whether these are factors in a precision of LAPACK, of a matrix in the memory of the host."""
-    if F.kept is None or F.transform is not None:
-        return False
-    lu, a = F.packed.lu, F.kept.a
-    whole = lu.dtype in (torch.float32, torch.float64) and F.packed.storage == format_of(lu.dtype)
-    return whole and lu.is_cpu and lu.mT.is_contiguous() and a.is_cpu and len(a) > 0
-
-
-def _square_of(F: LUFactors, engine: Engine) -> SquareSystem | None:
-    """The system of LAPACK's factors, made once."""
-    solvers = F.solvers
-    if solvers.system is None and not solvers.no_system:
-        solvers.system = _factorized(F, engine) if _is_lapacks(F) else None
-        solvers.no_system = solvers.system is None
-    return solvers.system
-
-
-def _factorized(F: LUFactors, engine: Engine) -> SquareSystem | None:
-    assert F.kept is not None
-    a, lu = array_of(F.kept.a), F.packed.lu
-    pivots, largest = F.packed.pivots.numpy().astype(np.int32), float(np.abs(a).max())
-    large = is_large(lu.numel(), engine.tuning)
-    found = SquareSystem.factorize(
-        a,
-        [],
-        positive=False,
-        single=lu.dtype == torch.float32,
-        doubled=len(a) <= engine.tuning.doubled_order,
-        large=large,
-        factors=factors_of(lu.numpy(), pivots, largest, large=large),
-    )
-    return None if found is None else found[0]
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
-    """With b near 1, or near A as far as it is from 1, of which x is a multiple by a power of two but where
-    that underflows.
+    """With b near 1 where it or A is far from that, of which x is a multiple by a power of two but where that
+    underflows.
     """
     assert F.kept is not None
-    exponents = binary_exponents(b.abs().amax(0)) + math.frexp(F.kept.scale)[1] - 1
-    found = _refined(F, shift(b, -exponents), target)
-    x = shift(found.x, exponents)
+    exponents = binary_exponents(b.abs().amax(0))
+    given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())
+    found = _refined(F, b if given else shift(b, -exponents), target)
+    if given and dtype == torch.float64:
+        return found
+    exponents = torch.zeros_like(exponents) if given else exponents + math.frexp(F.kept.scale)[1] - 1
+    x = found.x if given else shift(found.x, exponents)
     rest = shift(x.to(dtype).double(), -exponents) - found.x
     lost = float(over(rest.abs().amax(0), found.x.abs().amax(0)).max())
     # To normal numbers x is rounded by less.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.lapack import compiled
+from neula.algorithms.elimination import compiled
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels.core import core

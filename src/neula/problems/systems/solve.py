@@ -36,8 +36,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.by_kernel import solve_by_kernel, suits, takes
-from neula.problems.systems.by_lapack import solve_by_lapack
+from neula.problems.systems.by_kernel import suits, takes
 from neula.problems.systems.chain import (
     SystemsJudge,
     chain_after_together,
@@ -280,12 +279,6 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
 def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
-    if begun is None:
-        found = solve_by_kernel(call, shapes, options)
-        if found is None and not suits(shapes.a.shape[-1], 1, (options.dtype,)):
-            found = solve_by_lapack(call, shapes, options)
-        if found is not None:
-            return _attached(call, shapes, options, found)
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)

@@ -1,7 +1,6 @@
 """One linear system by LU factors, with its evidence by the compiled core, in few passes.
 
-The bounds are those of :mod:`neula.algorithms.lapack.squares`. How well factors solve is measured on the
-random vectors that the norm of the inverse is known from.
+How well factors solve is measured on the random vectors that the norm of the inverse is known from.
 """
 
 from __future__ import annotations
@@ -12,16 +11,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from neula.algorithms.elimination.compiled import CompiledSolutions, setting_of
+from neula.algorithms.elimination.in_place import cholesky_in_place, lu_in_place
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
-from neula.algorithms.lapack.compiled import CompiledSolutions, setting_of
-from neula.algorithms.lapack.products import factorize, factorize_definite
 from neula.kernels.core import core, empty
 
 if TYPE_CHECKING:
     from neula._core import Core, SystemsSetting
-
-BLOCK, MOST_BLOCKS, LINE = 32, 128, 64
-"""Of the core's LU in blocks: columns of a block, blocks at most, and bytes of a line of the cache."""
 
 THREADED = 1 << 16
 """Elements from which on several threads take less time than one, order 256: those of torch's pool, which
@@ -34,7 +30,6 @@ def solved_by_factors(
     dtype: torch.dtype,
     *,
     single: bool,
-    large: bool,
     in_blocks: int = 0,
     definite: bool = False,
 ) -> CompiledSolutions | None:
@@ -51,8 +46,6 @@ def solved_by_factors(
         Of the result.
     single : bool
         Whether to factorize in single precision.
-    large : bool
-        As of :mod:`neula.algorithms.lapack.products`.
     in_blocks : int, optional
         Order up to which the kernel makes LU factors, too, instead of LAPACK.
     definite : bool, optional
@@ -63,8 +56,9 @@ def solved_by_factors(
         return None
     n, k = b.shape
     threads = torch.get_num_threads() if n * n >= THREADED else 1
-    blocked = not definite and n <= min(in_blocks, BLOCK * MOST_BLOCKS)
-    factors = _memory_of_factors(n, torch.float32 if single else torch.float64, blocked=blocked)
+    block, most_blocks = kernels.factor_blocks
+    blocked = not definite and n <= min(in_blocks, block * most_blocks)
+    factors = _memory_of_factors(kernels, n, torch.float32 if single else torch.float64, blocked=blocked)
     sides, pivots = empty(k, n).copy_(b.mT), torch.empty(n, dtype=torch.int32, device="cpu")
     found, memory = CompiledSolutions.empty(kernels, n, k)
     system = kernels.large_system(
@@ -80,18 +74,13 @@ def solved_by_factors(
     if blocked:
         return found if system.solve_in_blocks() else None
     system.copy()
-    done = (
-        factorize_definite(factors.mT, large=large)
-        if definite
-        else factorize(factors.mT, pivots, large=large)
-    )
-    if not done:
+    if not (cholesky_in_place(factors.mT) if definite else lu_in_place(factors.mT, pivots)):
         return None
     system.solve(definite=definite)
     return found
 
 
-def _memory_of_factors(n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Tensor:
+def _memory_of_factors(kernels: Core, n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Tensor:
     """Memory for the factors of the transpose, column by column.
 
     Blocked ones have whole blocks of columns, an odd number of lines of the cache apart: rows of a panel are
@@ -99,10 +88,10 @@ def _memory_of_factors(n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Te
     """
     if not blocked:
         return torch.empty(n, n, dtype=dtype, device="cpu")
-    numbers = LINE // dtype.itemsize
+    block, numbers = kernels.factor_blocks[0], kernels.cache_line // dtype.itemsize
     stride = (-(-n // numbers) | 1) * numbers
     # torch aligns it to lines.
-    return torch.empty(-(-n // BLOCK) * BLOCK, stride, dtype=dtype, device="cpu")
+    return torch.empty(-(-n // block) * block, stride, dtype=dtype, device="cpu")
 
 
 @lru_cache(maxsize=64)

@@ -1,10 +1,8 @@
-"""Small linear systems by the compiled core, which solves and measures them in one pass.
-
-The definition in NumPy is :mod:`neula.algorithms.lapack.squares`.
-"""
+"""Small linear systems by the compiled core, which solves and measures them in one pass."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +10,6 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
-from neula.algorithms.lapack.square import ALIKE
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, inverse_margin
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import core
@@ -23,6 +20,9 @@ if TYPE_CHECKING:
 
 THREADED = 1e5
 """From how many systems times the cube of their order on a second thread is worth the 30 us of its start."""
+
+EQUILIBRATED = 16.0
+"""Rows, and columns, whose lengths differ by less are not scaled."""
 
 TAKEN = (torch.float64, torch.float32)
 """Dtypes of what the kernel reads, and of what it rounds x to."""
@@ -61,6 +61,12 @@ class CompiledSolutions(NamedTuple):
         if batch:
             return cls(torch.from_numpy(x.reshape(*batch, n, k)), forward_errors, numbers, places), memory
         return cls(torch.from_numpy(x), forward_errors[0], numbers[:, 0], places), memory
+
+    @classmethod
+    def joined(cls, parts: Sequence[CompiledSolutions]) -> CompiledSolutions:
+        """Those of a batch, from those of its members."""
+        x, forward_errors, numbers, places = zip(*parts, strict=True)
+        return cls(torch.stack(x), np.stack(forward_errors), np.stack(numbers, 1), places[0])
 
     def named(self) -> dict[str, Any]:
         """The numbers by name: floats for one system, arrays for a batch, ``history`` several of them."""
@@ -154,7 +160,7 @@ def setting_of(kernels: Core, vectors: torch.Tensor, margin: float, digits: floa
     return kernels.systems_setting(
         vectors.mT.contiguous().numpy(),
         in_safe_range=MODERATE,
-        equilibrated=ALIKE,
+        equilibrated=EQUILIBRATED,
         max_rate=MAX_RATE,
         rounding=ROUNDING,
         margin=margin,

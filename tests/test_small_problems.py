@@ -1,63 +1,19 @@
-"""One problem on a CPU in NumPy and LAPACK: exact products, bounds that hold, what is left to the chain."""
+"""Small problems on a CPU: bounds that hold, and what one link leaves to the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 
 import neula
-from exact_solutions import error_of, exactly, least_squares, product, solved
-from neula.algorithms.lapack import products
-from neula.algorithms.lapack.doubled import SlicedMatrix
-from neula.algorithms.lapack.square import SquareSystem
-from neula.algorithms.lapack.triangle import TriangularFactor
-from neula.algorithms.spectra.inverse_norm import EXPLICIT
+from exact_solutions import error_of, exactly, least_squares, solved
 from neula.kernels import probes_host
 
 U = 2.0**-53
-
-
-ELEMENTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
-    "normal": lambda rng, shape: rng.standard_normal(shape),
-    "just below a power of two": lambda rng, shape: 1 - 1e-3 * rng.random(shape),
-    "of all sizes": lambda rng, shape: np.ldexp(rng.random(shape) - 0.5, rng.integers(-30, 1, shape)),
-    "one that is large": lambda rng, shape: np.eye(*shape[:2]).reshape(shape) + 1e-9 * rng.random(shape),
-}
-
-
-def pairs_of(high: np.ndarray, low: np.ndarray) -> list[Fraction]:
-    return [Fraction(p) + Fraction(q) for p, q in zip(high.tolist(), low.tolist(), strict=True)]
-
-
-def distance(found: list[Fraction], true: list[Fraction]) -> float:
-    return float(np.linalg.norm([float(p - q) for p, q in zip(found, true, strict=True)]))
-
-
-@pytest.mark.parametrize("kind", ELEMENTS)
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (2, 2), (3, 2), (10, 3), (7, 20), (70, 30)])
-def test_products_are_doubled(shape: tuple[int, int], kind: str, rng: np.random.Generator) -> None:
-    """Errors of products are bounded, and the sum with b is exact to twice the precision."""
-    for _ in range(200 // max(shape)):
-        a, b = ELEMENTS[kind](rng, shape), rng.standard_normal(shape[0])
-        x = ELEMENTS[kind](rng, (shape[1], 1))[:, 0]
-        x_low = U * x * rng.uniform(-1, 1, shape[1])
-        sliced = SlicedMatrix(a, float(np.abs(a).max()))
-        high, low = sliced.residual(x, x_low, b)
-        image = product(exactly(a), pairs_of(x, x_low))
-        missed = distance(pairs_of(high, low), [Fraction(p) - q for p, q in zip(b, image, strict=True)])
-        sum_of_pairs = 4 * U**2 * (np.linalg.norm(b) + np.linalg.norm([float(p) for p in image]))
-        assert missed <= sliced.error * np.linalg.norm(x) + sum_of_pairs
-        assert (np.abs(low) <= U * np.abs(high)).all()
-        true = product(exactly(a.T), pairs_of(high, low))
-        missed = distance([Fraction(p) for p in sliced.gradient(high, low).tolist()], true)
-        rounded = U * np.linalg.norm([float(p) for p in true])
-        assert missed <= rounded + sliced.error * np.linalg.norm(high)
 
 
 def test_bounds_count_what_third_slices_lose() -> None:
@@ -67,16 +23,6 @@ def test_bounds_count_what_third_slices_lose() -> None:
     result, exact = neula.solve(a, b, assume_a="pos"), solved(exactly(a), [Fraction(x) for x in b.tolist()])
     assert result.converged
     assert error_of(a, result.x, exact) <= result.forward_error * (1 + 1e-9) <= 1e-15
-
-
-def test_slices_of_zeros_and_of_one_element_that_is_the_norm() -> None:
-    zero = np.zeros(3)
-    for largest in (1.0, 2.0 - 2.0**-52, 2.0**-300, 3e200):
-        a = np.array([[largest, 0.0, 0.0]])
-        high, low = SlicedMatrix(a, largest).residual(np.array([1.0, 0.0, 0.0]), zero, np.array([largest]))
-        assert (high.item(), low.item()) == (0.0, 0.0)
-    high, low = SlicedMatrix(np.ones((2, 3)), 1.0).residual(zero, zero, np.array([1.0, -3.0]))
-    assert (high.tolist(), low.tolist()) == ([1.0, -3.0], [0.0, 0.0])
 
 
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
@@ -106,59 +52,6 @@ def test_errors_of_systems_are_bounded(positive: bool, order: Any, rng: np.rando
     for column, found, error in zip(b.T, result.x.T, result.forward_errors, strict=True):
         exact = solved(exactly(a), [Fraction(x) for x in column.tolist()])
         assert error_of(a, found, exact) <= error <= 2 * U
-
-
-@pytest.mark.parametrize("n", [5, EXPLICIT + 1])
-def test_the_norm_of_an_inverse_is_bounded(n: int, rng: np.random.Generator) -> None:
-    a = rng.standard_normal((3 * n, n))
-    lower = np.asfortranarray(np.linalg.cholesky(a.T @ a))
-    rows = rng.uniform(0.5, 2, n)
-    triangle = TriangularFactor(lower, rows)
-    norm = np.linalg.norm(rows[:, None] * np.linalg.inv(lower.T), 2)
-    assert norm <= triangle.inverse_norm <= 4 * norm
-    y = rng.standard_normal((n, 2))
-    for solution, matrix in ((triangle.solve(y), lower.T), (triangle.solve_transposed(y), lower)):
-        assert np.linalg.norm(matrix @ solution - y) <= 1e-13 * np.linalg.norm(y)
-
-
-@pytest.mark.parametrize("way", ["NumPy", "torch", "one pass"])
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("n", [1, 63, 64, 300])
-@pytest.mark.parametrize("by_columns", [False, True])
-def test_all_make_the_same_of_a_matrix(
-    n: int, dtype: Any, way: str, by_columns: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = way == "torch"
-    monkeypatch.setattr(products, "PASSED", {4: 1, 8: 1} if way == "one pass" else {})
-    a = rng.standard_normal((n + 40, n)).astype(dtype)
-    wide, u = a.astype(np.float64), np.finfo(dtype).eps / 2
-    gram, exact = products.gram_matrix(a, large=large), wide.T @ wide
-    error = 2 * len(a) * u * np.linalg.norm(a) ** 2
-    assert np.linalg.norm(gram - exact) <= error
-    lower = products.cholesky_factor(gram, large=large)
-    assert lower is not None
-    assert lower.flags.f_contiguous
-    assert np.linalg.norm(np.tril(lower.astype(np.float64)) @ np.tril(lower).T - exact) <= 2 * error
-    assert products.cholesky_factor(-gram, large=large) is None
-    found = products.lu_factors(np.asfortranarray(a[:n]), large=large)
-    assert found is not None
-    y = scipy.linalg.lu_solve(found, a[:n] @ np.ones(n, dtype))
-    assert np.linalg.norm(a[:n] @ (y - 1)) <= 8 * n * u * np.linalg.norm(a[:n]) * np.linalg.norm(y)
-    assert products.lu_factors(np.zeros((n, n), dtype, order="F"), large=large) is None
-    b, x, z = rng.standard_normal(n + 40), rng.standard_normal(n), rng.standard_normal((n, 4))
-    matrix = products.products(np.asfortranarray(a) if by_columns else a, large=large)
-    residual, gradient = matrix.residual(b, x)
-    pairs = (
-        (matrix.times(x), wide @ x),
-        (matrix.times(z), wide @ z),
-        (matrix.transposed_times(b), wide.T @ b),
-        (matrix.gram_times(z), wide.T @ (wide @ z)),
-        (residual, b - wide @ x),
-        (gradient, wide.T @ (b - wide @ x)),
-    )
-    for result, expected in pairs:
-        assert result.shape == expected.shape
-        assert np.linalg.norm(result - expected) <= 1e-12 * np.linalg.norm(wide) ** 2
 
 
 @pytest.mark.parametrize("shape", [(600, 100), (130, 130), (400, 300), (700, 250), (400, 400)])
@@ -202,16 +95,6 @@ def test_larger_qr_is_measured_as_a_small_one(
     loss = norm(q.mT @ q - torch.eye(400, dtype=torch.float64)) / 20
     for measured, true in ((result.certificate.residual, residual), (result.certificate.orthogonality, loss)):
         assert measured == pytest.approx(float(true), rel=0.5)
-
-
-def test_what_has_no_good_factors_is_left(rng: np.random.Generator) -> None:
-    a = rng.standard_normal((20, 4))
-    a[:, 3] = a[:, 1] + 1e-9 * a[:, 2]
-    square = a[:4].copy()
-    square[3] = square[2]
-    for unusable in (square, np.diag([1.0, 1e-6, 1.0, 1.0]), np.full((4, 4), np.nan)):
-        with np.errstate(all="ignore"):
-            assert SquareSystem.factorize(unusable, [], positive=False, single=False, doubled=True) is None
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
