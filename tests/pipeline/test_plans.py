@@ -141,3 +141,36 @@ def test_so_many_shapes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             assert some((np.ones(n),), {}) is None
     assert made == [1, 2, 3, 4, 5]
     assert len(some._plans) == len(some._seen) == 1
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [1, 9, 95, 96])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_cholesky(wrap: Any, n: int, dtype: Any, upper: bool) -> None:
+    a = normal(n, n)
+    a = (a @ a.T + np.eye(n)).astype(dtype)
+    a[(0, -1) if not upper else (-1, 0)] += n > 1  # which is not read
+    first, _, third = [neula.cholesky(wrap(a), upper=upper) for _ in range(3)]
+    assert isinstance(third.factor, type(first.factor))
+    assert third.residual <= third.bound == first.bound
+    assert third.residual == pytest.approx(first.residual, rel=4, abs=1e-300)
+    assert np.allclose(third.factor, first.factor, rtol=0, atol=8 * n * np.finfo(dtype).eps * np.abs(a).max())
+    assert not np.asarray(third.L)[np.triu_indices(n, 1)].any()
+    assert [x.method for x in third.attempts] == [x.method for x in first.attempts]
+    assert bool(third.accepted)
+    for spoilt, why in ((-a, np.linalg.LinAlgError), (a * np.nan, ValueError)):
+        with pytest.raises(why):
+            neula.cholesky(wrap(spoilt), upper=upper)
+
+
+@pytest.mark.parametrize("shape", [(20, 5), (5, 20), (6, 6)])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_pseudoinverses(shape: tuple[int, int], wrap: Any) -> None:
+    a = normal(*shape)
+    first, _, third = [neula.pinv(wrap(a)) for _ in range(3)]
+    assert type(third) is type(first)
+    assert np.array_equal(first, third)
+    a[0, 0] = np.inf
+    with pytest.raises(ValueError, match="must be finite"):
+        neula.pinv(wrap(a))

@@ -17,7 +17,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.certificates.forward_error import digits_of
-from neula.engines import Tuning
+from neula.engines import Engine, Tuning
 from neula.kernels.core import core
 from neula.pipeline.result import Attempt
 from neula.pipeline.result.deferred import Later
@@ -32,11 +32,19 @@ Wrap = Callable[[np.ndarray], Any]
 """Makes an array one of the user's library."""
 
 
+class Asked(Protocol):
+    """What options of all problems say."""
+
+    @property
+    def engine(self) -> Engine:
+        """What multiplies."""
+
+
 class Plan(Protocol):
     """The first link for problems of one shape, ready to be called."""
 
     @property
-    def options(self) -> SolutionOptions:
+    def options(self) -> Asked:
         """What is asked for."""
 
     def __call__(self, given: Given) -> Any | None:

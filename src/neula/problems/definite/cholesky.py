@@ -19,10 +19,12 @@ from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import first_answer
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
+from neula.problems.definite.plan import LARGEST, CholeskyPlan
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
@@ -32,7 +34,7 @@ from neula.problems.signatures import CholeskyKeywords, Kind
 def cholesky(A: Kind, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Kind]: ...
 @overload
 def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any]: ...
-@with_operator(traced_cholesky)
+@with_operator(traced_cholesky, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 def cholesky(
     A: Any,
     *,
@@ -126,6 +128,26 @@ def cholesky(
     array([[2., 1.],
            [0., 2.]])
     """
+    call, options = _asked(A, accuracy, engine, strict, progress)
+    given, n = call.first.tensor, call.first.tensor.shape[-1]
+    if not wait and given.numel() > 0:
+        with call.computing():
+            lower = _lower(call, upper=upper)
+            links = chain_unread(len(lower), n, options)
+            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
+        if begun is not None:
+            return _pending(call, options, begun, upper=upper)
+    return _finished(call, options, upper=upper)
+
+
+def _asked(
+    A: Any,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Call, CholeskyOptions]:
+    """What :func:`cholesky` is asked for."""
     call = Call.begin(
         {"A": A},
         engine=engine,
@@ -139,15 +161,15 @@ def cholesky(
     n = given.shape[-1]
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}: neula.qr factorizes any matrix")
-    options = CholeskyOptions(call.target, call.engine, progress)
-    if not wait and given.numel() > 0:
-        with call.computing():
-            lower = _lower(call, upper=upper)
-            links = chain_unread(len(lower), n, options)
-            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
-        if begun is not None:
-            return _pending(call, options, begun, upper=upper)
-    return _finished(call, options, upper=upper)
+    return call, CholeskyOptions(call.target, call.engine, progress)
+
+
+def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> CholeskyPlan | None:
+    """That of one small matrix where LAPACK comes first."""
+    call, options = _asked(A, **keywords)
+    n, single = call.first.tensor.shape[-1], call.first.tensor.ndim == 2
+    small = single and 0 < n <= LARGEST and options.engine.device.type == "cpu"
+    return CholeskyPlan(n, options, upper=upper) if small and options.tuning.lapack else None
 
 
 def _lower(call: Call, *, upper: bool) -> torch.Tensor:

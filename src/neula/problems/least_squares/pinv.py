@@ -14,9 +14,12 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
+from neula.problems.least_squares.by_kernel import most_right, takes
 from neula.problems.least_squares.lstsq import default_rcond
+from neula.problems.least_squares.plan import InversePlan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
@@ -29,7 +32,7 @@ from neula.problems.signatures import Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@with_operator(traced_pinv)
+@with_operator(traced_pinv, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 def pinv(
     A: Any,
     rcond: float | None = None,
@@ -108,31 +111,8 @@ def pinv(
     array([[0.1, 0.2],
            [0.1, 0.2]])
     """
-    call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
-        strict=strict,
-        gradients=True,
-    )
+    call, options = _asked(A, rcond, accuracy, engine, strict, progress)
     a = call.first.tensor
-    check_matrices(a, "A")
-    rcond = part_of_one("rcond", rcond)
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
-        rcond=default_rcond(a) if rcond is None else rcond,
-        unit=format_of(a.dtype).u,
-        max_iterations=60,
-        forward=False,
-        progress=progress,
-    )
     batch, tall = a.shape[:-2], a.shape[-2] > a.shape[-1]
     matrices = call.matrices()
     identity = _identity(matrices)
@@ -162,6 +142,54 @@ def pinv(
         graph.mT if tall else graph, eye, answer.mT if tall else answer, ranks=ranks, factorize=factorize
     )
     return attached.mT if tall else attached
+
+
+def _asked(
+    A: Any,
+    rcond: float | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Call, LeastSquaresOptions]:
+    """What :func:`pinv` is asked for."""
+    call = Call.begin(
+        {"A": A},
+        engine=engine,
+        accuracy=accuracy,
+        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        strict=strict,
+        gradients=True,
+    )
+    a = call.first.tensor
+    check_matrices(a, "A")
+    rcond = part_of_one("rcond", rcond)
+    options = LeastSquaresOptions(
+        engine=call.engine,
+        target=call.target,
+        dtype=call.dtype,
+        algorithm=None,
+        compute=None,
+        damp=0.0,
+        weights=None,
+        rcond=default_rcond(a) if rcond is None else rcond,
+        unit=format_of(a.dtype).u,
+        max_iterations=60,
+        forward=False,
+        progress=progress,
+    )
+    return call, options
+
+
+def _plan(A: Any, **keywords: Any) -> InversePlan | None:
+    """That of one matrix which the core takes."""
+    call, options = _asked(A, **keywords)
+    if call.first.tensor.ndim != 2:
+        return None
+    m, n = call.first.tensor.shape
+    few, many = sorted((m, n))
+    by_core = 0 < few <= most_right(few, many) and takes(few, many, options)
+    return InversePlan(m, n, options) if by_core else None
 
 
 def _identity(matrices: torch.Tensor) -> torch.Tensor:

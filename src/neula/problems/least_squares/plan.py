@@ -19,7 +19,8 @@ from neula.problems.least_squares.by_kernel import LABELS, kernel_for
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
 
-KNOWN = len(LeastSquaresSolutions.names)
+ZERO = LeastSquaresSolutions.names.index("zero")
+"""Where the core says that a solution is zero, which the chain looks at."""
 
 
 class LeastSquaresPlan:
@@ -30,12 +31,17 @@ class LeastSquaresPlan:
     m, n, k : int
     options : LeastSquaresOptions
         Without damping and weights.
-    fit_of : callable
+    fit_of : callable, optional
         From operands, x and norms of residuals to what statistics are made of.
     """
 
     def __init__(
-        self, m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: Callable[..., LinearFit]
+        self,
+        m: int,
+        n: int,
+        k: int,
+        options: LeastSquaresOptions,
+        fit_of: Callable[..., LinearFit | None] = lambda *_: None,
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
         solve = kernel_for(m, n, options)
@@ -44,20 +50,29 @@ class LeastSquaresPlan:
         self._limits = replace(options.limits((m, n)), forward_error=options.first_error(m, n))
         self._size, self._full_rank = seminormal_host.size_of(1, n, k), options.full_rank(m, n)
 
-    def __call__(self, given: Given) -> LstsqResult[Any] | None:
-        """The result; None where it is not accepted."""
-        (a, b), (n, k), limits = given.arrays, self._shape, self._limits
-        is_vector, written = b.ndim == 1, np.empty(self._size)
-        if not self._solve(a, b[:, None] if is_vector else b, written):
+    def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
+        """X, shape (n, k), and what is known of it; None where it is not accepted."""
+        (n, k), written = self._shape, np.empty(self._size)
+        if not self._solve(a, b, written):
             return None
         numbers = written[n * k :].tolist()
-        condition, _, optimality, rank, zero, steps, way = numbers[len(Evidence._fields) : len(NUMBERS)]
-        evidence = Evidence.from_numbers(numbers)
-        if zero or not limits.accept(evidence):
+        if numbers[ZERO] or not self._limits.accept(Evidence.from_numbers(numbers)):
             return None
+        return written[: n * k].reshape(n, k), numbers
+
+    def __call__(self, given: Given) -> LstsqResult[Any] | None:
+        """The result; None where it is not accepted."""
+        (a, b), k = given.arrays, self._shape[1]
+        is_vector = b.ndim == 1
+        found = self.solved(a, b[:, None] if is_vector else b)
+        if found is None:
+            return None
+        x, numbers = found
+        evidence = Evidence.from_numbers(numbers)
+        condition, _, optimality, rank, _, steps, way = numbers[len(Evidence._fields) : len(NUMBERS)]
         backward, forward, condition = evidence.backward_error, evidence.forward_error, max(1.0, condition)
         errors, norms = numbers[len(NUMBERS) : len(NUMBERS) + k], numbers[len(NUMBERS) + k :]
-        label, bound, x = LABELS[SolutionMethod(way)], limits.backward_error, written[: n * k].reshape(n, k)
+        label, bound = LABELS[SolutionMethod(int(way))], self._limits.backward_error
         fields = fields_of_single(
             given,
             self.options,
@@ -68,7 +83,7 @@ class LeastSquaresPlan:
         )
         wrap = given.wrap
 
-        def fit() -> LinearFit:
+        def fit() -> LinearFit | None:
             return self._fit_of(a, b, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms])))
 
         fields |= {
@@ -84,3 +99,25 @@ class LeastSquaresPlan:
             "fit": Later(fit),
         }
         return LstsqResult.from_fields(fields)
+
+
+class InversePlan:
+    """What pseudoinverses of single m x n matrices are found with: solutions for the columns of an identity.
+
+    Parameters
+    ----------
+    m, n : int
+    options : LeastSquaresOptions
+    """
+
+    def __init__(self, m: int, n: int, options: LeastSquaresOptions) -> None:
+        self.options, self._tall, (few, many) = options, m > n, sorted((m, n))
+        self._plan, self._identity = LeastSquaresPlan(few, many, few, options), np.eye(few)
+
+    def __call__(self, given: Given) -> Any | None:
+        """The pseudoinverse; None where it is not accepted."""
+        (a,) = given.arrays
+        found = self._plan.solved(a.T if self._tall else a, self._identity)
+        if found is None:
+            return None
+        return returned(given, np.ascontiguousarray(found[0].T) if self._tall else found[0], self.options)

@@ -1,0 +1,84 @@
+"""Small definite matrices of an order that was factorized before: LAPACK, the residual, the result."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+
+from neula.certificates.probes import gaussian_probes
+from neula.engines import FP64
+from neula.pipeline.plans import Given
+from neula.pipeline.result import Attempt, CholeskyResult
+from neula.pipeline.result.deferred import Later
+from neula.problems.definite.chain import CholeskyJudge
+from neula.problems.definite.links import SAFE_EXPONENT
+from neula.problems.definite.problem import CholeskyOptions
+
+LARGEST = 95
+"""Order up to which calls of a chain take longer than what they call, and SciPy takes no threads."""
+
+
+class CholeskyPlan:
+    """What single matrices of order n are factorized with.
+
+    Parameters
+    ----------
+    n : int
+    options : CholeskyOptions
+    upper : bool
+        Whether U is asked for, of the upper triangle.
+    """
+
+    def __init__(self, n: int, options: CholeskyOptions, *, upper: bool) -> None:
+        self.options, self._upper, self._bound = options, upper, CholeskyJudge.for_shape(n, options).bound
+        self._double = options.low.format is FP64
+        self._factorize = lapack.dpotrf if self._double else lapack.spotrf
+        self._label = f"cholesky {options.low.name}"
+        self._vectors = gaussian_probes(n, torch.device("cpu")).numpy()
+
+    def __call__(self, given: Given) -> CholeskyResult[Any] | None:
+        """The result; None where it is not accepted."""
+        (a,), upper = given.arrays, self._upper
+        with np.errstate(all="ignore"):  # what is not finite is not accepted
+            diagonal, most = a.diagonal(), 2.0**SAFE_EXPONENT
+            if self._double and not (diagonal.min() >= 1 / most and diagonal.max() <= most):
+                return None
+            # Rows of A are columns of what LAPACK sees.
+            columns, failed = self._factorize(a.T, lower=upper, clean=1)
+            if failed:
+                return None
+            factor = columns.T.astype(a.dtype, copy=False)
+            residual = self._residual(a.T if upper else a, factor.T if upper else factor)
+        if not residual <= self._bound:
+            return None
+        bound, wrap = self._bound, given.wrap
+        reason = Later(lambda: f"residual {residual:.1e} (bound {bound:.1e})")
+        return CholeskyResult.from_fields(
+            {
+                "factor": wrap(factor),
+                "upper": upper,
+                "converged": True,
+                "residual": residual,
+                "bound": bound,
+                "residuals": wrap(np.array(residual)),
+                "accepted": Later(lambda: wrap(np.array(True))),
+                "attempts": (Attempt(self._label, True, reason),),
+                "engine": str(self.options.engine),
+                "accuracy": self.options.target.name,
+                "seconds": perf_counter() - given.begun,
+            }
+        )
+
+    def _residual(self, a: np.ndarray, factor: np.ndarray) -> float:
+        """That of :func:`neula.certificates.cholesky.residuals_of_triangles`, of the lower triangle of A."""
+        diagonal = a.diagonal().astype(np.float64)
+        scales = np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2))[:, None]
+        below, lower = np.tril(a, -1).astype(np.float64, copy=False), factor.astype(np.float64, copy=False)
+        vectors = self._vectors * scales
+        image = below @ vectors + below.T @ vectors + diagonal[:, None] * vectors
+        size = np.linalg.norm(image * scales)
+        return float(np.linalg.norm((image - lower @ (lower.T @ vectors)) * scales) / size)
