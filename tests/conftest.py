@@ -10,6 +10,7 @@ import torch
 
 from neula import engines
 from neula.engines import cpu, graphs, tuned
+from neula.pipeline import plans
 
 KEPT_BETWEEN_TESTS = 1 << 30
 """Bytes of a GPU's memory."""
@@ -36,6 +37,12 @@ def shipped_thresholds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuned.platformdirs, "user_cache_path", lambda name: folder / name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_plans() -> None:
+    """Made before something was patched, or taken while it is."""
+    plans.forget_all()
 
 
 @pytest.fixture(autouse=True)

@@ -294,15 +294,14 @@ def test_each_matrix_of_a_batch_gets_what_it_needs() -> None:
     assert [a.reason.partition(" ")[0] for a in result.attempts] == ["3", "1", "residual"]
 
 
-def test_what_goes_to_lapack_on_a_cpu() -> None:
+def test_on_a_cpu() -> None:
     """One matrix of any size, and small ones of a batch, with the factors of qr."""
     result = neula.tsqr(uniform(3000, 40))
-    assert [a.method for a in result.attempts] == ["householder fp32"]
     check(uniform(3000, 40), result, "auto")
     A = torch.stack([uniform(60, 9, seed=i) for i in range(4)])
     found, expected = neula.tsqr(A), neula.qr(A)
-    assert [a.method for a in found.attempts] == ["householder fp32"]
-    for one, other in ((found.Q, expected.Q), (found.R, expected.R)):  # reflected by LAPACK or by a kernel
+    assert found.converged
+    for one, other in ((found.Q, expected.Q), (found.R, expected.R)):  # by LAPACK or by the core
         torch.testing.assert_close(one, other, rtol=0, atol=60 * 2.0**-23)
 
 

@@ -74,10 +74,11 @@ class SeminormalHostSolutions:
     """
 
     def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:
-        each, size = k * count, n * k * count
+        size = n * k * count
+        end = size + len(NUMBERS) * count
         self.x = written[:size].reshape(count, n, k)
-        self.numbers = written[size : -2 * each].reshape(-1, count)
-        self.forward_error, self.residual_norm = written[-2 * each :].reshape(2, count, k)
+        self.numbers = written[size:end].reshape(len(NUMBERS), count)
+        self.forward_error, self.residual_norm = written[end:].reshape(2, count, k)
 
 
 def available() -> bool:

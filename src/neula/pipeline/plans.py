@@ -28,11 +28,13 @@ KEPT = 512
 
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 
+_every: list[Plans] = []
+
 Wrap = Callable[[np.ndarray], Any]
 """Makes an array one of the user's library."""
 
 
-class Asked(Protocol):
+class WithEngine(Protocol):
     """What options of all problems say."""
 
     @property
@@ -44,7 +46,7 @@ class Plan(Protocol):
     """The first link for problems of one shape, ready to be called."""
 
     @property
-    def options(self) -> Asked:
+    def options(self) -> WithEngine:
         """What is asked for."""
 
     def __call__(self, given: Given) -> Any | None:
@@ -83,6 +85,7 @@ class Plans:
         self._make, self._operands = make, operands
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
         self._seen: set[Any] = set()
+        _every.append(self)
 
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
@@ -109,12 +112,22 @@ class Plans:
         """Make a plan at the second call: a first one is not slowed down, and is often the only one."""
         if key not in self._seen:
             if len(self._seen) >= KEPT:
-                self._seen.clear()
-                self._plans.clear()
+                self.forget()
             self._seen.add(key)
             return
         plan = self._make(*arrays, **keywords) if all(x.dtype in DTYPES for x in arrays) else None
         self._plans[key] = plan, core(), None if plan is None else plan.options.engine.tuning
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._seen.clear()
+        self._plans.clear()
+
+
+def forget_all() -> None:
+    """Forget the plans of all functions: for who changes what they depend on, as tests do."""
+    for plans in _every:
+        plans.forget()
 
 
 def _given(args: Sequence[Any], begun: float) -> Given | None:

@@ -29,9 +29,7 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
     attached,
-    does_not_fit,
     nothing_to_do,
-    rounded_away,
     unread,
 )
 from neula.problems.operators.solutions import traced_solve
@@ -46,6 +44,7 @@ from neula.problems.systems.chain import (
 from neula.problems.systems.library_factors import SingularMember
 from neula.problems.systems.plan import SystemsPlan
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
+from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
 
 STRUCTURES = ("gen", "pos")
@@ -287,11 +286,11 @@ def _finished(
         with call.computing():
             run = _solve(Systems(matrices, columns, options), call, begun)
     report = Report(call, shapes, options, run)
-    result = _collect(report)
+    result = collect(report)
     if not result.converged:
         call.report_missed(
             f"the system is not certified to be solved to {result.accuracy} accuracy",
-            _why(result, options, run) + (asymmetry(matrices) if options.positive else ""),
+            why(result, options, run) + (asymmetry(matrices) if options.positive else ""),
             result,
             report.missed(),
             unsure=not result.forward_error <= SURE,
@@ -381,36 +380,3 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     if not batch:
         return why
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
-
-
-def _why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]) -> str:
-    if not result.backward_error <= result.tolerance:
-        asked = f"asked for {result.tolerance:.1e} ({result.method})"
-        lost = rounded_away(run, result.tolerance, options.dtype)
-        singular = "" if result.forward_error <= SURE else "; A is ill-conditioned or singular"
-        return f"backward error {result.backward_error:.1e}, {asked}{lost}{singular}"
-    if not result.forward_error <= SURE:
-        return (
-            f"A is ill-conditioned or singular, no digit of x is sure: condition number "
-            f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
-        )
-    if not result.forward_error <= options.largest_error:
-        return (
-            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
-            f"condition number {result.condition:.1e} ({result.method})"
-        )
-    return (
-        f"A is so ill-conditioned that the residual is longer than b once x is rounded: condition number "
-        f"{result.condition:.1e} ({result.method})"
-    )
-
-
-def _collect(report: Report) -> SolveResult:
-    """One result for the batch: the worst of its members speaks for all."""
-    options = report.options
-    if not math.isfinite(report.most("largest", 0.0)):
-        raise does_not_fit(options.dtype)
-    known = report.common()
-    known["tolerance"] = solve_bound(options.target, report.shapes.a.shape[-1])
-    known["growth"], known["method"] = report.worst.get("growth", 1.0), report.run.label
-    return SolveResult.from_fields(known)
