@@ -19,10 +19,7 @@ WITHOUT_CORE = {"NEULA_CORE": "none"}
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 
-TENSORS = {"by_lapack": 0, "in_torch": 0}
-
 SMALL_BLOCKS = {
-    **TENSORS,
     **dict.fromkeys(("lapack_alone", "together", "svd", "direct_svd", "doubled_elements"), 0),
     **dict.fromkeys(("direct", "direct_pivoted", "direct_definite", "direct_single"), 0),
     **dict.fromkeys(("lu_inner_panel", "gram_block", "cholesky_leaf", "sketched_pivots", "pivot_block"), 4),
@@ -88,8 +85,7 @@ def _gpu(capability: tuple[int, int]) -> Tuning:
 
 WAYS = {
     "compiled": Way(),
-    "lapack": Way(environment=WITHOUT_CORE),
-    "tensors": Way(changes=TENSORS, environment=WITHOUT_CORE),
+    "tensors": Way(environment=WITHOUT_CORE),
     # Without LAPACK factors are asked for in single precision, whose range is small.
     "small blocks": Way(changes=SMALL_BLOCKS, environment=WITHOUT_CORE, skipped=("lu",)),
     "emulated": Way(engine="emulated"),

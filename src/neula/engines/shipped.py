@@ -40,7 +40,6 @@ def cpu_tuning(formats: tuple[str, ...]) -> Tuning:
         definite=("fp32", "fp64"),
         lapack=True,
         lapack_alone=1_000_000_000,
-        by_lapack=100_000_000_000,
         cholesky_qr_columns=129,  # a kernel does the same for fewer
         in_torch=9216,  # where OpenBLAS takes threads for a product with one vector
         doubled_elements=1 << 12,  # what that takes is the time of calls: 64 x 32

@@ -62,9 +62,6 @@ class Tuning:
     lapack_alone : int
         Value of ``m n^2`` up to which nothing beats LAPACK on one matrix, either, if it is twice as tall as
         wide: 10000 x 1000 takes 212 ms by recursive Gram-Schmidt in float32, and 360 by LAPACK.
-    by_lapack : int
-        Value of ``m n^2`` up to which a problem with bounds is solved by NumPy and LAPACK from a Gram matrix,
-        without tensors.
     by_host : int
         Value of ``m n (n + k)`` up to which one matrix with k right-hand sides is fetched by the host, and
         left to LAPACK: launches take longer. Not for systems that are queued.
@@ -83,10 +80,8 @@ class Tuning:
         LAPACK's reflections (two threads of an Intel Xeon, 2000 x 500: 11 ms and 26, and 23 where it takes
         two passes; 1500 x 1000: 32 and 50, and 80).
     in_torch : int
-        Elements of such a matrix, and of one of a system, from which on torch multiplies and factorizes where
-        it has several threads. NumPy's and SciPy's BLAS take some of their own from there, which wait busily
-        for milliseconds while torch's need the processor (two cores of an Intel Xeon, 300 x 40 in float32:
-        6.7 ms in NumPy and 0.6 in torch; 1000 x 1000: 75 and 21).
+        Elements of a matrix from which on the library of a host takes several threads: small ones of a GPU
+        are not left to it.
     replayed_bytes : int
         Size of inputs up to which whole links are replayed from CUDA graphs.
     single, double : Recursion
@@ -249,7 +244,6 @@ class Tuning:
     corrected_product: int = 1 << 34
     lapack: bool = False
     lapack_alone: int = 0
-    by_lapack: int = 0
     by_host: int = 0
     by_host_kernel: int = 0
     by_host_system: int = 0
