@@ -22,6 +22,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run, write or print, and return 1 if the run is worse than the record."""
     given = _parser().parse_args(arguments)
     ways = ways_here(gpu=given.gpu)
+    for name in given.way or ():
+        if name not in ways or not (file_of(name).exists() or given.action == "record"):
+            _parser().error(f"no way {name!r} is recorded for this machine: choose one of {', '.join(ways)}")
     comparison = Comparison()
     for name in given.way or ways:
         start = time.monotonic()

@@ -49,7 +49,8 @@ def chain_together(count: int, m: int, n: int, options: LeastSquaresOptions) -> 
     Forward errors of weighted, damped and wide problems are refined so whatever their size.
     """
     tuning, small = options.engine.tuning, _are_small(count, m, n, options)
-    by_core = by_kernel.takes(m, n, options)
+    # Rounded weights cost digits, which batches have time to keep.
+    by_core = by_kernel.takes(m, n, options) and (count == 1 or options.weights is None)
     if not small:
         if by_core:
             return [_link(LABEL, by_kernel.by_core, together=_leave)]
