@@ -18,7 +18,7 @@ from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.problems.systems import queued
+from neula.problems.systems import at_once, queued
 from neula.problems.systems.links import MIXED
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS
 from neula.problems.systems.scaled import ScaledSystems
@@ -356,8 +356,8 @@ def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | No
 def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that the first link does not solve goes on from there."""
     asked = []
-    launched = queued.queued
-    monkeypatch.setattr(queued, "queued", lambda *given: asked.append(1) or launched(*given))
+    monkeypatch.setattr(at_once, "queued", lambda *given: asked.append(1) or queued.queued(*given))
+    monkeypatch.setattr(queued, "solve_queued", None)
     found = neula.solve(unmixed(60), torch.ones(60, dtype=torch.float64), engine=ENGINE)
     assert [attempt.accepted for attempt in found.attempts] == [False, True]
     assert asked == [1]

@@ -97,18 +97,15 @@ class plain_arithmetic:
     Parameters
     ----------
     device : torch.device
-    solvers : bool, optional
-        Whether the library's solvers are needed.
     """
 
-    def __init__(self, device: torch.device, *, solvers: bool = True) -> None:
-        self._type, self._solvers = device.type, solvers
+    def __init__(self, device: torch.device) -> None:
+        self._type = device.type
         self._current = torch.cuda.device(device) if device.type == "cuda" else None
 
     def __enter__(self) -> None:
         if self._current is not None:
-            if self._solvers:
-                load_solvers()  # which may raise an error
+            load_solvers()  # which may raise an error
             self._current.__enter__()
         self._gradients, self._casts = torch.is_grad_enabled(), torch.is_autocast_enabled(self._type)
         torch.set_grad_enabled(False)

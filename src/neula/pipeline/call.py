@@ -169,12 +169,9 @@ class Call:
         """A tensor on the engine's device."""
         return x.to(self.engine.device)
 
-    def computing(self, *, solvers: bool = True) -> AbstractContextManager[None]:
-        """Where the work is done: without gradients, and in the arithmetic that was chosen.
-
-        The library's solvers are loaded unless the first link needs none.
-        """
-        return plain_arithmetic(self.engine.device, solvers=solvers)
+    def computing(self) -> AbstractContextManager[None]:
+        """Where the work is done: without gradients, and in the arithmetic that was chosen."""
+        return plain_arithmetic(self.engine.device)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the first operand's library, on its device, in its dtype or another.

@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 import torch
 
-from neula.kernels.solvers import load_solvers
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.refusals import Declined, Unanswered
@@ -323,9 +322,7 @@ def run_chain(
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
     mine, previous, left = problems, None, run.open
-    for place, link in enumerate(links):
-        if place and problems.device.type == "cuda":  # the first link may do without
-            load_solvers()
+    for link in links:
         previous = run.best() if link.improves else previous if link.inherits else None
         if len(left) < len(mine):
             mine = mine.at(torch.from_numpy(left).to(problems.device))

@@ -12,7 +12,6 @@ import torch
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
-from neula.kernels.solvers import load_solvers
 from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.left_to_host import host_for
@@ -93,8 +92,6 @@ def solve_problems(
         together.append(Link(BY_HOST, partial(by_host, passes=LEFT)))
     run = _run_together(together, problems, begun)
     if len(run.open):
-        if a.is_cuda:
-            load_solvers()
         _go_on(run, problems, together=bool(together), is_batch=is_batch)
     _reject_vanished(run, problems)
     return run

@@ -16,12 +16,12 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
+from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect
 from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
-from neula.problems.least_squares.together import in_reach
 from neula.problems.orthogonal.qr import qr
 
 
@@ -56,9 +56,12 @@ def solve_system(
 ) -> LeastSquaresOutcome:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
     problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
+    if begun is None and (begun := begin_at_once(call, shapes, problems)) is not None:
+        soon = solved_at_once(call, shapes, options, begun)
+        if soon is not None:
+            return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
     is_batch = bool(shapes.batch)
-    alone = begun is None and in_reach(problems.a, problems.b.shape[2], options)
-    with call.computing(solvers=not alone):  # which take half a second to load
+    with call.computing():
         spoilt = _spoilt(shapes, problems.b)
         if spoilt is not None:  # a column that is worked on with others would spoil them
             usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)

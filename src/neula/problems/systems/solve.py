@@ -34,6 +34,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
+from neula.problems.systems.at_once import solve_at_once
 from neula.problems.systems.by_kernel import suits, takes
 from neula.problems.systems.chain import (
     SystemsJudge,
@@ -278,6 +279,10 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
 def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
+    if begun is None and (alone := solve_at_once(call, shapes, options)) is not None:
+        if isinstance(alone, SolveResult):
+            return _attached(call, shapes, options, alone)
+        begun = alone
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
