@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from typing import Any
 
@@ -13,6 +14,9 @@ import neula
 from neula.kernels import core
 from neula.pipeline import plans
 from neula.pipeline.plans import Plans
+from neula.problems.least_squares import solution
+
+solve = importlib.import_module("neula.problems.systems.solve")
 
 pytestmark = pytest.mark.skipif(core.core() is None, reason="plans are for the compiled core")
 
@@ -47,9 +51,13 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_is_said(name: str, wrap: Any) -> None:
+def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     function, a, b, asked = CASES[name]
-    first, _, third = [function(wrap(a), wrap(b), **asked) for _ in range(3)]
+    with monkeypatch.context() as patched:
+        for module in (solution, solve):
+            patched.setattr(module, "solved_by_plan", lambda *_: None)
+        first = function(wrap(a), wrap(b), **asked)
+    _, third = [function(wrap(a), wrap(b), **asked) for _ in range(2)]
     assert repr(third).splitlines()[:-1] == repr(first).splitlines()[:-1]
     for field in vars(third).keys() - {"seconds", "fit"}:
         one, other = getattr(first, field), getattr(third, field)

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from neula.certificates.verdict import Evidence
 from neula.kernels import seminormal_host
+from neula.kernels.core import DTYPES, core
 from neula.kernels.seminormal_host import NUMBERS, SolutionMethod
+from neula.pipeline.call import Call
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.least_squares.by_kernel import LABELS, kernel_for
+from neula.pipeline.shapes import BatchedProblem
+from neula.problems.least_squares.by_kernel import LABELS, kernel_for, most_right, takes
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
+
+if TYPE_CHECKING:
+    from neula._core import Core
 
 ZERO = LeastSquaresSolutions.names.index("zero")
 """Where the core says that a solution is zero, which the chain looks at."""
@@ -60,8 +67,11 @@ class LeastSquaresPlan:
             return None
         return written[: n * k].reshape(n, k), numbers
 
-    def __call__(self, given: Given) -> LstsqResult[Any] | None:
+    def __call__(
+        self, given: Given, fit_of: Callable[..., LinearFit | None] | None = None
+    ) -> LstsqResult[Any] | None:
         """The result; None where it is not accepted."""
+        fit_of = fit_of or self._fit_of
         (a, b), k = given.arrays, self._shape[1]
         is_vector = b.ndim == 1
         found = self.solved(a, b[:, None] if is_vector else b)
@@ -84,7 +94,7 @@ class LeastSquaresPlan:
         wrap = given.wrap
 
         def fit() -> LinearFit | None:
-            return self._fit_of(a, b, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms])))
+            return fit_of(a, b, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms])))
 
         fields |= {
             "x": returned(given, x[:, 0] if is_vector else x, self.options),
@@ -99,6 +109,33 @@ class LeastSquaresPlan:
             "fit": Later(fit),
         }
         return LstsqResult.from_fields(fields)
+
+
+@lru_cache(maxsize=128)
+def _plan(kernels: Core, m: int, n: int, k: int, options: LeastSquaresOptions) -> LeastSquaresPlan:
+    """Made once for a core and what is asked of it."""
+    return LeastSquaresPlan(m, n, k, options)
+
+
+def solved_by_plan(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
+) -> LstsqResult[Any] | None:
+    """The result of one small plain problem on the host, where the core takes it and it is accepted."""
+    a, b, kernels = shapes.a, shapes.b, core()
+    special = options.damp or options.weights is not None or options.progress is not None
+    if kernels is None or special or shapes.batch or a.ndim != 2 or not (a.is_cpu and b.is_cpu):
+        return None
+    (m, n), k = a.shape, b.shape[1]
+    fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
+    if not (fits and takes(m, n, options)):
+        return None
+    right = b[:, 0] if shapes.is_vector else b
+    given = Given((a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
+
+    def fit_of(a: np.ndarray, b: np.ndarray, x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
+        return LinearFit(call, shapes, options, x, norms)
+
+    return _plan(kernels, m, n, k, options)(given, fit_of)
 
 
 class InversePlan:

@@ -18,6 +18,7 @@ from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
 from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect
@@ -55,6 +56,8 @@ def solve_system(
     begun: Answer[LeastSquaresSolutions] | None = None,
 ) -> LeastSquaresOutcome:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
+    if begun is None and (soon := solved_by_plan(call, shapes, options)) is not None:
+        return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
     problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
     if begun is None and (begun := begin_at_once(call, shapes, problems)) is not None:
         soon = solved_at_once(call, shapes, options, begun)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,10 +13,15 @@ from neula.algorithms.elimination import compiled
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.kernels.core import core
+from neula.pipeline.call import Call
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import SolveResult
-from neula.problems.systems.by_kernel import label_of
+from neula.pipeline.shapes import BatchedProblem
+from neula.problems.systems.by_kernel import label_of, takes
 from neula.problems.systems.problem import SystemsOptions, SystemsSolutions, in_words
+
+if TYPE_CHECKING:
+    from neula._core import Core
 
 UPDATES = len(SystemsSolutions.names)
 """Where the core says how many updates there were; the history follows."""
@@ -70,3 +76,19 @@ class SystemsPlan:
             "method": self._label,
         }
         return SolveResult.from_fields(fields)
+
+
+@lru_cache(maxsize=128)
+def _plan(kernels: Core, n: int, k: int, options: SystemsOptions) -> SystemsPlan:
+    """Made once for a core and what is asked of it."""
+    return SystemsPlan(n, k, options)
+
+
+def solved_by_plan(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
+    """The result of one small system on the host, where the core takes it and it is accepted."""
+    a, b, kernels = shapes.a, shapes.b, core()
+    if shapes.batch or a.ndim != 2 or kernels is None or not takes(a, b, options):
+        return None
+    right = b[:, 0] if shapes.is_vector else b
+    given = Given((a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
+    return _plan(kernels, *b.shape, options)(given)

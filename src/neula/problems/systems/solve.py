@@ -43,7 +43,7 @@ from neula.problems.systems.chain import (
     chain_together,
 )
 from neula.problems.systems.library_factors import SingularMember
-from neula.problems.systems.plan import SystemsPlan
+from neula.problems.systems.plan import SystemsPlan, solved_by_plan
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
@@ -279,6 +279,8 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
 def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
+    if begun is None and (soon := solved_by_plan(call, shapes, options)) is not None:
+        return _attached(call, shapes, options, soon)
     if begun is None and (alone := solve_at_once(call, shapes, options)) is not None:
         if isinstance(alone, SolveResult):
             return _attached(call, shapes, options, alone)
