@@ -150,14 +150,15 @@ class Solutions(Values):
             What is in :attr:`columns`.
         """
         found = object.__new__(cls)
-        vars(found).update(x=x, _numbers=numbers, _columns=columns)
+        for name, known in (("x", x), ("_known", (numbers, columns))):
+            object.__setattr__(found, name, known)
         return found
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self._names() or "_numbers" not in vars(self):
+        if name not in self._names():  # nor is anything known where the constructor has made all
             raise AttributeError(name)
-        columns = vars(self)["_columns"]
-        known = columns[name] if name in columns else vars(self)["_numbers"][self.names.index(name)]
+        numbers, columns = self._known
+        known = columns[name] if name in columns else numbers[self.names.index(name)]
         found = known if isinstance(known, torch.Tensor) else torch.from_numpy(known)
         found = found.to(self.dtypes.get(name, torch.float64))
         object.__setattr__(self, name, found)
