@@ -19,7 +19,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
 from neula.kernels.core import core
-from neula.problems.systems import by_kernel
+from neula.problems.systems import by_kernel, plan
 
 U64 = 2.0**-53
 
@@ -443,6 +443,7 @@ def test_what_it_is_not_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_kernel, "solved", lambda *_, **__: called.append(1))
         patch.setattr(by_kernel, "solved_by_factors", lambda *_, **__: called.append(1))
+        patch.setattr(plan, "_plan", lambda *_: lambda given: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
         large = np.eye(by_kernel.LARGEST + 1)
