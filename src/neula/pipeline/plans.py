@@ -19,9 +19,9 @@ from torch.autograd import forward_ad
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Tuning
 from neula.kernels.core import core
+from neula.pipeline.in_numpy import IN_NUMPY, Asked
 from neula.pipeline.result import Attempt
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.solutions import SolutionOptions
 
 KEPT = 512
 """Shapes of one function that are remembered. A program that has more of them begins anew."""
@@ -35,11 +35,11 @@ Wrap = Callable[[np.ndarray], Any]
 
 
 class WithEngine(Protocol):
-    """What options of all problems say."""
+    """Options, which name an engine."""
 
     @property
     def engine(self) -> Engine:
-        """What multiplies."""
+        """The engine that multiplies."""
 
 
 class Plan(Protocol):
@@ -47,7 +47,7 @@ class Plan(Protocol):
 
     @property
     def options(self) -> WithEngine:
-        """What is asked for."""
+        """The options of the calls."""
 
     def __call__(self, given: Given) -> Any | None:
         """The result; None where it is not accepted."""
@@ -155,18 +155,18 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 
 def fields_of_single(
     given: Given,
-    options: SolutionOptions,
+    options: Asked,
     label: str,
     numbers: tuple[float, float, float],
     forward_errors: Any,
     reason: Callable[[], str],
 ) -> dict[str, Any]:
-    """What results of ``solve`` and ``lstsq`` say of one problem that is solved.
+    """Fields that results of linear systems and of least squares share, for one accepted problem.
 
     Parameters
     ----------
     given : Given
-    options : SolutionOptions
+    options : Asked
     label : str
     numbers : (float, float, float)
         Backward error, forward error and condition number.
@@ -198,6 +198,6 @@ def fields_of_single(
     }
 
 
-def returned(given: Given, x: np.ndarray, options: SolutionOptions) -> Any:
+def returned(given: Given, x: np.ndarray, options: Asked) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
-    return given.wrap(x.astype(np.float32) if options.dtype is torch.float32 else x)
+    return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))

@@ -21,7 +21,7 @@ class Later:
 
 
 class Deferring:
-    """What has such fields."""
+    """A dataclass with such fields."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles have all values, also those that nobody has read."""

@@ -26,8 +26,9 @@ from neula.kernels.bounded_host import BoundedLimits, BoundedMinimum, Numbers, m
 from neula.kernels.core import DTYPES
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.call import Call
-from neula.pipeline.in_numpy import IN_NUMPY, arrays_of, of_single, x_of_single
-from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
+from neula.pipeline.in_numpy import IN_NUMPY, arrays_of
+from neula.pipeline.plans import Given, fields_of_single, returned
+from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.bounded.gradient import attached
@@ -81,22 +82,26 @@ class KernelBoundedSolution:
     errors: BoundedErrors
 
     def common(self) -> dict[str, Any]:
-        """What results have in common."""
+        """Fields that results of both public functions share."""
         call, shapes, options, errors = self.call, self.shapes, self.options, self.errors
         numbers, at = self.found.numbers, self.found.at
         bound, wrap = options.limits(shapes.a.shape).backward_error, call.first.wrap_array
+        given, forward = Given((), wrap, call.begun), errors.forward_error
         known = {
-            "x": x_of_single(call, shapes, options, self.x[:, None]),
+            "x": returned(given, self.x if shapes.is_vector else self.x[:, None], options),
             "iterations": int(numbers.sets),
-            "backward_error": errors.backward_error,
             "tolerance": bound,
-            "condition": errors.condition,
-            "attempts": Later(lambda: (Attempt(LABEL, True, in_words(bound, *errors)),)),
             "active_mask": Later(lambda: wrap(at.astype(np.int64))),
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
-        of_all = errors.backward_error, errors.condition, [errors.forward_error]
-        return known | of_single(call, shapes, options, *of_all)
+        return known | fields_of_single(
+            given,
+            options,
+            LABEL,
+            (errors.backward_error, forward, errors.condition),
+            forward if shapes.is_vector else [forward],
+            lambda: in_words(bound, *errors),
+        )
 
     def linear(self) -> dict[str, Any]:
         """What :func:`neula.lsq_linear` gives back beside that."""
