@@ -10,7 +10,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP64, EmulatedEngine, Engine
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares import links
+from neula.problems.least_squares import ways
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 
@@ -48,4 +48,4 @@ def solved(
 ) -> Answer[LeastSquaresSolutions]:
     """What the link finds."""
     problems = problems_of(a[None], b[None], engine)
-    return links.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)
+    return ways.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)

@@ -18,10 +18,10 @@ from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
 from neula.kernels import seminormal_host
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import by_kernel
-from neula.problems.least_squares import chain as lstsq_chain
+from neula.problems.least_squares import links as lstsq_chain
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.systems import chain as solve_chain
+from neula.problems.systems import links as solve_chain
 from neula.problems.systems.problem import SystemsOptions
 
 CPU = cpu_tuning(("fp32", "fp64"))
@@ -76,11 +76,7 @@ def tried(tuning: Tuning, m: int, n: int, count: int = 1, **asked: Any) -> list[
     """Everything that may be tried for some problems: together, and of one that is left alone."""
     options = least_squares_of(tuning, **asked)
     together = lstsq_chain.chain_together(count, m, n, options)
-    if together:
-        alone = lstsq_chain.chain_after_together(m, n, options, count)
-    else:
-        alone = lstsq_chain.chain_alone(m, n, options)
-    return labels([*together, *alone])
+    return labels([*together, *lstsq_chain.chain_alone(m, n, options, count)])
 
 
 def by(inner: str, *ways: str) -> list[str]:
@@ -125,7 +121,7 @@ def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
     engine = sharded(engine_of(H200), Elsewhere())
     options = replace(least_squares_of(H200), engine=engine)
     together = lstsq_chain.chain_together(1, 100 * n, n, options)
-    alone = lstsq_chain.chain_after_together(100 * n, n, options)
+    alone = lstsq_chain.chain_alone(100 * n, n, options)
     assert labels([*together, *alone]) == [*first, *by("cgls", *FAST), SVD]
     single = replace(options, dtype=torch.float32)  # which would be copied
     assert not lstsq_chain.chain_together(1, 100 * n, n, single)
@@ -300,12 +296,7 @@ def solved(tuning: Tuning, n: int, count: int = 1, **asked: Any) -> list[str]:
     """Everything that may be tried for systems: together, and of one that is left alone."""
     options = systems_of(tuning, **asked)
     together = solve_chain.chain_together(count, n, options)
-    alone = (
-        solve_chain.chain_after_together(together, options)
-        if together
-        else solve_chain.chain_alone(n, options)
-    )
-    return labels([*together, *alone])
+    return labels([*together, *solve_chain.chain_alone(n, options, count)])
 
 
 LIBRARY = ["lu fp64 with pivoting", "rbt + lu fp64"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import neula
-from neula.problems.least_squares import links as least_squares_links
-from neula.problems.systems import links
+from neula.problems.least_squares import ways as least_squares_links
+from neula.problems.systems import ways
 
 
 def short(*args: object, **kwargs: object) -> None:
@@ -30,7 +30,7 @@ def test_least_squares_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatc
 def test_systems_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     A, b = rng.standard_normal((300, 300)), rng.standard_normal(300)
-    monkeypatch.setattr(links, "mixed_lu", short)
+    monkeypatch.setattr(ways, "mixed_lu", short)
     result = neula.solve(A, b, engine="emulated")
     assert result.converged
     assert result.method == "lu fp64 with pivoting"

@@ -13,7 +13,7 @@ from neula.algorithms.krylov.pace import Pace
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares import links, with_r
+from neula.problems.least_squares import ways, with_r
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.together import solve_together
 
@@ -62,7 +62,7 @@ def test_when_the_host_reads(monkeypatch: pytest.MonkeyPatch, plain: bool, steps
         asked.append(keywords)
         return solve_together(*given, **keywords)
 
-    monkeypatch.setattr(links, "solve_together", recorded)
+    monkeypatch.setattr(ways, "solve_together", recorded)
     solved(*problem(10.0), compute="fp16", plain_residuals=plain)
     (keywords,) = asked
     assert keywords["pace"] == Pace.asynchronous(steps)

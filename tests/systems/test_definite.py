@@ -22,7 +22,7 @@ from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.io.matrices import random_matrix
-from neula.problems.systems import evidence, links, on_the_way, system
+from neula.problems.systems import evidence, on_the_way, system, ways
 
 U64 = 2.0**-53
 
@@ -166,9 +166,9 @@ def test_large_systems_find_their_evidence_on_the_way(
     cond: float, rows: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The norm of the inverse takes no solve, and no power method, of its own."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
-    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(ways, "_by_krylov", lambda *_: True)
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
     scales = np.logspace(0, -rows, 300)
     a = scales[:, None] * conditioned(300, cond) * scales
@@ -191,9 +191,9 @@ def test_conjugate_gradients_end_by_the_backward_error(
     range_of_a: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With right-hand sides that are short beside ``||A|| ||x||``, and that are not: one call does."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
-    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(ways, "_by_krylov", lambda *_: True)
     calls = []
     monkeypatch.setattr(iterative_refinement, "cg", lambda *x, **k: [calls.append(x), cg(*x, **k)][1])
     a = conditioned(300, 1e3)
@@ -224,9 +224,9 @@ def test_coarse_accuracies_keep_the_factors_that_do(
     accuracy: str, cond: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A residual that is small beside ``||A|| ||x||`` alone would leave no sure digit of x."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
-    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(ways, "_by_krylov", lambda *_: True)
     a = conditioned(300, cond)
     x = np.random.default_rng(1).standard_normal(300)
     found = neula.solve(a, a @ x, assume_a="pos", engine="emulated", accuracy=accuracy)
@@ -238,9 +238,9 @@ def test_coarse_accuracies_keep_the_factors_that_do(
 
 
 def test_a_probe_that_is_not_finite_leaves_the_iterations_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
-    monkeypatch.setattr(links, "_by_krylov", lambda *_: True)
+    monkeypatch.setattr(ways, "_by_krylov", lambda *_: True)
     monkeypatch.setattr(on_the_way, "half_random", lambda vector: vector * torch.nan)
     a = conditioned(300, 1e2)
     found = neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")

@@ -21,7 +21,7 @@ from neula.certificates.backward_error import Measures
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.problems.systems import evidence, links
+from neula.problems.systems import evidence, ways
 from neula.problems.systems.evidence import ESTIMATED, SystemEvidence
 from neula.problems.systems.problem import SystemsOptions
 
@@ -200,7 +200,7 @@ def test_large_systems_show_the_norm_of_the_inverse_beside_their_solution(
     k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """GMRES solves for the probe together with the system, and for nothing else."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
     begun, probe = [], evidence.InverseProbe.from_factors
     monkeypatch.setattr(
@@ -226,7 +226,7 @@ def test_rows_in_small_units_are_solved_by_the_refinement(
     decades: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The norm of the inverse in the units of the rows takes a few more iterations, and no power method."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("once more"))
     n = 300
@@ -244,10 +244,10 @@ def test_poor_factors_are_noticed_before_gmres(
     cond: float, poor: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By one step for some random vectors, where GMRES would come first and give up after twenty."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
-    monkeypatch.setattr(links, "HARMLESS", 0.0)
-    monkeypatch.setattr(links, "TOO_POOR", 1.5)  # small matrices have fewer directions
+    monkeypatch.setattr(ways, "HARMLESS", 0.0)
+    monkeypatch.setattr(ways, "TOO_POOR", 1.5)  # small matrices have fewer directions
     monkeypatch.setattr(MixedLU, "narrow", True)
     monkeypatch.setattr(EmulatedEngine, "tuning", replace(EMULATED, at_a_time=8))
     steps, step = [], gmres.Space._step
@@ -265,7 +265,7 @@ def test_poor_factors_are_noticed_before_gmres(
 
 def test_nothing_more_is_solved_for_where_large_systems_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """What GMRES would say of the inverse, after as many iterations for each vector, nobody would believe."""
-    for module in (evidence, links):
+    for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("for nothing"))
     a = random_matrix("geometric", 300, 300, cond=1e12)

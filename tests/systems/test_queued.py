@@ -19,9 +19,9 @@ from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import at_once, queued
-from neula.problems.systems.links import MIXED
 from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS
 from neula.problems.systems.scaled import ScaledSystems
+from neula.problems.systems.ways import MIXED
 
 LIBRARY = "lu fp64 with pivoting"
 

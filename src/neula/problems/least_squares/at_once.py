@@ -23,8 +23,9 @@ from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.by_kernel import LABEL
-from neula.problems.least_squares.chain import LeastSquaresJudge, chain_together
 from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.judge import LeastSquaresJudge
+from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.report import norms_of

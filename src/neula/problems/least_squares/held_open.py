@@ -29,8 +29,8 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, check_rows
-from neula.problems.least_squares.chain import LeastSquaresJudge
 from neula.problems.least_squares.held_evidence import Held
+from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect

@@ -1,124 +1,403 @@
-"""What can be tried for one least-squares problem beside the SVD: R, and iterations with it."""
+"""The table of links for least squares.
+
+All problems of a call are solved together where they are small, each step one launch, by R and the corrected
+seminormal equations (``seminormal``). What is left, and large problems, go one by one through the rest of the
+table.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.pace import Pace
-from neula.algorithms.krylov.refinement import InnerSolver
-from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
-from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
-from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.condition import solve_rt
-from neula.certificates.backward_error import Scale, norms_of
-from neula.certificates.forward_error import ESTIMATED, SURE
-from neula.certificates.verdict import Evidence
-from neula.pipeline.chain import Answer
+from neula.algorithms.krylov.cgls import cgls
+from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.engines import FP16_COR, FP64, Tuning
+from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
-from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
+from neula.pipeline.table import CORE, HOST, Condition, Row, Table, chain_of, unless
+from neula.problems.least_squares import by_kernel, ways
+from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
+from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.r_source import RSource
-from neula.problems.least_squares.refined import LeastSquaresErrorBounds, answer_of, refined_with
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.r_source import SOURCES, RSource
 from neula.problems.least_squares.together import solve_together
 
-Solution = Answer[LeastSquaresSolutions]
+LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
+
+Chain = list[LeastSquaresLink]
+
+LATER = 4
+"""Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
+
+PASSES = 4.0
+"""Over ill-conditioned problems, each as long as one over others."""
+
+LEFT = 1 / 16
+"""Of these passes are worth a host where all that takes batches has failed: what is left mostly lacks full
+rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0.05 by its host)."""
 
 
-def by_fast_r(
-    problems: LeastSquaresProblems,
-    before: Solution | None,
-    *,
-    label: str,
-    method: str,
-    compute: str,
-    inner: InnerSolver,
-    limit: Limit | None,
-) -> Solution:
-    """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
-    problem = problems.prepared
-    return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
+@dataclass(frozen=True)
+class LeastSquaresCase:
+    """Problems of one shape, without numbers.
 
-
-def by_gram(
-    problems: LeastSquaresProblems,
-    before: Solution | None,
-    *,
-    label: str,
-    compute: str,
-    plain_residuals: bool = False,
-) -> Solution:
-    """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
-
-    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure. With ``plain_residuals``, those in working precision, R is checked before.
+    Attributes
+    ----------
+    count, m, n : int
+    options : LeastSquaresOptions
+    together : bool
+        Whether all are solved at once; else it is one of them that is left.
+    by_host : callable, optional
+        Solves problems on the host of a GPU, ``by_host(problems, before, passes=...)``.
     """
-    options, over_rows = problems.options, problems.options.over_rows
-    factor = partial(low_cholesky_r, engine=options.engine.using(compute))
-    source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain_residuals)
-    pace = Pace.asynchronous(2 if source.checked_first else 1)
-    solve = partial(solve_together, problems, before, label=label, pace=pace)
-    answer = solve(source=source)
-    shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
-    assert answer.measured is not None
-    evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
-    if not replace(options.limits(shape), forward_error=SURE).accept(evidence):
-        beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
-        if bool(over_rows.agree(beyond.any())):
-            answer = solve(source=replace(source, factor=factor))
-    return answer
+
+    count: int
+    m: int
+    n: int
+    options: LeastSquaresOptions
+    together: bool
+    by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None
+
+    @property
+    def tuning(self) -> Tuning:
+        """That of the engine."""
+        return self.options.engine.tuning
+
+    @cached_property
+    def rows(self) -> int:
+        """Of A, damping stacked below it."""
+        return self.options.rows(self.m, self.n)
+
+    @cached_property
+    def work(self) -> int:
+        """Operations of a factorization, ``m n^2`` of the tall shape."""
+        return max(self.rows, self.n) * min(self.rows, self.n) ** 2
+
+    @cached_property
+    def spread(self) -> bool:
+        """Whether rows are spread over processes."""
+        return self.options.over_rows.spread
+
+    @cached_property
+    def small(self) -> bool:
+        """Whether problems take each step together: the time of a single one is that of launches, or, of all
+        that are not wide on a CPU, that of a Gram matrix. Weighted, damped and wide ones whatever their size
+        if their forward errors are to be refined.
+        """
+        tuning, options = self.tuning, self.options
+        exotic = options.is_wide(self.m, self.n) or bool(options.damp) or options.weights is not None
+        few = self.rows * self.n <= tuning.batched_elements and self.count > 1
+        tall = tuning.lapack and self.rows >= self.n and not self.spread
+        exact = options.forward and exotic
+        return not options.named and bool(few or self.work <= tuning.together or tall or exact)
+
+    @cached_property
+    def core(self) -> bool:
+        """Whether the compiled core takes them. Rounded weights cost digits, which batches have time to
+        keep.
+        """
+        taken = by_kernel.takes(self.m, self.n, self.options)
+        return taken and (self.count == 1 or self.options.weights is None)
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """Where R for the seminormal equations comes from; of what the core leaves, the last of them."""
+        names, options = self.tuning.small_r, self.options
+        if self.core:
+            return names[-1:]
+        low = options.target is not FP64 and not options.refines_doubled(self.m, self.n)
+        return ("cholesky fp32", *names) if self.tuning.lapack and low else names
+
+    @cached_property
+    def gram(self) -> str:
+        """Arithmetic of the Gram matrix of a tall matrix as it is given; empty where none pays.
+
+        A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would
+        (262144 x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes
+        problems of up to ``gram_columns`` columns take this way, too, in plain fp16: the host looks twice,
+        not once an iteration, where a process that launches late keeps all others waiting. Their matrices
+        are not copied in double precision.
+        """
+        options, tuning = self.options, self.tuning
+        plain = options.weights is None and not options.damp and not options.named
+        fast = tuning.corrected and "fp64" in tuning.preconditioners
+        large = self.m >= self.n and 8 * self.m * self.n > tuning.replayed_bytes
+        copied = self.spread and options.dtype != torch.float64
+        if copied or not (plain and fast and large and options.refines_doubled(self.m, self.n)):
+            return ""
+        if self.n <= tuning.fp16_gram_columns:
+            return FP16_COR
+        return "fp16" if self.n <= tuning.gram_columns and self.spread else ""
+
+    @cached_property
+    def preconditioners(self) -> list[tuple[str, str]]:
+        """Where an R of low precision for iterations comes from: method and arithmetic, cheapest first.
+
+        An R in half precision with error correction is as good as one in single precision. It takes the
+        place of that, and stands before one in double precision, which takes three times as long (on an
+        H200). A QR in fp16 is no better than the Gram matrix with error correction, where that is cheaper.
+        """
+        options, tuning = self.options, self.tuning
+        if options.compute is not None:
+            return [("rgsqrf", options.compute)]
+        formats = tuning.preconditioners
+        if options.algorithm is not None:
+            return [("rgsqrf", formats[0])]
+        if not tuning.corrected:
+            return [("rgsqrf", format) for format in formats]
+        columns = self.m if options.is_wide(self.m, self.n) else self.n
+        low = [("cholesky", "fp16")] if tuning.fp16_gram_columns < columns <= tuning.gram_columns else []
+        low.append(("cholesky", FP16_COR) if columns <= tuning.gram_columns else ("rgsqrf", "fp16"))
+        better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
+        return [*low, ("rgsqrf", FP16_COR), *better]
 
 
-def by_householder(
-    problems: LeastSquaresProblems,
-    before: Solution | None,
-    *,
-    label: str,
-    inner: InnerSolver,
-) -> Solution:
-    """R by the library's Householder reflections, and iterations that start from what they give."""
-    problem = problems.prepared
-    preconditioner, start = householder_r(problem)
-    return refined_with(problem, label, preconditioner, inner, start=start)
+def chain_together(
+    count: int,
+    m: int,
+    n: int,
+    options: LeastSquaresOptions,
+    by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None,
+) -> Chain:
+    """What is tried for all of ``count`` problems at once; nothing where they are solved one by one."""
+    return chain_of(TABLE, LeastSquaresCase(count, m, n, options, True, by_host))
 
 
-def unrefined(
-    problems: LeastSquaresProblems, before: Solution | None, *, label: str, algorithm: str, compute: str
-) -> Solution:
-    """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
-    problem, options = problems.prepared, problems.options
-    if problem.wide:
-        raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
-    engine, over_rows = options.engine.using(compute), options.over_rows
-    work = problem.operator.fill(engine, problem.scales)
-    rhs = problem.b.to(engine.storage)
-    if algorithm == "direct":
-        q, r = rgsqrf(work, engine, overwrite_a=True)
-        y = qr_solve(q, r, rhs, over_rows)
-    else:
-        y, r = normal_equations(work, rhs, engine)
-    y, r = over_rows.agreed(y, r)
-    if not bool(torch.isfinite(y).all()):
-        raise Declined("the factorization broke down: A is too ill-conditioned for it")
-    preconditioner = Preconditioner.from_factor(r.double(), r.double())
-    largest, smallest = over_rows.agree(preconditioner.extremes).tolist()
-    n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
-    x = y.double() * problem.scales[:, None]
-    residual = problem.b - problem.operator.matmul(x)
-    gradient = problem.operator.rmatmul(residual)
-    columns = problem.scales / preconditioner.columns
-    scale = Scale(columns, largest)
-    projected = solve_rt(r.double() / problem.scales, gradient)
-    norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
-    refined = Refined(x, norms.measures(scale.norm), norms.residual)
-    # Rounding errors of this R move singular values by so much; the normal equations square them.
-    errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
-    doubt, bound = "", ESTIMATED * condition
-    if not (options.limits(problem.operator.shape).full_rank(bound) and bound * errors < 1):
-        doubt = f"condition number about {condition:.1e}: A may lack full rank"
-    return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)
+def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) -> Chain:
+    """What is tried for one of ``count`` problems that is left."""
+    return chain_of(TABLE, LeastSquaresCase(count, m, n, options, False))
+
+
+# ---------------------------------------------------------------- conditions
+
+
+def _together(case: LeastSquaresCase) -> bool:
+    """All problems of a call together"""
+    return case.together
+
+
+def _small(case: LeastSquaresCase) -> bool:
+    """Small problems, on a CPU all that are not wide"""
+    return case.small
+
+
+_one_left = unless(_together, "one problem, also of those that are left")
+_large = unless(_small, "large problems")
+
+
+def _in_core(case: LeastSquaresCase) -> bool:
+    """On a CPU, up to 2^18 elements and 256 columns or rows"""
+    return case.core
+
+
+def _in_core_if_dependent(case: LeastSquaresCase) -> bool:
+    """On a CPU, columns that may be dependent, up to 512 of them"""
+    return by_kernel.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case)
+
+
+def _has_gram(case: LeastSquaresCase) -> bool:
+    """Tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64"""
+    # A batch has no step together; each of its problems begins with it.
+    return bool(case.gram) and case.together == (case.count == 1)
+
+
+def _may_go_to_host(case: LeastSquaresCase) -> bool:
+    """Small problems on a GPU that launches leave"""
+    allowed = case.by_host is not None and case.options.by_host and not case.spread
+    return bool(allowed and case.tuning.left_to_host)
+
+
+def _iterates(case: LeastSquaresCase) -> bool:
+    """By default not where LAPACK is faster, ``algorithm="cgls"`` and ``"lsqr"``"""
+    options = case.options
+    if options.named:
+        return options.algorithm in (None, "cgls", "lsqr")
+    return not options.engine.tuning.lapack_first(case.rows, case.n)
+
+
+def _needs_householder(case: LeastSquaresCase) -> bool:
+    """Unless R for small problems was backward stable, and ``algorithm="householder"``"""
+    if not case.small:
+        return case.options.algorithm in (None, "householder")
+    stable = any(SOURCES[name].backward_stable for name in case.tuning.small_r)
+    return not stable and not _svd_is_fast(case)
+
+
+def _svd_is_fast(case: LeastSquaresCase) -> bool:
+    """An SVD takes no time: what is left is more often without full rank than nearly so"""
+    return case.work <= case.tuning.svd
+
+
+def _finds_rank(case: LeastSquaresCase) -> bool:
+    """Matrices that may lack full rank, from m n^2 = 1e7 on"""
+    # It does not refine in twice the precision, nor look for pivots over processes.
+    return case.options.algorithm is None and not (_svd_is_fast(case) or case.options.forward or case.spread)
+
+
+def _by_default(case: LeastSquaresCase) -> bool:
+    """By default, and ``algorithm="svd"``"""
+    return case.options.algorithm in (None, "svd")
+
+
+def _is_named(algorithm: str) -> Condition[LeastSquaresCase]:
+    def holds(case: LeastSquaresCase) -> bool:
+        return case.options.algorithm == algorithm
+
+    holds.__doc__ = f'only ``algorithm="{algorithm}"``'
+    return holds
+
+
+# ---------------------------------------------------------------- columns that depend on the case
+
+
+def _of_small_r(factorization: str) -> Callable[[LeastSquaresCase], Sequence[str]]:
+    def formats(case: LeastSquaresCase) -> Sequence[str]:
+        names = (name.rpartition(" ") for name in case.sources)
+        return [format for name, _, format in names if name == factorization]
+
+    formats.__doc__ = "fp64; before it fp32 where no more is asked for"
+    return formats
+
+
+def _of_r(factorization: str) -> Callable[[LeastSquaresCase], Sequence[str]]:
+    def formats(case: LeastSquaresCase) -> Sequence[str]:
+        return [format for name, format in case.preconditioners if name == factorization]
+
+    formats.__doc__ = "from fp16 on those of the machine, or ``compute``"
+    return formats
+
+
+def _of_gram(case: LeastSquaresCase) -> Sequence[str]:
+    """fp16_cor; fp16 over processes"""
+    return [case.gram]
+
+
+def _named_format(case: LeastSquaresCase) -> Sequence[str]:
+    """fp32, or ``compute``"""
+    return [case.options.compute or "fp32"]
+
+
+def _krylov(case: LeastSquaresCase) -> str:
+    """cgls, craig for wide matrices, lsqr where it is named"""
+    if case.options.is_wide(case.m, case.n):
+        return "craig"
+    return "lsqr" if case.options.algorithm == "lsqr" else "cgls"
+
+
+# ---------------------------------------------------------------- links
+
+
+def _link(
+    answer: Callable[..., Answer[LeastSquaresSolutions]], label: str, *, improves: bool = False, **given: Any
+) -> LeastSquaresLink:
+    return Link(label, partial(answer, label=label, **given), improves=improves)
+
+
+def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    """By the core; what it does not take, by the link that would be first without it, which is made then."""
+
+    def otherwise(
+        problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None
+    ) -> Answer[LeastSquaresSolutions]:
+        if not (case.together and case.small):
+            raise Declined
+        return _seminormal(case, by_kernel.LABEL, "fp64").answer(problems, before)
+
+    return _link(by_kernel.by_core, label, together=otherwise)
+
+
+def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    """Corrected seminormal equations with an R from one source."""
+    name = label.removesuffix(" + seminormal")
+    source, options = SOURCES[name], case.options
+    pace = _pace(source, case, later=name in case.tuning.small_r[1:])
+    if case.count == 1 and not pace.is_prelaunched and name == "shifted cholesky fp64":
+        # It is spared its last passes for an A without full rank, which the host reads.
+        source = replace(source, factor=partial(source.factor, rcond=options.certain_rcond((case.m, case.n))))
+    answer = partial(solve_together, label=label, source=source, pace=pace)
+    return Link(label, answer, launches_only=pace.is_prelaunched and not options.may_wait)
+
+
+def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
+    """When the host reads the first results.
+
+    All steps of a batch are prelaunched, and of what a CUDA graph replays. A step of another single problem
+    takes longer than the host takes to read, which may save the next step.
+    """
+    tuning, times = case.tuning, LATER if later else 1
+    size = 8 * case.rows * case.n
+    brief = size <= tuning.replayed_bytes and case.work <= tuning.prelaunched_again
+    many = case.count > 1 or not case.options.may_wait or brief or times * size <= tuning.replayed_bytes
+    if many and tuning.prelaunched_steps:
+        return Pace.prelaunched(tuning.prelaunched_steps * times)
+    steps = tuning.asynchronous_steps * (2 if source.checked_first else 1)
+    return Pace.asynchronous(steps) if steps else SYNCHRONOUS
+
+
+def _on_host(passes: float) -> Callable[[LeastSquaresCase, str, str], LeastSquaresLink]:
+    def make(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+        assert case.by_host is not None
+        return Link(label, partial(case.by_host, passes=passes))
+
+    return make
+
+
+def _by_gram(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    return _link(ways.by_gram, label, compute=format, plain_residuals=format == "fp16")
+
+
+def _by_fast_r(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    """All but the last of these, and those that are named, may give R up early."""
+    method = label.split()[0]
+    last = case.options.algorithm is not None or (method, format) == case.preconditioners[-1]
+    limit = None if last else LIMITS.get((method, format))
+    return _link(ways.by_fast_r, label, method=method, compute=format, inner=_inner(case), limit=limit)
+
+
+def _inner(case: LeastSquaresCase) -> Any:
+    return lsqr if case.options.algorithm == "lsqr" else cgls
+
+
+def _by_householder(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    return _link(ways.by_householder, label, inner=_inner(case))
+
+
+def _unrefined(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    return _link(ways.unrefined, label, algorithm=label.split()[0], compute=format)
+
+
+def _of_any_rank(
+    answer: Callable[..., Answer[LeastSquaresSolutions]],
+) -> Callable[[LeastSquaresCase, str, str], LeastSquaresLink]:
+    return lambda case, label, format: _link(answer, label, improves=True)
+
+
+_SMALL = _together, _small
+
+TABLE: Table[LeastSquaresCase] = (
+    Row("cholesky {}", _core, (_together, _in_core), "seminormal", place=CORE),
+    Row("cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("cholesky")),
+    Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt")),
+    Row("the host", _on_host(PASSES), (_together, _small, _may_go_to_host), place=HOST),
+    Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
+    Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
+    Row("the host", _on_host(LEFT), (_together, _small, _may_go_to_host), place=HOST),
+    Row("cholesky {}", _by_gram, (_large, _has_gram), "seminormal", _of_gram),
+    Row("pivoted cholesky {}", _core, (_one_left, _small, _in_core_if_dependent), "seminormal", place=CORE),
+    Row("direct {}", _unrefined, (_one_left, _is_named("direct")), arithmetics=_named_format),
+    Row("normal {}", _unrefined, (_one_left, _is_named("normal")), arithmetics=_named_format),
+    Row("cholesky {}", _by_fast_r, (_one_left, _large, _iterates), _krylov, _of_r("cholesky")),
+    Row("rgsqrf {}", _by_fast_r, (_one_left, _large, _iterates), _krylov, _of_r("rgsqrf")),
+    Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _small, _finds_rank)),
+    Row("householder {}", _by_householder, (_one_left, _needs_householder), _krylov),
+    Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _large, _finds_rank)),
+    Row("svd {}", _of_any_rank(by_svd), (_one_left, _by_default)),
+)
+"""Cheapest first."""

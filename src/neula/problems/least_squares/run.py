@@ -12,7 +12,7 @@ import torch
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
-from neula.pipeline.chain import Answer, Link, Run, run_chain, run_each
+from neula.pipeline.chain import Answer, Run, run_chain, run_each
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.over_processes import in_step
@@ -20,26 +20,12 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
-from neula.problems.least_squares.chain import (
-    Chain,
-    LeastSquaresJudge,
-    chain_after_together,
-    chain_alone,
-    chain_together,
-)
+from neula.problems.least_squares.judge import LeastSquaresJudge
+from neula.problems.least_squares.links import Chain, chain_alone, chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 
-BY_HOST = "the host"
-
 ZERO = LeastSquaresSolutions.names.index("zero")
-
-PASSES = 4.0
-"""Over ill-conditioned problems, each as long as one over others."""
-
-LEFT = 1 / 16
-"""Of these passes are worth a host where all that takes batches has failed: what is left mostly lacks full
-rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0.05 by its host)."""
 
 
 def begin_problems(
@@ -83,16 +69,12 @@ def solve_problems(
         return _empty(problems, is_batch=is_batch)
     if b.numel() == 0:
         return _without_right_hand_sides(problems, is_batch=is_batch)
-    together = chain_together(count, m, n, options) if together is None else together
-    if options.over_rows.spread:
-        together = in_step(together)
-    elif together and options.by_host and options.engine.tuning.left_to_host:
-        by_host = partial(_by_host, is_batch=is_batch)
-        together.insert(1, Link(BY_HOST, partial(by_host, passes=PASSES)))
-        together.append(Link(BY_HOST, partial(by_host, passes=LEFT)))
+    if together is None:
+        together = chain_together(count, m, n, options, partial(_by_host, is_batch=is_batch))
+    together = in_step(together) if options.over_rows.spread else together
     run = _run_together(together, problems, begun)
     if len(run.open):
-        _go_on(run, problems, together=bool(together), is_batch=is_batch)
+        _go_on(run, problems, is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
 
@@ -134,9 +116,7 @@ def _by_host(
     return Answer(run.found.to(problems.device), run.label, iterations=run.iterations, judged=True)
 
 
-def _go_on(
-    run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, together: bool, is_batch: bool
-) -> None:
+def _go_on(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, is_batch: bool) -> None:
     """Each problem that is left alone; no solution of numbers that are not finite is accepted."""
     a, options = problems.a, problems.options
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
@@ -145,7 +125,7 @@ def _go_on(
         unusable = _set_aside(run, problems)
     else:
         problems.check_finite()
-    alone = chain_after_together(m, n, options, len(a)) if together else chain_alone(m, n, options)
+    alone = chain_alone(m, n, options, len(a))
     alone = in_step(alone) if options.over_rows.spread else alone
     judge = LeastSquaresJudge.for_shape(m, n, options, together=False)
 

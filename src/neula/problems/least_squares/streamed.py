@@ -30,7 +30,7 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
-from neula.problems.least_squares.chain import LeastSquaresJudge
+from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,

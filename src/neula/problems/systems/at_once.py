@@ -20,7 +20,7 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolveResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.chain import chain_together
+from neula.problems.systems.links import chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 from neula.problems.systems.queued import QUEUED, QueuedSolutions, answer_of, label_of, queued, steps_of
 

@@ -1,366 +1,293 @@
-"""What can be tried for one system: factors in some format, and refinement with them."""
+"""The table of links for linear systems.
+
+Factors in any arithmetic are followed by iterative refinement, by conjugate gradients or by GMRES. Small
+systems are solved together, and on a GPU launched as a whole; what is left goes one by one through the rest.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
-import numpy as np
-import torch
+from neula.engines import FORMATS, FP64, Arithmetic, Tuning
+from neula.pipeline.chain import Link
+from neula.pipeline.table import HOST, LAUNCHED, Row, Table, chain_of, unless
+from neula.problems.systems import ways
+from neula.problems.systems.direct import solve_by_host, solve_directly
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.queued import solve_queued
+from neula.problems.systems.system import EquilibratedSystem
 
-from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
-from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
-from neula.algorithms.elimination.cholesky import (
-    SHIFT,
-    cholesky,
-    library_cholesky,
-    recursion_pays,
-    working_matrices,
-)
-from neula.algorithms.elimination.cholesky_factor import CholeskyFactor, NotPositiveDefiniteError
-from neula.algorithms.elimination.equilibrate import Equilibrated
-from neula.algorithms.elimination.factorization import (
-    Factorization,
-    SingularMatrixError,
-    library_lu,
-    mixed_lu,
-)
-from neula.algorithms.elimination.falling_pivots import FallingPivotsError
-from neula.algorithms.elimination.recorded import Recorded
-from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.iterative_refinement import (
-    UpdateSolver,
-    cg_refinement,
-    classical,
-    gmres_refinement,
-    refine,
-)
-from neula.certificates.forward_error import ESTIMATED, rounded_error
-from neula.certificates.stagnation import SLOW, STAGNATION
-from neula.engines import FP32, FP64, Arithmetic, Engine, Format
-from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import largest_magnitude
-from neula.kernels.refining import over
-from neula.kernels.svd import converged_eigvalsh
-from neula.pipeline.chain import Answer
-from neula.pipeline.progress import digits_done, stage
-from neula.pipeline.refusals import Declined
-from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence
-from neula.problems.systems.on_the_way import probe_on_the_way
-from neula.problems.systems.problem import Systems, SystemsSolutions
-from neula.problems.systems.system import HARMLESS, EquilibratedSystem
+TogetherLink = Link[Systems, SystemsSolutions]
 
-SINGULAR = 0.01
-"""A solution so large that the condition number must exceed this multiple of 1/u64 is left to the library's
-LU in double precision: A may be singular, which factors of low precision cannot tell."""
-
-TOO_POOR = 3.0
-"""Second smallest singular value of ``E V``, for some orthonormal random V and ``E = A (LU)^-1 - I``,
-beyond which factors are too poor for GMRES: a few directions that E enlarges take as many vectors, but here
-it enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17
-iterations) and 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at
-1e4, where 40 iterations do not do."""
-
-MIXED = "rbt + lu fp64"
-
-Solution = Answer[SystemsSolutions]
+SingleLink = Link[EquilibratedSystem, SystemsSolutions]
 
 
-def lu(
-    system: EquilibratedSystem, before: Solution | None, format: Format, *, krylov: bool = True
-) -> Solution:
-    """LU without interchanges, of A where its leading block allows it, and GMRES only if ``krylov``."""
-    if system.options.pivot is None and not system.needs_no_pivoting(format):
-        raise Declined
-    engine = system.options.engine.using(format)
-    factors = _factorize(system, system.fill(engine), engine, pivoting=False)
-    return _refined(system, f"lu {format.name}", factors, format, krylov=krylov)
+@dataclass(frozen=True)
+class SystemsCase:
+    """Systems of one order, without numbers.
 
-
-def mixed_by_butterflies(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
-    """LU without interchanges of A mixed by butterflies, where that of A itself is not tried."""
-    if system.options.pivot is None and system.needs_no_pivoting(format):
-        raise Declined
-    return _mixed(system, format)
-
-
-def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
-    """LU without interchanges of a large system before anything else is tried, where a few steps do."""
-    return lu(
-        EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options),
-        before,
-        format,
-        krylov=False,
-    )
-
-
-def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
-    """What such factors of one large system do with GMRES, where their errors are too large for refinement.
-
-    What a few small singular values of A make of them are as many directions.
+    Attributes
+    ----------
+    count, n : int
+    options : SystemsOptions
+    together : bool
+        Whether all are solved at once; else it is one of them that is left.
     """
-    factors = None if before is None else before.factors
-    if factors is None or not math.isfinite(factors.growth):
-        raise Declined
-    system = EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options)
-    return replace(_refine(system, MIXED, factors, FP64), label=f"{MIXED} + gmres")
+
+    count: int
+    n: int
+    options: SystemsOptions
+    together: bool
+
+    @property
+    def tuning(self) -> Tuning:
+        """That of the engine."""
+        return self.options.engine.tuning
+
+    @cached_property
+    def launched(self) -> bool:
+        """Whether all that is done first is launched as a whole, with factors that need no pivots."""
+        most = self.tuning.queued_definite if self.options.positive else self.tuning.queued
+        return not self.asks and self.n <= most
+
+    @cached_property
+    def begun(self) -> bool:
+        """Whether there are links for all systems together: where cheaper factors are no faster."""
+        order = self.tuning.direct_definite if self.options.positive else self.tuning.direct
+        return self.launched or (not self.asks and self.n < order)
+
+    @property
+    def asks(self) -> bool:
+        """Whether pivots or a format are named."""
+        return self.options.pivot is not None or self.options.compute is not None
+
+    @cached_property
+    def mixed(self) -> bool:
+        """Whether a general system, alone, is mixed by butterflies in what is launched."""
+        return self.launched and self.count == 1 and not self.options.positive
+
+    @cached_property
+    def normal(self) -> bool:
+        """Whether normal equations are launched before."""
+        few = self.count > 1 or self.n <= self.tuning.normal_equations
+        return self.launched and few and not self.options.positive
 
 
-def mixed_in_double(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """LU without interchanges of A mixed by butterflies, in double precision."""
-    report = stage(system.options.progress, "factorizing in fp64")
-    scales = system.scales
-    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    factors = ButterfliedInverses.factorize(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
-    report(1.0)
-    return _refined(system, MIXED, factors, FP64)
+def chain_together(count: int, n: int, options: SystemsOptions) -> list[TogetherLink]:
+    """What is tried for all of ``count`` systems at once; nothing where they are solved one by one."""
+    return chain_of(TABLE, SystemsCase(count, n, options, True))
 
 
-def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """The same in double precision, after the library's LU.
-
-    Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
-    """
-    if before is not None and bool(before.values.refined_error <= system.bound):
-        raise Declined
-    return _mixed(system, FP64)
+def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> list[SingleLink]:
+    """What is tried for one of ``count`` systems that is left."""
+    return chain_of(TABLE, SystemsCase(count, n, options, False))
 
 
-def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
-    """LU with partial pivoting."""
-    engine = system.options.engine.using(format)
-    factors = _factorize(system, system.fill(engine), engine, pivoting=True)
-    return _refined(system, f"lu {format.name} with pivoting", factors, format)
+# ---------------------------------------------------------------- conditions
 
 
-def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """LU with partial pivoting in double precision by the library."""
-    report = stage(system.options.progress, "factorizing in fp64")
-    scales = system.scales
-    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    try:
-        lu = library_lu(a, system.options.engine)
-    except SingularMatrixError as error:
-        raise np.linalg.LinAlgError(
-            f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"
-        ) from None
-    report(1.0)
-    factors = lu if scales.trivial else Equilibrated(lu, scales)
-    return _refine(system, "lu fp64 with pivoting", factors, FP64)
+def _together(case: SystemsCase) -> bool:
+    """All systems of a call together"""
+    return case.together
 
 
-def by_cholesky(system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """Cholesky factors."""
-    engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
-    if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
-        raise Declined(f"the smallest eigenvalue seems to be {system.smallest:.1e}")
-    report = stage(system.options.progress, f"factorizing in {arithmetic.name}")
-    try:
-        factors = _cholesky_factor(system, engine)
-    except FallingPivotsError as error:
-        system.foreseen.append(error.smallest)
-        raise Declined(str(error)) from None
-    except NotPositiveDefiniteError as error:
-        if engine.format is FP64:
-            raise np.linalg.LinAlgError(
-                f"A is not positive definite: {error}; solve it with assume_a='gen'"
-            ) from None
-        raise Declined(str(error)) from None
-    report(1.0)
-    return _refined(system, label, factors, engine.format)
+_one_left = unless(_together, "one system, also of those that are left")
 
 
-def _cholesky_factor(system: EquilibratedSystem, engine: Engine) -> CholeskyFactor:
-    n, tuning = len(system.a), engine.tuning
-    work = working_matrices(1, n, engine)
-    system.scales.fill_lower(work[0], system.a, engine)  # no more is read, of any A
-    if recursion_pays(n, engine):
-        found = cholesky(work, engine, shift=SHIFT if engine.format.u > FP32.u else 0.0, give_up=True)
-    else:
-        found = library_cholesky(work)
-    order = int(found.order)
-    if order > 0:
-        raise NotPositiveDefiniteError(order)
-    lower, leading = found.lower[0], found.leading
-    lost = None if leading is None else leading.lost(lower)
-    return CholeskyFactor.from_factor(lower, engine.storage, tuning.inverted_width(n), lost)
+def _definite(case: SystemsCase) -> bool:
+    """Positive definite"""
+    return case.options.positive
 
 
-def _mixed(system: EquilibratedSystem, format: Format) -> Solution:
-    engine, n = system.options.engine.using(format), len(system.a)
-    transform = TwoSided.random(n, system.a.device)
-    # Butterflies add and subtract: in the wider precision, before anything is rounded.
-    work = engine.empty(padded(n), padded(n))
-    system.scales.fill(work[:n, :n], system.a, engine)
-    factors = Butterflied(_factorize(system, transform.apply_(work), engine, pivoting=False), transform)
-    return _refined(system, f"rbt + lu {format.name}", factors, format)
+_general = unless(_definite, "general")
 
 
-def _factorize(
-    system: EquilibratedSystem, work: torch.Tensor, engine: Engine, *, pivoting: bool
-) -> Factorization:
-    """LU of a working matrix, which it overwrites."""
-    report = stage(system.options.progress, f"factorizing in {engine.format.name}")
-    n = len(work)
-    return mixed_lu(work, engine, pivoting=pivoting, on_columns=lambda done: report(done / n))
+def _launched(case: SystemsCase) -> bool:
+    """On a GPU that is fast in fp64, up to order 18000 (definite: 17000)"""
+    return case.launched
 
 
-def _refined(
-    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, krylov: bool = True
-) -> Solution:
-    """Refine with factors of the scaled matrix, unless growth says that they are worthless."""
-    growth = factors.growth
-    if not math.isfinite(growth):
-        raise Declined(f"a pivot vanishes, or elements overflow {format.name}")
-    # Beyond 1/u, factors hold nothing but errors.
-    if growth * format.u > 1 and not system.options.named:
-        raise Declined(f"elements grow by {growth:.1e}")
-    return _refine(system, label, Equilibrated(factors, system.scales), format, krylov=krylov)
+def _normal(case: SystemsCase) -> bool:
+    """batches, and one system up to order 256"""
+    return case.normal
 
 
-def _refine(
-    system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, krylov: bool = True
-) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do, if ``krylov``."""
-    options = system.options
-    factors = Recorded(factors, options.engine)
-    # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
-    target, report = system.bound / 4, stage(options.progress, "refining")
-
-    def run(update: UpdateSolver, start: Refined | None, stagnation: float) -> Refined:
-        return refine(
-            system.a,
-            system.b,
-            update,
-            scalings=system.scalings,
-            tolerance=target,
-            max_iterations=most,
-            stagnation=stagnation,
-            start=start,
-            on_step=lambda error: report(digits_done(error, target)),
-            beside=None if probe is None else probe.solved,
-        )
-
-    update, probe, refined, most = classical(factors), None, None, options.max_iterations
-    large, at_a_time = len(system.a) >= COSTLY, options.engine.tuning.at_a_time
-    if not (krylov and _by_krylov(system, factors)):
-        refined = run(update, None, SLOW)
-    elif not (options.positive or options.named) and _too_poor(system, factors):
-        raise Declined("the factors are too poor for GMRES", label)
-    by_gmres = refined is None or not bool((refined.backward_error <= system.bound).all())
-    if by_gmres and not krylov:
-        raise Declined
-    if by_gmres:
-        by_cg = options.positive and system.scaled is None
-        label += " + cg" if by_cg else " + gmres"
-        rows, sizes = system.scales.rows, system.sizes[:, None]
-        if by_cg:
-            probe, way = probe_on_the_way(rows[:, None], sizes) if large else (None, None)
-            # For less than double precision residuals that are small beside ``||A|| ||x||`` leave no digit.
-            first = system.scalings if refined is None and options.target is FP64 else ()
-            update = cg_refinement(system.a, factors, way, first)
-        else:
-            if large:
-                # Room for the probe, and for a residual that is computed anew.
-                companions = max(0, at_a_time - system.b.shape[1] - 2)
-                most = most // 2 if companions else most  # with which half of them do, or none
-                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, companions)
-            beside = None if probe is None else probe.solved
-            update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
-        refined = run(update, refined, STAGNATION)
-    if refined is None or not bool((refined.backward_error < 1).all()):
-        raise Declined("refinement does not converge", label)
-    evidence = SystemEvidence.measure(
-        system.a,
-        factors,
-        system.scales,
-        update if by_gmres else None,
-        options.max_iterations,
-        system.sizes,
-        system.scaled,
-        probe,
-        solved=bool((refined.backward_error <= system.bound).all()),
-    )
-    if options.forward:
-        refined, forward_error = evidence.refine_forward(system.b, refined, update, options)
-        evidence = replace(evidence, measured=forward_error)
-    doubt = "" if format is FP64 else _doubt(system, refined)
-    values = _members(system, refined, evidence, factors.growth)
-    return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
+def _single(case: SystemsCase) -> bool:
+    """One system"""
+    return case.count == 1
 
 
-def _by_krylov(system: EquilibratedSystem, factors: Factorization) -> bool:
-    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
-    the evidence costs nothing. Not where LU does without pivoting, and a few steps do (order 20000 on an
-    H200: 47 ms, and 54 by GMRES; definite, 24000: 60 ms by CG, and 70).
-    """
-    few = system.b.shape[1] + 1 <= system.options.engine.tuning.at_a_time
-    slow = system.options.positive or factors.growth > HARMLESS
-    return few and slow and factors.narrow and len(system.a) >= COSTLY
+_batch = unless(_single, "batches")
 
 
-def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
-    """Whether so many directions are enlarged that GMRES would not be done with them: by one iteration."""
-    n, count = len(system.a), system.options.engine.tuning.at_a_time
-    v, rows = gaussian(n, count, torch.float64, system.a.device, seed=20021117), system.scales.rows[:, None]
-    enlarged = rows * (system.a @ factors.solve(v / rows)) - v
-    # Gaussian vectors are nearly orthogonal, and of norm sqrt(n).
-    gram = (enlarged.mT @ enlarged / n).cpu()
-    return not bool(gram.isfinite().all()) or bool(converged_eigvalsh(gram)[1] > TOO_POOR**2)
+def _may_be_harmless(case: SystemsCase) -> bool:
+    """From order 8192 on, if the leading block grows by at most 8 without pivoting"""
+    large = case.n >= case.tuning.harmless and not case.normal
+    return case.mixed and large and case.options.may_wait
 
 
-def _doubt(system: EquilibratedSystem, refined: Refined) -> str:
-    """Factors in a low format cannot tell that A is singular, but the size of x may."""
-    condition = _condition_at_least(system, refined)
-    if condition <= SINGULAR / FP64.u:
-        return ""
-    return f"condition number at least {condition:.1e}: A may be singular"
+def _not_replayed(case: SystemsCase) -> bool:
+    """From order 6000 on"""
+    return case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes
 
 
-def _condition_at_least(system: EquilibratedSystem, refined: Refined) -> float:
-    """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
-    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
-    return float(torch.stack(bounds).min())
+def _begun(case: SystemsCase) -> bool:
+    """Where cheaper factors are no faster: below order 6000 on a CPU (definite: 4500), and after a launch"""
+    return case.begun
 
 
-def _members(
-    system: EquilibratedSystem, refined: Refined, evidence: SystemEvidence, growth: float
-) -> SystemsSolutions:
-    """The solution in the user's units, with its evidence."""
-    options = system.options
-    x = system.unscale(refined.x).to(options.dtype).double()
-    rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
-    assert refined.residual is not None
-    residual, norm = refined.residual, torch.linalg.vector_norm
-    if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
-        residual = residual + system.a @ (refined.x - system.rescale(x))
-    return SystemsSolutions(
-        x=x[None],
-        forward_error=forward_error[None],
-        doubtful=torch.zeros(1, dtype=torch.bool, device=x.device),
-        residual=_relative_residual(system, refined.x, norm(system.units * residual, dim=0)).amax()[None],
-        refined_error=refined.backward_error.amax()[None],
-        backward_error=(refined.backward_error + rounding).amax()[None],
-        condition_bound=ESTIMATED * evidence.condition[None],
-        condition=evidence.condition[None],
-        growth=x.new_tensor([growth]),
-    )
+_not_begun = unless(_begun, "larger systems, and those whose format is named")
 
 
-def _relative_residual(system: EquilibratedSystem, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """``||r|| / ||b||`` with whatever rounding errors may hide of r, shape (k,)."""
-    of_b = torch.linalg.vector_norm(system.units * system.b, dim=0)
-    # No row of |A| |x| exceeds a product of norms, which is mostly little enough.
-    most = over(residual + FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0), of_b)
-    return most if bool((most <= 1).all()) else over(residual + _hidden(system, x), of_b)
+def _without_pivots(case: SystemsCase) -> bool:
+    """Where interchanges cost time, ``pivot="none"``"""
+    pivot = case.options.pivot
+    return pivot == "none" or (pivot is None and not case.tuning.swaps)
 
 
-def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:
-    """What rounding errors may hide of a residual, in the norm: ``u || |A| |x| ||``, shape (k,)."""
-    coarse = FP64.u * system.scalings[0].norm * x.abs().amax(0)
-    if bool((coarse <= len(system.a) * FP64.u * system.b.abs().amax(0)).all()):
-        return coarse
-    rows = max(1, (1 << 22) // system.a.shape[1])
-    image = torch.cat([block.abs() @ x.abs() for block in system.a.split(rows)])
-    return FP64.u * torch.linalg.vector_norm(system.units * image, dim=0)
+def _butterflies(case: SystemsCase) -> bool:
+    """Where interchanges cost time and growth by n^1.5 leaves digits, ``pivot="rbt"``"""
+    pivot = case.options.pivot
+    return pivot == "rbt" or (pivot is None and not case.tuning.swaps)
+
+
+def _pivots(case: SystemsCase) -> bool:
+    """By default, ``pivot="partial"``"""
+    return case.options.pivot in (None, "partial")
+
+
+def _default(case: SystemsCase) -> bool:
+    """No pivots are named"""
+    return not case.options.named
+
+
+def _swaps_cost(case: SystemsCase) -> bool:
+    """On a GPU that is fast in fp64"""
+    return bool(case.tuning.queued)
+
+
+def _unmixed(case: SystemsCase) -> bool:
+    """If no link has solved it, on other machines or in batches"""
+    return not case.mixed if case.begun else not case.tuning.queued
+
+
+def _is_general_or_new(case: SystemsCase) -> bool:
+    """Unless a definite one was tried together: nothing is better than Cholesky"""
+    return not (case.begun and case.options.positive)
+
+
+# ---------------------------------------------------------------- arithmetics that depend on the case
+
+
+def _low(case: SystemsCase) -> Sequence[str]:
+    """From fp16 on those of the machine, or ``compute``"""
+    return [format.name for format in case.options.formats]
+
+
+def _first_low(case: SystemsCase) -> Sequence[str]:
+    """fp16"""
+    return _low(case)[:1]
+
+
+def _low_for_butterflies(case: SystemsCase) -> Sequence[str]:
+    """Those of the machine from fp32 on"""
+    # They make any matrix like a random one, whose elements grow by about n^1.5 without pivoting: in half
+    # precision that leaves nothing of a matrix of more than a hundred or two columns.
+    named = case.options.pivot == "rbt"
+    return [format.name for format in case.options.formats if named or case.n**1.5 * format.u <= 1]
+
+
+def _low_with_pivots(case: SystemsCase) -> Sequence[str]:
+    """fp16 by tournaments on a GPU, fp32 on a CPU, or ``compute``"""
+    options, tuning = case.options, case.tuning
+    if options.pivot == "partial":
+        return _low(case)
+    if case.n < tuning.direct_pivoted and options.compute is None:
+        return []
+    formats = [format for format in options.formats if tuning.pivoted_lu or tuning.has_tournaments(format)]
+    return [format.name for format in formats if format is not FP64]  # in which it is the library's
+
+
+def _definite_formats(case: SystemsCase) -> Sequence[str]:
+    """fp16, fp16_cor, fp64 on a GPU, fp32, fp64 on a CPU"""
+    return case.options.definite
+
+
+def _library(case: SystemsCase) -> Sequence[str]:
+    """fp64; before it fp32 on a CPU where no more is asked for, from order 400 on"""
+    options, tuning = case.options, case.tuning
+    enough = options.target is not FP64 and case.n >= tuning.direct_single
+    return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
+
+
+# ---------------------------------------------------------------- links
+
+
+def _launch(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    return Link(label, partial(solve_queued, label=label), launches_only=not case.options.may_wait)
+
+
+def _directly(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    return Link(label, partial(solve_directly, format=FORMATS[name]) if name == "fp32" else solve_directly)
+
+
+def _on_host(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    return Link(label, solve_by_host)
+
+
+def _gmres(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    return Link(label, ways.mixed_with_gmres, inherits=True)
+
+
+def _cholesky(case: SystemsCase, label: str, name: str) -> SingleLink:
+    return Link(label, partial(ways.by_cholesky, arithmetic=Arithmetic.named(name)))
+
+
+def _in(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], Link]:
+    """A way in the format of the row."""
+    return lambda case, label, name: Link(label, partial(way, format=FORMATS[name]))
+
+
+def _in_double(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], SingleLink]:
+    return lambda case, label, name: Link(label, way)
+
+
+def _if_unsolved(case: SystemsCase, label: str, name: str) -> SingleLink:
+    return Link(label, ways.mixed_if_unsolved, inherits=True)
+
+
+LU, PIVOTED, BUTTERFLIES, CHOLESKY = "lu {}", "lu {} with pivoting", "rbt + lu {}", "cholesky {}"
+
+TABLE: Table[SystemsCase] = (
+    Row("cholesky of the normal equations {}", _launch, (_together, _launched, _normal), place=LAUNCHED),
+    Row("cholesky {}, inverted", _launch, (_together, _launched, _definite), place=LAUNCHED),
+    Row(LU, _in(ways.lu_if_harmless), (_together, _launched, _may_be_harmless), arithmetics=_first_low),
+    Row(BUTTERFLIES, _launch, (_together, _launched, _general, _single), place=LAUNCHED),
+    Row(BUTTERFLIES, _gmres, (_together, _launched, _general, _single, _not_replayed), "gmres"),
+    Row(PIVOTED, _on_host, (_together, _launched, _general, _batch), place=HOST),
+    Row(CHOLESKY, _on_host, (_together, _launched, _definite, _batch), place=HOST),
+    Row(PIVOTED, _directly, (_together, _begun, _general), arithmetics=_library),
+    Row(CHOLESKY, _directly, (_together, _begun, _definite)),
+    Row(CHOLESKY, _cholesky, (_one_left, _not_begun, _definite), arithmetics=_definite_formats),
+    (
+        Row(LU, _in(ways.lu), (_one_left, _not_begun, _general, _without_pivots), arithmetics=_low),
+        Row(
+            BUTTERFLIES,
+            _in(ways.mixed_by_butterflies),
+            (_one_left, _not_begun, _general, _butterflies),
+            arithmetics=_low_for_butterflies,
+        ),
+        Row(
+            PIVOTED,
+            _in(ways.pivoted_lu),
+            (_one_left, _not_begun, _general, _pivots),
+            arithmetics=_low_with_pivots,
+        ),
+    ),
+    Row(BUTTERFLIES, _in_double(ways.mixed_in_double), (_one_left, _not_begun, _default, _swaps_cost)),
+    Row(PIVOTED, _in_double(ways.by_library), (_one_left, _not_begun, _default)),
+    Row(BUTTERFLIES, _if_unsolved, (_one_left, _default, _is_general_or_new, _unmixed)),
+)
+"""Cheapest first."""

@@ -33,9 +33,9 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.systems.direct import FactoredSystems, Images, Systems, measured_as_given, members_of
 from neula.problems.systems.library_factors import LibraryFactors, SymmetricallyScaled, to_factorize
-from neula.problems.systems.links import MIXED
 from neula.problems.systems.problem import SystemsOptions, SystemsSolutions
 from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems, near_one
+from neula.problems.systems.ways import MIXED
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"

@@ -36,13 +36,9 @@ from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
 from neula.problems.systems.at_once import solve_at_once
 from neula.problems.systems.by_kernel import suits, takes
-from neula.problems.systems.chain import (
-    SystemsJudge,
-    chain_after_together,
-    chain_alone,
-    chain_together,
-)
+from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.library_factors import SingularMember
+from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import SystemsPlan, solved_by_plan
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.report import collect, why
@@ -356,7 +352,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
         return run
     if together:
         _check_finite(systems, call)
-    alone = chain_after_together(together, options) if together else chain_alone(n, options)
+    alone = chain_alone(n, options, count)
     if not alone:
         return run
 
