@@ -9,8 +9,8 @@ import torch
 from neula.engines import FP16_COR, FP64, EmulatedEngine, select_engine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
-from neula.problems.orthogonal.links import refined_from_gram
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.ways import refined_from_gram
 
 CPU = select_engine("cpu", torch.device("cpu"))
 U = 2.0**-53

@@ -10,7 +10,7 @@ import torch
 from neula.engines import FORMATS, EmulatedEngine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.by_kernel import COLUMNS, LABEL
-from neula.problems.orthogonal.chain import MatrixLayout, chain_alone, chain_tall, chain_together, go_together
+from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_tall, chain_together, go_together
 from neula.problems.orthogonal.problem import QROptions
 
 H200 = cuda_tuning((9, 0), replayed_bytes=290 << 20)
@@ -260,7 +260,9 @@ def test_one_matrix_on_a_cpu() -> None:
 )
 def test_a_batch_together_on_an_h200(m: int, n: int, accuracy: str, labels: list[str]) -> None:
     assert go_together(100, m, n, H200)
-    assert [link.label for link in chain_together(m, n, FORMATS[accuracy], H200)] == labels
+    assert [
+        link.label for link in chain_together(m, n, QROptions(FORMATS[accuracy], OnH200("cpu")))
+    ] == labels
 
 
 def test_a_batch_together_on_a_cpu_and_where_fp64_is_slow() -> None:
@@ -268,8 +270,11 @@ def test_a_batch_together_on_a_cpu_and_where_fp64_is_slow() -> None:
         ("fp16", ["householder fp32", "householder fp64"]),
         ("fp64", [LABEL, "householder fp64", "householder fp64"]),
     ):
-        assert [link.label for link in chain_together(64, 32, FORMATS[target], CPU)] == labels
-    first = chain_together(512, 512, FORMATS["fp32"], cuda_tuning((8, 9)))[0]
+        options = QROptions(FORMATS[target], OnCpu("cpu"))
+        assert [link.label for link in chain_together(64, 32, options)] == labels
+    engine = EmulatedEngine("cpu")
+    engine.tuning = cuda_tuning((8, 9))
+    first = chain_together(512, 512, QROptions(FORMATS["fp32"], engine))[0]
     assert first.label == "gram-schmidt fp32 + reortho"
 
 
@@ -288,7 +293,9 @@ def test_large_matrices_of_a_batch_and_single_ones_go_alone() -> None:
     ],
 )
 def test_tsqr_on_an_h200(accuracy: str, labels: list[str]) -> None:
-    assert [link.label for link in chain_tall(FORMATS[accuracy], H200)] == labels
+    assert [
+        link.label for link in chain_tall(1 << 20, 100, QROptions(FORMATS[accuracy], OnH200("cpu")))
+    ] == labels
     if accuracy != "fp64":
         assert alone(1 << 20, 100, accuracy)[0] == labels[0]
 

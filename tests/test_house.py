@@ -1,4 +1,4 @@
-"""The house is small: files of 400 lines at most, functions of 60 lines of code, few entries on top,
+"""The house is small: files of 600 lines at most, functions of 60 lines of code, few entries on top,
 and a name means one thing.
 
 Which room may know which is checked by import-linter (``make lint``; the rooms are in pyproject.toml).
@@ -17,7 +17,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "neula"
 
-LINES_OF_A_FILE = 400
+LINES_OF_A_FILE = 600
 LINES_OF_A_FUNCTION = 60
 ENTRIES = 14
 """Besides ``__init__.py``, ``__main__.py`` and the compiled core."""

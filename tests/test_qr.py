@@ -21,7 +21,7 @@ from neula.engines.tuning import Recursion
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError
 from neula.problems.orthogonal import launched
-from neula.problems.orthogonal.links import WHOLE
+from neula.problems.orthogonal.ways import WHOLE
 
 SHAPES = [
     (1, 1),

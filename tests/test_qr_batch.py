@@ -17,8 +17,8 @@ from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.links import QRLink, together
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.ways import QRLink, together
 
 ENGINE = CpuEngine("cpu")
 

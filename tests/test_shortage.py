@@ -53,6 +53,6 @@ def test_factorizations_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPat
 
 def test_a_matrix_that_is_overwritten_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     A = np.asfortranarray(np.random.default_rng(0).standard_normal((300, 60)))
-    monkeypatch.setattr("neula.problems.orthogonal.links.rgsqrf", short)
+    monkeypatch.setattr("neula.problems.orthogonal.ways.rgsqrf", short)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory"):
         neula.qr(A, engine="emulated", overwrite_a=True)

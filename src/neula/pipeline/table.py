@@ -2,7 +2,7 @@
 
 A row is a link: a factorization, and what refines with it. Its arithmetics, the place where it runs, and the
 conditions under which it is tried are columns. A case is shape and options, without numbers; its chain is
-made of the rows that apply, in their order. The documentation shows the docstrings of conditions.
+made of the rows that apply, in their order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,24 @@ from typing import Any, Generic, TypeVar
 from neula.pipeline.chain import Link
 
 C = TypeVar("C")
+T = TypeVar("T")
 
-Condition = Callable[[C], bool]
-"""Whether a link is tried for a case; the first line of the docstring says so in words."""
+
+@dataclass(frozen=True)
+class Rule(Generic[C, T]):
+    """A column that depends on the case, in words and as a function."""
+
+    words: str
+    rule: Callable[[C], T]
+
+    def __call__(self, case: C) -> T:
+        return self.rule(case)
+
+
+def ruled(words: str) -> Callable[[Callable[[C], T]], Rule[C, T]]:
+    """The same from a function of several lines, as a decorator."""
+    return lambda rule: Rule(words, rule)
+
 
 CORE = "compiled core"
 HOST = "host of a GPU"
@@ -34,11 +49,11 @@ class Row(Generic[C]):
         Its arithmetic takes the place of ``{}``.
     make : callable
         From a case, the label and an arithmetic to the link.
-    when : tuple of callable
+    when : tuple of Rule
         Conditions, of which all must hold.
-    refiner : str or callable
+    refiner : str or Rule
         What is added to the label; of a case, where it depends on that.
-    arithmetics : tuple of str, or callable
+    arithmetics : tuple of str, or Rule
         A link is made for each of them; of a case, where they depend on that.
     place : str
         Where it runs.
@@ -46,9 +61,9 @@ class Row(Generic[C]):
 
     factorization: str
     make: Callable[[C, str, str], Link[Any, Any]]
-    when: tuple[Condition[C], ...]
-    refiner: str | Callable[[C], str] = ""
-    arithmetics: tuple[str, ...] | Callable[[C], Sequence[str]] = ("fp64",)
+    when: tuple[Rule[C, bool], ...]
+    refiner: str | Rule[C, str] = ""
+    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)
     place: str = ANY
 
     def links(self, case: C) -> dict[str, Link[Any, Any]]:
@@ -73,13 +88,3 @@ def chain_of(table: Table[C], case: C) -> list[Link[Any, Any]]:
         names = dict.fromkeys(name for each in found for name in each)
         links += [each[name] for name in names for each in found if name in each]
     return links
-
-
-def unless(condition: Condition[C], words: str = "") -> Condition[C]:
-    """The opposite of a condition, and what to call it."""
-
-    def holds(case: C) -> bool:
-        return not condition(case)
-
-    holds.__doc__ = words or f"not {condition.__doc__}"
-    return holds

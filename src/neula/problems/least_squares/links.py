@@ -20,7 +20,7 @@ from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.engines import FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
-from neula.pipeline.table import CORE, HOST, Condition, Row, Table, chain_of, unless
+from neula.pipeline.table import CORE, HOST, Row, Rule, Table, chain_of, ruled
 from neula.problems.least_squares import by_kernel, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
@@ -177,115 +177,99 @@ def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) ->
 
 # ---------------------------------------------------------------- conditions
 
+_when = Rule[LeastSquaresCase, bool]
 
-def _together(case: LeastSquaresCase) -> bool:
-    """All problems of a call together"""
-    return case.together
+_together = _when("all problems of a call together", lambda case: case.together)
 
+_one_left = _when("one problem, also of those that are left", lambda case: not case.together)
 
-def _small(case: LeastSquaresCase) -> bool:
-    """Small problems, on a CPU all that are not wide"""
-    return case.small
+_small = _when("small problems, on a CPU all that are not wide", lambda case: case.small)
 
+_large = _when("large problems", lambda case: not case.small)
 
-_one_left = unless(_together, "one problem, also of those that are left")
-_large = unless(_small, "large problems")
+_in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda case: case.core)
 
-
-def _in_core(case: LeastSquaresCase) -> bool:
-    """On a CPU, up to 2^18 elements and 256 columns or rows"""
-    return case.core
+_in_core_if_dependent = _when(
+    "on a CPU, columns that may be dependent, up to 512 of them",
+    lambda case: by_kernel.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case),
+)
 
 
-def _in_core_if_dependent(case: LeastSquaresCase) -> bool:
-    """On a CPU, columns that may be dependent, up to 512 of them"""
-    return by_kernel.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case)
+# A batch has no step together; each of its problems begins with it.
+_has_gram = _when(
+    "tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64",
+    lambda case: bool(case.gram) and case.together == (case.count == 1),
+)
 
 
-def _has_gram(case: LeastSquaresCase) -> bool:
-    """Tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64"""
-    # A batch has no step together; each of its problems begins with it.
-    return bool(case.gram) and case.together == (case.count == 1)
-
-
+@ruled("small problems on a GPU that launches leave")
 def _may_go_to_host(case: LeastSquaresCase) -> bool:
-    """Small problems on a GPU that launches leave"""
     allowed = case.by_host is not None and case.options.by_host and not case.spread
     return bool(allowed and case.tuning.left_to_host)
 
 
+@ruled("by default not where LAPACK is faster, ``algorithm='cgls'`` and ``'lsqr'``")
 def _iterates(case: LeastSquaresCase) -> bool:
-    """By default not where LAPACK is faster, ``algorithm="cgls"`` and ``"lsqr"``"""
     options = case.options
     if options.named:
         return options.algorithm in (None, "cgls", "lsqr")
     return not options.engine.tuning.lapack_first(case.rows, case.n)
 
 
+@ruled("unless R for small problems was backward stable, and ``algorithm='householder'``")
 def _needs_householder(case: LeastSquaresCase) -> bool:
-    """Unless R for small problems was backward stable, and ``algorithm="householder"``"""
     if not case.small:
         return case.options.algorithm in (None, "householder")
     stable = any(SOURCES[name].backward_stable for name in case.tuning.small_r)
     return not stable and not _svd_is_fast(case)
 
 
-def _svd_is_fast(case: LeastSquaresCase) -> bool:
-    """An SVD takes no time: what is left is more often without full rank than nearly so"""
-    return case.work <= case.tuning.svd
+_svd_is_fast = _when(
+    "an SVD takes no time: what is left is more often without full rank than nearly so",
+    lambda case: case.work <= case.tuning.svd,
+)
 
 
-def _finds_rank(case: LeastSquaresCase) -> bool:
-    """Matrices that may lack full rank, from m n^2 = 1e7 on"""
-    # It does not refine in twice the precision, nor look for pivots over processes.
-    return case.options.algorithm is None and not (_svd_is_fast(case) or case.options.forward or case.spread)
+# It does not refine in twice the precision, nor look for pivots over processes.
+_finds_rank = _when(
+    "matrices that may lack full rank, from m n^2 = 1e7 on",
+    lambda case: (
+        case.options.algorithm is None and not (_svd_is_fast(case) or case.options.forward or case.spread)
+    ),
+)
+
+_by_default = _when(
+    "by default, and ``algorithm='svd'``", lambda case: case.options.algorithm in (None, "svd")
+)
 
 
-def _by_default(case: LeastSquaresCase) -> bool:
-    """By default, and ``algorithm="svd"``"""
-    return case.options.algorithm in (None, "svd")
-
-
-def _is_named(algorithm: str) -> Condition[LeastSquaresCase]:
-    def holds(case: LeastSquaresCase) -> bool:
-        return case.options.algorithm == algorithm
-
-    holds.__doc__ = f'only ``algorithm="{algorithm}"``'
-    return holds
+def _is_named(algorithm: str) -> Rule[LeastSquaresCase, bool]:
+    return _when(f"only ``algorithm='{algorithm}'``", lambda case: case.options.algorithm == algorithm)
 
 
 # ---------------------------------------------------------------- columns that depend on the case
 
-
-def _of_small_r(factorization: str) -> Callable[[LeastSquaresCase], Sequence[str]]:
-    def formats(case: LeastSquaresCase) -> Sequence[str]:
-        names = (name.rpartition(" ") for name in case.sources)
-        return [format for name, _, format in names if name == factorization]
-
-    formats.__doc__ = "fp64; before it fp32 where no more is asked for"
-    return formats
+_formats = Rule[LeastSquaresCase, Sequence[str]]
 
 
-def _of_r(factorization: str) -> Callable[[LeastSquaresCase], Sequence[str]]:
-    def formats(case: LeastSquaresCase) -> Sequence[str]:
-        return [format for name, format in case.preconditioners if name == factorization]
-
-    formats.__doc__ = "from fp16 on those of the machine, or ``compute``"
-    return formats
-
-
-def _of_gram(case: LeastSquaresCase) -> Sequence[str]:
-    """fp16_cor; fp16 over processes"""
-    return [case.gram]
+def _of_small_r(factorization: str, words: str = "fp64") -> Rule[LeastSquaresCase, Sequence[str]]:
+    return _formats(
+        words,
+        lambda case: [name.split()[-1] for name in case.sources if name.rpartition(" ")[0] == factorization],
+    )
 
 
-def _named_format(case: LeastSquaresCase) -> Sequence[str]:
-    """fp32, or ``compute``"""
-    return [case.options.compute or "fp32"]
+def _of_r(method: str, words: str) -> Rule[LeastSquaresCase, Sequence[str]]:
+    return _formats(words, lambda case: [format for name, format in case.preconditioners if name == method])
 
 
+_of_gram = _formats("fp16_cor; fp16 over processes", lambda case: [case.gram])
+
+_named_format = _formats("fp32, or ``compute``", lambda case: [case.options.compute or "fp32"])
+
+
+@ruled("cgls, craig for wide matrices, lsqr where it is named")
 def _krylov(case: LeastSquaresCase) -> str:
-    """cgls, craig for wide matrices, lsqr where it is named"""
     if case.options.is_wide(case.m, case.n):
         return "craig"
     return "lsqr" if case.options.algorithm == "lsqr" else "cgls"
@@ -383,8 +367,14 @@ _SMALL = _together, _small
 
 TABLE: Table[LeastSquaresCase] = (
     Row("cholesky {}", _core, (_together, _in_core), "seminormal", place=CORE),
-    Row("cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("cholesky")),
-    Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt")),
+    Row(
+        "cholesky {}",
+        _seminormal,
+        _SMALL,
+        "seminormal",
+        _of_small_r("cholesky", "fp64; before it fp32 where no more is asked for"),
+    ),
+    Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt", "fp32, fp64")),
     Row("the host", _on_host(PASSES), (_together, _small, _may_go_to_host), place=HOST),
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
@@ -393,8 +383,20 @@ TABLE: Table[LeastSquaresCase] = (
     Row("pivoted cholesky {}", _core, (_one_left, _small, _in_core_if_dependent), "seminormal", place=CORE),
     Row("direct {}", _unrefined, (_one_left, _is_named("direct")), arithmetics=_named_format),
     Row("normal {}", _unrefined, (_one_left, _is_named("normal")), arithmetics=_named_format),
-    Row("cholesky {}", _by_fast_r, (_one_left, _large, _iterates), _krylov, _of_r("cholesky")),
-    Row("rgsqrf {}", _by_fast_r, (_one_left, _large, _iterates), _krylov, _of_r("rgsqrf")),
+    Row(
+        "cholesky {}",
+        _by_fast_r,
+        (_one_left, _large, _iterates),
+        _krylov,
+        _of_r("cholesky", "fp16, fp16_cor"),
+    ),
+    Row(
+        "rgsqrf {}",
+        _by_fast_r,
+        (_one_left, _large, _iterates),
+        _krylov,
+        _of_r("rgsqrf", "those of the machine from fp16 on, or ``compute``"),
+    ),
     Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _small, _finds_rank)),
     Row("householder {}", _by_householder, (_one_left, _needs_householder), _krylov),
     Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _large, _finds_rank)),

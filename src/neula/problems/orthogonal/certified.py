@@ -17,11 +17,12 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import finite_members
 from neula.pipeline.result import Attempt
-from neula.problems.orthogonal.chain import MatrixLayout, QRJudge, chain_alone
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.links import refined_from_gram
+from neula.problems.orthogonal.judge import QRJudge
+from neula.problems.orthogonal.links import MatrixLayout, chain_alone
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.ways import refined_from_gram
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
-from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.by_kernel import MeasuredFactors
-from neula.problems.orthogonal.chain import MatrixLayout, QRJudge
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.links import QRLink, without_factors
+from neula.problems.orthogonal.judge import QRJudge
+from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
 from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.ways import QRLink, without_factors
 
 Begun = Sequence[Answer[QRValues]]
 """What the first links have found: of a chain for all matrices, or of one for each."""
@@ -82,7 +82,7 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
         begun = []
         for a in parts:
             one = QRMatrices(a, options)
-            links = chain.chain_alone(MatrixLayout.from_matrix(a[0]), options, wait=False)
+            links = chain_alone(MatrixLayout.from_matrix(a[0]), options, wait=False)
             if _go_together(matrices, options):
                 links = _links_together(a, options)
             found = first_answer(links, one, QRJudge(options.shape_of(a.shape), options.target))
@@ -99,12 +99,11 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
 
 def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     count, m, n = matrices.shape
-    return not options.named and chain.go_together(count, m, n, options.engine.tuning)
+    return not options.named and go_together(count, m, n, options.engine.tuning)
 
 
 def _links_together(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
-    m, n = matrices.shape[1:]
-    return chain.chain_together(m, n, options.target, options.engine.tuning)
+    return chain_together(*matrices.shape[1:], options)
 
 
 def factorize_together(
@@ -134,7 +133,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
         links = [Link("none", without_factors)]
         first = None
         if finite:
-            links = chain.chain_alone(MatrixLayout.from_matrix(a[0]), options)
+            links = chain_alone(MatrixLayout.from_matrix(a[0]), options)
             first = None if begun is None else begun[place]
         run, found = _run(links, QRMatrices(a, options), judge, first)
         runs.append(run)
@@ -146,7 +145,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
 
 def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
     """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
-    links = chain.chain_alone(MatrixLayout.from_matrix(matrices[0]), options)
+    links = chain_alone(MatrixLayout.from_matrix(matrices[0]), options)
     if not links[0].launches_only or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
         return None
     found: list[Answer[QRValues]] = []

@@ -18,8 +18,8 @@ from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.orthogonal.links import holding_nan
 from neula.problems.orthogonal.problem import QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.ways import holding_nan
 
 
 @dataclass(frozen=True)

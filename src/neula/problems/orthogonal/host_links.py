@@ -21,9 +21,9 @@ from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.by_kernel import LABEL, MeasuredFactors, factorized_by_core
-from neula.problems.orthogonal.links import QRLink, Solution, by_lapack, reflections
 from neula.problems.orthogonal.on_host import measured_on_host
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.ways import QRLink, Solution, by_lapack, reflections
 
 
 def alone_by_lapack(storage: Format) -> QRLink:

@@ -21,8 +21,8 @@ from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.engines import FP64
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
-from neula.problems.orthogonal.links import Factors, QRLink, Solution, columns_lost, leading
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
+from neula.problems.orthogonal.ways import Factors, QRLink, Solution, columns_lost, leading
 
 
 def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:

@@ -1,372 +1,485 @@
-"""What can be tried for a QR factorization, for one matrix or for a batch together.
+"""The table of links for QR factorizations.
 
-Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+Small matrices of a batch are factorized together, each step one launch; others one by one. The arithmetic of
+``rgsqrf`` is the cheapest that reaches the accuracy.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property, partial
 
 import torch
 
-from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
+from neula.algorithms.orthogonal.batched_qr import (
+    TILE_COLUMNS,
+    batched_qr,
+    batched_qr_in_double,
+    batched_reorthogonalize,
+)
 from neula.algorithms.orthogonal.householder import householder
-from neula.algorithms.orthogonal.reorthogonalize import (
-    correct,
-    correct_last,
-    refine_qr,
-    reorthogonalize,
-)
-from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.gram import gram_r
-from neula.certificates.bounds import orthogonality_bound
-from neula.certificates.qr import (
-    certificates_of,
-    certifying_dtype,
-    image_measures,
-    leading_losses,
-    single_qr_measures,
-)
-from neula.engines import FP64, Format
-from neula.engines.reduction import Reduction
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
-from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
+from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
+from neula.algorithms.orthogonal.tsqr import tsqr as tree
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
+from neula.kernels.precision import exact_matmul
+from neula.kernels.tall import PANEL_COLUMNS
+from neula.pipeline.chain import Link
+from neula.pipeline.table import CORE, LAUNCHED, Row, Rule, Table, chain_of, ruled
+from neula.problems.orthogonal import host_links, launched, ways
+from neula.problems.orthogonal.by_kernel import is_for_core
+from neula.problems.orthogonal.problem import Matrix, QROptions
+from neula.problems.orthogonal.ways import QRLink
 
-CORRECTED = " + correction"
-"""End of the label of a first pass whose Q was made orthonormal before it was measured."""
-
-SURELY_CORRECTED = 0.03
-"""How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
-goes on from it."""
-
-LAST = (24, 12, 4)
-"""Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
-of order 6000 to 24576, of which all but a 32nd have lost as much as may be left."""
-
-WHOLE, WIDE = 64, 1024
-"""Multiples that these columns come in, so that products read several elements at a time; the larger one
-where that is at most twice as many: from so many on their inner products are on matrix units."""
-
-Factors = tuple[torch.Tensor, torch.Tensor]
-"""Q and R."""
-
-Solution = Answer[QRValues]
-
-QRLink = Link[QRMatrices, QRValues]
-
-# --- a batch, all matrices together ---
-
-Method = Callable[[torch.Tensor], Factors]
-"""From a matrix, or from a batch of them, to Q and R."""
+WIDENED = 1 << 26
+"""Elements of matrices in single precision, at most, that are copied in double."""
 
 
-def together(
-    label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
-) -> QRLink:
-    """A method for all matrices of a batch at once.
+@dataclass(frozen=True)
+class MatrixLayout:
+    """A matrix without its numbers.
 
-    Parameters
+    Attributes
     ----------
-    label : str
-        Says what the method does: equal labels, equal methods.
-    dtype : torch.dtype or None
-        Of the matrices that it takes; None for a method that is not scaled and takes any.
-    method : callable
-        QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
-    scaled : bool
-        Whether it needs columns whose largest elements are near 1. A first link that takes matrices as they
-        are saves a scaled copy. It is right unless squares of the elements leave the range of the format, and
-        then it is not accepted. Matrices of a wider format, which may not fit this one, are always scaled.
-    waits : bool
-        Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
+    m, n : int
+    dtype : torch.dtype
+    by_rows, by_columns : bool
+        Whether elements of one row, of one column, are neighbours in memory.
     """
 
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        options = matrices.options
+    m: int
+    n: int
+    dtype: torch.dtype
+    by_rows: bool = True
+    by_columns: bool = False
 
-        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            batch = QRMatrices(a, options)
-            if dtype is None:
-                return batch.measured(*method(a[..., : batch.k]), None)
-            if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
-                return batch.measured(*method(batch.leading(dtype)), None)
-            scales = batch.scales()
-            return batch.measured(*method(batch.scaled(scales, dtype)), scales)
+    @classmethod
+    def from_matrix(cls, a: torch.Tensor) -> MatrixLayout:
+        """That of a single matrix."""
+        m, n = a.shape
+        return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
 
-        if waits:
-            q, r, measures = factorized(matrices.a)
-        else:
-            key = (label, scaled, options.target.name)
-            q, r, measures = options.engine.replay(factorized, (matrices.a,), key)
-        if options.progress is not None:
-            options.progress(label, 1.0)
-        return Answer(QRValues(q, r, measures.T), label)
-
-    return Link(label, answer, launches_only=not waits)
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.m * self.n * self.dtype.itemsize
 
 
-def another_pass(label: str) -> QRLink:
-    """Another pass in double precision over the Q of all matrices of a batch that are left.
+class Stage(Enum):
+    """Which part of the table."""
 
-    Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
+    TOGETHER = "all matrices of a batch together"
+    TALL = "tall matrices of a few columns, ``tsqr``"
+    ALONE = "one matrix"
+    IN_PLACE = "one matrix, ``overwrite_a=True``"
+
+
+@dataclass(frozen=True)
+class QRCase:
+    """Matrices of one shape, without numbers.
+
+    Attributes
+    ----------
+    layout : MatrixLayout
+    options : QROptions
+    stage : Stage
+    wait : bool
+        Whether the first link may wait for the host.
     """
 
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        assert before is not None
-        scales, leading = matrices.scales(), before.values.r[..., : matrices.k].double()
-        factors = batched_reorthogonalize(before.values.q.double(), leading * scales[:, None, : matrices.k])
-        q, r, measures = matrices.measured(*factors, scales)
-        return Answer(QRValues(q, r, measures.T), label)
+    layout: MatrixLayout
+    options: QROptions
+    stage: Stage
+    wait: bool = True
 
-    return Link(label, answer, inherits=True)
+    @property
+    def m(self) -> int:
+        """Rows."""
+        return self.layout.m
 
+    @property
+    def n(self) -> int:
+        """Columns."""
+        return self.layout.n
 
-def reflections(storage: Format) -> str:
-    """The label of reflections in a format."""
-    return f"householder {storage.name}"
+    @property
+    def tuning(self) -> Tuning:
+        """That of the engine."""
+        return self.options.engine.tuning
 
+    @property
+    def target(self) -> Format:
+        """The accuracy."""
+        return self.options.target
 
-def by_lapack(storage: Format) -> QRLink:
-    """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
-    return together(reflections(storage), storage.dtype, householder, scaled=False)
+    @property
+    def storage(self) -> Format:
+        """The working precision."""
+        return FP64 if self.target is FP64 else FP32
 
+    @cached_property
+    def square(self) -> bool:
+        """Whether it is more often than not too ill-conditioned for one pass in float32: the condition
+        number of a random square matrix is about n, that of one with twice as many rows less than 6.
+        """
+        return self.m < 2 * self.n
 
-def one_by_one(a: torch.Tensor, method: Method) -> Factors:
-    """A method of single matrices as one of a batch; a single one is not copied."""
-    if len(a) == 1:
-        q, r = method(a[0])
-        return q[None], r[None]
-    factors = [method(x) for x in a]
-    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
+    @cached_property
+    def doubled(self) -> bool:
+        """Whether such matrices of a batch take one pass in float64: it costs less than two where its
+        products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4), and a single tile takes two.
+        """
+        k = min(self.m, self.n)
+        fast = "fp64" in self.tuning.preconditioners
+        return self.m < 2 * k and self.storage is FP32 and k > TILE_COLUMNS and fast
 
+    @cached_property
+    def passes(self) -> int:
+        """Of Gram-Schmidt before anything is measured, for matrices of a batch."""
+        return 2 if self.m < 2 * min(self.m, self.n) and not self.doubled else 1
 
-def holding_nan(count: int, total: int) -> str:
-    """Why some matrices have no factors."""
-    return f"{count} of {total} matrices hold NaN or Inf"
+    @cached_property
+    def lapack(self) -> bool:
+        """Whether LAPACK's reflections come first."""
+        return not self.options.named and self.tuning.lapack_first(self.m, self.n)
 
+    @cached_property
+    def queued(self) -> bool:
+        """Whether first links may be launched as a whole, before anything is known about the numbers."""
+        options, tuning = self.options, self.tuning
+        named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
+        panel = options.panel or tuning.recursion(options.low.format.storage).panel
+        waits = panel not in ("cholesky", "cholesky32")
+        return tuning.replayed_bytes > 0 and self.m >= self.n and not named and not waits
 
-def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What becomes of matrices of a batch that hold NaN or Inf: their factors are NaN, and their measures."""
-    a, target = matrices.a, matrices.options.target
-    count, m, n = a.shape
-    shapes = (m, matrices.k), (matrices.k, n)
-    q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
-    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
-    return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
+    @cached_property
+    def tall(self) -> str:
+        """Arithmetic of Cholesky QR of a whole tall matrix; empty where that does not come first."""
+        options, tuning, layout, n = self.options, self.tuning, self.layout, self.n
+        tall = self.m >= tuning.tall_ratio * n and not options.named and self.target is not FP64
+        if not tall or not self.queued:
+            return ""
+        # The kernels of tall matrices read rows, or as many columns as a panel has.
+        if n <= tuning.tall_columns and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
+            return _corrected(self)[0]
+        low = n <= tuning.low_columns and self.target in (FP16, BF16)
+        return options.low.format.name if low else ""
 
+    @cached_property
+    def gram(self) -> bool:
+        """Whether Cholesky QR in double precision is so fast that panels take longer to be launched."""
+        tuning = self.tuning
+        most = 16 * tuning.gram_passes if self.target is FP64 else tuning.gram_passes / 32
+        fast = not self.options.named and self.m * self.n**2 <= most and self.queued
+        return fast and not self.tall
 
-# --- one matrix, after a look at its numbers ---
-
-
-def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to go on from.
-
-    Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
-    R, and more often than not too ill-conditioned for anything but reflections.
-    """
-    looked_at = matrices.single  # which refuses NaN
-    if matrices.options.algorithm is None and _is_triangular(matrices):
-        return _triangular(matrices)
-    if before is not None and looked_at.zero is None and not _is_spoiled(matrices, before):
-        raise Declined
-    return _answer(matrices, "", *looked_at.leading.rgsqrf())
-
-
-def _is_triangular(matrices: QRMatrices) -> bool:
-    """Whether nothing but zeros is below the diagonal, most often known from the first column."""
-    a = matrices.a[0]
-    return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
-
-
-def _triangular(matrices: QRMatrices) -> Solution:
-    """What reflections make of an upper triangle, or trapezoid: R is A itself, but for signs."""
-    matrix, options, k = matrices.single, matrices.options, matrices.k
-    r = matrix.a[:k].to(matrix.scales.dtype)
-    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
-    q = r.new_zeros(len(matrix.a), k, dtype=options.low_engine.storage)
-    q.diagonal().copy_(sign)
-    r = sign[:, None] * r
-    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
-    return Answer(QRValues.of_one(q, r, measures), "triangular")
-
-
-def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization: another pass over Q."""
-    options = matrices.options
-    start, engine = _first_factors(matrices, before), options.low_engine
-    factors = reorthogonalize(*start, engine, panel=options.panel, cutoff=options.cutoff)
-    return _answer(matrices, " + reortho", *factors)
-
-
-def correction(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What makes Q orthonormal if it nearly is, of a copy of it: a second pass may have to go on from it."""
-    q, r = _first_factors(matrices, before)
-    engine = matrices.options.low_engine
-    q = engine.empty(*q.shape).copy_(q)
-    factors = correct(q, engine.empty(*r.shape).copy_(r), engine, largest=SURELY_CORRECTED)
-    return _answer(matrices, CORRECTED, *factors)
-
-
-def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
-    # Without zero columns, with which R is singular.
-    r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
-    over_rows = matrices.options.over_rows
-    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
+    @cached_property
+    def corrected(self) -> bool:
+        """Whether the first pass is followed by a correction of Q in the same launch: square matrices are
+        too ill-conditioned for one pass in float32 more often than not.
+        """
+        default = self.options.algorithm is None
+        return self.queued and default and self.square and self.target is FP32
 
 
-def refined_from_gram(compute: str) -> QRLink:
-    """R of a Gram matrix in some arithmetic, and Cholesky QR of ``A R^-1`` in double precision."""
-    label = f"cholesky {compute} + cholesky-qr fp64"
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        engine = matrices.options.engine.using(compute)
-        r = gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine).double()
-        if not bool(torch.isfinite(r).all()):
-            raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
-        return replace(_answer(matrices, "", *refine_qr(_in_double(matrices), r)), label=label)
-
-    return Link(label, answer)
+def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
+    """Whether each step is to be one launch for a whole batch: many small matrices."""
+    return count > 1 and m * n <= tuning.batched_elements
 
 
-def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Householder reflections in double precision."""
-    factors = householder(_in_double(matrices), matrices.options.engine)
-    return replace(_answer(matrices, "", *factors), label="householder fp64")
+def chain_together(m: int, n: int, options: QROptions) -> list[QRLink]:
+    """What is tried for all matrices of a batch together."""
+    return chain_of(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
 
 
-def _in_double(matrices: QRMatrices) -> torch.Tensor:
-    return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
+def chain_tall(m: int, n: int, options: QROptions) -> list[QRLink]:
+    """What is tried for tall matrices of a few columns, one or a batch."""
+    return chain_of(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
 
 
-def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
-    """Q and R of the scaled matrix that a second pass starts from."""
-    matrix = matrices.single.leading
-    if before is None:
-        q, r = matrix.rgsqrf()
-    else:
-        q, r = before.values.q[0], before.values.r[0, :, : matrix.a.shape[1]]
-        r = (r * matrix.scales).to(q.dtype)
-    if matrix.options.panel is None and not _is_finite(r, matrix.options.over_rows):
-        q, r = matrix.rgsqrf("cholesky2")
-    return q, r
+def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> list[QRLink]:
+    """What is tried for one matrix, whose first link waits for the host only if it may."""
+    stage = Stage.IN_PLACE if options.in_place else Stage.ALONE
+    return chain_of(TABLE, QRCase(layout, options, stage, wait))
 
 
-def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
-    """Whether a correction has left a residual."""
-    if not before.label.endswith(CORRECTED):
-        return False
-    assert before.numbers is not None
-    measured_in, target = before.values.measures.dtype, matrices.options.target
-    shape = matrices.options.shape_of(matrices.a.shape)
-    found = certificates_of(before.numbers, measured_in, shape, target)[0]
-    return found.residual > found.residual_bound
+# ---------------------------------------------------------------- conditions
 
 
-def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
-    return bool(over_rows.agree(torch.isfinite(r).all()))
+_when = Rule[QRCase, bool]
 
 
-def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
-    """Factors of the matrix as it was given, with what is measured of them."""
-    matrix, options = matrices.single, matrices.options
-    r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
-    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
-    measures = options.over_rows.agree(measures)
-    q = options.low_engine.widened(q)
-    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
+def _in(*stages: Stage) -> Rule[QRCase, bool]:
+    return _when(", or ".join(stage.value for stage in stages), lambda case: case.stage in stages)
 
 
-# --- one matrix, in its own memory ---
+def _by_name(words: str, *names: str | None) -> Rule[QRCase, bool]:
+    return _when(words, lambda case: case.options.algorithm in names)
 
 
-def first_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt whose Q takes the place of A."""
-    return _answer_in_place(matrices, "", *_rgsqrf_in_place(matrices.single))
+_together, _tall_stage, _alone, _in_place = map(_in, Stage)
+
+_lapack = _when(
+    "on a CPU, batches, and one matrix that is not twice as tall as wide or small",
+    lambda case: case.lapack if case.stage is Stage.ALONE else case.tuning.lapack,
+)
+
+_not_lapack = _when("elsewhere", lambda case: not _lapack(case))
+
+_few_columns = _when(
+    "up to 128 columns, accuracies fp32 and fp64", lambda case: is_for_core(case.m, case.n, case.target)
+)
 
 
-def correction_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What makes Q orthonormal if it nearly is."""
-    q, r = _inherited(matrices.single, before)
-    options, over_rows = matrices.options, matrices.options.over_rows
-    losses = leading_losses(q, leading(q.shape[1]), over_rows)
-    columns = columns_lost(over_rows.agree(losses), q.shape[1], options.target)
-    factors = correct_last(q, r, options.low_engine, columns, largest=SURELY_CORRECTED)
-    return _answer_in_place(matrices, CORRECTED, *factors)
+@ruled("on a CPU, from 3 rows a column and more than 128 columns on")
+def _by_products(case: QRCase) -> bool:
+    allowed = not (case.options.named or case.options.over_rows.spread)
+    return allowed and case.tuning.cholesky_qr_first(case.m, case.n)
 
 
-def leading(n: int) -> list[int]:
-    """How many columns, at the beginning, may be orthonormal already."""
-    found = []
-    for part in LAST:
-        multiple = WIDE if 2 * n > part * WIDE else WHOLE
-        found.append(max(0, n - -(-n // (part * multiple)) * multiple))
-    return found
+_one_pass = _when("twice as tall as wide, or in fp64 for fp32", lambda case: case.passes == 1)
+
+_tall = _when(
+    "from 32 rows a column on, up to 256 columns; in half precision up to 1024", lambda case: bool(case.tall)
+)
+
+_gram_once = _when(
+    "accuracies fp16 and bf16, m n^2 up to 2e9", lambda case: case.gram and case.target in (FP16, BF16)
+)
+
+_gram_twice = _when(
+    "fp32 with m n^2 up to 2e9, fp64 up to 1e12", lambda case: case.gram and case.target not in (FP16, BF16)
+)
+
+_gram_shifted = _when(
+    "fp64, matrices that are replayed", lambda case: case.gram and case.target is FP64 and not _looks(case)
+)
 
 
-def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
-    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
-
-    Estimates by a few random vectors may be too small, which the certificate notices.
-    """
-    most = orthogonality_bound(target, n) / 2
-    found = zip(leading(n), losses.tolist(), strict=True)
-    return n - next((k for k, loss in found if loss <= most), 0)
+def _looks(case: QRCase) -> bool:
+    return case.target is FP64 and case.wait and case.layout.nbytes > case.tuning.replayed_bytes
 
 
-def second_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization, by panels whose residual is small whatever the rank."""
-    options, matrix = matrices.options, matrices.single
-    q, r = _rgsqrf_in_place(matrix) if before is None else _inherited(matrix, before)
-    panel, engine = options.panel or "householder", options.low_engine
-    factors = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
-    return _answer_in_place(matrices, " + reortho", *factors)
+_corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
+
+_queued = _when("otherwise", lambda case: case.queued and not case.corrected)
 
 
-def householder_of_q(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Householder reflections of Q in double precision."""
-    q, r = _inherited(matrices.single, before)
-    q, step = householder(q.double())
-    found = _answer_in_place(matrices, "", q, (step @ r.double()).to(r.dtype))
-    return replace(found, label="householder fp64")
+@ruled("fp16 and bf16, less than two rows a column, matrices that are replayed")
+def _two_passes(case: QRCase) -> bool:
+    # Where launches decide, both passes played back take less time than a second one that is not.
+    played_back = case.layout.nbytes <= case.tuning.replayed_bytes
+    low = case.options.algorithm is None and case.square and case.target is not FP64
+    return _queued(case) and low and played_back
 
 
-def _rgsqrf_in_place(matrix: Matrix) -> Factors:
-    """The first pass, and before it what is to be known of A when it is gone.
+@ruled("fp32, m n^2 from 2e9 to 7e10, in place of a second pass")
+def _after_panels(case: QRCase) -> bool:
+    m, n, most, options = case.m, case.n, case.tuning.gram_passes, case.options
+    wanted = not options.named and case.target is FP32 and not options.over_rows.spread
+    return wanted and most / 32 < m * n**2 <= most and m * n <= WIDENED and m >= n
 
-    Nothing can be done again from A, so panels are those of Householder, but on a GPU.
-    """
-    options, engine = matrix.options, matrix.options.low_engine
-    matrix.image  # noqa: B018
-    fast = engine.tuning.recursion(engine.storage).panel == "cholesky32"
-    return rgsqrf(
-        matrix.filled(matrix.a, engine),
-        engine,
-        cutoff=options.cutoff,
-        panel=options.panel or (None if fast else "householder"),
-        overwrite_a=True,
-        on_columns=options.report(matrix.a.shape[1]),
+
+@ruled("fp32, rows over processes with wide panels")
+def _spread(case: QRCase) -> bool:
+    # A correction has fewer operations than a second pass, most of them in half precision.
+    wide = case.options.over_rows.spread and case.tuning.spread is not None
+    return wide and not case.options.named and case.target is FP32
+
+
+@ruled("fp64 by default, and ``algorithm='cholesky-qr'``")
+def _fp64(case: QRCase) -> bool:
+    named = case.options.algorithm
+    return named == "cholesky-qr" or (named is None and case.target is FP64)
+
+
+@ruled("other accuracies by default, and ``algorithm='rgsqrf-reortho'``")
+def _not_fp64(case: QRCase) -> bool:
+    named = case.options.algorithm
+    return named == "rgsqrf-reortho" or (named is None and case.target is not FP64)
+
+
+_first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
+
+_second = _by_name("by default, and ``algorithm='rgsqrf-reortho'``", None, "rgsqrf-reortho")
+
+_last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
+
+_default = _by_name("by default", None)
+
+_fp32_in_place = _when("fp32 by default", lambda case: case.options.algorithm is None and case.target is FP32)
+
+# ---------------------------------------------------------------- arithmetics that depend on the case
+_formats = Rule[QRCase, Sequence[str]]
+
+_working = _formats("fp32, fp64: the working precision", lambda case: [case.storage.name])
+
+_doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.storage.name])
+
+_low = _formats(
+    "fp16, fp32 or fp16_cor, fp64, by the accuracy, or ``compute``",
+    lambda case: [case.options.low.format.name],
+)
+
+_corrected = _formats(
+    "fp16_cor; fp64 for that accuracy, and where fp16_cor does not pay",
+    lambda case: ["fp16_cor" if case.tuning.corrected and case.target is not FP64 else "fp64"],
+)
+
+_tall_arithmetic = _formats("fp16_cor; fp16 where Q may have that accuracy", lambda case: [case.tall])
+
+
+# A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
+_of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 else ["fp32", "fp64"])
+
+
+# ---------------------------------------------------------------- links
+
+Make = Callable[[QRCase, str, str], QRLink]
+
+
+def _by_core(case: QRCase, label: str, name: str) -> QRLink:
+    return Link(label, host_links.by_core)
+
+
+def _reflected(case: QRCase, label: str, name: str) -> QRLink:
+    """LAPACK's reflections, of matrices as they are."""
+    return (
+        host_links.alone_by_lapack(case.storage)
+        if case.stage is Stage.ALONE
+        else ways.by_lapack(case.storage)
     )
 
 
-def _inherited(matrix: Matrix, before: Solution | None) -> Factors:
-    """Q, and in its place R of the scaled matrix."""
-    assert before is not None
-    q, r = before.values.q[0], before.values.r[0]
-    if not bool(torch.isfinite(r).all()):
-        raise Declined
-    return q, matrix.options.low_engine.fill(r, r, matrix.scales)
+def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
+    return ways.together(label, torch.float64, householder, waits=True)
 
 
-def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
-    """Factors, R brought to the units of A in its place, with what is measured of them."""
-    matrix, options = matrices.single, matrices.options
-    engine = options.low_engine
-    engine.fill(r, r, matrix.scales.reciprocal())
-    if matrix.zero is not None:
-        r[:, matrix.zero] = 0
-    measures = image_measures(matrix.image, q, r, matrix.scales)
-    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
+def _gram_schmidt(passes: int) -> Make:
+    """So many passes: both before measuring where one would not do."""
+
+    def make(case: QRCase, label: str, name: str) -> QRLink:
+        if case.doubled:  # squares of numbers that are float32 stay in the range of float64
+            first = passes == 1
+            return (
+                ways.together(label, None, batched_qr_in_double, scaled=False)
+                if first
+                else ways.another_pass(label)
+            )
+        if passes == case.passes:
+            return ways.together(label, case.storage.dtype, partial(batched_qr, passes=passes), scaled=False)
+        method = partial(_orthogonal_at_any_rank, passes=passes)
+        return ways.together(label, case.storage.dtype, method, waits=True)
+
+    return make
+
+
+def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = batched_qr(a, overwrite_a=True)
+    for _ in range(passes - 1):
+        q, r = batched_reorthogonalize(q, r)
+    return q, r
+
+
+def _tall_cholesky(case: QRCase, label: str, name: str) -> QRLink:
+    if name not in ("fp64", "fp16_cor"):
+        return launched.launching(label, launched.low_cholesky_qr)
+    return ways.together(
+        label, case.target.storage, partial(ways.one_by_one, method=_once(case)), scaled=False
+    )
+
+
+def _tall_cholesky_twice(case: QRCase, label: str, name: str) -> QRLink:
+    twice = partial(cholesky_tsqr2, once=_once(case))
+    return ways.together(label, case.target.storage, partial(ways.one_by_one, method=twice))
+
+
+def _once(case: QRCase) -> ways.Method:
+    once = cholesky_tsqr if _corrected(case) == ["fp64"] else cholesky_tsqr32
+    return partial(once, over_rows=case.options.over_rows)
+
+
+def _tree(case: QRCase, label: str, name: str) -> QRLink:
+    method = partial(case.options.over_rows.merged, factorize=partial(tree, product=exact_matmul))
+    return ways.together(label, FORMATS[name].storage, method)
+
+
+def _by_gram(passes: int) -> Make:
+    def make(case: QRCase, label: str, name: str) -> QRLink:
+        if passes == 2 and _looks(case):
+            return launched.by_gram_matrices_with_a_look(label, f"shifted cholesky-qr {name}")
+        return launched.launching(label, partial(launched.by_gram_matrices, passes=passes))
+
+    return make
+
+
+def _correcting(case: QRCase, label: str, name: str) -> QRLink:
+    if case.wait and case.n >= case.tuning.partly_corrected:
+        return launched.corrected_where_lost(label)
+    return launched.launching(label, launched.corrected)
+
+
+def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
+    return lambda case, label, name: launched.launching(label, method)
+
+
+def _link(answer: Callable[..., ways.Solution], *, inherits: bool = True, overwrites: bool = False) -> Make:
+    return lambda case, label, name: Link(label, answer, inherits=inherits, overwrites=overwrites)
+
+
+REPEATED, ONCE, TWICE, SHIFTED = (
+    "cholesky-qr {}, repeated",
+    "cholesky-qr {}",
+    "cholesky-qr {}, twice",
+    "shifted cholesky-qr {}",
+)
+RGSQRF, HOUSEHOLDER, TREE, GRAM_SCHMIDT = "rgsqrf {}", "householder {}", "tsqr {}", "gram-schmidt {}"
+REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
+
+_ON_GPU = _alone, _not_lapack
+
+TABLE: Table[QRCase] = (
+    Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _one_pass), "", _doubled),
+    Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack), REORTHO, _doubled),
+    Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack), f"2 {REORTHO}", _doubled),
+    Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
+    Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
+    Row(TREE, _tree, (_tall_stage,), "", _of_trees),
+    Row(REPEATED, lambda case, *_: host_links.by_products(case.target), (_alone, _by_products), "", _working),
+    Row(REPEATED, _by_core, (_in(Stage.TOGETHER, Stage.ALONE), _lapack, _few_columns), place=CORE),
+    Row(HOUSEHOLDER, _reflected, (_in(Stage.TOGETHER, Stage.ALONE), _lapack), "", _working),
+    Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
+    Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
+    Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
+    Row(SHIFTED, _launching(launched.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
+    Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
+    Row(RGSQRF, _launching(launched.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
+    Row(RGSQRF, _link(ways.first_pass), (*_ON_GPU, _first), "", _low),
+    Row(
+        TWICE, lambda case, label, _: launched.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)
+    ),
+    Row(RGSQRF, _link(ways.correction), (*_ON_GPU, _spread), CORRECTION, _low),
+    Row(RGSQRF, _link(ways.preconditioned), (*_ON_GPU, _fp64), "cholesky-qr fp64", _low),
+    Row(RGSQRF, _link(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
+    Row(HOUSEHOLDER, _link(ways.by_householder, inherits=False), (_alone, _last)),
+    Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
+    Row(
+        RGSQRF,
+        _link(ways.first_pass_in_place, inherits=False, overwrites=True),
+        (_in_place, _first),
+        "",
+        _low,
+    ),
+    Row(
+        RGSQRF,
+        _link(ways.correction_in_place, overwrites=True),
+        (_in_place, _fp32_in_place),
+        CORRECTION,
+        _low,
+    ),
+    Row(RGSQRF, _link(ways.second_pass_in_place, overwrites=True), (_in_place, _second), REORTHO, _low),
+    Row(HOUSEHOLDER, _link(ways.householder_of_q, overwrites=True), (_in_place, _default)),
+)
+"""Cheapest first."""

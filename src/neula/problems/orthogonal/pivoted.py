@@ -1,6 +1,6 @@
 """QR with column pivoting: an order of columns, the QR of the columns in this order, and what its R shows.
 
-The factors come from LAPACK or the chains of :mod:`neula.problems.orthogonal.chain`, and are certified as
+The factors come from LAPACK or the chains of :mod:`neula.problems.orthogonal.links`, and are certified as
 without pivoting. If R shows pivots that are too short, or hides a small singular value, columns change places
 and are factorized once more.
 """
@@ -31,13 +31,14 @@ from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.by_kernel import MeasuredFactors
-from neula.problems.orthogonal.chain import QRJudge, go_together
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.links import together
+from neula.problems.orthogonal.judge import QRJudge
+from neula.problems.orthogonal.links import go_together
 from neula.problems.orthogonal.on_host import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"
 

@@ -16,9 +16,9 @@ from neula.kernels.precision import plain_arithmetic
 from neula.kernels.reflectors import Reflectors
 from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.problems.orthogonal.chain import QRJudge
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
+from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"

@@ -19,11 +19,11 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_tsqr
-from neula.problems.orthogonal import chain
 from neula.problems.orthogonal.factorize import factorize_together
 from neula.problems.orthogonal.factors import QRFactors, as_result, give_factors_back
-from neula.problems.orthogonal.links import QRLink, together
+from neula.problems.orthogonal.links import chain_tall, chain_together, go_together
 from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.ways import QRLink, together
 from neula.problems.signatures import Kind, QRMode, TsqrKeywords
 
 MODES = ("reduced", "r")
@@ -156,9 +156,9 @@ def _chain(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
     tuning = options.engine.tuning
     count, m, n = matrices.shape
     # LAPACK takes a third of the time of a Gram matrix in float64.
-    if tuning.lapack or chain.go_together(count, m, n, tuning):
-        return chain.chain_together(m, n, options.target, tuning)
-    return chain.chain_tall(options.target, tuning, options.over_rows)
+    if tuning.lapack or go_together(count, m, n, tuning):
+        return chain_together(m, n, options)
+    return chain_tall(m, n, options)
 
 
 def _named(compute: str, engine: Engine) -> QRLink:

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 from neula.engines import FORMATS, FP64, Arithmetic, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import HOST, LAUNCHED, Row, Table, chain_of, unless
+from neula.pipeline.table import HOST, LAUNCHED, Row, Rule, Table, chain_of, ruled
 from neula.problems.systems import ways
 from neula.problems.systems.direct import solve_by_host, solve_directly
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
@@ -74,6 +74,11 @@ class SystemsCase:
         few = self.count > 1 or self.n <= self.tuning.normal_equations
         return self.launched and few and not self.options.positive
 
+    def avoids(self, pivot: str) -> bool:
+        """Whether a way without interchanges is named, or these cost time."""
+        named = self.options.pivot
+        return named == pivot or (named is None and not self.tuning.swaps)
+
 
 def chain_together(count: int, n: int, options: SystemsOptions) -> list[TogetherLink]:
     """What is tried for all of ``count`` systems at once; nothing where they are solved one by one."""
@@ -87,120 +92,89 @@ def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> list[SingleL
 
 # ---------------------------------------------------------------- conditions
 
+_when = Rule[SystemsCase, bool]
 
-def _together(case: SystemsCase) -> bool:
-    """All systems of a call together"""
-    return case.together
+_together = _when("all systems of a call together", lambda case: case.together)
 
+_one_left = _when("one system, also of those that are left", lambda case: not case.together)
 
-_one_left = unless(_together, "one system, also of those that are left")
+_definite = _when("positive definite", lambda case: case.options.positive)
 
+_general = _when("general", lambda case: not case.options.positive)
 
-def _definite(case: SystemsCase) -> bool:
-    """Positive definite"""
-    return case.options.positive
+_launched = _when(
+    "on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
+)
 
+_normal = _when("batches, and one system up to order 256", lambda case: case.normal)
 
-_general = unless(_definite, "general")
+_single = _when("one system", lambda case: case.count == 1)
 
-
-def _launched(case: SystemsCase) -> bool:
-    """On a GPU that is fast in fp64, up to order 18000 (definite: 17000)"""
-    return case.launched
-
-
-def _normal(case: SystemsCase) -> bool:
-    """batches, and one system up to order 256"""
-    return case.normal
+_batch = _when("batches", lambda case: case.count > 1)
 
 
-def _single(case: SystemsCase) -> bool:
-    """One system"""
-    return case.count == 1
-
-
-_batch = unless(_single, "batches")
-
-
+@ruled("from order 8192 on, if the leading block grows by at most 8 without pivoting")
 def _may_be_harmless(case: SystemsCase) -> bool:
-    """From order 8192 on, if the leading block grows by at most 8 without pivoting"""
     large = case.n >= case.tuning.harmless and not case.normal
     return case.mixed and large and case.options.may_wait
 
 
-def _not_replayed(case: SystemsCase) -> bool:
-    """From order 6000 on"""
-    return case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes
+_not_replayed = _when(
+    "from order 6000 on",
+    lambda case: case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes,
+)
+
+_begun = _when(
+    "where cheaper factors are no faster: below order 6000 on a CPU (definite: 4500), and after a launch",
+    lambda case: case.begun,
+)
+
+_not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
 
 
-def _begun(case: SystemsCase) -> bool:
-    """Where cheaper factors are no faster: below order 6000 on a CPU (definite: 4500), and after a launch"""
-    return case.begun
+_without_pivots = _when("where interchanges cost time, ``pivot='none'``", lambda case: case.avoids("none"))
 
+_butterflies = _when("where interchanges cost time, ``pivot='rbt'``", lambda case: case.avoids("rbt"))
 
-_not_begun = unless(_begun, "larger systems, and those whose format is named")
+_pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.pivot in (None, "partial"))
 
+_default = _when("no pivots are named", lambda case: not case.options.named)
 
-def _without_pivots(case: SystemsCase) -> bool:
-    """Where interchanges cost time, ``pivot="none"``"""
-    pivot = case.options.pivot
-    return pivot == "none" or (pivot is None and not case.tuning.swaps)
+_swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning.queued))
 
+_unmixed = _when(
+    "if no link has solved it, on other machines or in batches",
+    lambda case: not case.mixed if case.begun else not case.tuning.queued,
+)
 
-def _butterflies(case: SystemsCase) -> bool:
-    """Where interchanges cost time and growth by n^1.5 leaves digits, ``pivot="rbt"``"""
-    pivot = case.options.pivot
-    return pivot == "rbt" or (pivot is None and not case.tuning.swaps)
-
-
-def _pivots(case: SystemsCase) -> bool:
-    """By default, ``pivot="partial"``"""
-    return case.options.pivot in (None, "partial")
-
-
-def _default(case: SystemsCase) -> bool:
-    """No pivots are named"""
-    return not case.options.named
-
-
-def _swaps_cost(case: SystemsCase) -> bool:
-    """On a GPU that is fast in fp64"""
-    return bool(case.tuning.queued)
-
-
-def _unmixed(case: SystemsCase) -> bool:
-    """If no link has solved it, on other machines or in batches"""
-    return not case.mixed if case.begun else not case.tuning.queued
-
-
-def _is_general_or_new(case: SystemsCase) -> bool:
-    """Unless a definite one was tried together: nothing is better than Cholesky"""
-    return not (case.begun and case.options.positive)
+_is_general_or_new = _when(
+    "unless a definite one was tried together: nothing is better than Cholesky",
+    lambda case: not (case.begun and case.options.positive),
+)
 
 
 # ---------------------------------------------------------------- arithmetics that depend on the case
 
+_formats = Rule[SystemsCase, Sequence[str]]
 
-def _low(case: SystemsCase) -> Sequence[str]:
-    """From fp16 on those of the machine, or ``compute``"""
-    return [format.name for format in case.options.formats]
+_low = _formats(
+    "from fp16 on those of the machine, or ``compute``",
+    lambda case: [format.name for format in case.options.formats],
+)
+
+_first_low = _formats("fp16", lambda case: _low(case)[:1])
 
 
-def _first_low(case: SystemsCase) -> Sequence[str]:
-    """fp16"""
-    return _low(case)[:1]
-
-
+@ruled("those of the machine from fp32 on")
 def _low_for_butterflies(case: SystemsCase) -> Sequence[str]:
-    """Those of the machine from fp32 on"""
     # They make any matrix like a random one, whose elements grow by about n^1.5 without pivoting: in half
     # precision that leaves nothing of a matrix of more than a hundred or two columns.
     named = case.options.pivot == "rbt"
     return [format.name for format in case.options.formats if named or case.n**1.5 * format.u <= 1]
 
 
+@ruled("fp16 by tournaments on a GPU, fp32 on a CPU, or ``compute``")
 def _low_with_pivots(case: SystemsCase) -> Sequence[str]:
-    """fp16 by tournaments on a GPU, fp32 on a CPU, or ``compute``"""
     options, tuning = case.options, case.tuning
     if options.pivot == "partial":
         return _low(case)
@@ -210,13 +184,13 @@ def _low_with_pivots(case: SystemsCase) -> Sequence[str]:
     return [format.name for format in formats if format is not FP64]  # in which it is the library's
 
 
-def _definite_formats(case: SystemsCase) -> Sequence[str]:
-    """fp16, fp16_cor, fp64 on a GPU, fp32, fp64 on a CPU"""
-    return case.options.definite
+_definite_formats = _formats(
+    "fp16, fp16_cor, fp64 on a GPU, fp32, fp64 on a CPU", lambda case: case.options.definite
+)
 
 
+@ruled("fp64; before it fp32 on a CPU where no more is asked for, from order 400 on")
 def _library(case: SystemsCase) -> Sequence[str]:
-    """fp64; before it fp32 on a CPU where no more is asked for, from order 400 on"""
     options, tuning = case.options, case.tuning
     enough = options.target is not FP64 and case.n >= tuning.direct_single
     return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]

@@ -1,0 +1,372 @@
+"""What can be tried for a QR factorization, for one matrix or for a batch together.
+
+Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
+from neula.algorithms.orthogonal.householder import householder
+from neula.algorithms.orthogonal.reorthogonalize import (
+    correct,
+    correct_last,
+    refine_qr,
+    reorthogonalize,
+)
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.gram import gram_r
+from neula.certificates.bounds import orthogonality_bound
+from neula.certificates.qr import (
+    certificates_of,
+    certifying_dtype,
+    image_measures,
+    leading_losses,
+    single_qr_measures,
+)
+from neula.engines import FP64, Format
+from neula.engines.reduction import Reduction
+from neula.pipeline.chain import Answer, Link
+from neula.pipeline.refusals import Declined
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
+
+CORRECTED = " + correction"
+"""End of the label of a first pass whose Q was made orthonormal before it was measured."""
+
+SURELY_CORRECTED = 0.03
+"""How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
+goes on from it."""
+
+LAST = (24, 12, 4)
+"""Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
+of order 6000 to 24576, of which all but a 32nd have lost as much as may be left."""
+
+WHOLE, WIDE = 64, 1024
+"""Multiples that these columns come in, so that products read several elements at a time; the larger one
+where that is at most twice as many: from so many on their inner products are on matrix units."""
+
+Factors = tuple[torch.Tensor, torch.Tensor]
+"""Q and R."""
+
+Solution = Answer[QRValues]
+
+QRLink = Link[QRMatrices, QRValues]
+
+# --- a batch, all matrices together ---
+
+Method = Callable[[torch.Tensor], Factors]
+"""From a matrix, or from a batch of them, to Q and R."""
+
+
+def together(
+    label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
+) -> QRLink:
+    """A method for all matrices of a batch at once.
+
+    Parameters
+    ----------
+    label : str
+        Says what the method does: equal labels, equal methods.
+    dtype : torch.dtype or None
+        Of the matrices that it takes; None for a method that is not scaled and takes any.
+    method : callable
+        QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
+    scaled : bool
+        Whether it needs columns whose largest elements are near 1. A first link that takes matrices as they
+        are saves a scaled copy. It is right unless squares of the elements leave the range of the format, and
+        then it is not accepted. Matrices of a wider format, which may not fit this one, are always scaled.
+    waits : bool
+        Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            batch = QRMatrices(a, options)
+            if dtype is None:
+                return batch.measured(*method(a[..., : batch.k]), None)
+            if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
+                return batch.measured(*method(batch.leading(dtype)), None)
+            scales = batch.scales()
+            return batch.measured(*method(batch.scaled(scales, dtype)), scales)
+
+        if waits:
+            q, r, measures = factorized(matrices.a)
+        else:
+            key = (label, scaled, options.target.name)
+            q, r, measures = options.engine.replay(factorized, (matrices.a,), key)
+        if options.progress is not None:
+            options.progress(label, 1.0)
+        return Answer(QRValues(q, r, measures.T), label)
+
+    return Link(label, answer, launches_only=not waits)
+
+
+def another_pass(label: str) -> QRLink:
+    """Another pass in double precision over the Q of all matrices of a batch that are left.
+
+    Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        assert before is not None
+        scales, leading = matrices.scales(), before.values.r[..., : matrices.k].double()
+        factors = batched_reorthogonalize(before.values.q.double(), leading * scales[:, None, : matrices.k])
+        q, r, measures = matrices.measured(*factors, scales)
+        return Answer(QRValues(q, r, measures.T), label)
+
+    return Link(label, answer, inherits=True)
+
+
+def reflections(storage: Format) -> str:
+    """The label of reflections in a format."""
+    return f"householder {storage.name}"
+
+
+def by_lapack(storage: Format) -> QRLink:
+    """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
+    return together(reflections(storage), storage.dtype, householder, scaled=False)
+
+
+def one_by_one(a: torch.Tensor, method: Method) -> Factors:
+    """A method of single matrices as one of a batch; a single one is not copied."""
+    if len(a) == 1:
+        q, r = method(a[0])
+        return q[None], r[None]
+    factors = [method(x) for x in a]
+    return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
+
+
+def holding_nan(count: int, total: int) -> str:
+    """Why some matrices have no factors."""
+    return f"{count} of {total} matrices hold NaN or Inf"
+
+
+def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """What becomes of matrices of a batch that hold NaN or Inf: their factors are NaN, and their measures."""
+    a, target = matrices.a, matrices.options.target
+    count, m, n = a.shape
+    shapes = (m, matrices.k), (matrices.k, n)
+    q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
+    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
+    return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
+
+
+# --- one matrix, after a look at its numbers ---
+
+
+def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to go on from.
+
+    Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
+    R, and more often than not too ill-conditioned for anything but reflections.
+    """
+    looked_at = matrices.single  # which refuses NaN
+    if matrices.options.algorithm is None and _is_triangular(matrices):
+        return _triangular(matrices)
+    if before is not None and looked_at.zero is None and not _is_spoiled(matrices, before):
+        raise Declined
+    return _answer(matrices, "", *looked_at.leading.rgsqrf())
+
+
+def _is_triangular(matrices: QRMatrices) -> bool:
+    """Whether nothing but zeros is below the diagonal, most often known from the first column."""
+    a = matrices.a[0]
+    return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
+
+
+def _triangular(matrices: QRMatrices) -> Solution:
+    """What reflections make of an upper triangle, or trapezoid: R is A itself, but for signs."""
+    matrix, options, k = matrices.single, matrices.options, matrices.k
+    r = matrix.a[:k].to(matrix.scales.dtype)
+    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
+    q = r.new_zeros(len(matrix.a), k, dtype=options.low_engine.storage)
+    q.diagonal().copy_(sign)
+    r = sign[:, None] * r
+    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+    return Answer(QRValues.of_one(q, r, measures), "triangular")
+
+
+def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Re-orthogonalization: another pass over Q."""
+    options = matrices.options
+    start, engine = _first_factors(matrices, before), options.low_engine
+    factors = reorthogonalize(*start, engine, panel=options.panel, cutoff=options.cutoff)
+    return _answer(matrices, " + reortho", *factors)
+
+
+def correction(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """What makes Q orthonormal if it nearly is, of a copy of it: a second pass may have to go on from it."""
+    q, r = _first_factors(matrices, before)
+    engine = matrices.options.low_engine
+    q = engine.empty(*q.shape).copy_(q)
+    factors = correct(q, engine.empty(*r.shape).copy_(r), engine, largest=SURELY_CORRECTED)
+    return _answer(matrices, CORRECTED, *factors)
+
+
+def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Cholesky QR of ``A R^-1`` in double precision, with R from a first pass."""
+    # Without zero columns, with which R is singular.
+    r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
+    over_rows = matrices.options.over_rows
+    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
+
+
+def refined_from_gram(compute: str) -> QRLink:
+    """R of a Gram matrix in some arithmetic, and Cholesky QR of ``A R^-1`` in double precision."""
+    label = f"cholesky {compute} + cholesky-qr fp64"
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        engine = matrices.options.engine.using(compute)
+        r = gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine).double()
+        if not bool(torch.isfinite(r).all()):
+            raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
+        return replace(_answer(matrices, "", *refine_qr(_in_double(matrices), r)), label=label)
+
+    return Link(label, answer)
+
+
+def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Householder reflections in double precision."""
+    factors = householder(_in_double(matrices), matrices.options.engine)
+    return replace(_answer(matrices, "", *factors), label="householder fp64")
+
+
+def _in_double(matrices: QRMatrices) -> torch.Tensor:
+    return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
+
+
+def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
+    """Q and R of the scaled matrix that a second pass starts from."""
+    matrix = matrices.single.leading
+    if before is None:
+        q, r = matrix.rgsqrf()
+    else:
+        q, r = before.values.q[0], before.values.r[0, :, : matrix.a.shape[1]]
+        r = (r * matrix.scales).to(q.dtype)
+    if matrix.options.panel is None and not _is_finite(r, matrix.options.over_rows):
+        q, r = matrix.rgsqrf("cholesky2")
+    return q, r
+
+
+def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
+    """Whether a correction has left a residual."""
+    if not before.label.endswith(CORRECTED):
+        return False
+    assert before.numbers is not None
+    measured_in, target = before.values.measures.dtype, matrices.options.target
+    shape = matrices.options.shape_of(matrices.a.shape)
+    found = certificates_of(before.numbers, measured_in, shape, target)[0]
+    return found.residual > found.residual_bound
+
+
+def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
+    return bool(over_rows.agree(torch.isfinite(r).all()))
+
+
+def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
+    """Factors of the matrix as it was given, with what is measured of them."""
+    matrix, options = matrices.single, matrices.options
+    r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
+    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+    measures = options.over_rows.agree(measures)
+    q = options.low_engine.widened(q)
+    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
+
+
+# --- one matrix, in its own memory ---
+
+
+def first_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Recursive Gram-Schmidt whose Q takes the place of A."""
+    return _answer_in_place(matrices, "", *_rgsqrf_in_place(matrices.single))
+
+
+def correction_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """What makes Q orthonormal if it nearly is."""
+    q, r = _inherited(matrices.single, before)
+    options, over_rows = matrices.options, matrices.options.over_rows
+    losses = leading_losses(q, leading(q.shape[1]), over_rows)
+    columns = columns_lost(over_rows.agree(losses), q.shape[1], options.target)
+    factors = correct_last(q, r, options.low_engine, columns, largest=SURELY_CORRECTED)
+    return _answer_in_place(matrices, CORRECTED, *factors)
+
+
+def leading(n: int) -> list[int]:
+    """How many columns, at the beginning, may be orthonormal already."""
+    found = []
+    for part in LAST:
+        multiple = WIDE if 2 * n > part * WIDE else WHOLE
+        found.append(max(0, n - -(-n // (part * multiple)) * multiple))
+    return found
+
+
+def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
+    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
+
+    Estimates by a few random vectors may be too small, which the certificate notices.
+    """
+    most = orthogonality_bound(target, n) / 2
+    found = zip(leading(n), losses.tolist(), strict=True)
+    return n - next((k for k, loss in found if loss <= most), 0)
+
+
+def second_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Re-orthogonalization, by panels whose residual is small whatever the rank."""
+    options, matrix = matrices.options, matrices.single
+    q, r = _rgsqrf_in_place(matrix) if before is None else _inherited(matrix, before)
+    panel, engine = options.panel or "householder", options.low_engine
+    factors = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
+    return _answer_in_place(matrices, " + reortho", *factors)
+
+
+def householder_of_q(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Householder reflections of Q in double precision."""
+    q, r = _inherited(matrices.single, before)
+    q, step = householder(q.double())
+    found = _answer_in_place(matrices, "", q, (step @ r.double()).to(r.dtype))
+    return replace(found, label="householder fp64")
+
+
+def _rgsqrf_in_place(matrix: Matrix) -> Factors:
+    """The first pass, and before it what is to be known of A when it is gone.
+
+    Nothing can be done again from A, so panels are those of Householder, but on a GPU.
+    """
+    options, engine = matrix.options, matrix.options.low_engine
+    matrix.image  # noqa: B018
+    fast = engine.tuning.recursion(engine.storage).panel == "cholesky32"
+    return rgsqrf(
+        matrix.filled(matrix.a, engine),
+        engine,
+        cutoff=options.cutoff,
+        panel=options.panel or (None if fast else "householder"),
+        overwrite_a=True,
+        on_columns=options.report(matrix.a.shape[1]),
+    )
+
+
+def _inherited(matrix: Matrix, before: Solution | None) -> Factors:
+    """Q, and in its place R of the scaled matrix."""
+    assert before is not None
+    q, r = before.values.q[0], before.values.r[0]
+    if not bool(torch.isfinite(r).all()):
+        raise Declined
+    return q, matrix.options.low_engine.fill(r, r, matrix.scales)
+
+
+def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
+    """Factors, R brought to the units of A in its place, with what is measured of them."""
+    matrix, options = matrices.single, matrices.options
+    engine = options.low_engine
+    engine.fill(r, r, matrix.scales.reciprocal())
+    if matrix.zero is not None:
+        r[:, matrix.zero] = 0
+    measures = image_measures(matrix.image, q, r, matrix.scales)
+    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
