@@ -189,6 +189,12 @@ _large = _when("large problems", lambda case: not case.small)
 
 _in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda case: case.core)
 
+_svd_is_fast = _when(
+    "an SVD takes no time: what is left is more often without full rank than nearly so",
+    lambda case: case.work <= case.tuning.svd,
+)
+
+
 _in_core_if_dependent = _when(
     "on a CPU, columns that may be dependent, up to 512 of them",
     lambda case: by_kernel.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case),
@@ -222,12 +228,6 @@ def _needs_householder(case: LeastSquaresCase) -> bool:
         return case.options.algorithm in (None, "householder")
     stable = any(SOURCES[name].backward_stable for name in case.tuning.small_r)
     return not stable and not _svd_is_fast(case)
-
-
-_svd_is_fast = _when(
-    "an SVD takes no time: what is left is more often without full rank than nearly so",
-    lambda case: case.work <= case.tuning.svd,
-)
 
 
 # It does not refine in twice the precision, nor look for pivots over processes.

@@ -103,7 +103,8 @@ def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
 
 
 def _links_together(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
-    return chain_together(*matrices.shape[1:], options)
+    m, n = matrices.shape[1:]
+    return chain_together(m, n, options)
 
 
 def factorize_together(
