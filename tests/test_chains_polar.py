@@ -8,7 +8,7 @@ import pytest
 
 from neula.engines import BF16, FP16, FP32, FP64, EmulatedEngine, Format, Tuning
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
-from neula.problems.polar.chain import chain
+from neula.problems.polar.links import chain
 from neula.problems.polar.problem import PolarOptions
 
 CPU = cpu_tuning(("bf16", "fp32", "fp64"))

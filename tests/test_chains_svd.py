@@ -8,7 +8,7 @@ import pytest
 
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Tuning
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
-from neula.problems.low_rank.chain import block_width, chain, worth
+from neula.problems.low_rank.links import block_width, chain, worth
 from neula.problems.low_rank.problem import SVDOptions
 
 CPU = cpu_tuning(("fp32", "fp64"))

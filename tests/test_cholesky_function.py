@@ -15,7 +15,7 @@ import neula
 from neula.engines import FORMATS, FP32, FP64, CpuEngine, Format
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.engines.tuning import Tuning
-from neula.problems.definite.chain import chain
+from neula.problems.definite.links import chain
 from neula.problems.definite.problem import CholeskyOptions
 
 ENGINES = ["cpu", "emulated"]
@@ -186,7 +186,7 @@ def test_messages() -> None:
 
 
 def test_an_accuracy_that_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.problems.definite.chain.cholesky_bound", lambda target, n: 1e-30)
+    monkeypatch.setattr("neula.problems.definite.judge.cholesky_bound", lambda target, n: 1e-30)
     a = definite(20, 2)
     with pytest.warns(neula.AccuracyWarning, match=r"not certified to fp64 accuracy for A\[0\], A\[1\]"):
         found = neula.cholesky(a)

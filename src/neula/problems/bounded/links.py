@@ -1,37 +1,48 @@
-"""What can be tried for least squares with bounds, all problems together."""
+"""The table of links for least squares with bounds.
+
+Block pivoting takes a few exchanges, but columns have to be independent, and those of a wide matrix are not.
+The active-set method always ends. Parts of a Gram matrix do for condition numbers up to 1e5.
+"""
 
 from __future__ import annotations
 
-from neula.algorithms.bounded.active_set import active_set
-from neula.algorithms.bounded.block_pivoting import block_pivoting
-from neula.algorithms.bounded.free_sets import Factorize
-from neula.pipeline.chain import Answer
-from neula.problems.bounded.evidence import values_of
+from collections.abc import Callable
+from functools import partial
+
+from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
+from neula.pipeline.chain import Link
+from neula.pipeline.table import Row, Rule, Table, chain_of
+from neula.problems.bounded import ways
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
-Solution = Answer[BoundedValues]
+BoundedLink = Link[BoundedProblems, BoundedValues]
 
-EXCHANGES = 100
-"""Of block pivoting. Ten do on most problems; one that takes more is at the mercy of rounding errors, and
-single exchanges may be as many as there are sets."""
+Shape = tuple[int, int]
 
 
-def by_block_pivoting(
-    problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
-) -> Solution:
-    """All infeasible variables at once, beginning with the solution without bounds."""
-    limit = problems.whole.options.max_iterations or EXCHANGES
-    start = problems.whole.unbounded[problems.places]
-    found = block_pivoting(problems.reduced, start, max_iterations=limit, factorize=factorize)
-    return Answer(values_of(problems, found, factorize), label, iterations=int(found.iterations.sum()))
+def chain(m: int, n: int) -> list[BoundedLink]:
+    """What is tried for matrices of a shape."""
+    return chain_of(TABLE, (m, n))
 
 
-def by_active_set(
-    problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
-) -> Solution:
-    """One variable at a time, beginning with what was found before."""
-    n = problems.reduced.n
-    start = problems.whole.unbounded[problems.places] if before is None else before.values.x
-    limit = problems.whole.options.max_iterations or max(10, 3 * n)
-    found = active_set(problems.reduced, start, max_iterations=limit, factorize=factorize)
-    return Answer(values_of(problems, found, factorize), label, iterations=int(found.iterations.sum()))
+def _by(
+    way: Callable[..., ways.Solution], factorize: Factorize, *, improves: bool = False
+) -> Callable[[Shape, str, str], BoundedLink]:
+    return lambda case, label, name: Link(
+        label, partial(way, label=label, factorize=factorize), improves=improves
+    )
+
+
+_when = Rule[Shape, bool]
+
+_tall = _when("at least as many rows as columns", lambda case: case[0] >= case[1])
+
+_wide = _when("fewer rows than columns", lambda case: case[0] < case[1])
+
+TABLE: Table[Shape] = (
+    Row("block pivoting cholesky", _by(ways.by_block_pivoting, by_cholesky), (_tall,)),
+    Row("block pivoting householder", _by(ways.by_block_pivoting, by_householder), (_tall,)),
+    Row("active set cholesky", _by(ways.by_active_set, by_cholesky), (_wide,)),
+    Row("active set householder", _by(ways.by_active_set, by_householder, improves=True), ()),
+)
+"""Cheapest first."""

@@ -19,8 +19,9 @@ from neula.pipeline.inputs import check_finite, finite_members, surely_finite, t
 from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.bounded.by_kernel import KernelBoundedSolution, R, solve_by_kernel
-from neula.problems.bounded.chain import BoundedJudge, chain
 from neula.problems.bounded.gradient import attached
+from neula.problems.bounded.judge import BoundedJudge
+from neula.problems.bounded.links import chain
 from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, BoundedValues, Whole
 
 

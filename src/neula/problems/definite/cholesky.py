@@ -23,7 +23,8 @@ from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.definite.chain import CholeskyJudge, chain, chain_unread
+from neula.problems.definite.judge import CholeskyJudge
+from neula.problems.definite.links import chain
 from neula.problems.definite.plan import LARGEST, CholeskyPlan
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
@@ -133,7 +134,7 @@ def cholesky(
     if not wait and given.numel() > 0:
         with call.computing():
             lower = _lower(call, upper=upper)
-            links = chain_unread(len(lower), n, options)
+            links = chain(len(lower), n, options, wait=False)
             begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
         if begun is not None:
             return _pending(call, options, begun, upper=upper)
@@ -283,7 +284,7 @@ def _factorize(
     if 0 in lower.shape:
         return _nothing_to_do(lower)
     try:
-        links = (chain if begun is None else chain_unread)(len(lower), n, options)
+        links = chain(len(lower), n, options, wait=begun is None)
         judge = CholeskyJudge.for_shape(n, options)
         run = run_chain(links, Symmetric(lower, options), judge, begun=begun)
     except NotDefiniteMember as error:

@@ -14,9 +14,9 @@ from neula.engines import FP64
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.definite.chain import CholeskyJudge
-from neula.problems.definite.links import SAFE_EXPONENT
+from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.problem import CholeskyOptions
+from neula.problems.definite.ways import SAFE_EXPONENT
 
 LARGEST = 95
 """Order up to which calls of a chain take longer than what they call, and SciPy takes no threads."""

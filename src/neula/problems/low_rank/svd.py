@@ -29,7 +29,8 @@ from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, torch_dtype
-from neula.problems.low_rank.chain import SVDJudge, chain
+from neula.problems.low_rank.judge import SVDJudge
+from neula.problems.low_rank.links import chain
 from neula.problems.low_rank.problem import SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import Kind, SVDKeywords

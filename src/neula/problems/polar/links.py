@@ -1,83 +1,102 @@
-"""What can be tried for polar factors.
+"""The table of links for polar factors.
 
-Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+Polynomials for condition numbers up to 1e3, for any, and the SVD. For the accuracy of bf16 they are evaluated
+in fp16: bf16 would bury small singular values. Where LAPACK is fast its SVD comes first: polynomials in
+float32 take up to 6 times as long for small matrices, and 1.3 to 2 times for 1024 x 1024 and 512 x 2048, on
+one core of an AMD EPYC. A threshold that the caller names is for the SVD in double precision to decide.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-import torch
+from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
+from neula.engines import BF16, FORMATS, FP16, FP64, Arithmetic
+from neula.pipeline.chain import Link
+from neula.pipeline.table import Row, Rule, Table, chain_of
+from neula.problems.polar.problem import PolarOptions
+from neula.problems.polar.ways import PolarLink, by_svd, polynomials
 
-from neula.algorithms.polar.iteration import polar_factor, taken_on
-from neula.algorithms.polar.polynomials import OddPolynomial
-from neula.algorithms.polar.singular import isometry
-from neula.certificates.polar import polar_measures
-from neula.engines import FP32, FP64, Arithmetic, Format
-from neula.pipeline.chain import Answer, Declined, Link
-from neula.pipeline.inputs import finite_members
-from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
+SMALLEST = 7e-4
+"""Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
+1.4 times the largest one: of condition numbers up to 1e3."""
 
-Solution = Answer[PolarValues]
+NEXT = 1e-2
+"""The same for those that take on what these leave: of condition numbers up to 3e5."""
 
-PolarLink = Link[PolarMatrices, PolarValues]
+ERROR = 5.5e-3
+"""What polynomials may leave at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
 
-
-def polynomials(
-    label: str, arithmetic: Arithmetic, steps: Sequence[OddPolynomial], *, on: bool = False
-) -> PolarLink:
-    """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
-
-    def answer(matrices: PolarMatrices, before: Solution | None) -> Solution:
-        options = matrices.options
-        engine = options.engine.using(arithmetic)
-
-        def factorized(a: torch.Tensor, *found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            parts = engine.parts(options.laid_down(a), *options.scales(a))
-            if found:
-                x = taken_on(engine.parts(options.laid_down(found[0])), steps, engine)
-            else:
-                x, _ = polar_factor(parts, steps, engine)
-            exactly = arithmetic.format in (FP32, FP64)
-            asked = {"exactly": exactly, "weighted": not options.small_too, "whole": options.completion}
-            return x, polar_measures(parts, x, engine, within=False, **asked)
-
-        a, known = matrices.a, () if before is None else (before.values.u,)
-        key = label, options.target.name, options.small_too, options.completion
-        x, measures = options.engine.replay(factorized, (a, *known), key)
-        u, unknown = engine.joined(x), torch.full((len(a),), -1, device=a.device)
-        return _answer(options, label, u if options.lie_down(a.shape) else u.mT, unknown, measures)
-
-    return Link(label, answer, inherits=on, launches_only=not on)
+MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
+"""By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
 
 
-def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
-    """The singular value decomposition, which knows the rank, in float32 or float64."""
-    options, label = matrices.options, f"svd {format.name}"
-    engine = options.engine.using(options.work)
-    usable = finite_members(matrices.a)
-    scales, factor = options.scales(matrices.a)
-    wide = ((options.laid_down(matrices.a) * scales[:, None, None]) * factor).to(format.dtype)
-    wide = torch.where(usable[:, None, None], wide, 0.0)
-    cutoff, unknown = options.cutoff(matrices.a.shape), 0.0
-    if format is FP32 and options.small_too:
-        unknown = 8 * format.u * max(options.shape_of(matrices.a.shape)) ** 0.5  # errors of this SVD
-    x, rank, doubtful = isometry(
-        wide, cutoff, unknown=unknown, completion=options.completion, over_rows=options.over_rows
-    )
-    if bool(doubtful.any()):
-        raise Declined("singular values that float32 does not tell from zero")
-    within = not options.completion
-    measures = polar_measures(engine.parts(wide), engine.parts(x), engine, exactly=True, within=within)
-    x = torch.where(usable[:, None, None], x, torch.nan)
-    measures = torch.where(usable, measures, torch.nan)
-    u = x.to(engine.storage)
-    return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mT, rank, measures)
+def chain(options: PolarOptions) -> list[PolarLink]:
+    """What is tried."""
+    return chain_of(TABLE, options)
 
 
-def _answer(
-    options: PolarOptions, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
-) -> Solution:
-    if options.progress is not None:
-        options.progress(label, 1.0)
-    return Answer(PolarValues(u, rank, measures.T), label)
+def _cheapest(options: PolarOptions, *, first: bool) -> Arithmetic:
+    """Of the first polynomials, and of those after them."""
+    wanted = FP16 if first and options.target is BF16 else options.work
+    return Arithmetic.named(options.engine.tuning.cheapest(wanted))
+
+
+def _is_one(options: PolarOptions) -> bool:
+    """Whether all polynomials are evaluated in one arithmetic, and so take on what those before have left."""
+    return _cheapest(options, first=True) == _cheapest(options, first=False)
+
+
+def _composed(options: PolarOptions, part: int) -> Sequence[OddPolynomial]:
+    """The first, second and third composition of polynomials."""
+    error = ERROR if options.target is BF16 else 2 * options.target.u
+    first, fine = _cheapest(options, first=True), _cheapest(options, first=False)
+    begun, least = composition(SMALLEST, error, MARGIN[first.name]), fine.u / 2
+    steps = partial(composition, error=error, margin=MARGIN[fine.name])
+    if part == 0:
+        return begun
+    if not _is_one(options):  # what is small is lost in what the first have left
+        return steps(least)
+    more = steps(NEXT)
+    return more if part == 1 else steps(image(more, image(begun, least)))
+
+
+def _polynomials(options: PolarOptions, label: str, name: str) -> PolarLink:
+    part = ("polynomials", "more", "still").index(label.split()[0])
+    on = part > 0 and _is_one(options)
+    return polynomials(label, Arithmetic.named(name), _composed(options, part), on=on)
+
+
+def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
+    return Link(label, partial(by_svd, format=FORMATS[name]))
+
+
+_when = Rule[PolarOptions, bool]
+_formats = Rule[PolarOptions, Sequence[str]]
+
+_no_threshold = _when("no ``rcond`` is named", lambda options: options.rcond is None)
+
+_lapack = _when(
+    "on a CPU, accuracies below fp64",
+    lambda options: options.engine.tuning.lapack and options.work is not FP64,
+)
+
+_products = _when("on a GPU", lambda options: not options.engine.tuning.lapack)
+
+_one = _when("if these are in the same arithmetic", _is_one)
+
+_first = _formats("fp16, fp16_cor, fp64", lambda options: [_cheapest(options, first=True).name])
+
+_fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=False).name])
+
+_work = _formats("fp32", lambda options: [options.work.name])
+
+TABLE: Table[PolarOptions] = (
+    Row("svd {}", _svd, (_no_threshold, _lapack), arithmetics=_work),
+    Row("polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_first),
+    Row("more polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_fine),
+    Row("still more polynomials {}", _polynomials, (_no_threshold, _products, _one), arithmetics=_fine),
+    Row("svd {}", _svd, ()),
+)
+"""Cheapest first."""

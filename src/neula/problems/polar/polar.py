@@ -26,7 +26,8 @@ from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, PolarResult
 from neula.problems.operators.polar import traced_polar
-from neula.problems.polar.chain import PolarJudge, chain
+from neula.problems.polar.judge import PolarJudge
+from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
 from neula.problems.signatures import Kind, PolarKeywords
 

@@ -1,69 +1,17 @@
-"""What is tried for polar factors, cheapest first, and when they are accepted."""
+"""When polar factors are accepted, and which of several are best."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
-from neula.algorithms.polar.polynomials import composition, image
 from neula.certificates.polar import PolarBounds, PolarNumbers
-from neula.engines import BF16, FP16, FP64, Arithmetic, Format
 from neula.errors import of_batch
-from neula.pipeline.chain import Answer, Link, Verdict
+from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.inputs import finite_members
-from neula.problems.polar.links import PolarLink, by_svd, polynomials
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
-
-SMALLEST = 7e-4
-"""Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
-1.4 times the largest one: of condition numbers up to 1e3."""
-
-NEXT = 1e-2
-"""The same for those that take on what these leave: of condition numbers up to 3e5."""
-
-ERROR = 5.5e-3
-"""What polynomials may leave at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
-
-MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
-"""By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
-
-
-def chain(options: PolarOptions) -> list[PolarLink]:
-    """What is tried: polynomials for condition numbers up to 1e3, for any, and the SVD.
-
-    For the accuracy of bf16 they are evaluated in fp16: bf16 would bury small singular values. Where LAPACK
-    is fast its SVD comes first: polynomials in float32 take up to 6 times as long for small matrices, and 1.3
-    to 2 times for 1024 x 1024 and 512 x 2048, on one core of an AMD EPYC. A threshold that the caller names
-    is for the SVD in double precision to decide.
-    """
-    tuning, target, work = options.engine.tuning, options.target, options.work
-    last = _svd(FP64)
-    if options.rcond is not None:
-        return [last]
-    if tuning.lapack:
-        return [last] if work is FP64 else [_svd(work), last]
-    first, fine = (
-        Arithmetic.named(tuning.cheapest(wanted)) for wanted in (FP16 if target is BF16 else work, work)
-    )
-    error = ERROR if target is BF16 else 2 * target.u
-    least = fine.u / 2
-    steps = partial(composition, error=error, margin=MARGIN[fine.name])
-    begun = composition(SMALLEST, error, MARGIN[first.name])
-    found = [polynomials(f"polynomials {first.name}", first, begun)]
-    if first != fine:  # what is small is lost in what the first have left
-        return [*found, polynomials(f"more polynomials {fine.name}", fine, steps(least)), last]
-    more = steps(NEXT)
-    rest = steps(image(more, image(begun, least)))
-    for word, on in (("more", more), ("still more", rest)):
-        found.append(polynomials(f"{word} polynomials {fine.name}", fine, on, on=True))
-    return [*found, last]
-
-
-def _svd(format: Format) -> PolarLink:
-    return Link(f"svd {format.name}", partial(by_svd, format=format))
 
 
 @dataclass(frozen=True)

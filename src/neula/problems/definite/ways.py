@@ -1,0 +1,138 @@
+"""What can be tried for Cholesky factors, in which arithmetic, and how they are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
+from neula.certificates.cholesky import residuals_of_triangles
+from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.kernels.cholesky_batch import factor_batch
+from neula.kernels.cholesky_tiles import lower_factor
+from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
+from neula.kernels.symmetric_residual import diagonal_scales
+from neula.pipeline.chain import Answer
+from neula.pipeline.progress import stage
+from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric
+
+Solution = Answer[CholeskyValues]
+
+Found = tuple[torch.Tensor, torch.Tensor]
+"""L, and what is measured of it."""
+
+
+SAFE_EXPONENT = 450
+"""Diagonal elements between ``2^-e`` and ``2^e`` have factors in double precision whose products neither
+overflow nor lose digits."""
+
+REPLAYED = 20 << 20
+"""Bytes of matrices up to which launches are played back: copies of larger ones take a GPU longer than
+launches take the host beside it."""
+
+
+def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
+    """The recursion in products of an arithmetic, all of it launched at once."""
+    engine = matrices.options.engine.using(arithmetic)
+    return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
+
+
+def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
+    """By tiles or by the library in double precision, before anything is known of the numbers.
+
+    Where these are near the ends of the range, or A is not definite, the residual shows it.
+    """
+    return _queued(matrices, FP64.name, _by_tiles)
+
+
+def by_library(
+    matrices: Symmetric, before: Solution | None, format: Format, *, may_wait: bool = True
+) -> Solution:
+    """LAPACK or cuSOLVER, in float32 or float64.
+
+    Parameters
+    ----------
+    matrices : Symmetric
+    before : Answer or None
+    format : Format
+    may_wait : bool, optional
+        Whether the host may wait to see if scales matter, and if there is a factor.
+
+    Raises
+    ------
+    NotDefiniteMember
+        If there is no factor in double precision.
+    """
+    a, label = matrices.a, f"cholesky {format.name}"
+    report = stage(matrices.options.progress, f"factorizing in {format.name}")
+    scales = diagonal_scales(a) if format is FP64 else None
+    # In single precision nothing waits for the answer: where scales matter, the residual shows it.
+    if scales is None or (may_wait and _is_safe(scales)):
+        found = library_cholesky(a.to(format.dtype))
+        lower = found.lower.to(a.dtype)
+    else:
+        wide = scales.to(torch.promote_types(a.dtype, torch.float32))
+        found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
+        lower = unscaled_triangle(found.lower, wide, a.dtype)
+    if format is FP64 and may_wait:
+        orders = found.order.tolist()
+        if any(orders):
+            first = next(i for i, order in enumerate(orders) if order)
+            raise NotDefiniteMember(
+                first if matrices.place is None else int(matrices.place[first]), orders[first]
+            )
+    report(1.0)
+    measured = residuals_of_triangles(a, lower, found.order)
+    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
+
+
+def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], Found]) -> Solution:
+    """L in an arithmetic, and what is measured, played back where that takes less time."""
+    engine, label = matrices.options.engine, f"cholesky {name}"
+    report = stage(matrices.options.progress, f"factorizing in {name}")
+    replays = matrices.a.nbytes <= REPLAYED
+    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
+    report(1.0)
+    return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
+
+
+def _by_tiles(a: torch.Tensor) -> Found:
+    lower, order = lower_factor(a.double())
+    lower = lower.to(a.dtype)
+    return lower, residuals_of_triangles(a, lower, order)
+
+
+def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
+    """L in the dtype of A, and what is measured; without synchronizing.
+
+    Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
+    What is done in single precision, by tiles, or by the library where these do not run, is done with A as it
+    is: where scales matter, the residual shows it.
+    """
+    n, tuning = a.shape[-1], engine.tuning
+    if (len(a) > 1 or n <= tuning.tiled_cholesky) and factor_batch.takes(a):
+        together = factor_batch(a)
+        lower, order = together.lower.to(a.dtype), together.order
+    elif len(a) == 1 and n < tuning.cholesky:
+        lower, order, _ = library_cholesky(a.float())
+        lower = lower.to(a.dtype)
+    else:
+        wide = torch.promote_types(a.dtype, torch.float32)
+        scales = diagonal_scales(a).to(wide)
+        work = symmetric_copy(a, scales, rows=engine.rows(n), whole=False)
+        found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
+        lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order
+    return lower, residuals_of_triangles(a, lower, order)
+
+
+def _is_safe(scales: torch.Tensor) -> bool:
+    """Whether A can be factorized in double precision as it is."""
+    most = 2.0 ** (SAFE_EXPONENT // 2)
+    return bool(((scales <= most) & (scales >= 1 / most)).all())
+
+
+def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A column-major copy in another precision."""
+    return torch.empty_strided(work.shape, work.stride(), dtype=dtype, device=work.device).copy_(work)
