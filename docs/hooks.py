@@ -6,6 +6,7 @@
 - ``<!-- benchmark: NAME -->`` becomes the tables of ``benchmarks/data/NAME-*.json``, which can be downloaded.
 - ``<!-- modules: PACKAGE -->`` becomes the reference of every module in a package, and in those below it.
 - ``<!-- commands -->`` becomes the help texts of the command line.
+- ``<!-- links: PROBLEM -->`` becomes the table of its links.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         (r"^<!-- benchmark: (\w+) -->$", lambda match: benchmark(match[1])),
         (r"^<!-- modules: ([\w.]+) -->$", lambda match: modules(match[1])),
         (r"^<!-- commands -->$", lambda _: commands()),
+        (r"^<!-- links: ([\w-]+) -->$", lambda match: links(match[1])),
     ):
         markdown = re.sub(marker, fill, markdown, flags=re.M)
     return markdown
@@ -388,6 +390,16 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("result of", _method),
     ),
 }
+
+
+def links(problem: str) -> str:
+    """The table of links of a problem."""
+    import sys
+
+    sys.path.insert(0, str(ROOT / "docs"))
+    from link_tables import table_of
+
+    return table_of(problem)
 
 
 # --- command line -----------------------------------------------------------------------------------------

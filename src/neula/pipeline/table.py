@@ -7,9 +7,9 @@ made of the rows that apply, in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from neula.pipeline.chain import Link
 
@@ -68,8 +68,9 @@ class Row(Generic[C]):
 
     def links(self, case: C) -> dict[str, Link[Any, Any]]:
         """The links of a case by their arithmetic; none where a condition does not hold."""
-        if not all(holds(case) for holds in self.when):
-            return {}
+        for condition in self.when:
+            if not condition.rule(case):
+                return {}
         end = self.refiner(case) if callable(self.refiner) else self.refiner
         names = self.arithmetics(case) if callable(self.arithmetics) else self.arithmetics
         label = self.factorization + (f" + {end}" if end else "")
@@ -80,11 +81,51 @@ Table = Sequence[Row[C] | tuple[Row[C], ...]]
 """Rows, cheapest first. Of the rows in a tuple all links in one arithmetic come before those in the next."""
 
 
-def chain_of(table: Table[C], case: C) -> list[Link[Any, Any]]:
-    """What is tried for a case."""
-    links = []
+class Chain(Sequence[Link[Any, Any]]):
+    """The links of a case, each made when it is its turn: the first solves most problems."""
+
+    def __init__(self, table: Table[Any], case: Any) -> None:
+        self._made: list[Link[Any, Any]] = []
+        self._rest = _links_of(table, case)
+
+    def __iter__(self) -> Iterator[Link[Any, Any]]:
+        place = 0
+        while self._reaches(place):
+            yield self._made[place]
+            place += 1
+
+    def _reaches(self, place: int) -> bool:
+        """Whether there is a link at a place, which is made."""
+        while len(self._made) <= place:
+            link = next(self._rest, None)
+            if link is None:
+                return False
+            self._made.append(link)
+        return True
+
+    def __bool__(self) -> bool:
+        return self._reaches(0)
+
+    def __len__(self) -> int:
+        self._made += self._rest
+        return len(self._made)
+
+    @overload
+    def __getitem__(self, place: int) -> Link[Any, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Link[Any, Any]]: ...
+    def __getitem__(self, place: int | slice) -> Link[Any, Any] | list[Link[Any, Any]]:
+        if place == 0 and self._reaches(0):
+            return self._made[0]
+        self._made += self._rest
+        return self._made[place]
+
+
+def _links_of(table: Table[C], case: C) -> Iterator[Link[Any, Any]]:
     for rows in table:
-        found = [row.links(case) for row in (rows if isinstance(rows, tuple) else (rows,))]
-        names = dict.fromkeys(name for each in found for name in each)
-        links += [each[name] for name in names for each in found if name in each]
-    return links
+        if isinstance(rows, Row):
+            yield from rows.links(case).values()
+            continue
+        found = [row.links(case) for row in rows]
+        for name in dict.fromkeys(name for each in found for name in each):
+            yield from (each[name] for each in found if name in each)

@@ -6,12 +6,12 @@ The active-set method always ends. Parts of a Gram matrix do for condition numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Row, Rule, Table, chain_of
+from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.bounded import ways
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
@@ -20,9 +20,9 @@ BoundedLink = Link[BoundedProblems, BoundedValues]
 Shape = tuple[int, int]
 
 
-def chain(m: int, n: int) -> list[BoundedLink]:
+def chain(m: int, n: int) -> Sequence[BoundedLink]:
     """What is tried for matrices of a shape."""
-    return chain_of(TABLE, (m, n))
+    return Chain(TABLE, (m, n))
 
 
 def _by(

@@ -12,7 +12,7 @@ from functools import partial
 
 from neula.engines import FORMATS, FP64, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import LAUNCHED, Row, Rule, Table, chain_of
+from neula.pipeline.table import LAUNCHED, Chain, Row, Rule, Table
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 from neula.problems.definite.ways import by_library, in_double, recursive
 
@@ -64,9 +64,9 @@ class CholeskyCase:
         return n >= tuning.batched_cholesky and large
 
 
-def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> list[CholeskyLink]:
+def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> Sequence[CholeskyLink]:
     """What is tried for some matrices of order n together, or for a single one."""
-    return chain_of(TABLE, CholeskyCase(count, n, options, wait))
+    return Chain(TABLE, CholeskyCase(count, n, options, wait))
 
 
 def _recursive(case: CholeskyCase, label: str, name: str) -> CholeskyLink:

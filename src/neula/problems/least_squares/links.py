@@ -20,7 +20,7 @@ from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.engines import FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
-from neula.pipeline.table import CORE, HOST, Row, Rule, Table, chain_of, ruled
+from neula.pipeline.table import CORE, HOST, Chain, Row, Rule, Table, ruled
 from neula.problems.least_squares import by_kernel, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
@@ -30,8 +30,6 @@ from neula.problems.least_squares.r_source import SOURCES, RSource
 from neula.problems.least_squares.together import solve_together
 
 LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
-
-Chain = list[LeastSquaresLink]
 
 LATER = 4
 """Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
@@ -165,27 +163,27 @@ def chain_together(
     n: int,
     options: LeastSquaresOptions,
     by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None,
-) -> Chain:
+) -> Sequence[LeastSquaresLink]:
     """What is tried for all of ``count`` problems at once; nothing where they are solved one by one."""
-    return chain_of(TABLE, LeastSquaresCase(count, m, n, options, True, by_host))
+    return Chain(TABLE, LeastSquaresCase(count, m, n, options, True, by_host))
 
 
-def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) -> Chain:
+def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) -> Sequence[LeastSquaresLink]:
     """What is tried for one of ``count`` problems that is left."""
-    return chain_of(TABLE, LeastSquaresCase(count, m, n, options, False))
+    return Chain(TABLE, LeastSquaresCase(count, m, n, options, False))
 
 
 # ---------------------------------------------------------------- conditions
 
 _when = Rule[LeastSquaresCase, bool]
 
-_together = _when("all problems of a call together", lambda case: case.together)
+_together = _when("all together", lambda case: case.together)
 
-_one_left = _when("one problem, also of those that are left", lambda case: not case.together)
+_one_left = _when("one by one", lambda case: not case.together)
 
-_small = _when("small problems, on a CPU all that are not wide", lambda case: case.small)
+_small = _when("small; on a CPU all that are not wide", lambda case: case.small)
 
-_large = _when("large problems", lambda case: not case.small)
+_large = _when("large", lambda case: not case.small)
 
 _in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda case: case.core)
 
@@ -208,13 +206,13 @@ _has_gram = _when(
 )
 
 
-@ruled("small problems on a GPU that launches leave")
+@ruled("on a GPU, what launches leave, if few enough")
 def _may_go_to_host(case: LeastSquaresCase) -> bool:
     allowed = case.by_host is not None and case.options.by_host and not case.spread
     return bool(allowed and case.tuning.left_to_host)
 
 
-@ruled("by default not where LAPACK is faster, ``algorithm='cgls'`` and ``'lsqr'``")
+@ruled("where LAPACK is not faster, ``algorithm='cgls'`` and ``'lsqr'``")
 def _iterates(case: LeastSquaresCase) -> bool:
     options = case.options
     if options.named:
@@ -222,7 +220,7 @@ def _iterates(case: LeastSquaresCase) -> bool:
     return not options.engine.tuning.lapack_first(case.rows, case.n)
 
 
-@ruled("unless R for small problems was backward stable, and ``algorithm='householder'``")
+@ruled("unless R was backward stable, and ``algorithm='householder'``")
 def _needs_householder(case: LeastSquaresCase) -> bool:
     if not case.small:
         return case.options.algorithm in (None, "householder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +22,7 @@ from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import nothing_to_do, numbers_of
 from neula.problems.least_squares.judge import LeastSquaresJudge
-from neula.problems.least_squares.links import Chain, chain_alone, chain_together
+from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 
@@ -49,7 +50,7 @@ def solve_problems(
     *,
     is_batch: bool,
     begun: Answer[LeastSquaresSolutions] | None = None,
-    together: Chain | None = None,
+    together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
     """All together where they are small, then each that is left alone.
 
@@ -80,7 +81,9 @@ def solve_problems(
 
 
 def _run_together(
-    together: Chain, problems: LeastSquaresProblems, begun: Answer[LeastSquaresSolutions] | None
+    together: Sequence[LeastSquaresLink],
+    problems: LeastSquaresProblems,
+    begun: Answer[LeastSquaresSolutions] | None,
 ) -> Run[LeastSquaresSolutions]:
     """What has been found for all of them together: nothing where no link suits them."""
     options, count = problems.options, len(problems)

@@ -13,7 +13,7 @@ from functools import partial
 
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Row, Rule, Table, chain_of
+from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.low_rank import ways
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 
@@ -59,9 +59,9 @@ class SVDCase:
         return options.algorithm is None and few and not self.small
 
 
-def chain(m: int, n: int, options: SVDOptions) -> list[SVDLink]:
+def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
     """What is tried for a tall matrix."""
-    return chain_of(TABLE, SVDCase(m, n, options))
+    return Chain(TABLE, SVDCase(m, n, options))
 
 
 def block_width(n: int, rank: int) -> int:

@@ -102,7 +102,7 @@ def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     return not options.named and go_together(count, m, n, options.engine.tuning)
 
 
-def _links_together(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
+def _links_together(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
     m, n = matrices.shape[1:]
     return chain_together(m, n, options)
 
@@ -131,7 +131,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
         begun = _side_by_side(matrices, judge, options)
     for place, finite in enumerate(usable):
         a = matrices[place : place + 1]
-        links = [Link("none", without_factors)]
+        links: Sequence[QRLink] = [Link("none", without_factors)]
         first = None
         if finite:
             links = chain_alone(MatrixLayout.from_matrix(a[0]), options)

@@ -26,7 +26,7 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Link
-from neula.pipeline.table import CORE, LAUNCHED, Row, Rule, Table, chain_of, ruled
+from neula.pipeline.table import CORE, LAUNCHED, Chain, Row, Rule, Table, ruled
 from neula.problems.orthogonal import host_links, launched, ways
 from neula.problems.orthogonal.by_kernel import is_for_core
 from neula.problems.orthogonal.problem import Matrix, QROptions
@@ -69,7 +69,7 @@ class MatrixLayout:
 class Stage(Enum):
     """Which part of the table."""
 
-    TOGETHER = "all matrices of a batch together"
+    TOGETHER = "small matrices of a batch together"
     TALL = "tall matrices of a few columns, ``tsqr``"
     ALONE = "one matrix"
     IN_PLACE = "one matrix, ``overwrite_a=True``"
@@ -188,20 +188,20 @@ def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
     return count > 1 and m * n <= tuning.batched_elements
 
 
-def chain_together(m: int, n: int, options: QROptions) -> list[QRLink]:
+def chain_together(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
     """What is tried for all matrices of a batch together."""
-    return chain_of(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
+    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
 
 
-def chain_tall(m: int, n: int, options: QROptions) -> list[QRLink]:
+def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
     """What is tried for tall matrices of a few columns, one or a batch."""
-    return chain_of(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
+    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
 
 
-def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> list[QRLink]:
+def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """What is tried for one matrix, whose first link waits for the host only if it may."""
     stage = Stage.IN_PLACE if options.in_place else Stage.ALONE
-    return chain_of(TABLE, QRCase(layout, options, stage, wait))
+    return Chain(TABLE, QRCase(layout, options, stage, wait))
 
 
 # ---------------------------------------------------------------- conditions
@@ -221,11 +221,11 @@ def _by_name(words: str, *names: str | None) -> Rule[QRCase, bool]:
 _together, _tall_stage, _alone, _in_place = map(_in, Stage)
 
 _lapack = _when(
-    "on a CPU, batches, and one matrix that is not twice as tall as wide or small",
+    "on a CPU, batches, and matrices that are nearly square or small",
     lambda case: case.lapack if case.stage is Stage.ALONE else case.tuning.lapack,
 )
 
-_not_lapack = _when("elsewhere", lambda case: not _lapack(case))
+_not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 
 _few_columns = _when(
     "up to 128 columns, accuracies fp32 and fp64", lambda case: is_for_core(case.m, case.n, case.target)
@@ -238,7 +238,7 @@ def _by_products(case: QRCase) -> bool:
     return allowed and case.tuning.cholesky_qr_first(case.m, case.n)
 
 
-_one_pass = _when("twice as tall as wide, or in fp64 for fp32", lambda case: case.passes == 1)
+_one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
 
 _tall = _when(
     "from 32 rows a column on, up to 256 columns; in half precision up to 1024", lambda case: bool(case.tall)
@@ -263,7 +263,7 @@ def _looks(case: QRCase) -> bool:
 
 _corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
 
-_queued = _when("otherwise", lambda case: case.queued and not case.corrected)
+_queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
 @ruled("fp16 and bf16, less than two rows a column, matrices that are replayed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from neula.kernels.precision import plain_arithmetic
 from neula.kernels.reflectors import Reflectors
 from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
+from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
@@ -67,22 +68,9 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
         return QRFactors.from_run(run, judge.certificates(run))
 
 
-def chain_raw(m: int, options: QROptions) -> list[RawLink]:
-    """What is tried for matrices of m rows.
-
-    LAPACK reflects nearly as fast as it multiplies. On a GPU a thread block reflects a small matrix by
-    itself, whatever its condition; others go through an explicit Q, which is made of products.
-    """
-    tuning, target = options.engine.tuning, options.target
-    explicit: RawLink = Link(RECONSTRUCTED, _reconstructed)
-    if options.named:
-        return [_by_library(FP64)] if options.algorithm == "householder" else [explicit]
-    tried = [] if target is FP64 else [_by_library(FP32)]
-    if not tuning.lapack:
-        small = m <= tuning.reflected_rows and target is not FP64
-        tried = [Link(f"householder {TILES}", _by_tiles)] if small else []
-        tried.append(explicit)
-    return [*tried, _by_library(FP64)]
+def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
+    """What is tried for matrices of m rows."""
+    return Chain(TABLE, (m, options))
 
 
 def _by_library(storage: Format) -> RawLink:
@@ -173,3 +161,42 @@ def _answer(
     if matrices.options.progress is not None:
         matrices.options.progress(label, 1.0)
     return Answer(HouseholderForm(h, tau, measures.T), label)
+
+
+Case = tuple[int, QROptions]
+"""Rows, and what is asked for."""
+
+_when = Rule[Case, bool]
+
+_lapack = _when(
+    "on a CPU, accuracies below fp64",
+    lambda case: case[1].engine.tuning.lapack and case[1].target is not FP64 and not case[1].named,
+)
+
+_few_rows = _when(
+    "on a GPU, up to 512 rows, accuracies below fp64",
+    lambda case: (
+        0 < case[0] <= case[1].engine.tuning.reflected_rows
+        and case[1].target is not FP64
+        and not (case[1].named or case[1].engine.tuning.lapack)
+    ),
+)
+
+_explicit = _when(
+    "on a GPU, and algorithms that make Q",
+    lambda case: case[1].algorithm != "householder" if case[1].named else not case[1].engine.tuning.lapack,
+)
+
+_last = _when(
+    "by default, and ``algorithm='householder'``",
+    lambda case: not case[1].named or case[1].algorithm == "householder",
+)
+
+TABLE: Table[Case] = (
+    Row("householder {}", lambda case, label, _: _by_library(FP32), (_lapack,), "", ("fp32",)),
+    Row("householder {}", lambda case, label, _: Link(label, _by_tiles), (_few_rows,), "", (TILES,)),
+    Row(RECONSTRUCTED, lambda case, label, _: Link(label, _reconstructed), (_explicit,)),
+    Row("householder {}", lambda case, label, _: _by_library(FP64), (_last,)),
+)
+"""Cheapest first. LAPACK reflects nearly as fast as it multiplies. On a GPU a thread block reflects a small
+matrix by itself, whatever its condition; others go through an explicit Q, which is made of products."""

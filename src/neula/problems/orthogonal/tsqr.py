@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -151,7 +152,7 @@ def tsqr(
     return as_result(factors, call, mode, options)
 
 
-def _chain(matrices: torch.Tensor, options: QROptions) -> list[QRLink]:
+def _chain(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
     """What is tried, cheapest first."""
     tuning = options.engine.tuning
     count, m, n = matrices.shape

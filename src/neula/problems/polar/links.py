@@ -14,7 +14,7 @@ from functools import partial
 from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
 from neula.engines import BF16, FORMATS, FP16, FP64, Arithmetic
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Row, Rule, Table, chain_of
+from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.polar.problem import PolarOptions
 from neula.problems.polar.ways import PolarLink, by_svd, polynomials
 
@@ -32,9 +32,9 @@ MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9
 """By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
 
 
-def chain(options: PolarOptions) -> list[PolarLink]:
+def chain(options: PolarOptions) -> Sequence[PolarLink]:
     """What is tried."""
-    return chain_of(TABLE, options)
+    return Chain(TABLE, options)
 
 
 def _cheapest(options: PolarOptions, *, first: bool) -> Arithmetic:

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 
 from neula.engines import FORMATS, FP64, Arithmetic, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import HOST, LAUNCHED, Row, Rule, Table, chain_of, ruled
+from neula.pipeline.table import HOST, LAUNCHED, Chain, Row, Rule, Table, ruled
 from neula.problems.systems import ways
 from neula.problems.systems.direct import solve_by_host, solve_directly
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
@@ -80,23 +80,23 @@ class SystemsCase:
         return named == pivot or (named is None and not self.tuning.swaps)
 
 
-def chain_together(count: int, n: int, options: SystemsOptions) -> list[TogetherLink]:
+def chain_together(count: int, n: int, options: SystemsOptions) -> Sequence[TogetherLink]:
     """What is tried for all of ``count`` systems at once; nothing where they are solved one by one."""
-    return chain_of(TABLE, SystemsCase(count, n, options, True))
+    return Chain(TABLE, SystemsCase(count, n, options, True))
 
 
-def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> list[SingleLink]:
+def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[SingleLink]:
     """What is tried for one of ``count`` systems that is left."""
-    return chain_of(TABLE, SystemsCase(count, n, options, False))
+    return Chain(TABLE, SystemsCase(count, n, options, False))
 
 
 # ---------------------------------------------------------------- conditions
 
 _when = Rule[SystemsCase, bool]
 
-_together = _when("all systems of a call together", lambda case: case.together)
+_together = _when("all together", lambda case: case.together)
 
-_one_left = _when("one system, also of those that are left", lambda case: not case.together)
+_one_left = _when("one by one", lambda case: not case.together)
 
 _definite = _when("positive definite", lambda case: case.options.positive)
 
@@ -108,7 +108,7 @@ _launched = _when(
 
 _normal = _when("batches, and one system up to order 256", lambda case: case.normal)
 
-_single = _when("one system", lambda case: case.count == 1)
+_single = _when("one", lambda case: case.count == 1)
 
 _batch = _when("batches", lambda case: case.count > 1)
 
@@ -125,7 +125,7 @@ _not_replayed = _when(
 )
 
 _begun = _when(
-    "where cheaper factors are no faster: below order 6000 on a CPU (definite: 4500), and after a launch",
+    "below order 6000 on a CPU (definite: 4500), and after a launch",
     lambda case: case.begun,
 )
 
@@ -138,17 +138,17 @@ _butterflies = _when("where interchanges cost time, ``pivot='rbt'``", lambda cas
 
 _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.pivot in (None, "partial"))
 
-_default = _when("no pivots are named", lambda case: not case.options.named)
+_default = _when("no ``pivot`` is named", lambda case: not case.options.named)
 
 _swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning.queued))
 
 _unmixed = _when(
-    "if no link has solved it, on other machines or in batches",
+    "if no link has solved it, unless it was tried above",
     lambda case: not case.mixed if case.begun else not case.tuning.queued,
 )
 
 _is_general_or_new = _when(
-    "unless a definite one was tried together: nothing is better than Cholesky",
+    "not definite ones that were tried together",
     lambda case: not (case.begun and case.options.positive),
 )
 
