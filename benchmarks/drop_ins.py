@@ -22,7 +22,6 @@ import neula.compat.sklearn
 import neula.compat.torch
 from benchmarks.compared import FOLDER, MACHINES, milliseconds
 from benchmarks.harness import Results
-from neula.cli.sweep import LATER, SLOWER
 from neula.papers.data import ExperimentData
 from neula.papers.measuring import rested_seconds
 
@@ -31,6 +30,9 @@ NAME = "drop_ins"
 TALL = ((10, 3), (64, 32), (300, 40), (2000, 50), (2000, 500))
 ORDERS = (3, 10, 50, 200, 1000)
 POINTS = (20, 50, 200, 1000, 5000)
+
+SLOWER, LATER = 1.25, 0.1
+"""What a function may take: so many times the time of the peer, or so many milliseconds more."""
 
 Call = Callable[[Any], Any]
 """What is done with a module, neula's or the other, or with a class of it."""
@@ -64,9 +66,13 @@ def run(device: torch.device) -> Results:
                     ms=1e3 * ours,
                     peer_ms=1e3 * peer,
                     ratio=peer / ours,
-                    within=ours <= SLOWER * peer + LATER / 1e3,
+                    within=_is_within(1e3 * ours, 1e3 * peer),
                 )
     return results
+
+
+def _is_within(ms: float, peer_ms: float) -> bool:
+    return ms <= max(SLOWER * peer_ms, peer_ms + LATER)
 
 
 def _normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -183,5 +189,6 @@ def of_drop_ins(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
         cells = []
         for row in rows.where(library=library, function=function):
             ms, peer = (milliseconds(row[name]) for name in ("ms", "peer_ms"))
-            cells.append(f"{ms if row['within'] else f'**{ms}**'}&nbsp;/&nbsp;{peer}")
+            within = _is_within(row["ms"], row["peer_ms"])
+            cells.append(f"{ms if within else f'**{ms}**'}&nbsp;/&nbsp;{peer}")
         yield f"`{library.partition('.')[0]}.{function}`", *cells

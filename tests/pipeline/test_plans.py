@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import neula
+from neula.compat.scipy import lu_factor, lu_solve
 from neula.kernels import core
 from neula.pipeline import plans
 from neula.pipeline.plans import Plans
@@ -117,6 +118,26 @@ def test_views_of_arrays() -> None:
     assert np.allclose(neula.lstsq(frozen, b[::2].copy()).x, expected, rtol=1e-12)
 
 
+def test_reversed_rows() -> None:
+    """A single row is contiguous in memory, whatever its stride."""
+    a, b = normal(2, 1)[::-2], normal(2)[::-2]
+    assert a.flags.carray
+    for function in (
+        neula.lu_factor,
+        neula.qr,
+        neula.cholesky,
+        neula.pinv,
+        lambda x: neula.orth(x, rcond=0.1),
+    ):
+        for _ in range(3):
+            function(a**2 if function is neula.cholesky else a)
+    factors = neula.lu_factor(a)
+    for _ in range(3):
+        assert np.allclose(neula.lu_solve(factors, b), b / a[0])
+        assert np.allclose(neula.solve(a, b).x, b / a[0])
+        assert np.allclose(neula.lstsq(a, b).x, b / a[0])
+
+
 def test_gradients_are_not_lost() -> None:
     a, b = torch.from_numpy(normal(8, 8)), torch.from_numpy(normal(8))
     for _ in range(3):
@@ -153,7 +174,7 @@ def test_so_many_shapes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("n", [1, 9, 95, 96])
+@pytest.mark.parametrize("n", [1, 9, 95, 96, 255, 256])
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
 def test_cholesky(wrap: Any, n: int, dtype: Any, upper: bool) -> None:
     a = normal(n, n)
@@ -182,3 +203,108 @@ def test_pseudoinverses(shape: tuple[int, int], wrap: Any) -> None:
     a[0, 0] = np.inf
     with pytest.raises(ValueError, match="must be finite"):
         neula.pinv(wrap(a))
+
+
+@pytest.mark.parametrize("mode", ["reduced", "r"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (20, 5), (9, 9), (300, 40)])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_qr(wrap: Any, shape: tuple[int, int], dtype: Any, mode: str) -> None:
+    a = normal(*shape, dtype=dtype)
+    first, _, third = [neula.qr(wrap(a), mode=mode) for _ in range(3)]
+    assert repr(third).splitlines()[:-1] == repr(first).splitlines()[:-1]
+    for name in ("Q", "R", "certificate", "attempts", "engine", "accuracy", "converged"):
+        one, other = getattr(first, name), getattr(third, name)
+        assert type(one) is type(other), name
+        assert np.array_equal(one, other) if name in "QR" and one is not None else one == other, name
+    assert bool(third.accepted)
+    a[0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"A\[0, 0\]"):
+        neula.qr(wrap(a), mode=mode)
+    assert not np.asarray(neula.qr(wrap(np.zeros(shape, dtype)), mode=mode).R).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("shape", [(1, 1), (20, 5), (9, 9), (300, 40)])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_bases_of_ranges(wrap: Any, shape: tuple[int, int], dtype: Any) -> None:
+    a = normal(*shape, dtype=dtype)
+    first, _, third = [neula.orth(wrap(a), rcond=1e-5) for _ in range(3)]
+    assert type(first) is type(third)
+    assert np.array_equal(first, third)
+    if shape[1] > 1:
+        a[:, -1] = a[:, 0]
+        assert neula.orth(wrap(a), rcond=1e-5).shape == (shape[0], shape[1] - 1)
+    a[0, 0] = np.inf
+    with pytest.raises(ValueError, match=r"A\[0, 0\]"):
+        neula.orth(wrap(a), rcond=1e-5)
+
+
+FIELDS = ("variant", "panel", "inner_panel", "compute", "storage", "engine", "dtype", "growth", "shape")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [1, 9, 120])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_lu_factors(wrap: Any, n: int, dtype: Any) -> None:
+    a = normal(n, n, dtype=dtype)
+    first, _, third = [neula.lu_factor(wrap(a)) for _ in range(3)]
+    for name in FIELDS:
+        assert getattr(first, name) == getattr(third, name), name
+    assert first.pivots == third.pivots
+    for one, other in ((first.L, third.L), (first.U, third.U)):
+        assert type(one) is type(other)
+        assert np.array_equal(one, other)
+    assert third.keeps_a
+    assert not [neula.lu_factor(wrap(a), keep_a=False) for _ in range(3)][-1].keeps_a
+    spoilt = a.copy()
+    spoilt[0] = 0
+    with pytest.raises(np.linalg.LinAlgError):
+        neula.lu_factor(wrap(spoilt))
+    spoilt[0] = np.inf
+    with pytest.raises(ValueError, match="inf"):
+        neula.lu_factor(wrap(spoilt))
+    small = a * np.finfo(dtype).tiny
+    assert np.allclose(neula.lu_factor(wrap(small)).L, first.L, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("k", [(), (3,)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("n", [1, 9, 120])
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+def test_solutions_with_factors_are_measured(wrap: Any, n: int, dtype: Any, k: tuple[int, ...]) -> None:
+    a, b = normal(n, n, dtype=dtype), normal(n, *k, dtype=dtype)
+    factors = neula.lu_factor(wrap(a))
+    first, second = [neula.lu_solve(factors, wrap(b)) for _ in range(2)]
+    assert type(first) is type(second)
+    assert first.shape == second.shape == b.shape
+    exact, condition = np.linalg.solve(a.astype(float), b.astype(float)), np.linalg.cond(a.astype(float))
+    for x in (first, second):
+        error = np.linalg.norm(np.asarray(x) - exact) / np.linalg.norm(exact)
+        assert error <= (8 + n**0.5) * np.finfo(dtype).eps * condition
+    measured = factors.solvers.measured
+    assert measured is not None
+    assert np.array_equal(measured(wrap(b)), second)
+    assert measured(wrap(0 * b)) is None
+    assert measured(wrap(np.nan * b)) is None
+    measured._lu = measured._lu * (1 + 1e-3 * normal(n, n, dtype=dtype))  # type: ignore[attr-defined]
+    assert measured(wrap(b)) is None
+
+
+def test_factors_of_a_matrix_that_changes() -> None:
+    a, b = normal(30, 30), normal(30)
+    factors, pair = neula.lu_factor(a), lu_factor(a)
+    x = [(neula.lu_solve(factors, b), lu_solve(pair, b)) for _ in range(2)][-1][1]
+    a[3, 4] += 1
+    with pytest.raises(ValueError, match="A was changed"):
+        neula.lu_solve(factors, b)
+    assert np.array_equal(lu_solve(pair, b), x)
+
+
+def test_ill_conditioned_factors_are_not_trusted() -> None:
+    a = normal(12, 12)
+    a[:, 0] = a[:, 1] + 1e-16 * a[:, 0]
+    factors = neula.lu_factor(a)
+    for _ in range(3):
+        with pytest.warns(neula.IllConditionedWarning):
+            neula.lu_solve(factors, np.ones(12))

@@ -13,6 +13,7 @@ from torch import Tensor, linalg
 
 import neula
 from neula.compat.drop_in import Refused, drop_in, names_of, need
+from neula.compat.least_squares import is_pseudoinverse
 from neula.problems.signatures import QRMode
 
 return_types: Any = torch.return_types
@@ -166,11 +167,11 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     """
     need(out is None and _same_kind(A))
     try:
-        finite = bool(A.isfinite().all())
+        finite = _is_finite(A)
     except RuntimeError:  # there are no numbers to look at
         return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
     need(finite)
-    result = neula.qr(A, cast(QRMode, mode))
+    result = neula.qr(A, mode=cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
 
@@ -224,10 +225,10 @@ def pinv(
     hermitian: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Pseudoinverse as by :func:`torch.linalg.pinv`, by :func:`neula.pinv`.
+    """Pseudoinverse by :func:`torch.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
-    The singular values take an SVD of A. Where the rank that they show is not full, with ``hermitian``, and
-    with ``out``, it is torch's own.
+    torch's is returned where half of its digits, or more, are measured to be correct, below full rank, with
+    ``hermitian``, and with ``out``.
 
     Parameters
     ----------
@@ -265,12 +266,13 @@ def pinv(
     _need_finite(A, "linalg.svd")
     need(out is None and not hermitian and _same_kind(A) and A.numel() > 0)
     need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor))
+    found: Tensor = linalg.pinv(A, atol=atol, rtol=rtol)
+    if is_pseudoinverse(A.detach(), found.detach()):
+        return found
     s = linalg.svdvals(A.detach())
     by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
     cut = (s[..., 0] * (by_precision if rtol is None else rtol)).clamp_min(atol or 0.0)
-    need(bool((s[..., -1] > cut).all()))
-    inverse: Tensor = neula.pinv(A, 0.0)
-    return inverse
+    return neula.pinv(A, 0.0) if bool((s[..., -1] > cut).all()) else found
 
 
 def _same_kind(*tensors: Any) -> bool:
@@ -287,9 +289,14 @@ def _need_finite(A: Tensor, name: str) -> None:
     ------
     Refused
     """
-    if not A.is_meta and not bool(A.isfinite().all()):
+    if not A.is_meta and not _is_finite(A):
         why = "The algorithm failed to converge because the input matrix contained non-finite values."
         raise Refused(linalg.LinAlgError(f"{name}: {why}"))
+
+
+def _is_finite(A: Tensor) -> bool:
+    """Whether all numbers are finite: if their sum is, which takes a tenth of the time, they are."""
+    return bool(A.detach().sum().isfinite()) or bool(A.isfinite().all())
 
 
 def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:

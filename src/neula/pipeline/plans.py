@@ -90,7 +90,7 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if len(args) != self._operands or (given := _given(args, begun)) is None:
+        if len(args) != self._operands or (given := host_arrays(args, begun)) is None:
             return None
         key: list[Any] = []
         for x in given.arrays:
@@ -130,11 +130,12 @@ def forget_all() -> None:
         plans.forget()
 
 
-def _given(args: Sequence[Any], begun: float) -> Given | None:
+def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
     """Aligned arrays of one library on the host, row by row, that nobody differentiates by; else None."""
     if type(args[0]) is np.ndarray:
         for x in args:
-            if type(x) is not np.ndarray or not x.flags.carray:
+            # A single row is contiguous whatever its stride, and torch takes no negative one.
+            if type(x) is not np.ndarray or not x.flags.carray or min(x.strides, default=0) < 0:
                 return None
         return Given(args, _as_it_is, begun)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:

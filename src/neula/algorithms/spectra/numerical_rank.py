@@ -18,7 +18,7 @@ SMALL = 32
 
 _STEPS = 3
 
-_SAFETY = 4.0
+SAFETY = 4.0
 """After three steps from a random direction the smallest singular value is overestimated by the tenth root of
 n at most, if the direction has the usual component ``1/sqrt(n)`` of its singular vector."""
 
@@ -81,7 +81,7 @@ def numerical_ranks(
     if smallest is None:
         smallest = (_lower_bounds if k <= SMALL else smallest_singular_values)(r[..., :k])
     # No largest singular value exceeds the Frobenius norm, which takes one pass; NaN is in no doubt.
-    doubtful = smallest <= _SAFETY * torch.maximum(rcond * torch.linalg.matrix_norm(r), error)
+    doubtful = smallest <= SAFETY * torch.maximum(rcond * torch.linalg.matrix_norm(r), error)
     which = doubtful.nonzero()[:, 0]
     if len(which) == 0:
         return ranks
@@ -90,7 +90,7 @@ def numerical_ranks(
     if k > EXACT_COLUMNS and not exact:
         ranks[which] -= (smallest <= limit).long()
         return ranks
-    doubtful = smallest <= _SAFETY * limit
+    doubtful = smallest <= SAFETY * limit
     s = torch.linalg.svdvals(r[doubtful].double())
     ranks[which[doubtful]] = (s > torch.maximum(rcond * s[:, 0], error[doubtful])[:, None]).sum(1)
     return ranks

@@ -32,11 +32,14 @@ class KeptSolvers:
         In double precision, where the factors are too coarse.
     none_better : bool
         Whether the factors are as good as they can be.
+    measured : callable or None
+        Solves and measures in microseconds, if the factors are LAPACK's: returns None for what it rejects.
     """
 
     substitutions: dict[Any, Substitution] = field(default_factory=dict)
     better: LUFactors[Any] | None = None
     none_better: bool = False
+    measured: Callable[[Any], Any | None] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)

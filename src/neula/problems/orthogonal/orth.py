@@ -22,12 +22,14 @@ from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.pending import finish
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.factorize import Begun, begin, factorize, go_on
 from neula.problems.orthogonal.factors import QRFactors, as_accepted, as_pending, as_result
 from neula.problems.orthogonal.host_links import first_on_host
+from neula.problems.orthogonal.plan import range_plan_of
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
@@ -40,7 +42,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth)
+@with_operator(traced_orth, Plans(range_plan_of, operands=1))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(

@@ -17,6 +17,7 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
@@ -26,6 +27,7 @@ from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result
 from neula.problems.orthogonal.host_links import first_on_host
 from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
+from neula.problems.orthogonal.plan import plan_of
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
@@ -38,7 +40,7 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
-@with_operator(traced_qr)
+@with_operator(traced_qr, Plans(plan_of, operands=1))
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},

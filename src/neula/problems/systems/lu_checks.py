@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
@@ -71,6 +74,11 @@ def largest_of(a: torch.Tensor) -> torch.Tensor:
     """The largest magnitude, or NaN; on a CPU the norm takes ten times as long."""
     low, high = torch.aminmax(a)
     return torch.maximum(-low, high)
+
+
+def growth_of_factors(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> Callable[[], float]:
+    """Makes the growth of packed factors when it is asked for."""
+    return partial(growth_of, lu, largest, engine)
 
 
 def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:

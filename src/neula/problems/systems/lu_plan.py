@@ -1,0 +1,180 @@
+"""LAPACK's factors of one matrix without the front end, and solutions measured along random vectors."""
+
+from __future__ import annotations
+
+import math
+from time import perf_counter
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from scipy.linalg import lapack
+
+from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.engines import Engine, Format, format_of
+from neula.errors import check_name
+from neula.pipeline.call import Call
+from neula.pipeline.inputs import Taken
+from neula.pipeline.plans import Given, host_arrays
+from neula.pipeline.result import LUFactors
+from neula.problems.systems.lu_checks import (
+    check_square,
+    choose_formats,
+    evidence_of,
+    growth_of_factors,
+    largest_of,
+    limits_of,
+)
+
+SINGLE = 40_000
+"""Elements of right-hand sides below which OpenBLAS substitutes in one thread, and leaves torch its cores."""
+
+SUBSTITUTE = {np.dtype(np.float64): lapack.dgetrs, np.dtype(np.float32): lapack.sgetrs}
+
+
+class LUPlanOptions(NamedTuple):
+    """What LAPACK's factors are made with.
+
+    Attributes
+    ----------
+    engine : Engine
+        In the format of the factors.
+    storage : Format
+        That of A.
+    keep_a : bool
+    """
+
+    engine: Engine
+    storage: Format
+    keep_a: bool
+
+
+class LUPlan:
+    """Factorizes single matrices of order n.
+
+    Parameters
+    ----------
+    options : LUPlanOptions
+    """
+
+    def __init__(self, options: LUPlanOptions) -> None:
+        self.options = options
+
+    def __call__(self, given: Given) -> LUFactors[Any] | None:
+        """The factors; None for what is not finite, singular, or so small that LAPACK needs it scaled."""
+        engine, storage, keep_a = self.options
+        a = torch.from_numpy(given.arrays[0])
+        top = float(largest := largest_of(a))
+        if not 2.0 ** (-SMALL * storage.max_exponent) < top < torch.inf:
+            return None
+        kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
+        lu, pivots, info = torch.linalg.lu_factor_ex(a)
+        if int(info) or not math.isfinite(float(lu.sum())):  # of finite numbers, unless it overflows
+            return None
+        interchanges = Interchanges(pivots.long().sub_(1))
+        nothing = a.new_empty(0)
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else _as_it_is
+        return LUFactors(
+            packed=PackedLU(lu, interchanges.permutation(), storage, interchanges),
+            variant="lapack",
+            panel=None,
+            inner_panel=None,
+            compute=engine.format.name,
+            storage=storage.name,
+            engine=str(engine),
+            dtype=a.dtype,
+            measure_growth=growth_of_factors(lu, largest, engine),
+            give_back=Taken(nothing, wrap, nothing).give_back,
+            kept=kept,
+            seconds=perf_counter() - given.begun,
+        )
+
+
+def plan_of(
+    A: Any,
+    variant: str = "5.2/5.1",
+    *,
+    engine: str | Engine = "auto",
+    compute: str | None = None,
+    storage: str | None = None,
+    keep_a: bool = True,
+    pivot: str = "partial",
+    **others: Any,
+) -> LUPlan | None:
+    """That of one matrix that LAPACK factorizes in its own precision."""
+    call = Call.begin({"A": A}, engine=engine)
+    a = call.first.tensor
+    check_square(a)
+    check_name("variant", variant, VARIANTS)
+    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
+    by_lapack = pivot == "partial" and is_lapacks(chosen, kept, *others.values())
+    single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype
+    return LUPlan(LUPlanOptions(chosen, kept, keep_a)) if by_lapack and single else None
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+class MeasuredSubstitution:
+    """Solves with LAPACK's factors of A, and measures solutions along random vectors.
+
+    With Gaussian vectors G and ``G^T A``, which is made once, ``G^T b - (G^T A) x`` estimates the norm of the
+    residual in a few operations a row. The backward error is that for perturbations of A measured in the
+    Frobenius norm.
+
+    Parameters
+    ----------
+    factors : LUFactors
+        Of a matrix that is kept, and whose condition number is known.
+    """
+
+    def __init__(self, factors: LUFactors[Any]) -> None:
+        kept = factors.kept
+        assert kept is not None
+        assert kept.conditioning is not None
+        a = kept.a.numpy().astype(np.float64, copy=False)
+        self._lu = factors.packed.lu.numpy()
+        self._pivots = factors.packed.pivots.numpy().astype(np.int32)
+        self._probes = np.ascontiguousarray(gaussian_probes(len(a), kept.a.device).numpy().T)
+        self._images, self._norm = self._probes @ a, float(np.linalg.norm(a))
+        self._target, self._condition = format_of(factors.dtype), kept.conditioning.condition
+        self._limits = limits_of(self._target, len(a))
+
+    @classmethod
+    def from_used(cls, factors: LUFactors[Any]) -> Self | None:
+        """For factors that have solved once; None where they are not LAPACK's, or A has to be scaled."""
+        kept = factors.kept
+        if factors.variant != "lapack" or kept is None or factors.solvers.better is not None:
+            return None
+        if not kept.a.is_cpu or kept.a.is_neg():
+            return None
+        known, same = kept.conditioning, factors.storage == format_of(factors.dtype).name
+        if known is None or not known.known or len(known.scalings) > 1 or kept.scale != 1.0 or not same:
+            return None
+        return cls(factors)
+
+    def __call__(self, b: Any) -> Any | None:
+        """X in the library of b; None where it is not accepted, or is for the whole chain."""
+        given = host_arrays((b,), 0.0)
+        if given is None:
+            return None
+        (b,) = given.arrays
+        if (
+            b.dtype != self._lu.dtype
+            or b.ndim not in (1, 2)
+            or len(b) != len(self._lu)
+            or not 0 < b.size < SINGLE
+        ):
+            return None
+        x, _ = SUBSTITUTE[b.dtype](self._lu, self._pivots, b)
+        with np.errstate(all="ignore"):  # NaN is not accepted
+            residual = self._probes @ b - self._images @ x
+            size_x, size_b = self._norm * np.sqrt((x * x).sum(0)), np.sqrt((b * b).sum(0))
+            estimates = np.sqrt((residual * residual).sum(0) / PROBES)
+            error, condition = float((estimates / (size_x + size_b)).max()), float((size_x / size_b).max())
+        found = RefinedSolution(x, error, max(self._condition, condition), known=True)
+        return given.wrap(x) if self._limits.accept(evidence_of(found, self._target)) else None
