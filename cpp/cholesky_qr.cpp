@@ -338,7 +338,7 @@ Status cholesky_qr(const QRProblem &problem)
         return Status::no_memory;
     for (Index member = 0; member < problem.batch; member++)
         if (!work.factorize(member))
-            problem.errors[member] = {NAN, NAN, NAN, NAN, NAN};
+            problem.errors[member] = {NAN, NAN, NAN, NAN, NAN, NAN};
     return Status::done;
 }
 

@@ -16,7 +16,8 @@ from neula.certificates.bounds import (
 )
 from neula.certificates.low_rank import low_rank_error
 from neula.certificates.lu import componentwise_backward_error, lu_bound
-from neula.certificates.qr import QRCertificate, qr_certificate
+from neula.certificates.qr import qr_certificate
+from neula.certificates.qr_evidence import QRCertificate
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, Format
 from neula.io.matrices import random_matrix
 

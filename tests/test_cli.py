@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 import neula
 from neula import cli
-from neula.certificates.qr import QRCertificate
+from neula.certificates.qr_evidence import QRCertificate
 from neula.cli import bench as benchmarks
 from neula.cli import run, show
 from neula.cli.app import app

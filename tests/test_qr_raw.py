@@ -88,12 +88,13 @@ def test_what_is_returned_is_what_is_measured() -> None:
     a = random(2, 50, 30)
     h, tau = neula.qr(a, mode="raw", engine=FromQ("cpu"))
     scales = torch.ones(2, 30, dtype=torch.float64)
-    residual, size, loss = householder_measures(a, h, tau, scales)
+    residual, size, loss, norm = householder_measures(a, h, tau, scales)
     assert (residual <= 1e-14 * size).all()
     assert (loss <= 1e-13).all()
+    assert (norm <= 1e-13).all()
     wrong = tau.clone()
     wrong[1, 7] *= 1.01
-    assert (householder_measures(a, h, wrong, scales)[2] > 1e-4).tolist() == [False, True]
+    assert (householder_measures(a, h, wrong, scales)[2:] > 1e-4).tolist() == [[False, True]] * 2
     wrong = h.clone()
     wrong[0, 20, 3] += 0.01
     assert (householder_measures(a, wrong, tau, scales)[0] > 1e-4 * size).tolist() == [True, False]

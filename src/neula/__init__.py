@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from neula import distributed as distributed
-    from neula.certificates.qr import QRCertificate
+    from neula.certificates.qr_evidence import QRCertificate
     from neula.pipeline.pending import finish
     from neula.pipeline.result import (
         AccuracyError,
@@ -93,7 +93,7 @@ __all__ = [
 
 _HOMES = {
     "LeastSquares": "problems.least_squares.held_open",
-    "QRCertificate": "certificates.qr",
+    "QRCertificate": "certificates.qr_evidence",
     "cholesky": "problems.definite.cholesky",
     "finish": "pipeline.pending",
     "lsq_linear": "problems.bounded.lsq_linear",

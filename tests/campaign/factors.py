@@ -155,6 +155,7 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
         test = ratios.qrt01 if q.shape[1] == q.shape[2] else ratios.qrt02
         if r:
             yield "residual", max(test(*each, u, tiny)[0] for each in zip(a, q, *r, strict=True))
+            yield "2-norm", ratios.certified_2norms(result, q, u)
     elif recipe.problem == "svd":
         left, s, right = outputs
         yield "orthogonality", max(ratios.orthogonality_ratio(x, u) for x in (left, right.T))

@@ -40,6 +40,8 @@ def ratios_of(example: Example, result: Any) -> Iterator[tuple[str, float]]:
         yield "not finite", math.inf
         return
     members = [[x.reshape(len(a), *x.shape[recipe.batched :])[i] for x in outputs] for i in range(len(a))]
+    if recipe.problem == "pivoted":
+        yield "2-norm", ratios.certified_2norms(result, np.stack([q for q, *_ in members]), u)
     for matrix, parts in zip(a, members, strict=True):
         yield from {"cholesky": _cholesky, "polar": _polar, "pivoted": _pivoted, "pinv": _pinv}[
             recipe.problem

@@ -15,7 +15,11 @@ import math
 import numpy as np
 from flint import arb, arb_mat, ctx
 
-from .exact import balls, columns, identity, largest, max_norm, one_norm
+from neula import QRCertificate
+from neula.engines import FORMATS
+from neula.pipeline.result import QRResult
+
+from .exact import balls, columns, identity, largest, max_norm, one_norm, rounded
 from .spectrum import singular_values
 
 THRESHOLD = 30.0
@@ -58,6 +62,31 @@ def orthogonality_ratio(q: np.ndarray, eps: float) -> float:
     with ctx.workprec(BITS):
         exact = balls(q)
         return _ratio(one_norm(identity(q.shape[1]) - exact.transpose() * exact), arb(len(q)), eps)
+
+
+def orthogonality_2norm(q: np.ndarray) -> float:
+    """``||I - Q^T Q||_2``, of a matrix that is known exactly."""
+    with ctx.workprec(BITS):
+        exact = balls(q)
+        return float(np.linalg.norm(rounded(identity(q.shape[1]) - exact.transpose() * exact), 2))
+
+
+def _certified_2norm(q: np.ndarray, found: QRCertificate, rounding: float, measured_with: float) -> float:
+    """What is left of ``||I - Q^T Q||_2``, over twice the number that a certificate has for it.
+
+    Rounding Q to its dtype and measuring it adds ``2 sqrt(n) u`` and ``2 sqrt(m) u``, each with its u.
+    """
+    m, n = q.shape
+    added = 2 * (n**0.5 * rounding + m**0.5 * measured_with)
+    return THRESHOLD * orthogonality_2norm(q) / (2 * found.orthogonality_2norm + added)
+
+
+def certified_2norms(result: QRResult, q: np.ndarray, u: float) -> float:
+    """The test ratio of the certificates' ``||I - Q^T Q||_2``: of a batch the worst."""
+    found = [result.certificate] if isinstance(result.certificate, QRCertificate) else result.certificate
+    measured_with = 2.0**-53 if u < FORMATS["tf32"].u else FORMATS["fp32"].u
+    rounding = float(np.finfo(str(result.Q.dtype).removeprefix("torch.")).eps) / 2
+    return max(_certified_2norm(*each, rounding, measured_with) for each in zip(q, found, strict=True))
 
 
 def qrt14(a: np.ndarray, x: np.ndarray, eps: float) -> float:

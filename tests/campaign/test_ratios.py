@@ -146,3 +146,15 @@ def test_nothing_by_nothing() -> None:
     zero = np.zeros((2, 2))
     assert ratios.residual_ratio(zero, np.eye(2), zero, 2.0**-53) == 0.0
     assert ratios.residual_ratio(zero, np.eye(2), np.eye(2), 2.0**-53) == np.inf
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_a_certificate_that_hides_a_lost_direction_is_found(dtype: type) -> None:
+    a = np.random.default_rng(0).standard_normal((12, 5)).astype(dtype)
+    found = neula.qr(np.stack([a, a]))
+    u = float(np.finfo(dtype).eps) / 2
+    q = found.Q.astype(np.float64)
+    assert ratios.certified_2norms(found, q, u) < ratios.THRESHOLD
+    q[1, :, 4] = q[1, :, 3]
+    assert ratios.orthogonality_2norm(q[1]) == pytest.approx(1.0, abs=8 * u * 5)
+    assert ratios.certified_2norms(found, q, u) > ratios.THRESHOLD

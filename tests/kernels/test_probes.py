@@ -45,13 +45,15 @@ def problem(batch: int, m: int, n: int, *dtypes: torch.dtype) -> tuple[torch.Ten
 def test_the_definition() -> None:
     a, q, r, scales, g, h = problem(2, 9, 5, *[torch.float64] * 3)
     norm = torch.linalg.matrix_norm
-    for i, (residual, size, loss) in enumerate(
+    for i, (residual, size, loss, spectral) in enumerate(
         zip(*probe_errors.reference(a, q, r, scales, g, h), strict=True)
     ):
         scaled = scales[i].double().diag() @ g
         assert math.isclose(residual, norm((a[i] - q[i] @ r[i]) @ scaled), rel_tol=1e-13)
         assert math.isclose(size, norm(a[i] @ scaled), rel_tol=1e-13)
-        assert math.isclose(loss, norm((q[i].T @ q[i] - torch.eye(5, device=DEVICE)) @ h), rel_tol=1e-13)
+        lost = (q[i].T @ q[i] - torch.eye(5, device=DEVICE)) @ h
+        assert math.isclose(loss, norm(lost), rel_tol=1e-13)
+        assert norm(lost, 2) * (1 - 1e-13) <= spectral <= norm(lost, 2) * 4**0.25 * (1 + 1e-13)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (33, 32), (70, 40), (20, 50), (100, 7)])

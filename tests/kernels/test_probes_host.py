@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from capabilities import LEVELS, core_of
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import margin
+from neula.certificates.probes import PROBES, gaussian_probes
 from neula.kernels import probe_errors, probes_host
 from neula.kernels.probes_host import reflected_errors
 
@@ -48,11 +49,14 @@ def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dt
     assert torch.equal(q, given[0] * sign[:, None, :])
     assert torch.equal(r.triu(), given[1].triu() * sign[:, :, None])
     norms = torch.linalg.vector_norm(r.double(), dim=1)
-    assert np.allclose(found[3:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+    assert np.allclose(found[4:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
     wide = [x.double() for x in (a, q, r)]
-    expected = torch.stack(probe_errors.reference(*wide, 1 / norms, g, g)).numpy()
+    *errors, spectral = probe_errors.reference(*wide, 1 / norms, g, g)
+    expected = torch.stack(errors).numpy()
     size = float(g.norm())
     assert np.allclose(found[:3], expected, rtol=1e-12, atol=1e-15 * sum(shape) * size)
+    least = 1e-15 * sum(shape) * size
+    assert np.allclose(found[3] / margin(n, PROBES), spectral, rtol=1e-12, atol=least)
 
 
 @pytest.mark.usefixtures("_instructions")
@@ -75,10 +79,12 @@ def test_large_ones_by_parts(
     assert torch.equal(r, given[1] * sign[:, None])
     wide = [x.double()[None] for x in (a, q, r)]
     norms = torch.linalg.vector_norm(wide[2], dim=1)
-    expected = torch.stack(probe_errors.reference(*wide, 1 / norms, g, g)).numpy()
+    *errors, spectral = probe_errors.reference(*wide, 1 / norms, g, g)
+    expected = torch.stack(errors).numpy()
     assert found is not None
     assert np.allclose(found[:3], expected, rtol=1e-11)
-    assert np.allclose(found[3:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+    assert np.allclose(found[3], margin(203, PROBES) * spectral, rtol=1e-11)
+    assert np.allclose(found[4:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
 
 
 def test_any_strides() -> None:
@@ -97,7 +103,7 @@ def test_what_is_not_finite_is_seen() -> None:
     q, r = factors(a)
     q[0, 3, 1], r[1, 0, 2] = torch.nan, torch.inf
     found = reflected_errors(a, q, r, gaussian_probes(4, CPU).numpy())
-    assert np.isnan(found[:3, :2]).any(0).all()
+    assert np.isnan(found[:4, :2]).any(0).all()
     assert np.isfinite(found[:, 2]).all()
 
 

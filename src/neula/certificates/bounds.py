@@ -26,6 +26,10 @@ Accuracy: TypeAlias = FormatName | DtypeName | torch.dtype | np.dtype[Any] | typ
 _OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 
 
+CONSTANT = 30
+"""Multiple of n u that ``||I - Q^T Q||_2`` may be."""
+
+
 def target_format(
     accuracy: Accuracy | str | None, dtype: torch.dtype, bound: Callable[[Format], float] | None = None
 ) -> Format:
@@ -97,6 +101,18 @@ def residual_bound(target: Format, n: int) -> float:
 def orthogonality_bound(target: Format, n: int) -> float:
     """What ``||I - Q^T Q||`` may be: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
     return 2 * residual_bound(target, n)
+
+
+def orthogonality_2norm_bound(target: Format, n: int) -> float:
+    """What ``||I - Q^T Q||_2`` may be: ``30 n u``, and never more than 0.1.
+
+    Two passes of Cholesky QR lose at most ``6 (m n + n (n + 1)) u`` (Yamamoto, Nakatsukasa, Yanagisawa and
+    Fukaya 2015), which is at least 30 n u for m >= n > 1, and Householder reflections a multiple of ``m n u``
+    (Higham 2002, Theorem 19.4). The factor m is the worst case of sums over rows, whose rounding errors are
+    independent; ``30 n u`` without it is the threshold of LAPACK's tests of square matrices. If the norm is
+    at most 0.1, singular values of Q are between 0.94 and 1.05.
+    """
+    return min(0.1, CONSTANT * n * target.u)
 
 
 def measurement_error(m: int, high: torch.dtype) -> float:

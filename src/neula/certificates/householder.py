@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from neula.certificates.probes import gaussian_probes
-from neula.kernels.probes import norms
+from neula.certificates.orthogonality import DIRECTIONS, directions
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.qr import units
+from neula.kernels.probes import norms, spectral_norms
 from neula.kernels.reflectors import Reflectors
 
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
@@ -29,9 +31,7 @@ def householder_measures(
 
     Returns
     -------
-    Tensor, shape (3, batch)
-        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
-        diagonal matrix D of the scales.
+    Tensor, shape (4, batch)
     """
     size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
     parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)
@@ -40,12 +40,13 @@ def householder_measures(
 
 def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     (batch, m, n), k = h.shape, tau.shape[1]
-    g, probes = (gaussian_probes(size, h.device).double() for size in (n, k))
+    g, probes = gaussian_probes(n, h.device), directions(k, h.device)
     dg = scales[:, :, None].double() * g
     reflectors = Reflectors.from_householder(h, tau, torch.float64)
-    start = dg.new_zeros(batch, m, 2 * g.shape[1])
+    start = dg.new_zeros(batch, m, PROBES + DIRECTIONS)
     start[:, :k] = torch.cat([h[:, :k].triu().double() @ dg, probes.expand(batch, -1, -1)], 2)
-    image, basis = reflectors.apply(start).chunk(2, 2)
+    image, basis = reflectors.apply(start).split((PROBES, DIRECTIONS), 2)
     given = a.double() @ dg
     loss = reflectors.apply(basis, transposed=True)[:, :k] - probes
-    return torch.stack([norms(given - image), norms(given), norms(loss)])
+    found = torch.stack([norms(given - image), norms(given), norms(loss), spectral_norms(loss)])
+    return found * units(k, DIRECTIONS, found.dtype, found.device)[:, None]

@@ -1,137 +1,44 @@
-"""The certificate of a QR factorization: residual and orthogonality, measured along random vectors."""
+"""The certificate of a QR factorization: residual and orthogonality, measured along random vectors.
+
+A Frobenius norm over the square root of n is the error in a typical direction. It hides a few directions in
+which Q is far from orthonormal: these show in the 2-norm (:mod:`neula.certificates.orthogonality`).
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, overload
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 
-from neula.certificates.bounds import measurement_error, orthogonality_bound, probing_error, residual_bound
+from neula.certificates.bounds import (
+    CONSTANT,
+    measurement_error,
+    orthogonality_2norm_bound,
+    orthogonality_bound,
+    probing_error,
+    residual_bound,
+)
+from neula.certificates.orthogonality import (
+    directions,
+    margin,
+    measured_again,
+)
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
-from neula.engines import BF16, FP16, Format
-from neula.engines.random_vectors import gaussian
+from neula.engines import BF16, FP16, FP64, Format
+from neula.engines.random_vectors import gaussian, remembered
 from neula.engines.reduction import HERE, Reduction
-from neula.errors import of_batch
 from neula.kernels import probe_errors
+from neula.kernels.precision import exact_matmul
 from neula.kernels.thin import VECTORS, thin_product
 
 SEED = 3
 """Of the random vectors that look for columns which are not orthonormal."""
-
-
-@dataclass(frozen=True)
-class QRCertificate:
-    """Measured quality of a QR factorization, in the scaling in which every column has norm near 1.
-
-    Of a small matrix on a GPU, which a kernel factorizes, both are norms that were computed, not estimated.
-
-    Attributes
-    ----------
-    residual : float
-        Estimate of ``||A - Q R||_F / ||A||_F`` from a few random vectors.
-    orthogonality : float
-        Estimate of ``||I - Q^T Q||_F / sqrt(n)`` from a few random vectors.
-    residual_bound, orthogonality_bound : float
-        What was asked for.
-    """
-
-    residual: float
-    orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
-
-    @property
-    def accepted(self) -> bool:
-        """Whether both measures meet their bounds (NaN never does)."""
-        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
-        return bool(within(*pairs))
-
-    @property
-    def error(self) -> float:
-        """The larger measure; infinite where one is not finite."""
-        largest = max(self.residual, self.orthogonality)
-        return largest if math.isfinite(self.residual + self.orthogonality) else math.inf
-
-    @property
-    def in_words(self) -> str:
-        """What an attempt says of it."""
-        return str(self)
-
-    def __str__(self) -> str:
-        return (
-            f"residual {self.residual:.1e} (bound {self.residual_bound:.1e}), "
-            f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})"
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class QRCertificates(Sequence[QRCertificate]):
-    """A certificate for each matrix of a batch, made when it is asked for: thousands take milliseconds.
-
-    Attributes
-    ----------
-    residual, orthogonality : array of float, shape (batch,)
-    residual_bound, orthogonality_bound : float
-        What was asked for.
-    """
-
-    residual: np.ndarray
-    orthogonality: np.ndarray
-    residual_bound: float
-    orthogonality_bound: float
-
-    @cached_property
-    def accepted(self) -> np.ndarray:
-        """Whether both measures of each matrix meet their bounds (NaN never does)."""
-        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
-        return np.asarray(within(*pairs))
-
-    @cached_property
-    def error(self) -> np.ndarray:
-        """The larger measure of each matrix; infinite where one is not finite."""
-        error = np.maximum(self.residual, self.orthogonality)
-        return np.where(np.isfinite(error), error, np.inf)
-
-    @cached_property
-    def rejected(self) -> int:
-        """How many are not accepted."""
-        return len(self) - int(np.count_nonzero(self.accepted))
-
-    @cached_property
-    def worst(self) -> QRCertificate:
-        """The one with the largest error; NaN is larger than any number."""
-        return self[int(self.error.argmax())]
-
-    @property
-    def in_words(self) -> str:
-        """What an attempt says of them."""
-        return of_batch(str(self.worst), self.rejected, len(self), "matrices")
-
-    def __len__(self) -> int:
-        return len(self.residual)
-
-    @overload
-    def __getitem__(self, index: int) -> QRCertificate: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[QRCertificate, ...]: ...
-    def __getitem__(self, index: int | slice) -> QRCertificate | tuple[QRCertificate, ...]:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        return QRCertificate(
-            residual=float(self.residual[index]),
-            orthogonality=float(self.orthogonality[index]),
-            residual_bound=self.residual_bound,
-            orthogonality_bound=self.orthogonality_bound,
-        )
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} certificates, {len(self) - self.rejected} accepted>"
 
 
 def qr_certificate(
@@ -154,8 +61,10 @@ def qr_certificate(
     -------
     QRCertificate
     """
-    measures = single_qr_measures(a, q, r, scales, target)
-    return qr_certificates(measures[:, None], a.shape, target)[0]
+    found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
+    if not found.doubtful:
+        return found
+    return replace(found, orthogonality_2norm=float(measured_again(q[None], found.orthogonality_2norm_bound)))
 
 
 def single_qr_measures(
@@ -172,11 +81,11 @@ def single_qr_measures(
 
     Returns
     -------
-    Tensor, shape (3,)
+    Tensor, shape (4,)
         Those of :func:`qr_measures`, in the precision of the measurement.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
-    return image_measures(image, q, r, scales, over_rows)
+    return image_measures(image, q, r, scales, target, over_rows)
 
 
 def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -194,17 +103,43 @@ def image_measures(
     q: torch.Tensor,
     r: torch.Tensor,
     scales: torch.Tensor,
+    target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
-    high = image.dtype
-    h = gaussian_probes(len(r), q.device).to(high)
+    high, k = image.dtype, len(r)
     rg = thin_product(r, _scaled_probes(scales, high))
-    qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
+    if low_accuracy(target, k):  # more vectors than the kernel takes at a time
+        h = directions(k, q.device).to(high)
+        qrg, qh = thin_product(q, rg), thin_product(q, h)
+    else:
+        h = gaussian_probes(k, q.device).to(high)
+        qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
     # Few launches, since they take a part of the time of small factorizations, and one message.
     squares = torch.stack([image - qrg, image]).square().sum((1, 2))
     squares, qqh = over_rows.totals(squares, thin_product(q.T, qh))
-    return torch.cat([squares.sqrt(), torch.linalg.vector_norm(qqh - h)[None]])
+    lost = h - qqh
+    products = exact_matmul(lost.mT, lost)
+    last = torch.linalg.vector_norm(products)
+    found = torch.stack([*squares.unbind(), products.trace(), last]).sqrt()
+    return found * units(k, h.shape[1], high, q.device)
+
+
+def low_accuracy(target: Format, k: int) -> bool:
+    """Whether the bound on ``||I - Q^T Q||_2`` is 0.1, and not k u: an estimate has to be closer then."""
+    return orthogonality_2norm_bound(target, k) < CONSTANT * k * target.u
+
+
+def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What makes those of :func:`qr_measures` of norms along 4 or 8 vectors, shape (4,)."""
+
+    def made() -> torch.Tensor:
+        host = torch.device("cpu")
+        h = gaussian_probes(k, host) if vectors == PROBES else directions(k, host)
+        along = _gaussian_norm(k) / float(torch.linalg.matrix_norm(h))
+        return torch.tensor([1.0, 1.0, along, margin(k, vectors)], dtype=dtype, device=device)
+
+    return remembered(("units of QR measures", k, vectors, dtype, device), made)
 
 
 def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
@@ -262,20 +197,21 @@ def qr_measures(
 
     Returns
     -------
-    Tensor, shape (3, batch)
+    Tensor, shape (4, batch)
         Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
-        diagonal matrix D of the scales.
+        diagonal matrix D of the scales; an estimate of ``||I - Q^T Q||_2``.
     """
     k, n = r.shape[1:]
     if over_rows.spread:
         wide = torch.float64
         found = [
-            image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], over_rows)
+            image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], FP64, over_rows)
             for one in zip(a, scales, q, r, strict=True)
         ]
         return over_rows.agree(torch.stack(found, 1))
     g, h = gaussian_probes(n, a.device), gaussian_probes(k, a.device)
-    return torch.stack(probe_errors(a, q, r, scales, g, h))
+    *found, spectral = probe_errors(a, q, r, scales, g, h)
+    return torch.stack([*found, margin(k, PROBES) * spectral])
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
@@ -283,7 +219,7 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
 
     Parameters
     ----------
-    measures : Tensor, shape (3, batch)
+    measures : Tensor, shape (4, batch)
         From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
@@ -302,35 +238,35 @@ def certificates_of(
 ) -> QRCertificates:
     """The same of numbers that were read already, which have been measured in some precision."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
+    residual, size, loss, norm = measures.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        residual, orthogonality = _relative(*measures.astype(np.float64), where=np.where, shape=shape)
-    return QRCertificates(residual, orthogonality, *_bounds(*shape, measured_in, target))
+        relative = _relative(residual, size, loss, where=np.where, shape=shape)
+    return QRCertificates(*relative, *_bounds(*shape, measured_in, target), norm)
 
 
 def certificate_of(
-    residual: float,
-    size: float,
-    loss: float,
+    numbers: Sequence[float],
     shape: Sequence[int],
     target: Format,
     *,
     measured_in: torch.dtype = torch.float64,
 ) -> QRCertificate:
-    """The certificate of a single matrix: numbers as of :func:`qr_measures`."""
+    """The certificate of a single matrix, from four numbers as of :func:`qr_measures`."""
+    residual, size, loss, norm = numbers
     relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(*shape, measured_in, target))
+    return QRCertificate(*relative, *_bounds(*shape, measured_in, target), norm)
 
 
-def exact_certificate(
-    residual: float, orthogonality: float, shape: Sequence[int], target: Format
-) -> QRCertificate:
+def exact_certificate(norms: Sequence[float], shape: Sequence[int], target: Format) -> QRCertificate:
     """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
-    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target))
+    residual, orthogonality, norm = norms
+    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target), norm)
 
 
 def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The same of a batch, two norms for each."""
-    return QRCertificates(norms[:, 0], norms[:, 1], *_bounds(*shape, torch.float64, target))
+    """The same of a batch, three norms for each."""
+    residual, orthogonality, norm = norms.T
+    return QRCertificates(residual, orthogonality, *_bounds(*shape, torch.float64, target), norm)
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
@@ -338,14 +274,15 @@ def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) ->
 
     Parameters
     ----------
-    measures : Tensor, shape (3, batch)
+    measures : Tensor, shape (4, batch)
         From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
     target : Format
     """
-    relative = _relative(*measures.double(), where=torch.where, shape=shape)
-    accepted: torch.Tensor = within(*zip(relative, _bounds(*shape, measures.dtype, target), strict=True))
+    residual, size, loss, norm = measures.double()
+    found = *_relative(residual, size, loss, where=torch.where, shape=shape), norm
+    accepted: torch.Tensor = within(*zip(found, _bounds(*shape, measures.dtype, target), strict=True))
     return accepted
 
 
@@ -355,10 +292,12 @@ def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequenc
 
 
 @lru_cache(maxsize=128)
-def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float]:
-    """Bounds on the residual and on the loss of orthogonality."""
+def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float, float]:
+    """Bounds on the residual, and on the loss of orthogonality in both norms."""
     noise = measurement_error(m, measured_in) if measured_in == torch.float64 else probing_error(max(m, n))
-    return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise
+    # The 2-norm of independent errors is twice their Frobenius norm over the square root of n.
+    last = min(orthogonality_2norm_bound(target, min(m, n)) + 2 * noise, 0.1)
+    return residual_bound(target, n) + noise, orthogonality_bound(target, n) + noise, last
 
 
 @lru_cache(maxsize=128)

@@ -37,7 +37,7 @@ def cholesky_qr(
     -------
     q, r : Tensor
         Q has its rows one after the other. The diagonal of R is positive.
-    found : array, shape (5, batch)
+    found : array, shape (6, batch)
         As of :func:`neula.kernels.probes_host.reflected_errors`. NaN where numbers are not finite, vanish,
         or have squares that are not: these have no factors.
     """

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from neula.kernels.launch import VECTOR, elements_at_a_time, multiprocessors, share
-from neula.kernels.probes import norms
+from neula.kernels.probes import norms, spectral_norms
 
 MAX_ROWS = 32
 COLUMNS = 32
@@ -48,7 +48,7 @@ def probe_errors_triton(
     scales: torch.Tensor,
     g: torch.Tensor,
     h: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`neula.kernels.probes.probe_errors` by the kernel, queued on the current stream."""
     count, m, n = a.shape
     k = q.shape[2]
@@ -77,7 +77,7 @@ def probe_errors_triton(
             launch(*arguments, rows, COLUMNS, wide, num_warps=_warps(rows))
     whole, products = (sums[:, 0], parts[:, 0]) if blocks == 1 else (sums.sum(1), parts.sum(1))
     residual, size = whole.sqrt_().unbind(-1)
-    return residual, size, norms(products)
+    return residual, size, norms(products), spectral_norms(products.mT)
 
 
 def _four_at_a_time(x: torch.Tensor) -> bool:

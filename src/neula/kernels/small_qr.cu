@@ -38,6 +38,19 @@ __device__ double loss_of(const Matrix& matrix) {
     return sqrt(over_threads(square, false));
 }
 
+// ||E^2||_F^(1/2) of E = Q^T Q - I, which takes the place of the Gram matrix: at most n^(1/4) times its 2-norm.
+__device__ double norm_of(const Matrix& x) {
+    const View lost{x.other(), PITCH, 1};
+    if (threadIdx.x < x.n) memory[x.other() + threadIdx.x * (PITCH + 1)] -= 1.0;
+    __syncthreads();
+    product(x.n, x.n, x.n, lost, lost, STORED, x.step(), PITCH);
+    double square = 0.0;
+    for (int i = threadIdx.x / SIDE; i < x.n; i += SIDE)
+        for (int j = threadIdx.x % SIDE; j < x.n; j += SIDE)
+            square = fma(memory[x.step() + i * PITCH + j], memory[x.step() + i * PITCH + j], square);
+    return sqrt(sqrt(over_threads(square, false)));
+}
+
 // Q R^-1 in the place of Q, and the product of this R with those before.
 __device__ void divide(const Matrix& x, bool first) {
     const int n = x.n;
@@ -60,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
     const REAL* __restrict__ a, REAL* q, REAL* r, double* measures, double enough, int most, int m, int n, int row, int column, int next
 ) {
     const long long member = blockIdx.x;
-    a += member * next, q += member * m * n, r += member * n * n, measures += member * 2;
+    a += member * next, q += member * m * n, r += member * n * n, measures += member * 3;
     const Matrix x{m, n};
     const int pitch = x.pitch(), basis = x.basis();
     const int down = threadIdx.x / SIDE, right = threadIdx.x % SIDE;
@@ -98,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
         gram(x);
         loss = loss_of(x);
     }
+    const double norm = norm_of(x);
     double square = 0.0;
     for (int start = 0; start < m; start += COLUMNS) {
         const int rows = min(COLUMNS, m - start);
@@ -112,5 +126,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_qr(
         __syncthreads();
     }
     const double residual = sqrt(over_threads(square, false) / n);
-    if (threadIdx.x == 0) measures[0] = residual, measures[1] = loss / sqrt(static_cast<double>(n));
+    if (threadIdx.x == 0) measures[0] = residual, measures[1] = loss / sqrt(static_cast<double>(n)), measures[2] = norm;
 }

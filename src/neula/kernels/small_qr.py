@@ -24,9 +24,10 @@ class SmallQR(NamedTuple):
     q : Tensor, shape (batch, m, n)
     r : Tensor, shape (batch, n, n)
         Upper triangular, its diagonal positive. NaN where A is too ill-conditioned, or not finite.
-    measures : Tensor, shape (batch, 2)
-        ``||(A - Q R) D^-1||_F / sqrt(n)``, D being the norms of the columns of A, and
-        ``||I - Q^T Q||_F / sqrt(n)``, of the factors as they are returned, in float64.
+    measures : Tensor, shape (batch, 3)
+        ``||(A - Q R) D^-1||_F / sqrt(n)``, D being the norms of the columns of A, ``||E||_F / sqrt(n)`` and
+        ``||E^2||_F^(1/2)`` for ``E = I - Q^T Q``, of the factors as they are returned, in float64. The last
+        one is at least ``||E||_2`` and at most ``n^(1/4)`` times that.
     """
 
     q: torch.Tensor
@@ -81,4 +82,5 @@ def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
     q, r = q.to(a.dtype), r.to(a.dtype)
     missed = (given - q.double() @ r.double()) / torch.linalg.vector_norm(given, dim=1, keepdim=True)
     loss = identity - q.double().mT @ q.double()
-    return SmallQR(q, r, torch.stack([norm(missed), norm(loss)], 1) / n**0.5)
+    measures = norm(missed) / n**0.5, norm(loss) / n**0.5, norm(loss @ loss).sqrt()
+    return SmallQR(q, r, torch.stack(measures, 1))

@@ -41,7 +41,7 @@ def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
     """
     (count, m, n), device = a.shape, a.device
     q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
-    measures = torch.empty(count, 2, dtype=torch.float64, device=device)
+    measures = torch.empty(count, 3, dtype=torch.float64, device=device)
     with torch.cuda.device_of(a):
         most = shared_memory(device)
         kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)

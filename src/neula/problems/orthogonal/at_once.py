@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from neula.certificates.bounds import orthogonality_bound
-from neula.certificates.qr import QRCertificate, QRCertificates, exact_certificate, exact_certificates
+from neula.certificates.qr import exact_certificate, exact_certificates
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
 from neula.kernels.small_qr import small_qr
 from neula.pipeline.call import Call
@@ -44,8 +45,8 @@ def _certified(
 ) -> QRCertificate | QRCertificates | None:
     """What the kernel has measured, if all factors are accepted; the host waits."""
     if len(shape) == 2:  # microseconds count
-        ((residual, orthogonality),) = measures.tolist()
-        one = exact_certificate(residual, orthogonality, shape, target)
+        (norms,) = measures.tolist()
+        one = exact_certificate(norms, shape, target)
         return one if one.accepted else None
     found = exact_certificates(measures.cpu().numpy(), shape[-2:], target)
     return None if found.rejected else found

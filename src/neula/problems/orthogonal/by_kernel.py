@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import orthogonality_bound
-from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
+from neula.certificates.qr import certificate_of, certificates_of
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
 from neula.kernels.cholesky_qr_host import cholesky_qr
 from neula.problems.orthogonal.on_host import probe_vectors, trusted
@@ -34,7 +35,7 @@ class MeasuredFactors(NamedTuple):
     Attributes
     ----------
     q, r : Tensor, shape (m, n) and (n, n), or with a batch before them
-    measures : array, shape (3, batch)
+    measures : array, shape (4, batch)
         As of :func:`neula.certificates.qr.qr_measures`.
     certificate : QRCertificate or QRCertificates
     """
@@ -49,11 +50,14 @@ class MeasuredFactors(NamedTuple):
         cls, q: torch.Tensor, r: torch.Tensor, measures: np.ndarray, target: Format
     ) -> MeasuredFactors:
         """Factors with their certificates, of matrices that are not wide."""
-        shape = q.shape[-2:]
-        if q.ndim == 2:
-            residual, size, loss = measures[:, 0].tolist()
-            return cls(q, r, measures, certificate_of(residual, size, loss, shape, target))
-        return cls(q, r, measures, certificates_of(measures, torch.float64, shape, target))
+        found = cls(q, r, measures, _certificate(q, measures, target))
+        if found.all_accepted:
+            return found
+        which = np.ravel(found.certificate.doubtful)
+        if not which.any():
+            return found
+        measures[3, which] = found.values.norms(which, found.certificate)
+        return found._replace(certificate=_certificate(q, measures, target))
 
     @property
     def all_accepted(self) -> bool:
@@ -71,6 +75,13 @@ class MeasuredFactors(NamedTuple):
         """The same of a batch, which may have one matrix."""
         q, r = (x if x.ndim == 3 else x[None] for x in (self.q, self.r))
         return QRValues(q, r, torch.from_numpy(self.measures).T)
+
+
+def _certificate(q: torch.Tensor, measures: np.ndarray, target: Format) -> QRCertificate | QRCertificates:
+    shape = q.shape[-2:]
+    if q.ndim == 2:  # without arrays of one number, which take longer than the numbers
+        return certificate_of(measures[:, 0].tolist(), shape, target)
+    return certificates_of(measures, torch.float64, shape, target)
 
 
 def is_for_core(m: int, n: int, target: Format) -> bool:

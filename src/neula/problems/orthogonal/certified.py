@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.certificates.qr import QRCertificate
+from neula.certificates.qr_evidence import QRCertificate
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import run_chain

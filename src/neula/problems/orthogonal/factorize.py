@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.qr import QRCertificate, QRCertificates, accepted_by
+from neula.certificates.qr import accepted_by
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
@@ -117,13 +118,15 @@ def factorize_together(
     over_rows = options.over_rows
     if over_rows.spread:  # NaN on one process is an error on all of them
         check_finite(matrices[0], options.engine.column_max(matrices[0]), "A", over_rows)
-    judge = QRJudge(options.shape_of(matrices.shape), options.target, None if over_rows.spread else matrices)
+    batch = None if over_rows.spread else matrices
+    judge = QRJudge(options.shape_of(matrices.shape), options.target, batch, over_rows=over_rows)
     return QRFactors.from_run(*_run(links, QRMatrices(matrices, options), judge, begun))
 
 
 def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begun | None) -> QRFactors:
     """Each by a chain of its own; the attempts are those of the first that is not accepted."""
-    judge = QRJudge(options.shape_of(matrices.shape), options.target, in_place=options.in_place)
+    shape, over_rows = options.shape_of(matrices.shape), options.over_rows
+    judge = QRJudge(shape, options.target, in_place=options.in_place, over_rows=over_rows)
     usable = finite_members(matrices).tolist() if len(matrices) > 1 else [True]
     runs: list[Run[QRValues]] = []
     certificates: list[QRCertificate] = []

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.qr import QRCertificate, QRCertificates, certificates_of
+from neula.certificates.qr import certificates_of
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
@@ -65,7 +66,7 @@ class QRFactors:
         q, r = matrices.new_empty(count, m, k), matrices.new_empty(count, k, n)
         if q.numel() > 0:
             q.copy_(torch.eye(m, dtype=q.dtype, device=q.device))
-        perfect = certificates_of(np.zeros((3, count)), torch.float64, (m, max(n, 1)), target)
+        perfect = certificates_of(np.zeros((4, count)), torch.float64, (m, max(n, 1)), target)
         return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
 
     def completed(self) -> QRFactors:

@@ -130,6 +130,6 @@ def _storage(target: Format) -> Format:
 
 def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: Format) -> MeasuredFactors:
     if r is None:
-        nothing = q.new_full((q.shape[1],) * 2, math.nan), np.full((3, 1), math.nan)
+        nothing = q.new_full((q.shape[1],) * 2, math.nan), np.full((4, 1), math.nan)
         return MeasuredFactors.certified(q, *nothing, target)
     return MeasuredFactors.certified(q, r, measured_on_host(a, q, r, target), target)

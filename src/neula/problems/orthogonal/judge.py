@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from neula.certificates.qr import QRCertificate, QRCertificates, certificate_of, certificates_of
+from neula.certificates.qr import certificate_of, certificates_of
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import Format
+from neula.engines.reduction import HERE, Reduction
 from neula.pipeline.chain import Answer, Run, Verdict
 from neula.pipeline.inputs import finite_members
 from neula.problems.orthogonal.problem import QRMatrices, QRValues
@@ -18,7 +20,7 @@ from neula.problems.orthogonal.problem import QRMatrices, QRValues
 
 @dataclass(frozen=True)
 class QRJudge:
-    """Factors are accepted by residual and orthogonality, along random vectors.
+    """Factors are accepted by residual and orthogonality, along random vectors and in the 2-norm.
 
     Attributes
     ----------
@@ -29,12 +31,14 @@ class QRJudge:
         Matrices that are factorized together, and may hold NaN or Inf: these are not tried again.
     in_place : bool
         Whether there is nothing but the last factors.
+    over_rows : Reduction
     """
 
     shape: Sequence[int]
     target: Format
     batch: torch.Tensor | None = None
     in_place: bool = False
+    over_rows: Reduction = HERE
 
     def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
         """Links have done it, since CUDA graphs play it back with the rest."""
@@ -51,18 +55,22 @@ class QRJudge:
     def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
         if self.batch is None:
-            return self._verdict_of_one(answer, numbers[:, 0].tolist())
+            return self._verdict_of_one(answer, numbers)
         found = self._certificates(answer.values, numbers)
+        if found.doubtful.any():
+            numbers[3, found.doubtful] = answer.values.norms(found.doubtful, found, self.over_rows)
+            found = self._certificates(answer.values, numbers)
         accepted = found.accepted
         penalty = np.array([~accepted, found.error])
         return Verdict(accepted, penalty, found.in_words, accepted | ~self._usable(self.batch, found), found)
 
-    def _verdict_of_one(self, answer: Answer[Any], numbers: Sequence[float]) -> Verdict:
+    def _verdict_of_one(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
         """Without arrays of one number, which take longer than the numbers."""
-        residual, size, loss = numbers
-        found = certificate_of(
-            residual, size, loss, self.shape, self.target, measured_in=answer.values.measures.dtype
-        )
+        dtype = answer.values.measures.dtype
+        found = certificate_of(numbers[:, 0].tolist(), self.shape, self.target, measured_in=dtype)
+        if found.doubtful:
+            (numbers[3, 0],) = answer.values.norms(np.ones(1, dtype=bool), found, self.over_rows)
+            found = replace(found, orthogonality_2norm=float(numbers[3, 0]))
         penalty = [[0.0], [0.0]] if self.in_place else [[not found.accepted], [found.error]]
         words = answer.doubt or found.in_words
         return Verdict(np.array([found.accepted]), np.array(penalty), words, evidence=[found])

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import margin
+from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import Format
 from neula.kernels.probes import probe_errors
 from neula.kernels.probes_host import reflected_errors
 
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
-    """Residual, size and loss of orthogonality as of :func:`neula.certificates.qr.qr_measures`.
+    """Measures as of :func:`neula.certificates.qr.qr_measures`.
 
     Parameters
     ----------
@@ -26,7 +27,7 @@ def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: 
 
     Returns
     -------
-    array, shape (3, batch)
+    array, shape (4, batch)
     """
     vectors = probe_vectors(r.shape[-1])
     if (found := reflected_errors(a, q, r, vectors)) is not None:
@@ -36,15 +37,16 @@ def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: 
     r *= sign[..., None]
     a, q, r = (x if x.ndim == 3 else x[None] for x in (a, q, r))
     norms, g = torch.linalg.vector_norm(r, dim=1).double(), torch.from_numpy(vectors)
-    errors = probe_errors(a, q, r, 1 / norms, g, g)
-    return trusted(torch.stack([*errors, norms.amin(1), norms.amax(1)]).numpy(), target)
+    *errors, spectral = probe_errors(a, q, r, 1 / norms, g, g)
+    spectral = margin(len(g), PROBES) * spectral
+    return trusted(torch.stack([*errors, spectral, norms.amin(1), norms.amax(1)]).numpy(), target)
 
 
 def trusted(found: np.ndarray, target: Format) -> np.ndarray:
-    """The measures among these five numbers, NaN where the squares of columns are not to be trusted."""
+    """The measures among these six numbers, NaN where the squares of columns are not to be trusted."""
     low, high = SAFE_NORMS[torch.promote_types(target.dtype, torch.float32)]
-    measures = found[:3]
-    measures[:, ~((found[3] > low) & (found[4] < high))] = math.nan
+    measures = found[:4]
+    measures[:, ~((found[4] > low) & (found[5] < high))] = math.nan
     return measures
 
 

@@ -13,9 +13,11 @@ from torch.nn import functional
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
+from neula.certificates.orthogonality import measured_again
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
-from neula.engines.reduction import Reduction
+from neula.engines.reduction import HERE, Reduction
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
@@ -89,13 +91,20 @@ class QRValues(Values):
     q : Tensor, shape (batch, m, k)
         With ``k = min(m, n)``, in working precision.
     r : Tensor, shape (batch, k, n)
-    measures : Tensor, shape (batch, 3)
-        Residual, size and loss of orthogonality as in :func:`neula.certificates.qr.qr_measures`.
+    measures : Tensor, shape (batch, 4)
+        As of :func:`neula.certificates.qr.qr_measures`.
     """
 
     q: torch.Tensor
     r: torch.Tensor
     measures: torch.Tensor
+
+    def norms(
+        self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
+    ) -> np.ndarray:
+        """``||I - Q^T Q||_2`` of some members, whose first estimates exceed the bound of a certificate."""
+        q = self.q if which.all() else self.q[torch.from_numpy(which).to(self.q.device)]
+        return np.array(measured_again(q, found.orthogonality_2norm_bound, over_rows).tolist())
 
     @classmethod
     def of_one(cls, q: torch.Tensor, r: torch.Tensor, measures: torch.Tensor) -> QRValues:

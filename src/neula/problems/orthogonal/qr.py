@@ -67,8 +67,8 @@ def qr(
 
     The cheapest arithmetic is tried first: one pass of recursive Gram-Schmidt in the lowest format that can
     do, then re-orthogonalization (for fp64, Cholesky QR of ``A R^-1`` in double precision), then Householder
-    reflections in double precision. An attempt is accepted when its measured residual and orthogonality are
-    small enough.
+    reflections in double precision. An attempt is accepted when its measured residual and orthogonality, in
+    the Frobenius norm and in the 2-norm, are small enough.
 
     Parameters
     ----------

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.reconstruction import householder_form
 from neula.certificates.householder import householder_measures
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
+from neula.engines.reduction import HERE, Reduction
 from neula.kernels.householder import factor_tiles
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
@@ -40,6 +43,12 @@ class HouseholderForm(QRValues):
     r : Tensor, shape (batch, min(m, n))
         tau.
     """
+
+    def norms(
+        self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
+    ) -> np.ndarray:
+        """The first estimates: without an explicit Q nothing is measured again."""
+        return np.array(self.measures[:, 3].tolist())[which]
 
 
 Solution = Answer[HouseholderForm]

@@ -154,7 +154,7 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     count, m, n = a.shape
     shapes = (m, matrices.k), (matrices.k, n)
     q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
-    measures = torch.full((count, 3), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
+    measures = torch.full((count, 4), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
     return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
 
 
@@ -368,5 +368,5 @@ def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.
     engine.fill(r, r, matrix.scales.reciprocal())
     if matrix.zero is not None:
         r[:, matrix.zero] = 0
-    measures = image_measures(matrix.image, q, r, matrix.scales)
+    measures = image_measures(matrix.image, q, r, matrix.scales, options.target)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")

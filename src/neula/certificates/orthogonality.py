@@ -1,0 +1,134 @@
+"""``||I - Q^T Q||_2``, from products of ``E = I - Q^T Q`` with a few random vectors, or from the Gram matrix.
+
+Let lambda be the eigenvalue of E with the largest magnitude, ``|lambda| = ||E||_2``, v its unit
+eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| ||v^T H||``, and ``||v^T
+H||^2`` has the chi-squared distribution with b degrees of freedom. So ``||E H||_2`` times a :func:`margin`
+is an *upper estimate*: it is less than half of ``||E||_2`` with a probability of :data:`FAILURE`. It is too
+large by a factor of about 22 (b = 4) or 4 (b = 8) if other eigenvalues are much smaller, and of about
+``8 sqrt(n)`` or ``sqrt(n)`` if they are not.
+
+Where that is too much, b power methods start from the columns h of H: ``||E^q h|| / ||E^(q-1) h||`` never
+exceeds ``||E||_2``. With the component c of h along v, the components ``c_i`` along other eigenvectors,
+whose eigenvalues are ``lambda_i``, and ``z_i = (lambda_i / lambda)^2``, it is less than half of ``||E||_2``
+only if
+
+    ``3 c^2 < sum c_i^2 z_i^(q-1) (1 - 4 z_i) <= sum c_i^2 ((q-1) / (4q))^(q-1) / q``,
+
+that is, if ``rho c^2 < sum c_i^2`` with ``rho = 3 q (4q / (q-1))^(q-1)``. Since ``c^2 / ||h||^2`` has the
+Beta distribution with parameters 1/2 and (n-1)/2, the probability of that is at most ``sqrt(2 n / (pi
+rho))``, and the largest of b estimates fails with the b-th power of it. (Kuczynski and Wozniakowski 1992
+have bounds for one vector.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from neula.engines.random_vectors import gaussian
+from neula.engines.reduction import HERE, Reduction
+from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.probes import spectral_norms
+from neula.kernels.thin import thin_product
+
+DIRECTIONS = 8
+"""Random vectors that look for the direction in which Q is furthest from orthonormal."""
+
+FAILURE = 5e-7
+"""Probability that an estimate is less than half of the norm. Two estimates, at most, decide on a Q."""
+
+QUANTILES = {4: 2.0007e-3, 8: 0.11915}
+"""What chi-squared variables with so many degrees of freedom are less than with that probability."""
+
+COLUMNS = 64
+"""Columns up to which the Gram matrix takes less time than repeated products with vectors."""
+
+BLOCK = 1 << 18
+"""Elements that are converted to double precision at a time."""
+
+
+def margin(n: int, vectors: int) -> float:
+    """What ``||E H||_2`` is multiplied by for an upper estimate of ``||E||_2``.
+
+    No fewer vectors than there are dimensions have orthogonal rows, of norm ``sqrt(vectors)``: nothing is
+    estimated then.
+    """
+    return vectors**-0.5 if n <= vectors else 0.5 * QUANTILES[vectors] ** -0.5
+
+
+def directions(n: int, device: torch.device) -> torch.Tensor:
+    """Gaussian vectors, shape (n, :data:`DIRECTIONS`), float64; always the same ones."""
+    return gaussian(n, DIRECTIONS, torch.float64, device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
+
+
+def products_needed(n: int) -> int:
+    """Products with E after which the power method is right within a factor of 2."""
+    most = FAILURE ** (1 / DIRECTIONS)
+    q = 2
+    while 2 * n > math.pi * most**2 * 3 * q * (4 * q / (q - 1)) ** (q - 1):
+        q += 1
+    return q
+
+
+def by_power_method(
+    image: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor], n: int
+) -> torch.Tensor:
+    """``||E||_2`` of a matrix or a batch, right within a factor of 2, without synchronizing.
+
+    Parameters
+    ----------
+    image : Tensor, shape (..., n, DIRECTIONS)
+        ``E H`` for the vectors of :func:`directions`.
+    multiply : callable
+        E times vectors.
+    n : int
+    """
+    for _ in range(products_needed(n) - 1):
+        size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
+        image = multiply(image / size.masked_fill(size == 0, 1.0))
+    return torch.linalg.vector_norm(image, dim=-2).amax(-1)
+
+
+def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
+    """``I - Q^T Q`` of each Q, shape (batch, m, n), in float64; on a GPU products keep the precision of Q."""
+    _, rows, n = q.shape
+    wide = torch.promote_types(q.dtype, torch.float32)
+    if q.is_cpu:
+        rows, wide = max(1, BLOCK // n), torch.float64
+    defect = torch.eye(n, dtype=wide, device=q.device).mul(float(over_rows.begins)).expand(len(q), n, n)
+    for some in (x.to(wide) for x in q.split(rows, 1)):
+        defect = exactly(torch.baddbmm, defect, some.mT, some, alpha=-1.0)
+    return over_rows.agree(over_rows.total(defect)).double()
+
+
+def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
+    """``||I - Q^T Q||_2`` where a first upper estimate was too large, shape (batch,); the host waits.
+
+    Parameters
+    ----------
+    q : Tensor, shape (batch, m, n)
+    enough : float
+        An upper estimate of no more is returned as it is.
+    over_rows : Reduction
+    """
+    n = q.shape[2]
+    if n <= COLUMNS:
+        lost = gram_defect(q, over_rows)
+        return spectral_norms(exact_matmul(lost, lost)).sqrt()  # at most n^(1/8) = 1.7 times the norm
+    return torch.stack([_by_products(one, enough, over_rows) for one in q])
+
+
+def _by_products(q: torch.Tensor, enough: float, over_rows: Reduction) -> torch.Tensor:
+    """The same of one Q, shape (m, n), from products with vectors."""
+    n = q.shape[1]
+
+    def multiply(v: torch.Tensor) -> torch.Tensor:
+        return v - over_rows.total(thin_product(q.T, thin_product(q, v)))
+
+    image = multiply(directions(n, q.device).to(torch.promote_types(q.dtype, torch.float32)))
+    upper = over_rows.agree(margin(n, DIRECTIONS) * spectral_norms(image))
+    if bool(upper <= enough):
+        return upper
+    return over_rows.agree(by_power_method(image, multiply, n))

@@ -1,0 +1,213 @@
+"""``||I - Q^T Q||_2`` as certificates have it, against exact Gram matrices and singular values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+import neula
+from neula.certificates.bounds import orthogonality_2norm_bound
+from neula.certificates.orthogonality import (
+    DIRECTIONS,
+    FAILURE,
+    QUANTILES,
+    by_power_method,
+    directions,
+    gram_defect,
+    margin,
+    measured_again,
+    products_needed,
+)
+from neula.certificates.qr import accepted_by, qr_certificate, qr_certificates, qr_measures
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64
+from neula.io.matrices import random_matrix
+from neula.kernels.probes import spectral_norms
+
+CPU = torch.device("cpu")
+SPECTRA = {
+    "one large": lambda n: torch.tensor([1.0] + [1e-3] * (n - 1)),
+    "one small": lambda n: torch.tensor([1.0] * (n - 1) + [1e-6]),
+    "two clusters": lambda n: torch.tensor([1.0] * (n // 4) + [0.3] * (n - n // 4)),
+    "graded": lambda n: torch.logspace(0, -8, n),
+    "of both signs": lambda n: torch.linspace(-1.0, 0.9, n),
+    "equal": lambda n: torch.ones(n),
+}
+"""Eigenvalues of ``I - Q^T Q``, relative to the largest."""
+
+
+def haar(m: int, n: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.linalg.qr(torch.randn(m, n, dtype=torch.float64, generator=generator))[0]
+
+
+def with_loss(m: int, n: int, kind: str, norm: float, seed: int = 0) -> torch.Tensor:
+    """Q with these eigenvalues of ``I - Q^T Q``: its singular values are ``sqrt(1 - lambda)``."""
+    values = (1 - norm * SPECTRA[kind](n).double()).sqrt()
+    return haar(m, n, seed) * values @ haar(n, n, seed + 1).T
+
+
+def exact(q: Any) -> np.ndarray:
+    """``||I - Q^T Q||_2`` by the singular values of Q in double precision."""
+    values = np.linalg.svd(np.asarray(q, dtype=np.float64), compute_uv=False)
+    return np.abs(1 - values**2).max(-1)
+
+
+@pytest.mark.parametrize("vectors", QUANTILES)
+def test_the_margin_fails_as_rarely_as_it_says(vectors: int) -> None:
+    quantile = scipy.stats.chi2.ppf(FAILURE, vectors)
+    assert QUANTILES[vectors] == pytest.approx(quantile, rel=1e-3)
+    assert margin(100, vectors) == pytest.approx(1 / (2 * math.sqrt(quantile)), rel=1e-3)
+
+
+@pytest.mark.parametrize("n", [9, 65, 100, 391, 1000, 4096, 30000])
+def test_the_power_method_fails_as_rarely_as_it_says(n: int) -> None:
+    """A part of ``1 / (1 + rho)`` along the eigenvector is enough; that has a Beta distribution."""
+    q = products_needed(n)
+    rho = 3 * q * (4 * q / (q - 1)) ** (q - 1)
+    z = np.linspace(0, 0.25, 100_001)
+    assert 3 / (z ** (q - 1) * (1 - 4 * z)).max() == pytest.approx(rho, rel=1e-6)
+    assert scipy.stats.beta.cdf(1 / (1 + rho), 0.5, (n - 1) / 2) ** DIRECTIONS <= FAILURE
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 40, 200])
+def test_estimates(kind: str, n: int) -> None:
+    q = with_loss(2 * n + 5, n, kind, 0.3, seed=n)
+    lost, norm, near = torch.eye(n) - q.T @ q, float(exact(q)), 1 + 1e-8  # 1 - sigma^2 cancels
+    image = lost @ directions(n, CPU)
+    upper = float(margin(n, DIRECTIONS) * spectral_norms(image))
+    assert norm / 2 <= upper <= norm * max(DIRECTIONS**0.25, 3 * math.sqrt(n))
+    by_powers = float(by_power_method(image, lambda v: lost @ v, max(n, 9)))
+    assert norm / 2 <= by_powers <= norm * near
+    assert norm / near <= float(spectral_norms(gram_defect(q[None]))) <= n**0.25 * norm * near
+    assert norm / 2 <= float(measured_again(q[None], 1e3))
+    assert norm / 2 <= float(measured_again(q[None], 0.0)) <= n**0.125 * norm * near
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("n", [1, 2, 30, 4096])
+def test_the_bound(name: str, n: int) -> None:
+    target = FORMATS[name]
+    assert orthogonality_2norm_bound(target, n) == min(0.1, 30 * n * target.u)
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("target", [BF16, FP16, FP32, FP64], ids=str)
+@pytest.mark.parametrize("n", [5, 40, 100])
+def test_a_certificate_accepts_by_the_2norm(kind: str, target: Any, n: int) -> None:
+    """Half of the bound is accepted, or the other bound is missed; more than twice of it never is."""
+    m, bound = 3 * n, orthogonality_2norm_bound(target, n)
+    dtype = torch.float32 if target in (BF16, FP16, FP32) else torch.float64
+    r, scales = torch.eye(n, dtype=dtype), torch.ones(n, dtype=dtype)
+    noise = 2 * n * torch.finfo(dtype).eps
+    for part in (0.4, 2.2):
+        q = with_loss(m, n, kind, part * bound, seed=n).to(dtype)
+        found = qr_certificate(q, q, r, scales, target)
+        norm = float(exact(q))
+        assert found.orthogonality_2norm >= norm / 2 - noise
+        assert found.orthogonality_2norm_bound <= 0.1
+        if part < 1:
+            assert found.accepted == (found.orthogonality <= found.orthogonality_bound)
+        else:
+            assert not found.accepted or norm <= 2 * found.orthogonality_2norm_bound + noise
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+def test_a_batch_has_the_same(kind: str) -> None:
+    q = torch.stack([with_loss(60, 40, kind, part * 0.1, seed=i) for i, part in enumerate((0.0, 0.3, 2.5))])
+    r, scales = torch.eye(40).double().expand(3, 40, 40), torch.ones(3, 40).double()
+    measures = qr_measures(q, q, r, scales)
+    found = qr_certificates(measures, (60, 40), FP16)
+    assert (found.orthogonality_2norm >= exact(q) / 2 - 1e-13).all()
+    assert not found.accepted[2]
+    assert accepted_by(measures, (60, 40), FP16).tolist() == found.accepted.tolist()
+    if not found.accepted[:2].all():
+        assert "in the 2-norm" in found.in_words
+
+
+def certificates(result: Any) -> list[neula.QRCertificate]:
+    return [result.certificate] if isinstance(result.certificate, neula.QRCertificate) else result.certificate
+
+
+def check(result: Any, noise: float) -> None:
+    """What is certified of each Q is at least half of the exact norm, and accepted by it."""
+    norms = np.atleast_1d(exact(result.Q))
+    for norm, one in zip(norms.ravel(), certificates(result), strict=True):
+        assert norm <= 2 * one.orthogonality_2norm + noise
+        assert one.orthogonality_2norm_bound <= 0.1
+        assert one.accepted
+        assert norm <= 2 * one.orthogonality_2norm_bound + noise
+
+
+SPECTRAL = ("geometric", "arithmetic", "cluster_small", "cluster_large")
+
+
+@pytest.mark.parametrize("kind", SPECTRAL)
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp16", "tf32", "fp32", "fp64"])
+def test_held_out_spectra(kind: str, engine: str, accuracy: str) -> None:
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    a = random_matrix(kind, 160, 72, cond=1e5, seed=3, dtype=dtype)
+    for matrix in (a, torch.stack([a, a * 3.0])):
+        check(neula.qr(matrix, accuracy=accuracy, engine=engine, strict=True), 72 * torch.finfo(dtype).eps)
+
+
+def test_a_few_lost_columns_go_on_to_the_next_link() -> None:
+    """One small singular value: of all directions one is lost, which a norm over sqrt(n) hides."""
+    values = torch.ones(192, dtype=torch.float64)
+    values[-1] = 3e-4
+    a = (haar(320, 192, 5) * values @ haar(192, 192, 6).T).float()
+    found = neula.qr(a, accuracy="fp16", engine="emulated")
+    assert [(one.method, one.accepted) for one in found.attempts] == [
+        ("rgsqrf fp16", False),
+        ("rgsqrf fp16 + reortho", True),
+    ]
+    with pytest.warns(neula.AccuracyWarning, match=r"in the 2-norm 3\.\de-01 \(bound 1\.0e-01\)"):
+        once = neula.qr(a, accuracy="tf32", engine="emulated", compute="fp16", algorithm="rgsqrf")
+    assert float(exact(once.Q)) > 0.3
+    assert once.certificate.orthogonality <= once.certificate.orthogonality_bound
+    assert once.certificate.doubtful
+    assert float(exact(once.Q)) / 2 <= once.certificate.orthogonality_2norm <= float(exact(once.Q)) * 1.01
+    check(found, 0.0)
+
+
+@pytest.mark.parametrize("shape", [(60, 4), (60, 24), (30, 50), (3, 40, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_way_reports_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    noise = max(shape) * torch.finfo(dtype).eps
+    results = [
+        neula.qr(a),
+        neula.qr(a, pivoting=True),
+        neula.qr(a, engine="emulated"),
+        neula.qr(a, "complete") if len(shape) == 2 else neula.qr(a),
+        neula.qr(a, algorithm="householder"),
+        neula.finish(neula.qr(a, wait=False)),
+        *([neula.tsqr(a), neula.tsqr(a, engine="emulated")] if shape[-1] < 256 else []),
+    ]
+    for result in results:
+        check(result, noise)
+    raw = neula.qr(a, mode="raw")
+    for one in certificates(raw):
+        assert 0 < one.orthogonality_2norm <= one.orthogonality_2norm_bound
+    assert exact(neula.orth(a)).max() <= 30 * min(shape[-2:]) * torch.finfo(dtype).eps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", SPECTRAL)
+@pytest.mark.parametrize("accuracy", ["bf16", "fp16", "fp32", "fp64"])
+@pytest.mark.parametrize("shape", [(64, 32), (1000, 72), (1500, 600), (3, 300, 40), (3, 900, 300)])
+def test_held_out_spectra_on_a_gpu(kind: str, accuracy: str, shape: tuple[int, ...]) -> None:
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    *batch, m, n = shape
+    a = random_matrix(kind, m, n, cond=1e5, seed=3, dtype=dtype).cuda().expand(*batch, m, n).contiguous()
+    for wait in (True, False):
+        found = neula.qr(a, accuracy=accuracy, strict=True, wait=wait)
+        found = found if wait else neula.finish(found)
+        check(replace(found, Q=found.Q.cpu()), 2 * max(m, n) * torch.finfo(dtype).eps)
