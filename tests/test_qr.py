@@ -15,6 +15,8 @@ import torch
 import neula
 from half_engine import HalfEngine
 from neula.algorithms.orthogonal.reorthogonalize import correct_last
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
@@ -222,18 +224,37 @@ def test_batch_dimensions(rng):
     np.testing.assert_allclose(result.Q[1, 2], neula.qr(A[1, 2]).Q, atol=1e-15)
 
 
-@pytest.mark.parametrize("algorithm", ["rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"])
+@pytest.mark.parametrize(
+    "algorithm", ["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"]
+)
 def test_a_named_algorithm_is_what_runs(algorithm, rng):
     A = rng.standard_normal((300, 60))
     result = neula.qr(A, accuracy="fp16", algorithm=algorithm, engine="emulated")
     assert len(result.attempts) == 1
     expected = {
         "rgsqrf": "rgsqrf fp16",
+        "rgsqrf-twice": "rgsqrf fp16 + one reortho",
         "rgsqrf-reortho": "rgsqrf fp16 + reortho",
         "cholesky-qr": "rgsqrf fp16 + cholesky-qr fp64",
         "householder": "householder fp64",
     }
     assert result.attempts[0].method == expected[algorithm]
+
+
+def test_twice_is_exactly_two_passes():
+    """Also where the second one says that it takes a third."""
+    A, engine = (
+        random_matrix("geometric", 300, 250, cond=1e9, dtype=torch.float32),
+        EmulatedEngine("cpu", "fp16"),
+    )
+    scales = power_of_two_scales(engine.column_max(A))
+    q, r = rgsqrf(A * scales, engine)
+    second, step = rgsqrf(q, engine)
+    with pytest.warns(neula.AccuracyWarning, match="orthogonality"):
+        result = neula.qr(A, accuracy="fp16", algorithm="rgsqrf-twice", engine="emulated")
+    assert torch.equal(result.Q, second)
+    assert torch.allclose(result.R, step @ r / scales, atol=1e-3)
+    assert neula.qr(A, accuracy="fp16", algorithm="rgsqrf-reortho", engine="emulated").converged
 
 
 def test_a_named_algorithm_that_misses_warns():

@@ -13,8 +13,11 @@ from neula.papers.lu import LU_PAPER
 from neula.papers.qr import QR_PAPER
 from neula.papers.reproduce import Paper, _page
 from neula.papers.tsqr import TSQR_PAPER
+from neula.papers.verdicts import Outcome
 
 ROOT = Path(__file__).parents[2]
+EMULATED = {"errata", "stress"}
+"""Figures whose data come from a CPU, which emulates tensor cores."""
 PAPERS = (QR_PAPER, TSQR_PAPER, LU_PAPER)
 
 every_figure = pytest.mark.parametrize(
@@ -48,16 +51,17 @@ def test_claims_can_be_judged(paper: Paper, figure: Figure) -> None:
     assert rows
     for claim in figure.claims:
         verdict = claim.judge(rows)
-        assert isinstance(verdict.holds, bool)
+        assert verdict.outcome() in Outcome
         assert any(character.isdigit() for character in verdict.measured), claim.text
 
 
 @every_figure
 def test_measured_at_the_papers_scale(paper: Paper, figure: Figure) -> None:
     about = committed(paper, figure).about
-    assert about["scale"] == ExperimentScale.paper
-    assert about["cuda"]
-    assert all(about[name] for name in ("date", "device", "neula", "torch"))
+    if figure.name not in EMULATED:
+        assert about["scale"] == ExperimentScale.paper
+        assert about["cuda"]
+    assert all(about[name] for name in ("scale", "date", "device", "neula", "torch"))
 
 
 @every_figure

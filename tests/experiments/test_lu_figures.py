@@ -47,6 +47,7 @@ from neula.papers.lu.algorithms import (
     solution_bound,
     solution_error,
 )
+from neula.papers.verdicts import Outcome
 
 ENGINE = EmulatedEngine("cpu", "fp16")
 U16, U32 = 2.0**-11, 2.0**-24
@@ -74,6 +75,8 @@ TFLOPS = {
     perf.LIBRARY: 10.0,
     perf.LIBRARY_UNPIVOTED: 15.0,
 }
+AMPERE = {HALF: 92.0, SINGLE: 52.0, DOUBLY_LOW: 170.0, DOUBLY_WIDE: 140.0}
+"""Of Figure 6."""
 ORDERS = (1024, 4096, 32768)
 
 
@@ -94,11 +97,11 @@ def made_up_errors(n: int, names: tuple[str, ...]) -> list[Row]:
     ]
 
 
-def made_up_rates(orders: tuple[int, ...]) -> list[Row]:
+def made_up_rates(orders: tuple[int, ...], rates: dict[str, float] = TFLOPS) -> list[Row]:
     return [
         {"n": n, "algorithm": name, "ms": 1.0, "tflops": rate * n / 32768}
         for n in orders
-        for name, rate in TFLOPS.items()
+        for name, rate in rates.items()
     ]
 
 
@@ -168,7 +171,7 @@ def tables() -> dict[str, Measurements]:
 SOURCES: dict[str, Callable[[], Measurements]] = {
     **{f"figure{number}": dominant for number in range(1, 5)},
     "figure5": tunable,
-    "figure6": lambda: Measurements(made_up_rates(ORDERS)),
+    "figure6": lambda: Measurements(made_up_rates(ORDERS, TFLOPS | AMPERE)),
     "table3": applications,
     "iterations": refined,
 }
@@ -243,7 +246,8 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (F2, 2, "as bad", every({"algorithm": BUFFERED, "format": "bf16"}, error=times(3.0))),
     (F2, 3, "slower", every({"algorithm": BUFFERED, "n": LAST}, tflops=times(0.8))),
     (F2, 3, "failed", every({"algorithm": BUFFERED, "n": LAST}, tflops=level(None))),
-    (F2, 4, "above", every({"algorithm": BUFFERED, "unit": EMULATED}, error=times(1000.0))),
+    (F2, 4, "slower", every({"algorithm": BUFFERED, "n": LAST}, tflops=times(0.5))),
+    (F2, 5, "above", every({"algorithm": BUFFERED, "unit": EMULATED}, error=times(1000.0))),
     (F3, 0, "as bad", every({"algorithm": WIDE_PANELS, "n": LAST}, error=times(8.0))),
     (F3, 1, "much worse", every({"algorithm": WIDE_PANELS, "n": LAST}, error=times(5.0))),
     (F3, 2, "free", every({"algorithm": WIDE_PANELS, "n": LAST}, tflops=times(1.1))),
@@ -254,7 +258,7 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (F4, 2, "better", every({"algorithm": DOUBLY_LOW, "n": LAST}, error=times(0.1))),
     (F4, 3, "as bad", every({"algorithm": DOUBLY_WIDE, "n": LAST}, error=times(20.0))),
     (F4, 4, "slower", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.9))),
-    (F4, 5, "little", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.8))),
+    (F4, 5, "little", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.7))),
     (F4, 6, "slower", every({"algorithm": DOUBLY_LOW, "n": LAST}, tflops=times(0.8))),
     (F4, 7, "above", algorithm(DOUBLY_WIDE, error=times(100.0))),
     (F5, 0, "as good", every({"algorithm": HALF, "n": LAST}, error=times(0.01))),
@@ -263,9 +267,9 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (F5, 3, "not finite", algorithm(HALF, error=level(None))),
     (F6, 0, "slower", every({"algorithm": HALF, "n": LAST}, tflops=times(0.5))),
     (F6, 1, "little", every({"algorithm": SINGLE, "n": LAST}, tflops=times(1.5))),
-    (F6, 2, "slower", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.8))),
+    (F6, 2, "slower", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.7))),
     (F6, 3, "slower", every({"algorithm": DOUBLY_LOW, "n": LAST}, tflops=times(0.8))),
-    (F6, 4, "slower", every({"algorithm": perf.LIBRARY_UNPIVOTED, "n": LAST}, tflops=times(4.0))),
+    (F6, 4, "slower", every({"algorithm": perf.LIBRARY_UNPIVOTED, "n": LAST}, tflops=times(10.0))),
     (bnd.TABLE_1, 0, "above", algorithm(SINGLE, **{"measured in u16": level(4.0)})),
     (bnd.TABLE_1, 0, "not finite", algorithm(HALF, **{"measured in u16": level(None)})),
     (bnd.TABLE_1, 1, "as much", algorithm(BUFFERED, **{"MB of factors": times(4.0)})),
@@ -335,7 +339,8 @@ def test_errors_of_the_paper(measured: Measurements) -> None:
     """In its order, below the bounds, and with fp16 storage lossy in Algorithm 3.1 only."""
     accurate = [claim for claim in F4.claims if "fast" not in claim.text and "errs as 4.1" not in claim.text]
     assert len(accurate) == 4
-    for claim in (*accurate, *F1.claims, F3.claims[0]):
+    assert F1.claims[0].judge(measured).outcome() is Outcome.in_part  # three orders instead of two
+    for claim in (*accurate, *F1.claims[1:], F3.claims[0]):
         verdict = claim.judge(measured)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
 

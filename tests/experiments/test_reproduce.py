@@ -24,13 +24,14 @@ from neula import cli
 from neula.cli.app import app
 from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
-from neula.papers.figure import Claim, ClaimCheck, ExperimentScale, Figure, Setting
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.lu import LU_PAPER
 from neula.papers.measuring import circumstances, median_seconds, seconds_of
 from neula.papers.qr import QR_PAPER
 from neula.papers.qr.accuracy import EXPONENTS
 from neula.papers.reproduce import LONG_TABLE, Paper, reproduce
 from neula.papers.tsqr import TSQR_PAPER
+from neula.papers.verdicts import Claim, ClaimCheck, Outcome, about, cases, within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -227,11 +228,13 @@ def draw(rows: Measurements, canvas: Canvas) -> None:
 
 def falls(rows: Measurements) -> ClaimCheck:
     errors = [error for error in rows.column("error") if error is not None]
-    return ClaimCheck(errors == sorted(errors, reverse=True), f"[from] {errors[0]:.2g} to {errors[-1]:.2g}")
+    falling = [later < earlier for earlier, later in itertools.pairwise(errors)]
+    return cases(falling, f"[from] {errors[0]:.2g} to {errors[-1]:.2g}")
 
 
 def is_finite(rows: Measurements) -> ClaimCheck:
-    return ClaimCheck(None not in rows.column("error"), f"not finite for {rows.column('error').count(None)}")
+    lost = rows.column("error").count(None)
+    return within([lost], (0, 0), f"not finite for {lost}")
 
 
 PICTURE = Figure(
@@ -330,12 +333,12 @@ def test_the_page(tmp_path: Path) -> None:
         assert "\n\nHow `||e||` falls. Engines: " in part
         assert "Scaled down: 4 columns instead of 4000" in part
         assert "Note: the [largest] one is left out." in part
-        assert r"| the error \|e\| falls | [from] 0.1 to 0.025 | yes |" in part
+        assert r"| the error \|e\| falls | all | 2 of 2 | holds | [from] 0.1 to 0.025 |" in part
     assert "`neula experiment tiny picture --scale small` on " in picture
     assert "[JSON](picture.json), [CSV](picture.csv)" in picture
     assert f"torch {torch.__version__}" in picture
     assert "![Figure 1: a picture](picture.png)" in picture
-    assert "| it is [always] finite | not finite for 1 | **no** |" in picture
+    assert "| it is [always] finite | at most 0 | 1 | **does not hold** | not finite for 1 |" in picture
     assert "![" not in table
     assert "| n | method | error |\n| --- | --- | --- |\n" + r"| 1 | a\|b | 0.1 |" in table
     assert r"| 8 | a\|b |  |" in table
@@ -358,7 +361,8 @@ def test_what_is_printed(tmp_path: Path) -> None:
         "note: the [largest] one is left out",
         "holds: the error |e| falls",
         "measured: [from] 0.1 to 0.025",
-        "does not hold here: it is [always] finite",
+        "does not hold: it is [always] finite",
+        "claimed: at most 0; ours: 1",
         f"data: {tmp_path / 'picture.json'}",
         f"picture: {tmp_path / 'picture.png'}",
         "no picture: a table",
@@ -387,8 +391,8 @@ def test_redraw_judges_the_data_of_the_folder(tmp_path: Path) -> None:
     calls.clear()
     screen = run(tmp_path, "picture", redraw=True)
     assert calls == []
-    assert "does not hold here: the error |e| falls" in screen
-    assert "| [from] 1 to 2 | **no** |" in page(tmp_path)
+    assert "does not hold: the error |e| falls" in screen
+    assert "| 0 of 1 | **does not hold** | [from] 1 to 2 |" in page(tmp_path)
     assert (tmp_path / "picture.png").exists()
     assert ExperimentData.read(tmp_path / "picture.json").rows == rows
 
@@ -405,6 +409,80 @@ def test_unknown_figure(tmp_path: Path) -> None:
     ):
         run(tmp_path / "new", "figure99")
     assert os.listdir(tmp_path) == []
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([10.0, 5.0], Outcome.holds),
+        ([4.0, 20.0], Outcome.in_part),  # one of two
+        ([20.0, 30.0], Outcome.in_part),  # faster, but by another factor
+        ([0.5, 0.4, 1.1], Outcome.fails),
+        ([None, math.nan, 6.0], Outcome.fails),
+        ([], Outcome.unknown),
+    ],
+)
+def test_a_claim_is_a_number_with_an_interval(values: list[float | None], outcome: Outcome) -> None:
+    check = within(values, (5.0, 15.0), "", tendency=(1.0, math.inf))
+    assert check.outcome() is outcome
+    assert check.holds == (outcome is Outcome.holds)
+
+
+def test_noise_that_decides_is_no_verdict() -> None:
+    check = within([1.05], (1.0, math.inf), "")
+    assert [check.outcome(noise) for noise in (1.0, 1.04, 1.06)] == [
+        Outcome.holds,
+        Outcome.holds,
+        Outcome.noisy,
+    ]
+    assert within([3.0], (1.0, math.inf), "").outcome(2.9) is Outcome.holds
+    assert cases([True, False], "").outcome(5.0) is Outcome.in_part  # cases are counted
+    assert within([], (1.0, 2.0), "").outcome(5.0) is Outcome.unknown
+
+
+def test_a_part_of_the_cases_may_be_enough() -> None:
+    check = within([2.0] * 9 + [0.5], (1.0, math.inf), "", least=0.85)
+    assert check.holds
+    assert (check.wanted, check.ours) == ("at least 1, in 85%", "0.5 to 2")
+    assert cases([True] * 9 + [False], "").outcome() is Outcome.in_part
+
+
+def test_intervals_in_words() -> None:
+    assert about(10.0, 2.0) == (5.0, 20.0)
+    check = within([2044.3, 151.0, None], about(10.0, 2.0), "")
+    assert (check.wanted, check.ours) == ("5 to 20", "151 to 2044, 1 failed")
+    assert within([0.5], (0.0, 1.0), "").wanted == "at most 1"
+    assert within([None], (0.0, 1.0), "").ours == "1 failed"
+    assert (cases([True, False], "").wanted, cases([True, False], "").ours) == ("all", "1 of 2")
+    assert within([], (0.0, 1.0), "").ours == "none"
+
+
+def test_noise_is_the_spread_of_one_product_during_the_run(tmp_path: Path) -> None:
+    """Kept with the data, and applied to claims about times alone."""
+    setting = Setting(ExperimentScale.small)
+    assert setting.noise == 1.0
+    setting.probes += [*[1.0] * 9, 50.0, *[1.2] * 9, 0.1]
+    assert setting.noise == 1.2
+    claims = tuple(
+        Claim(f"timed: {timed}", lambda rows: within([1.01], (1.0, 2.0), "1.01"), timed)
+        for timed in (True, False)
+    )
+    run(tmp_path, paper=replace(PAPER, figures=(replace(TABLE, claims=claims),)))
+    path = tmp_path / "table.json"
+    assert ExperimentData.read(path).about["noise"] >= 1.0
+    for noise, verdict in ((1.5, "**too noisy**"), (1.0, "holds"), (None, "**too noisy**")):
+        content = json.loads(path.read_text())
+        content["about"].pop("noise", None)
+        if noise is not None:
+            content["about"]["noise"] = noise
+        path.write_text(json.dumps(content))
+        run(tmp_path, "table", replace(PAPER, figures=(replace(TABLE, claims=claims),)), redraw=True)
+        assert f"| timed: True | 1 to 2 | 1.01 | {verdict} | 1.01 |" in page(tmp_path)
+        assert "| timed: False | 1 to 2 | 1.01 | holds | 1.01 |" in page(tmp_path)
+        assert f"off by a factor of {noise or 1.1:.2f}" in page(tmp_path)
 
 
 @pytest.mark.parametrize("rows", [[], [{"n": 1}], [{"n": 1, "error": "much"}], [{"n": 1, "error": None}]])
@@ -453,7 +531,7 @@ def test_without_matplotlib_there_is_all_but_the_picture(tmp_path: Path) -> None
     screen = run(tmp_path, "picture")
     assert "no picture: drawing needs matplotlib: pip install 'neula[plot]'" in screen
     assert set(os.listdir(tmp_path)) == {"picture.json", "picture.csv", "index.md"}
-    assert "**no**" in page(tmp_path)
+    assert "**does not hold**" in page(tmp_path)
     assert "![" not in page(tmp_path)  # a link to nowhere
 
 
@@ -564,6 +642,41 @@ def test_experiment_with_the_users_matrices(tmp_path: Path, monkeypatch: pytest.
     for command, place in (("lu-paper", "nowhere"), ("qr-paper", str(tmp_path))):
         result = experiment(command, "table", "--matrices", place)
         assert result.exit_code == cli.BAD_INPUT
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("command", "figure", "shape", "kind"),
+    [
+        ("qr-paper", "figure3", (60, 12), "spectrum"),
+        ("qr-paper", "figure9", (60, 12), None),
+        ("qr-paper", "iterations", (60, 12), "spectrum"),
+        ("qr-paper", "table4", (60, 20), None),
+        ("qr-paper", "errata", (60, 12), None),
+        ("lu-paper", "figure5", (24, 24), None),
+        ("lu-paper", "iterations", (128, 128), "matrix"),
+        ("tsqr-paper", "accuracy", (64, 8), None),
+    ],
+)
+def test_experiment_on_a_matrix_of_the_users(
+    command: str, figure: str, shape: tuple[int, int], kind: str | None
+) -> None:
+    np.save("mine.npy", np.random.default_rng(1).standard_normal(shape) + np.eye(*shape))
+    result = experiment(command, figure, "--matrix", "mine.npy", "--out", "X")
+    assert result.exit_code == 0, result.output
+    rows = ExperimentData.read(Path(f"X/{figure}.json")).rows
+    assert set(rows.column("n")) == {shape[1]}
+    assert kind is None or set(rows.column(kind)) == {"mine.npy"}
+    assert set(rows.column("cond")) == {None}
+    assert "(on mine.npy)" in Path("X/index.md").read_text()
+    assert "holds" not in result.stdout
+
+
+@pytest.mark.usefixtures("folder")
+def test_experiments_that_are_not_about_matrices() -> None:
+    np.save("mine.npy", np.eye(3))
+    assert "underflow is not about" in refused(experiment("tsqr-paper", "underflow", "--matrix", "mine.npy"))
+    assert experiment("qr-paper", "figure3", "--matrix", "nowhere.npy").exit_code == cli.BAD_INPUT
 
 
 def test_experiment_unknown_figure(folder: Path) -> None:

@@ -20,6 +20,7 @@ from neula.papers.tsqr import accuracy as acc
 from neula.papers.tsqr import performance as perf
 from neula.papers.tsqr import products as prod
 from neula.papers.tsqr import underflow as under
+from neula.papers.verdicts import Outcome
 
 U16, U32 = 2.0**-11, 2.0**-24
 
@@ -217,10 +218,12 @@ def test_every_claim_is_lied_about() -> None:
     assert lied_about == {(f.name, number) for f in TSQR_PAPER.figures for number in range(len(f.claims))}
 
 
-def test_claims_about_hardware_do_not_hold_without_any(products: Measurements) -> None:
+def test_claims_about_hardware_have_no_verdict_without_any(products: Measurements) -> None:
     verdicts = [claim.judge(products) for claim in prod.PRODUCTS.claims]
     assert [verdict.holds for verdict in verdicts] == [True, True, True, False, True, False]
-    assert all("0 products measured" in verdict.measured for verdict in verdicts if not verdict.holds)
+    unknown = [verdict for verdict in verdicts if not verdict.holds]
+    assert all("0 products measured" in verdict.measured for verdict in unknown)
+    assert all(verdict.outcome() is Outcome.unknown for verdict in unknown)
     assert prod.TOWARD_ZERO in verdicts[1].measured
 
 

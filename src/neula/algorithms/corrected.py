@@ -82,6 +82,7 @@ def scaled_product(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Te
     return unbalanced(product.to(a.dtype), a_exponents, b_exponents)
 
 
+# item: T corrected product
 def corrected_product(
     a: torch.Tensor, b: torch.Tensor, engine: Engine, scheme: Scheme | None = None, *, run: int = RUN
 ) -> torch.Tensor:

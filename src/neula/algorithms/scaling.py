@@ -15,6 +15,7 @@ SAFE_NORMS = {torch.float32: (1e-12, 1e18), torch.float64: (1e-140, 1e150)}
 projections, and from overflow."""
 
 
+# item: Q scaling
 def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     """Scales that bring the largest element of every column into [1/2, 1); 1 for zero columns.
 

@@ -90,6 +90,7 @@ def _within(error: float, kept: Format, bound: Callable[[Format], float]) -> For
     )
 
 
+# item: Q error bounds
 def residual_bound(target: Format, n: int) -> float:
     """What the residual of a QR may be: ``3 u (2 + log2 n)``.
 
@@ -98,6 +99,7 @@ def residual_bound(target: Format, n: int) -> float:
     return 3 * target.u * (2 + math.log2(n))
 
 
+# item: Q error bounds
 def orthogonality_bound(target: Format, n: int) -> float:
     """What ``||I - Q^T Q||`` may be: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
     return 2 * residual_bound(target, n)

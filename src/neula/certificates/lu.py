@@ -13,6 +13,7 @@ _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements that are converted at a time: what a cache holds, and what fills a GPU."""
 
 
+# item: L (2.2)
 def componentwise_backward_error(
     a: torch.Tensor, x: torch.Tensor, b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor
 ) -> float:
@@ -48,6 +49,7 @@ def componentwise_backward_error(
     return float(torch.where(residual == 0, 0.0, residual / size).max())
 
 
+# item: L (2.1); L Theorem 1; L Lemma 1; L Theorem 2; L Theorem 3; L Theorem 4; L square root
 def lu_bound(
     variant: str,
     n: int,

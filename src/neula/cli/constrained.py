@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
     from neula.pipeline.result import LsqLinearResult, LstsqResult, NNLSResult
 
-NOT_WITH_BOUNDS = ("damp", "weights", "rcond", "certify")
+WITHOUT_BOUNDS = {
+    "damp": 0.0,
+    "weights": None,
+    "rcond": None,
+    "certify": "backward",
+    "algorithm": None,
+    "max_iterations": 60,
+}
+"""Options that go without bounds only, with what they are by default."""
 
 
 def interval(text: str) -> tuple[float, float]:
@@ -59,11 +67,12 @@ def call_for(
         raise ValueError("--nonnegative is --bounds=0,inf: leave one of them out")
     if constraints is not None:
         raise ValueError("--constraints do not go together with bounds: leave one of them out")
-    given = {"damp": 0.0, "weights": None, "rcond": None, "certify": "backward"}
-    for name in NOT_WITH_BOUNDS:
-        value = options.get(name, given[name])
-        if value is not given[name] and value != given[name]:
-            raise ValueError(f"--{name} does not go together with bounds: leave one of them out")
+    for name, default in WITHOUT_BOUNDS.items():
+        value = options.get(name, default)
+        if value is not default and value != default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} does not go together with bounds: leave one of them out"
+            )
     return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": interval(bounds)})
 
 

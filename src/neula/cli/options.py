@@ -119,6 +119,10 @@ MemoryOption = Annotated[
         help="Memory to use, as 8G; if A does not fit, it is read in blocks. The default is what is free.",
     ),
 ]
+TraceOption = Annotated[
+    bool,
+    typer.Option("--trace", help="Show each panel, product and iteration of the low-precision algorithm."),
+]
 JsonOption = Annotated[
     bool,
     typer.Option("--json", rich_help_panel=FILES, help="Print one JSON object on stdout, with all facts."),

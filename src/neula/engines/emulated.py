@@ -31,6 +31,7 @@ from neula.errors import unknown_name
 ACCUMULATIONS = ("fp32", "fp32_rz", "fp16")
 
 
+# item: L block FMA
 class EmulatedEngine(Engine):
     """Reproduces the numerics of tensor cores; every numerical test runs on it.
 

@@ -63,6 +63,7 @@ def singular_values(kind: str, n: int, cond: float) -> torch.Tensor:
     return s
 
 
+# item: Q matrices
 def random_matrix(
     kind: str,
     m: int,
@@ -125,6 +126,7 @@ def _random_entries(
     return a.mul_(2).sub_(1) if kind == "uniform" else a
 
 
+# item: L HPL-AI
 def hpl_ai_matrix(
     n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu", seed: int = 0
 ) -> torch.Tensor:

@@ -28,6 +28,7 @@ def fits(tiles: torch.Tensor) -> bool:
     return m <= MAX_ROWS and n <= MAX_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
 
 
+# item: Q Algorithm 2; V Algorithm 4
 @kernel("neula.kernels.mgs_triton:mgs_triton", trial=_tried, when=fits)
 def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each tile by modified Gram-Schmidt, in the full precision of its dtype.

@@ -14,6 +14,7 @@ BLOCK_ELEMENTS = 1 << 26
 """Of the blocks of rows that are converted to double precision: half a gigabyte, however tall the matrix."""
 
 
+# item: Q backward error
 def backward_error(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
     """``||A - QR||_F / ||A||_F``."""
     r, norms = r.double(), []

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from neula.errors import unknown_name
-from neula.papers.data import WIDE, ExperimentData, Measurements, show
+from neula.io.files import read_matrix
+from neula.papers.data import WIDE, ExperimentData, Measurements, Row, show
 from neula.papers.drawing import new_canvas
-from neula.papers.figure import Claim, ClaimCheck, ExperimentScale, Figure, Setting
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.measuring import circumstances
+from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome
+
+KIND = ("spectrum", "matrix")
+"""Fields that name the kind of a matrix."""
 
 LONG_TABLE = 16
 """Tables with more rows than this are left to the data files."""
@@ -49,6 +56,7 @@ def reproduce(
     *,
     redraw: bool = False,
     matrices: Path | None = None,
+    matrix: Path | None = None,
     console: Console,
     progress: Callable[[str, float], None],
 ) -> None:
@@ -64,12 +72,21 @@ def reproduce(
         Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
     matrices : Path, optional
         Folder with matrices of the paper that the user has.
+    matrix : Path, optional
+        File of a matrix to measure in place of the paper's. Claims, which are about those, are not judged.
     console : rich.console.Console
         Where verdicts go.
     progress : callable
         Called with the step and the part that is done, and with no step before something is printed.
     """
     figures = paper.named(name)
+    if matrix is not None:
+        figures = [_on_one_matrix(figure, matrix) for figure in figures if figure.takes_matrix]
+        if not figures:
+            raise ValueError(
+                f"{name} is not about matrices of any kind: leave out --matrix, or choose another figure"
+            )
+        paper = replace(paper, figures=tuple(figures))
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
     if not redraw:
@@ -81,7 +98,7 @@ def reproduce(
         if not redraw:
             # Figures that show the same data share their function.
             if figure.measure not in measured:
-                measured[figure.measure] = _measure(figure, scale, progress, matrices)
+                measured[figure.measure] = _measure(figure, scale, progress, matrices, matrix)
             measured[figure.measure].write(path)
         data = ExperimentData.read(path)
         _print(figure, data, console)
@@ -97,15 +114,30 @@ def _say(console: Console, text: str, before: str = "") -> None:
     console.print(before + escape(text), soft_wrap=True, highlight=False)
 
 
+def _on_one_matrix(figure: Figure, matrix: Path) -> Figure:
+    """The experiment without the paper's claims, and without pictures, which show many matrices."""
+    title, text = f"{figure.title} (on {matrix.name})", "tensor cores emulated, times on this CPU"
+    return replace(figure, title=title, scaled_down=text, claims=(), draw=None)
+
+
 def _measure(
-    figure: Figure, scale: ExperimentScale, progress: Callable[[str, float], None], matrices: Path | None
+    figure: Figure,
+    scale: ExperimentScale,
+    progress: Callable[[str, float], None],
+    matrices: Path | None,
+    matrix: Path | None,
 ) -> ExperimentData:
     setting = Setting(scale, lambda step, part: progress(f"{figure.name}: {step}", part), matrices=matrices)
+    if matrix is not None:
+        setting.matrix = torch.from_numpy(np.asarray(read_matrix(matrix), dtype=np.float64))
     rows = list(figure.measure(setting))
+    if matrix is not None:  # in place of the kind of random matrices
+        named: Row = dict.fromkeys(KIND, matrix.name) | {"cond": None}
+        rows = [row | {name: named[name] for name in named if name in row} for row in rows]
     progress("", 1.0)
     if not rows:
         raise ValueError(f"{figure.name}: no matrix fits into memory; {'; '.join(setting.notes)}")
-    about = {"scale": scale.value, "notes": setting.notes}
+    about = {"scale": scale.value, "notes": setting.notes, "noise": setting.noise}
     timed = setting.numerics if figure.emulated_times else setting.speed
     about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
     return ExperimentData.from_rows(about | circumstances(setting.device), rows)
@@ -135,20 +167,28 @@ def _print(figure: Figure, data: ExperimentData, console: Console) -> None:
         _say(console, line)
     if len(data.rows) <= LONG_TABLE:
         _print_table(data.rows, console)
-    for claim, verdict in _judge(figure, data):
-        word = "[green]holds[/green]" if verdict.holds else "[yellow]does not hold here[/yellow]"
-        _say(console, claim.text, before=f"{word}: ")
-        _say(console, f"    measured: {verdict.measured}")
+    for claim, check, outcome in judged(figure, data):
+        colour = "green" if outcome is Outcome.holds else "yellow"
+        _say(console, claim.text, before=f"[{colour}]{outcome}[/{colour}]: ")
+        _say(console, f"    claimed: {check.wanted}; ours: {check.ours}")
+        _say(console, f"    measured: {check.measured}")
 
 
 def _engines(about: Mapping[str, Any]) -> str:
     return f"Engines: {about['time']} for times, {about['accuracy']} for accuracy"
 
 
-def _judge(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck]]:
-    """The claims with their verdicts."""
+def _noise(data: ExperimentData) -> float:
+    """The factor that a time of these data may be off."""
+    return float(data.about.get("noise", ASSUMED_NOISE))
+
+
+def judged(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck, Outcome]]:
+    """The claims with our numbers and the verdicts."""
     try:
-        return [(claim, claim.judge(data.rows)) for claim in figure.claims]
+        found = [(claim, claim.judge(data.rows)) for claim in figure.claims]
+        noise = _noise(data)
+        return [(claim, check, check.outcome(noise if claim.timed else 1.0)) for claim, check in found]
     except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
         made = data.about.get("neula")
         text = f"{figure.name}.json of neula {made} lacks what its claims need ({error!r}): measure it again"
@@ -170,9 +210,11 @@ def _page(paper: Paper, out: Path) -> str:
     head = [
         f"# {paper.title}",
         f"{paper.source}. Each section is made by one command, from data that lies beside this page. A claim "
-        "*holds* if a function of the data says so; times are compared as ratios, orders and slopes, since "
-        "the paper's machine was another one. Expect ten percent of noise in times. `(neula)` marks what "
-        "the paper does not say.",
+        "is a number with an interval. It *holds* if our numbers lie in the interval, holds *in part* if at "
+        "least half of them do, or if a weaker claim is true (faster, but not as much), and otherwise *does "
+        "not hold*. Without enough data there is no verdict. Times are compared as ratios, since the paper's "
+        "machine was another one; if the verdict depends on the noise of the run, it is *too noisy*. "
+        "`(neula)` marks what the paper does not say.",
     ]
     return "\n\n".join([*head, *sections]) + "\n"
 
@@ -185,8 +227,11 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
     scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
     claims = _markdown_table(
-        ["the paper", "measured", "holds"],
-        [[c.text, v.measured, "yes" if v.holds else "**no**"] for c, v in _judge(figure, data)],
+        ["the paper", "claimed", "ours", "verdict", "measured"],
+        [
+            [claim.text, check.wanted, check.ours, _verdict_text(outcome), check.measured]
+            for claim, check, outcome in judged(figure, data)
+        ],
     )
     picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
     table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
@@ -194,9 +239,23 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
         f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
         f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv)."
     )
-    notes = [f"Note: {note}." for note in about["notes"]]
+    notes = [f"Note: {note}." for note in (*about["notes"], *_noise_note(figure, data))]
     shows = f"{figure.shows} {_engines(about)}."
     return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
+
+
+def _verdict_text(outcome: Outcome) -> str:
+    return outcome.value if outcome is Outcome.holds else f"**{outcome}**"
+
+
+def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:
+    """How far times may be off, where claims compare some."""
+    if not any(claim.timed for claim in figure.claims):
+        return []
+    measured = (
+        "measured during the run" if "noise" in data.about else "assumed, since the run has not measured it"
+    )
+    return [f"times may be off by a factor of {_noise(data):.2f} ({measured})"]
 
 
 def _cells(rows: Measurements) -> list[list[str]]:

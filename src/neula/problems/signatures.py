@@ -123,7 +123,7 @@ class QRKeywords(Waiting, total=False):
     """Of :func:`neula.qr`, without the mode."""
 
     pivoting: bool
-    algorithm: Literal["rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
+    algorithm: Literal["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
     compute: ArithmeticName | None
     panel: Literal["caqr", "cholesky", "cholesky2", "cholesky32", "householder"] | None
     cutoff: int | None

@@ -110,6 +110,7 @@ class Equilibrated(Wrapped):
         return self.factors.solve_transposed(scaled * size) * self.scales.rows[:, None] / size
 
 
+# item: L scaling
 def equilibrate(
     a: torch.Tensor, row_norms: torch.Tensor, engine: Engine, largest: torch.Tensor | None = None
 ) -> Equilibration:

@@ -32,6 +32,7 @@ from neula.algorithms.elimination.lu_panels import (
     wide_panel,
 )
 from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.trace import Tracer, panels_told, traced
 from neula.engines import FP32, FP64, Engine, Format
 from neula.errors import unknown_name, whole_number
 from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
@@ -74,6 +75,7 @@ class Variant:
     partitioned: bool = False
 
 
+# item: L Algorithm 2.1; L Algorithm 3.1; L Algorithm 4.1; L Algorithm 5.1; L Algorithm 5.2
 VARIANTS = {
     "2.1": Variant(left_looking=False, buffered=False, uniform=True, panel="low"),
     "2.2": Variant(left_looking=True, buffered=False, uniform=True, panel="low"),
@@ -133,6 +135,7 @@ def lu_factorize(
     pivoting: bool = False,
     overwrite: bool = False,
     on_columns: Callable[[int], None] | None = None,
+    trace: Tracer | None = None,
 ) -> PackedLU:
     """Factorize ``A = L U``, or ``A[permutation] = L U`` with pivoting, by one of the paper's algorithms.
 
@@ -162,6 +165,8 @@ def lu_factorize(
         Whether the factors may take the place of A, if that is column-major and of their dtype.
     on_columns : callable, optional
         Called with the number of columns that are done after each panel.
+    trace : callable, optional
+        Called with each product and each panel, for example a :class:`~neula.algorithms.trace.Trace`.
 
     Returns
     -------
@@ -185,6 +190,8 @@ def lu_factorize(
     """
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
+    if trace is not None:
+        engine, on_columns = traced(engine, trace), panels_told(trace, on_columns)
     chosen, n = VARIANTS[variant], a.shape[0]
     kept = storage or engine.format
     low = kept == engine.format

@@ -21,6 +21,7 @@ Solve = Callable[[torch.Tensor, slice], None]
 """Turns updated rows of the given columns into rows of U, and leaves them in the matrix."""
 
 
+# item: L (4.1) to (4.3)
 @dataclass(frozen=True)
 class Workspace:
     """What all steps share: the matrix that turns into L and U, and how its blocks are updated.
@@ -107,6 +108,7 @@ def halves(whole: slice, leaf: int) -> tuple[slice, slice]:
     return slice(whole.start, whole.start + half), slice(whole.start + half, whole.stop)
 
 
+# item: L Algorithm 2.2
 def left_looking(work: Workspace, columns: slice, width: int, factor: Panel) -> Iterator[tuple[slice, Solve]]:
     """Algorithms 2.2, 4.1, 5.1 and 5.2 on the given columns: update a panel, then factorize it.
 

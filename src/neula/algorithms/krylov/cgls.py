@@ -19,6 +19,7 @@ import torch
 
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
+from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
@@ -94,6 +95,7 @@ class InnerSolution:
         return math.nan if self.lanczos is None else self.lanczos.smallest_singular_value()
 
 
+# item: Q Algorithm 3; V Algorithm 5
 def cgls(
     operator: LeastSquaresOperator,
     r: UpperTriangular,
@@ -103,6 +105,7 @@ def cgls(
     max_iterations: int,
     gradient: torch.Tensor | None = None,
     by_gradient: bool = False,
+    trace: Tracer | None = None,
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
 
@@ -121,6 +124,8 @@ def cgls(
         ``A^T b`` where it is known already.
     by_gradient : bool
         Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
+    trace : callable, optional
+        Called after each iteration with the largest ``||R^-T A^T r||`` of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual, precise = b, r.dtype == torch.float64 and not by_gradient
@@ -141,6 +146,8 @@ def cgls(
             found = operator.normal_and_squares(state.direction)
             state, alpha, beta = _advanced(r, stop, state, *found, replay=operator.replay)
         lanczos.add(alpha, beta)
+        if trace is not None:
+            trace(TraceEvent("iteration", value=float(state.gamma.max().sqrt())))
         if progress.ends(state.gamma, state.done):
             break
     return InnerSolution(state.x, progress.iterations, lanczos)

@@ -11,10 +11,12 @@ import torch
 from neula.algorithms.krylov.cgls import InnerSolution, Stop, ratio
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
+from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.engines.reduction import HERE, Reduction
 
 
+# item: Q LSQR
 def lsqr(
     operator: LeastSquaresOperator,
     r: UpperTriangular,
@@ -23,6 +25,7 @@ def lsqr(
     stop: Stop,
     max_iterations: int,
     gradient: torch.Tensor | None = None,
+    trace: Tracer | None = None,
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0; parameters and result as those of :func:`cgls`.
 
@@ -43,7 +46,10 @@ def lsqr(
         y = y + ratio(cosine * phi, rho) * w
         phi = sine * phi
         w = v - ratio(theta, rho) * w
-        if bool(over_rows.agree((phi * alpha * cosine.abs() <= stop.preconditioned).all())):
+        reduced = phi * alpha * cosine.abs()
+        if trace is not None:
+            trace(TraceEvent("iteration", value=float(reduced.max())))
+        if bool(over_rows.agree((reduced <= stop.preconditioned).all())):
             return InnerSolution(solve_r(r, y), iteration)
     return InnerSolution(solve_r(r, y), max_iterations)
 

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine
 from neula.kernels import mgs
 
+# item: Q tiles
 TILE_ROWS = 256
 TILE_COLUMNS = 32
 
 
+# item: Q (8); V (6)
 def caqr(
     a: torch.Tensor,
     engine: Engine,
     *,
     tile_rows: int = TILE_ROWS,
     tile_columns: int = TILE_COLUMNS,
+    trace: Tracer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a panel: recursion down to ``tile_columns`` columns, each of them a tree of tiles.
 
@@ -31,6 +35,8 @@ def caqr(
         Multiplies between tiles; fp32 in the paper's best variant, a low format for its ablation.
     tile_rows, tile_columns : int
         The shape of a tile, ``tile_rows >= 2 * tile_columns``; 256 x 32 in the paper.
+    trace : callable, optional
+        Called with each product, and with each stack of tiles as a panel of three dimensions.
 
     Returns
     -------
@@ -45,6 +51,8 @@ def caqr(
     # Row-major, unlike other working matrices: a row of a tile is one contiguous piece.
     q = a.clone(memory_format=torch.contiguous_format)
     r = a.new_zeros(a.shape[1], a.shape[1])
+    if trace is not None:
+        engine = traced(engine, trace)
     _factorize(q, r, engine, tile_rows, tile_columns)
     return q, r
 
@@ -72,6 +80,9 @@ def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor
     if m <= tile_rows:
         return mgs(a)
     tiles = _split_evenly(a, tile_rows)
+    told = getattr(engine, "trace", None)
+    if told is not None:
+        told(TraceEvent("panel", shape=tuple(tiles.shape)))
     local_q, local_r = mgs(tiles)
     stack_q, r = _tree(local_r.reshape(-1, n), engine, tile_rows)
     q = engine.bmm(local_q, stack_q.reshape(-1, n, n))

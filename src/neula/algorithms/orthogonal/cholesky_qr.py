@@ -29,6 +29,7 @@ GRAM_PARTS = 4
 """Blocks of rows in which the lower triangle of a Gram matrix is computed: ``(1 + 1/4) m n^2`` operations."""
 
 
+# item: Q mixed CholQR
 def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass with the Gram matrix in float64, without synchronizing.
 

@@ -11,6 +11,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.precision import exact_matmul
 
 
+# item: Q (3); V Algorithm 1
 def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """``x = R^-1 (Q^T b)``: the direct solver of the papers (formula 3), in the precision of the factors.
 
@@ -23,6 +24,7 @@ def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduc
     return solve_r(r, over_rows.total(exact_matmul(q.T, b)))
 
 
+# item: Q (2)
 def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """``x = (A^T A)^-1 A^T b`` by Cholesky: half the operations of QR, twice the sensitivity.
 

@@ -49,6 +49,7 @@ WELL_CONDITIONED = 0.5
 """``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
 
 
+# item: Q re-orthogonalization
 def reorthogonalize(
     q: torch.Tensor,
     r: torch.Tensor,

@@ -14,6 +14,7 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place
 from neula.algorithms.orthogonal.panels import Panel, panel_named
+from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine
 from neula.errors import whole_number
 
@@ -24,6 +25,7 @@ FEWEST = 1024
 """Columns of a block that are worth a graph: fewer are so tall that they take longer than their launches."""
 
 
+# item: Q Algorithm 1; Q cutoff; V Algorithm 2
 def rgsqrf(
     a: torch.Tensor,
     engine: Engine,
@@ -34,6 +36,7 @@ def rgsqrf(
     overwrite_a: bool = False,
     on_columns: Callable[[int], None] | None = None,
     on_half: Callable[[torch.Tensor], None] | None = None,
+    trace: Tracer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Factorize ``A = Q R`` with products in the engine's low format.
 
@@ -63,6 +66,9 @@ def rgsqrf(
     on_half : callable, optional
         Called with the diagonal of R for the left half of the columns when those are done, a quarter of the
         work; what it raises ends the factorization.
+    trace : callable, optional
+        Called with each panel, update, product and block of R, for example a
+        :class:`~neula.algorithms.trace.Trace`.
 
     Returns
     -------
@@ -77,6 +83,7 @@ def rgsqrf(
         For an unknown panel or format, a cutoff below 1, or m < n.
     """
     m, n = engine.over_rows.count(a.shape[0]), a.shape[1]
+    engine = engine if trace is None else traced(engine, trace)
     if m < n:
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
     best = engine.tuning.recursion(a.dtype if overwrite_a else engine.storage)
@@ -92,8 +99,9 @@ def rgsqrf(
         cutoff=cutoff,
         on_columns=on_columns,
         key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
-        block=0 if on_columns is not None else _replayed_columns(q, cutoff, engine),
+        block=0 if on_columns or trace else _replayed_columns(q, cutoff, engine),
         rows=m,
+        trace=trace,
     )
     columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
     recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
@@ -106,6 +114,7 @@ def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     return work
 
 
+# item: Q (6)
 @dataclass
 class _RecursiveGramSchmidt:
     """Algorithm 1, in place: the columns of A become those of Q."""
@@ -123,6 +132,7 @@ class _RecursiveGramSchmidt:
     key: Hashable
     block: int
     rows: int
+    trace: Tracer | None = None
     columns_done: int = 0
 
     def factorize(
@@ -151,6 +161,11 @@ class _RecursiveGramSchmidt:
         if on_left is not None:
             on_left(r[left, left].diagonal())
         self.engine.project_out(q1, a[:, right], r[left, right], low2)
+        if self.trace is not None:
+            done = self.columns_done
+            ranges = (done - k, done), (done, done + n - k)
+            self.trace(TraceEvent("update", *ranges, shape=tuple(a[:, right].shape)))
+            self.trace(TraceEvent("block of R", *ranges, value=r[left, right].clone()))
         if last and low is not None:
             low2 = low[:, : n - k]  # nothing reads Q1 any more
         self.factorize(a[:, right], r[right, right], low2, last=last)
@@ -187,6 +202,11 @@ class _RecursiveGramSchmidt:
         self.columns_done += a.shape[1]
         if self.on_columns is not None:
             self.on_columns(self.columns_done)
+        if self.trace is not None:
+            columns = self.columns_done - a.shape[1], self.columns_done
+            used = self.engine if self.fused else self.panel_engine
+            self.trace(TraceEvent("panel", columns, shape=tuple(a.shape), format=used.format.name))
+            self.trace(TraceEvent("block of R", columns, columns, value=r.clone()))
         return rounded if self.fused and rounded is not None else self.engine.operand(a, low)
 
 

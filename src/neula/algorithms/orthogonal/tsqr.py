@@ -26,6 +26,7 @@ RAISED = 2.0**13
 fp16. What reflectors make of a column of this length still fits."""
 
 
+# item: T TSQR; T tiles
 def tsqr(
     a: torch.Tensor, product: str | Product, *, tile_rows: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,6 +35,7 @@ def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
     return int((tails > tol * tails[0]).sum())
 
 
+# item: Q QR-SVD
 def qr_svd(
     q: torch.Tensor,
     r: torch.Tensor,

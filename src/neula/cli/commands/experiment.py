@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper o
 
 QR_FIGURES = (
     "table3, figure1, figure2, figure3, figure4, figure5, figure6, figure7, figure8, figure9, table4, "
-    "overflow, iterations"
+    "overflow, stress, iterations, errata"
 )
 TSQR_FIGURES = "underflow, products, accuracy, performance, batched"
 LU_FIGURES = "figure1, table1, figure2, figure3, table2, figure4, figure5, table3, figure6, iterations"
@@ -40,6 +40,16 @@ RedrawOption = Annotated[
     bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
 ]
 
+MatrixOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="Measure this matrix in place of the paper's; claims are not judged.",
+    ),
+]
+
 
 @app.command("qr-paper")
 def qr_paper(
@@ -47,11 +57,12 @@ def qr_paper(
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("qr-paper"),
     redraw: RedrawOption = False,
+    matrix: MatrixOption = None,
 ) -> None:
     """QR factorization: Zhang, Baharlouei, Wu, HPDC 2020."""
     from neula.papers.qr import QR_PAPER
 
-    _experiment(QR_PAPER, figure, scale, out, redraw)
+    _experiment(QR_PAPER, figure, scale, out, redraw, matrix)
 
 
 @app.command("tsqr-paper")
@@ -60,11 +71,12 @@ def tsqr_paper(
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("tsqr-paper"),
     redraw: RedrawOption = False,
+    matrix: MatrixOption = None,
 ) -> None:
     """TSQR with error correction: Ootomo, Yokota, 2021."""
     from neula.papers.tsqr import TSQR_PAPER
 
-    _experiment(TSQR_PAPER, figure, scale, out, redraw)
+    _experiment(TSQR_PAPER, figure, scale, out, redraw, matrix)
 
 
 @app.command("lu-paper")
@@ -73,6 +85,7 @@ def lu_paper(
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("lu-paper"),
     redraw: RedrawOption = False,
+    matrix: MatrixOption = None,
     matrices: Annotated[
         Path | None,
         typer.Option(
@@ -86,17 +99,21 @@ def lu_paper(
     """LU factorization with fp16 storage: Lopez, Mary, 2022."""
     from neula.papers.lu import LU_PAPER
 
-    _experiment(LU_PAPER, figure, scale, out, redraw, matrices)
+    _experiment(LU_PAPER, figure, scale, out, redraw, matrix, matrices)
 
 
 def _experiment(
-    paper: Paper, figure: str, scale: ExperimentScale, out: Path, redraw: bool, matrices: Path | None = None
+    paper: Paper,
+    figure: str,
+    scale: ExperimentScale,
+    out: Path,
+    redraw: bool,
+    matrix: Path | None,
+    matrices: Path | None = None,
 ) -> None:
     from neula.papers.reproduce import reproduce
 
-    console = Console()
+    console, files = Console(), {"matrix": matrix, "matrices": matrices}
     with running("experiment") as run:
         report = run.progress
-        reproduce(
-            paper, figure, scale, out, redraw=redraw, matrices=matrices, console=console, progress=report
-        )
+        reproduce(paper, figure, scale, out, redraw=redraw, console=console, progress=report, **files)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from neula.cli import constrained
+from neula.cli import constrained, tracing
 from neula.cli.options import (
     AccuracyOption,
     Certify,
@@ -26,11 +27,16 @@ from neula.cli.options import (
     RightHandSideFile,
     SolutionOption,
     StreamOption,
+    TraceOption,
     WeightsOption,
 )
 from neula.cli.report import check_report, write_report
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named, unread, with_intercept
+
+Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
+MAX_ITERATIONS = 60
+"""What ``neula.lstsq`` takes by default."""
 
 
 def lstsq(
@@ -43,6 +49,12 @@ def lstsq(
         bool, typer.Option("--intercept", help="Add a column of ones to A, before the others.")
     ] = False,
     rcond: RcondOption = None,
+    algorithm: Annotated[
+        Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
+    ] = None,
+    max_iterations: Annotated[
+        int, typer.Option(min=1, help="Iterations of cgls or lsqr, at most.")
+    ] = MAX_ITERATIONS,
     engine: EngineOption = EngineName.auto,
     output: SolutionOption = None,
     weights: WeightsOption = None,
@@ -61,6 +73,7 @@ def lstsq(
     missing: MissingOption = Missing.error,
     stream: StreamOption = False,
     memory: MemoryOption = None,
+    trace: TraceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
@@ -79,11 +92,13 @@ def lstsq(
         run.check([a, b, weights, c, d], (output, 1))
         if report is not None:
             check_report(report)
-        whole = intercept or nonnegative or any((bounds, constraints, report))  # what needs all of A at once
+        whole = (
+            intercept or nonnegative or trace or any((bounds, constraints, report))
+        )  # what needs all of A at once
         if whole and stream:
             raise ValueError(
-                "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints and "
-                "--report need all of A: leave out one of the two"
+                "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints, "
+                "--report and --trace need all of A: leave out one of the two"
             )
         rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
         files = {"A": a if rows is None else None, "b": b, "weights": weights}
@@ -95,11 +110,16 @@ def lstsq(
             "weights": given["weights"].values if weights else None,
             "rcond": rcond,
             "certify": certify.value,
+            "algorithm": algorithm,
+            "max_iterations": max_iterations,
         }
         pair = None if c is None else (given["C"].values, given["d"].values)
         function, options = constrained.call_for(options, nonnegative, bounds, pair)
         keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
         result = run.compute(function, table.values, given["b"].values, **keywords)
+        if trace:
+            method = algorithm.value if algorithm else "cgls"
+            tracing.show_lstsq(table.values, given["b"].values, engine.value, method, max_iterations)
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
             write_report(report, table, given["b"].values, result)

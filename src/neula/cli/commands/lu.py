@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from neula.cli import show
+from neula.cli import show, tracing
 from neula.cli.options import (
     Decimal,
     DecimalOption,
@@ -16,15 +16,28 @@ from neula.cli.options import (
     HeaderOption,
     JsonOption,
     MatrixFile,
+    TraceOption,
     output_option,
 )
 from neula.cli.run import running
 
 Pivot = StrEnum("Pivot", ["partial", "none"])
+VARIANT = "5.2/5.1"
+"""What ``neula.lu_factor`` takes by default."""
 
 
 def lu(
     a: MatrixFile,
+    variant: Annotated[
+        str,
+        typer.Option(metavar="NUMBER", help="Algorithm of Lopez and Mary: 2.1, 3.1, 4.1, 5.1, 5.2/5.1, ..."),
+    ] = VARIANT,
+    block: Annotated[
+        int | None, typer.Option("--block", "--panel", min=1, help="Columns r of a panel; 256 in the paper.")
+    ] = None,
+    inner_panel: Annotated[
+        int | None, typer.Option(min=1, help="Columns s of an inner panel of Algorithm 5.2; 8 in the paper.")
+    ] = None,
     pivot: Annotated[
         Pivot, typer.Option(help="none is faster, and only for matrices that need no pivots.")
     ] = Pivot.partial,
@@ -42,6 +55,7 @@ def lu(
     output: Annotated[str | None, output_option("L, U and the permutation (.npz, .h5 or .mat)")] = None,
     decimal: DecimalOption = Decimal.point,
     header: HeaderOption = None,
+    trace: TraceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Factorize A = LU with interchanges of rows, in low precision unless --compute says otherwise.
@@ -58,8 +72,11 @@ def lu(
         matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values
         if compute is None and storage is None:  # what the papers are about
             compute = select_engine(engine.value, torch.device("cpu")).format.name
-        options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine}
+        widths: dict[str, Any] = {"variant": variant, "panel": block, "inner_panel": inner_panel}
+        options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine} | widths
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
+        if trace:
+            tracing.show_lu(matrix, engine.value, compute, storage, pivoting=pivot is Pivot.partial, **widths)
         lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation, dtype=np.int64)
         run.write((output, {"L": lower, "U": upper, "permutation": permutation}))
     rows = np.take_along_axis(matrix, permutation[..., np.newaxis], axis=-2)

@@ -20,7 +20,6 @@ from neula.cli.options import (
     Missing,
     MissingOption,
     Mode,
-    ModeOption,
     QFileOption,
     RFileOption,
 )
@@ -28,15 +27,25 @@ from neula.cli.orthogonal import check_factors, write_factors
 from neula.cli.run import running
 
 Compute = StrEnum("Compute", ["auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"])
+TsqrMode = StrEnum(
+    "TsqrMode", ["reduced", "r", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"]
+)
 
 
 def tsqr(
     a: MatrixFile,
-    mode: ModeOption = Mode.reduced,
+    mode: Annotated[
+        TsqrMode,
+        typer.Option(
+            case_sensitive=False,
+            help="Compute Q and R, or R alone; or a mode of the slides, as FP16_Cor, the same as --compute.",
+        ),
+    ] = TsqrMode.reduced,
     compute: Annotated[
         Compute,
         typer.Option(
-            help="auto: the fastest way to the accuracy of A; others: the tree of Ootomo and Yokota."
+            case_sensitive=False,
+            help="auto: the fastest way to the accuracy of A; others: the tree of Ootomo and Yokota.",
         ),
     ] = Compute.auto,
     engine: EngineOption = EngineName.auto,
@@ -50,7 +59,9 @@ def tsqr(
 ) -> None:
     """Factorize A = QR for a tall and skinny A, of at most 256 columns."""
     with running("tsqr", as_json) as run:
-        check_factors(run, a, mode, output, q_file, r_file)
+        if mode.value not in list(Mode):
+            compute, mode = Compute(mode.value), TsqrMode.reduced
+        check_factors(run, a, Mode(mode.value), output, q_file, r_file)
         table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         result = run.compute("tsqr", table.values, mode=mode, compute=compute, engine=engine)
         write_factors(run, result, table, output, q_file, r_file)

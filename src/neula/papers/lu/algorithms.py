@@ -25,6 +25,7 @@ there is a choice. Where times are taken in another low format, it takes the pla
 COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
 """Those of the paper's section 6."""
 
+# item: L widths
 PANEL, INNER_PANEL = 256, 8
 """The paper's widths r and s."""
 

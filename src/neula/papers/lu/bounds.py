@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,9 +10,10 @@ import torch
 
 from neula.engines import FP16, FP32, Engine
 from neula.papers.data import Measurements, Row
-from neula.papers.figure import ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import dominant
+from neula.papers.verdicts import ClaimCheck, claim, within
 from neula.pipeline.result import LUFactors
 
 BYTES = 80
@@ -134,8 +136,8 @@ def _within(rows: Measurements) -> ClaimCheck:
         f"{name} {'not finite' if error is None else f'{error:.2g}'} of {allowed:.3g}"
         for name, (error, allowed) in parts.items()
     )
-    holds = all(error is not None and error <= allowed for error, allowed in parts.values())
-    return ClaimCheck(holds, f"in u16, with one for the rounding of A: {told}")
+    shares = [None if error is None else error / allowed for error, allowed in parts.values()]
+    return within(shares, (0.0, 1.0), f"in u16, with one for the rounding of A: {told}")
 
 
 @claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r")
@@ -146,7 +148,7 @@ def _half_the_memory(rows: Measurements) -> ClaimCheck:
     text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
     n = rows[0]["n"]
     # Half, and the buffer of n r numbers in fp32.
-    return ClaimCheck(buffered <= (0.5 + 1.1 * lu.PANEL / n) * single, text)
+    return within([buffered / single], (0.0, 0.5 + 1.1 * lu.PANEL / n), text, tendency=(0.0, 1.0))
 
 
 def _measured(rows: Measurements, panels: str) -> float:
@@ -158,14 +160,14 @@ def _only_fp16_panels(rows: Measurements) -> ClaimCheck:
     """Panels in plain fp16 against those of the other algorithms."""
     low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
     text = f"{low:.2g} u16 with panels by 2.1 in fp16, at most {max(others):.2g} u16 with the others"
-    return ClaimCheck(all(low > other for other in others), text)
+    return within([low / other for other in others], (1.0, math.inf), text)
 
 
 @claim("tensor cores inside the panels are numerically harmless")
 def _tensor_cores_harmless(rows: Measurements) -> ClaimCheck:
     ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
     text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
-    return ClaimCheck(ours <= AS_GOOD * fp32, text)
+    return within([ours / fp32], (0.0, AS_GOOD), text)
 
 
 SHOWN = (
@@ -175,6 +177,7 @@ SHOWN = (
 )
 SCALED_DOWN = "n = 1024 instead of 8192, tensor cores emulated"
 
+# item: L Table 1; L (4.4) and (4.5)
 TABLE_1 = Figure(
     name="table1",
     title="Table 1: storage and constants of Algorithms 3.1 and 4.1",
@@ -184,6 +187,7 @@ TABLE_1 = Figure(
     draw=None,
     claims=(_within, _half_the_memory),
 )
+# item: L Table 2; L harmless
 TABLE_2 = Figure(
     name="table2",
     title="Table 2: constants of Algorithm 5.2 by the algorithm of its panels",

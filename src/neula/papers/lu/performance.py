@@ -13,9 +13,10 @@ from neula.engines import FP16
 from neula.io.matrices import hpl_ai_matrix
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, lines, log_log
-from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
 from neula.papers.lu import algorithms as lu
 from neula.papers.measuring import median_seconds, timed
+from neula.papers.verdicts import Claim, ClaimCheck, claim, within
 
 LIBRARY, LIBRARY_UNPIVOTED = "library", "library, no pivoting"
 """fp32 LU of cuSOLVER on a GPU and of LAPACK on a CPU; only cuSOLVER has one without pivoting."""
@@ -23,6 +24,8 @@ SERIES = (*lu.ALGORITHMS, LIBRARY, LIBRARY_UNPIVOTED)
 """All that is drawn, in colours and marks that are the same in all figures."""
 BYTES = 24
 """Memory of an entry: A, the factors, the library's copy of A in column-major order, and its factors."""
+ALIKE = 1.25
+"""How far a ratio of rates may be from the paper's to be about the same: it depends on the machine."""
 LONG = 1.0
 """Seconds from which on one run is measured: what warms up takes milliseconds."""
 
@@ -36,8 +39,9 @@ def measure_performance(setting: Setting, orders: Sequence[int] | None = None) -
 
 
 def dominant(setting: Setting, n: int) -> torch.Tensor:
-    """The matrix of the HPL-AI benchmark, on which the paper measures times and most errors."""
-    a = hpl_ai_matrix(n, dtype=torch.float32, device=setting.device, seed=n)
+    """The matrix of the HPL-AI benchmark, or the user's, for times and most errors."""
+    make = partial(hpl_ai_matrix, n, dtype=torch.float32, device=setting.device, seed=n)
+    a = setting.given_or(make, torch.float32)
     # Its diagonal is n. A power of two changes no error.
     return a if n < FP16.largest else a.div_(2)
 
@@ -95,8 +99,9 @@ def rates(rows: Measurements, name: str) -> dict[int, float]:
     return dict(zip(part.column("n"), part.numbers("tflops"), strict=True))
 
 
-def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
-    """The claim that an algorithm has more than ``least`` times the rate of others for the largest n."""
+def faster(text: str, name: str, *peers: str, paper: float | None = None) -> Claim:
+    """The claim that an algorithm is faster than others for the largest n, about as much as in the paper."""
+    claimed = (1.0, math.inf) if paper is None else (max(1.0, paper / ALIKE), paper * ALIKE)
 
     def judge(rows: Measurements) -> ClaimCheck:
         ours = rates(rows, name)
@@ -106,21 +111,23 @@ def faster(text: str, name: str, *peers: str, least: float = 1.0) -> Claim:
             f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for all n)"
             for peer, ratios in found.items()
         )
-        wanted = "" if least == 1.0 else f"; to hold, {least:g}"
-        return ClaimCheck(
-            all(ratios[largest] > least for ratios in found.values()),
-            f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}{wanted}",
+        return within(
+            [ratios[largest] for ratios in found.values()],
+            claimed,
+            f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}",
+            tendency=(1.0, math.inf),
         )
 
-    return Claim(text, judge)
+    return Claim(text, judge, timed=True)
 
 
-@claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32")
+@claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32", timed=True)
 def _ours_beats_library(rows: Measurements) -> ClaimCheck:
     peer = LIBRARY_UNPIVOTED if rates(rows, LIBRARY_UNPIVOTED) else LIBRARY
     return faster("", lu.DOUBLY_WIDE, peer).judge(rows)
 
 
+# item: L Figure 6
 FIGURE_6 = Figure(
     name="figure6",
     title="Figure 6: performance of the four algorithms",
@@ -134,15 +141,23 @@ FIGURE_6 = Figure(
     draw=draw_performance,
     claims=(
         faster(
-            "3.1 is faster with an fp16 matrix than with an fp32 one (92 and 52 TFLOP/s)", lu.HALF, lu.SINGLE
+            "3.1 is faster with an fp16 matrix than with an fp32 one (92 and 52 TFLOP/s)",
+            lu.HALF,
+            lu.SINGLE,
+            paper=92 / 52,
         ),
         faster(
             "5.2/5.1 is much faster than 3.1 with an fp32 matrix (140 and 52)",
             lu.DOUBLY_WIDE,
             lu.SINGLE,
-            least=1.5,
+            paper=140 / 52,
         ),
-        faster("5.2/5.1 is faster than 3.1 with an fp16 matrix (140 and 92)", lu.DOUBLY_WIDE, lu.HALF),
+        faster(
+            "5.2/5.1 is faster than 3.1 with an fp16 matrix (140 and 92)",
+            lu.DOUBLY_WIDE,
+            lu.HALF,
+            paper=140 / 92,
+        ),
         faster("5.2/4.1 is the fastest (170)", lu.DOUBLY_LOW, lu.SINGLE, lu.HALF, lu.DOUBLY_WIDE),
         _ours_beats_library,
     ),

@@ -16,12 +16,13 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
-from neula.io.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Canvas, lines, log_log
 from neula.papers.errors import backward_error, growth, orthogonality_defect
-from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
 from neula.papers.qr.recursive_householder import rhouqr
+from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
 
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
 UNTIL = "RGSQRF until orthogonal"
@@ -39,9 +40,9 @@ COMPLETE = 0.3
 def measure_accuracy(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Backward error and orthogonality against the condition number, for four spectra."""
     m, n = shape or setting.shape(small=(1024, 512), paper=(32768, 16384), bytes_an_entry=64)
-    cases = [(spectrum, cond) for spectrum in SPECTRA for cond in CONDITIONS]
+    cases = setting.kinds([(spectrum, cond) for spectrum in SPECTRA for cond in CONDITIONS])
     for spectrum, cond in setting.track(cases, lambda case: f"{case[0]} {case[1]:.0e}"):
-        a = random_matrix(spectrum, m, n, cond=cond, device=setting.device, seed=3)
+        a = setting.random(spectrum, m, n, cond=cond, seed=3)
         for method, (q, r) in _factorizations(a.float(), setting.numerics):
             yield {
                 "spectrum": spectrum,
@@ -78,6 +79,7 @@ def _factorizations(
     yield SGEQRF, householder(a)
 
 
+# item: Q orthogonality
 def orthogonality(q: torch.Tensor) -> float:
     """``||I - Q^T Q||_2``, computed in double precision."""
     return largest_singular_value(orthogonality_defect(q), NORM_STEPS)
@@ -118,11 +120,21 @@ def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[
         if None in errors:
             lost = [part[0]["spectrum"] for part in parts if None in part.column(quantity)]
             text = f"not finite for {errors.count(None)} of {len(errors)} matrices: {', '.join(lost)}"
-            return ClaimCheck(False, text)
-        power = max(growth(part, quantity, "cond") for part in parts)
-        text = f"at most {max(errors):.1e} or {max(errors) / format.u:.1f} u (to hold, below {bound:.1e}), "
-        text += f"{max(errors) / min(errors):.1f} times the least, growing at most as cond^{power:.2f}"
-        return ClaimCheck(max(errors) <= bound and power < FLAT, text)
+            return within(
+                [math.nan if error is None else error / bound for error in errors], (0.0, 1.0), text
+            )
+        powers = [growth(part, quantity, "cond") for part in parts]
+        text = (
+            f"error over its bound {bound:.1e}: at most {max(errors):.1e} or {max(errors) / format.u:.1f} u, "
+        )
+        text += f"growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
+        # A spectrum for which the error grows counts as one beyond the bound.
+        shares = [
+            row[quantity] / bound if power < FLAT else math.nan
+            for part, power in zip(parts, powers, strict=True)
+            for row in part
+        ]
+        return within(shares, (0.0, 1.0), text)
 
     return Claim(text, judge)
 
@@ -144,12 +156,12 @@ def _deteriorates(
     def judge(rows: Measurements) -> ClaimCheck:
         powers = _powers(rows, spectra)
         text = ", ".join(f"{spectrum} cond^{power:.1f}" for spectrum, power in powers.items())
-        holds = all(least < power < most for power in powers.values())
-        return ClaimCheck(holds, f"until it is lost: {text} (to hold, {least:g} to {most:g})")
+        return within(powers.values(), (least, most), f"until it is lost: {text}")
 
     return judge
 
 
+# item: Q Figure 3; V Figure 2
 FIGURE_3 = Figure(
     name="figure3",
     title="Figure 3: backward error against the condition number",
@@ -169,6 +181,7 @@ FIGURE_3 = Figure(
     size=(10, 7),
 )
 
+# item: Q Figure 4; V Figure 2
 FIGURE_4 = Figure(
     name="figure4",
     title="Figure 4: orthogonality against the condition number",
@@ -201,7 +214,7 @@ def measure_overflow(setting: Setting, shape: tuple[int, int] | None = None) -> 
     """Columns from 1 to ``10^e`` in random order, factorized with and without scaling."""
     m, n = shape or setting.shape(small=(2048, 512), paper=(32768, 4096), bytes_an_entry=64)
     engine = setting.numerics
-    a = random_matrix("normal", m, n, dtype=torch.float32, device=setting.device, seed=5)
+    a = setting.random("normal", m, n, dtype=torch.float32, seed=5)
     order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(6), device="cpu").to(a.device)
     for exponent in setting.track(EXPONENTS, lambda exponent: f"columns to 1e{exponent}"):
         graded = a * torch.logspace(0, exponent, n, dtype=torch.float32, device=a.device)[order]
@@ -246,7 +259,9 @@ def draw_overflow(rows: Measurements, canvas: Canvas) -> None:
 @claim("without scaling, elements above 65504 overflow")
 def _overflows(rows: Measurements) -> ClaimCheck:
     lost = [row["exponent"] for row in rows.where(scaling="without", finite=False) if row["exponent"] > 0]
-    return ClaimCheck(bool(lost), f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never")
+    large = [row for row in rows.where(scaling="without") if 10.0 ** row["exponent"] > 10 * FP16.largest]
+    text = f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never in columns of up to 1e30"
+    return cases([not row["finite"] for row in large], text)
 
 
 @claim("without scaling, small columns suffer from underflow")
@@ -254,8 +269,8 @@ def _underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
     worst = max(part, key=lambda row: row["backward_error"])
     text = f"worst column {part[-1]['backward_error']:.1e}; with columns to 1e{worst['exponent']} "
-    holds = worst["backward_error"] > 10 * part[-1]["backward_error"]
-    return ClaimCheck(holds, f"{text}{worst['backward_error']:.1e}")
+    ratio = worst["backward_error"] / part[-1]["backward_error"]
+    return within([ratio], (10.0, math.inf), f"{text}{worst['backward_error']:.1e}", tendency=(2.0, math.inf))
 
 
 @claim("with scaling there is neither overflow nor underflow")
@@ -263,10 +278,10 @@ def _scaling_helps(rows: Measurements) -> ClaimCheck:
     part = rows.where(scaling="with")
     errors = [math.inf if error is None else error for error in part.column("backward_error")]
     bound = residual_bound(FP16, part[0]["n"])
-    holds = all(part.column("finite")) and max(errors) <= bound
     low, high = part[0]["exponent"], part[-1]["exponent"]
     text = f"worst column {max(errors):.1e} (bound {bound:.1e}) with columns from 1e{low} to 1e{high}"
-    return ClaimCheck(holds, text)
+    finite = part.column("finite")
+    return cases([ok and error <= bound for ok, error in zip(finite, errors, strict=True)], text)
 
 
 OVERFLOW = Figure(

@@ -14,6 +14,7 @@ from neula.engines import Engine
 from neula.papers.qr.wy import BlockReflector, HouseholderQR, householder_wy
 
 
+# item: V first attempt
 def blocked_householder(a: torch.Tensor, engine: Engine, *, block: int = 128) -> HouseholderQR:
     """Factorize ``A = Q R`` panel by panel, with the trailing matrix updates in the engine's low format.
 

@@ -17,11 +17,11 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import solve_rt
 from neula.engines import Engine
-from neula.io.matrices import random_matrix
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, log_log, shape_text
-from neula.papers.figure import ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
 from neula.papers.qr.least_squares import right_hand_side
+from neula.papers.verdicts import ClaimCheck, cases, claim
 
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 400
@@ -44,12 +44,12 @@ MEASURABLE = 1e-13
 def measure_iterations(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Iterations of CGLS and LSQR, and the condition number of ``A R^-1`` that they depend on."""
     m, n = shape or setting.shape(small=(1024, 512), paper=(8192, 2048), bytes_an_entry=64)
-    cases = [(spectrum, cond) for spectrum in SPECTRA for cond in CONDITIONS]
+    cases = setting.kinds([(spectrum, cond) for spectrum in SPECTRA for cond in CONDITIONS])
     for spectrum, cond in setting.track(cases, lambda case: f"{case[0]} {case[1]:.0e}"):
-        a = random_matrix(spectrum, m, n, cond=cond, device=setting.device, seed=3)
+        a = setting.random(spectrum, m, n, cond=cond, seed=3)
         b = right_hand_side(a)
         for name in FORMATS:
-            r = _triangle(a, setting.numerics.using(name))
+            r = scaled_triangle(a, setting.numerics.using(name))
             yield {
                 "spectrum": spectrum,
                 "cond": cond,
@@ -62,7 +62,7 @@ def measure_iterations(setting: Setting, shape: tuple[int, int] | None = None) -
             }
 
 
-def _triangle(a: torch.Tensor, engine: Engine) -> torch.Tensor:
+def scaled_triangle(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     """R of A as ``neula.lstsq`` computes it: of the scaled matrix."""
     scales = power_of_two_scales(engine.column_max(a))
     _, r = rgsqrf((a * scales).float(), engine)
@@ -79,19 +79,27 @@ def preconditioned_condition(a: torch.Tensor, r: torch.Tensor) -> float | None:
     return math.sqrt(largest / smallest) if smallest > MEASURABLE * largest else None
 
 
-def iterations_of(solver: InnerSolver, a: torch.Tensor, r: torch.Tensor, b: torch.Tensor) -> int | None:
+def iterations_of(
+    solver: InnerSolver,
+    a: torch.Tensor,
+    r: torch.Tensor,
+    b: torch.Tensor,
+    tolerance: float = TOLERANCE,
+    most: int = MAX_ITERATIONS,
+) -> int | None:
     """Iterations until ``||R^-T A^T r||`` is reduced by the tolerance; None if it is not."""
     operator = LeastSquaresOperator(a)
     start = torch.linalg.vector_norm(solve_rt(r, operator.rmatmul(b)), dim=0)
     if not bool(start.isfinite().all()):
         return None
-    found = solver(operator, r, b, stop=Stop(TOLERANCE * start), max_iterations=MAX_ITERATIONS)
+    found = solver(operator, r, b, stop=Stop(tolerance * start), max_iterations=most)
     residual = b - operator.matmul(found.x)
     reduced = torch.linalg.vector_norm(solve_rt(r, operator.rmatmul(residual)), dim=0)
     # The true residual differs from the updated one by rounding errors.
-    return found.iterations if bool((reduced <= 2 * TOLERANCE * start).all()) else None
+    return found.iterations if bool((reduced <= 2 * tolerance * start).all()) else None
 
 
+# item: Q rate
 def iteration_bound(kappa: float) -> int:
     """Iterations that suffice in exact arithmetic for a condition number of ``A R^-1``.
 
@@ -157,16 +165,16 @@ def _within_theory(rows: Measurements) -> ClaimCheck:
     known = [row for row in rows if row["cond_preconditioned"] is not None]
     decided = [row for row in known if row["cgls"] is not None or _bound(row) <= MAX_ITERATIONS]
     finished = [row for row in decided if row["cgls"] is not None]
-    within = sum(row["cgls"] <= _bound(row) for row in finished)
+    kept = [row["cgls"] is not None and row["cgls"] <= _bound(row) for row in decided]
     shares: dict[str, list[float]] = {}
     for row in finished:
         if row["cond_preconditioned"] > SLOW:
             shares.setdefault(row["spectrum"], []).append(row["cgls"] / _bound(row))
     text = ", ".join(f"{spectrum} {statistics.median(parts):.0%}" for spectrum, parts in shares.items())
-    return ClaimCheck(
-        bool(decided) and within == len(decided),
-        f"{within} of {len(decided)}, {len(known) - len(decided)} undecided after {MAX_ITERATIONS}; median "
-        f"part of the bound where cond(AR^-1) > {SLOW:g}: {text}",
+    return cases(
+        kept,
+        f"{sum(kept)} of {len(decided)}, {len(known) - len(decided)} undecided after {MAX_ITERATIONS}; "
+        f"median part of the bound where cond(AR^-1) > {SLOW:g}: {text}",
     )
 
 
@@ -179,12 +187,13 @@ def _lsqr_alike(rows: Measurements) -> ClaimCheck:
     """Where one of them finishes."""
     finished = [row for row in rows if row["cgls"] is not None or row["lsqr"] is not None]
     pairs = [(_count(row, "cgls"), _count(row, "lsqr")) for row in finished]
-    alike = sum(_alike(*pair) for pair in pairs)
+    alike = [_alike(*pair) for pair in pairs]
     equal = sum(row["cgls"] == row["lsqr"] for row in finished)
     first, second = max(pairs, key=lambda pair: abs(pair[0] - pair[1]), default=(0, 0))
-    return ClaimCheck(
-        bool(pairs) and alike == len(pairs),
-        f"equal in {equal} of {len(pairs)}, within {SLACK:.0%} in {alike}; most apart {first} and {second}",
+    return cases(
+        alike,
+        f"equal in {equal} of {len(pairs)}, within {SLACK:.0%} in {sum(alike)}; "
+        f"most apart {first} and {second}",
     )
 
 
@@ -194,14 +203,15 @@ def _bits_decide(rows: Measurements) -> ClaimCheck:
     by_format = (rows.where(format=name) for name in ("fp16", "tf32", "bf16"))
     counts = [[_count(row, "cgls") for row in three] for three in zip(*by_format, strict=True)]
     finished = [three for three in counts if min(three[:2]) < MAX_ITERATIONS]
-    alike = sum(_alike(fp16, tf32) for fp16, tf32, _ in finished)
-    more = sum(bf16 > fp16 for fp16, _, bf16 in finished)
+    alike = [_alike(fp16, tf32) for fp16, tf32, _ in finished]
+    more = [bf16 > fp16 for fp16, _, bf16 in finished]
     fewer = sum(bf16 < fp16 for fp16, _, bf16 in finished)
     most = max((bf16 / fp16 for fp16, _, bf16 in finished), default=math.nan)
-    return ClaimCheck(
-        bool(finished) and alike == len(finished) and not fewer and more >= MOST * len(finished),
-        f"tf32 as many as fp16 in {alike} of {len(finished)}; bf16 more in {more}, fewer in {fewer}, "
-        f"up to {most:.1f} times as many",
+    return cases(
+        [like and greater for like, greater in zip(alike, more, strict=True)],
+        f"tf32 as many as fp16 in {sum(alike)} of {len(finished)}; bf16 more in {sum(more)}, "
+        f"fewer in {fewer}, up to {most:.1f} times as many",
+        least=MOST,
     )
 
 

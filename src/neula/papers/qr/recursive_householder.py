@@ -16,6 +16,7 @@ from neula.engines import Engine
 from neula.papers.qr.wy import BlockReflector, HouseholderQR, apply_wy, householder_wy
 
 
+# item: V Algorithm 3
 def rhouqr(a: torch.Tensor, engine: Engine, *, cutoff: int | None = None) -> HouseholderQR:
     """Factorize ``A = (I - Y T Y^T) R`` with products in the engine's low format.
 

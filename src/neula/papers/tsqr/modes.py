@@ -13,6 +13,7 @@ from neula.pipeline.result import QRResult
 CORRECTED = FP16_COR, TF32_COR = "fp16_cor", "tf32_cor"
 UNCORRECTED = FP16_NOCOR, TF32_NOCOR = "fp16_nocor", "tf32_nocor"
 FP32_NOTC = "fp32_notc"
+# item: T modes
 MODES = (FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC)
 ACCURATE = (*CORRECTED, FP32_NOTC)
 AUTO = "auto"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from neula.io.matrices import random_matrix
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
-from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
 from neula.papers.measuring import householder_flops, median_seconds
 from neula.papers.tsqr import modes
+from neula.papers.verdicts import Claim, ClaimCheck, claim, within
 
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
@@ -23,6 +24,7 @@ COPY = "copy of A"
 BATCH_ROWS = 256
 RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
+FASTER = (1.0, math.inf)
 EXTRA_OPERATIONS = 3.0
 """Products that a corrected product is made of."""
 
@@ -44,7 +46,7 @@ def measure_batches(setting: Setting, exponents: range | None = None) -> Iterato
 
 
 def _uniform(setting: Setting, m: int, n: int) -> torch.Tensor:
-    return random_matrix("uniform", m, n, dtype=torch.float32, device=setting.device, seed=m)
+    return setting.random("uniform", m, n, dtype=torch.float32, seed=m)
 
 
 def _times(a: torch.Tensor, setting: Setting) -> Iterator[Row]:
@@ -91,27 +93,27 @@ def _faster(method: str, peer: str, *, everywhere: bool) -> Callable[[Measuremen
         speedups = _speedups(rows, method, peer)
         text = f"{method} is {span(speedups)} times as fast as {peer}, "
         text += f"{speedups[-1]:.2f} times for the largest"
-        return ClaimCheck((min(speedups) if everywhere else speedups[-1]) > 1.0, text)
+        return within(speedups if everywhere else speedups[-1:], FASTER, text)
 
     return judge
 
 
-@claim("error correction needs three times the operations: at most three times as long")
+@claim("error correction needs three times the operations: at most three times as long", timed=True)
 def _cost_of_correction(rows: Measurements) -> ClaimCheck:
     ratios = _speedups(rows, modes.FP16_NOCOR, modes.FP16_COR)
     text = f"{modes.FP16_COR} takes {span(ratios)} times as long as {modes.FP16_NOCOR}"
-    return ClaimCheck(max(ratios) <= EXTRA_OPERATIONS, text)
+    return within(ratios, (0.0, EXTRA_OPERATIONS), text)
 
 
-@claim("(neula) the default is faster than the modes that are as accurate")
+@claim("(neula) the default is faster than the modes that are as accurate", timed=True)
 def _default_fastest(rows: Measurements) -> ClaimCheck:
     """For the largest size, among the modes of the same accuracy."""
     speedups = {mode: _speedups(rows, modes.AUTO, mode)[-1] for mode in modes.ACCURATE}
     text = ", ".join(f"{speedup:.2f} times as fast as {mode}" for mode, speedup in speedups.items())
-    return ClaimCheck(min(speedups.values()) > 1.0, f"for the largest {text}")
+    return within(speedups.values(), FASTER, f"for the largest {text}")
 
 
-@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision")
+@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision", timed=True)
 def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
     """The time of so many is extrapolated from fewer, where fewer are measured."""
     batch = min(WANTED_BATCH, max(rows.column("batch")))
@@ -121,9 +123,10 @@ def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
     }
     best = min(times, key=lambda mode: times[mode])
     text = f"{times[best]:.2f} ms with {best}" + ("" if batch == WANTED_BATCH else f", from {batch} matrices")
-    return ClaimCheck(times[best] <= WANTED_MS, text)
+    return within([times[best]], (0.0, WANTED_MS), text)
 
 
+# item: T one matrix; T 3x operations
 PERFORMANCE = Figure(
     name="performance",
     title="Evaluation of performance: time and rate against m",
@@ -137,10 +140,12 @@ PERFORMANCE = Figure(
         Claim(
             "TSQR with error correction is faster than cuSOLVER",
             _faster(modes.FP16_COR, modes.HOUSEHOLDER, everywhere=True),
+            timed=True,
         ),
         Claim(
             "tensor cores with correction are faster than fp32 without them, for large m",
             _faster(modes.FP16_COR, modes.FP32_NOTC, everywhere=False),
+            timed=True,
         ),
         _cost_of_correction,
         _default_fastest,
@@ -149,6 +154,7 @@ PERFORMANCE = Figure(
     emulated_times=True,
 )
 
+# item: T batch
 BATCHED = Figure(
     name="batched",
     title="Evaluation of performance: batches of 256 x 128",
@@ -163,6 +169,7 @@ BATCHED = Figure(
         Claim(
             "many matrices are factorized faster than by cublasSgeqrfBatched, which forms no Q",
             _faster(modes.FP16_COR, GEQRF, everywhere=False),
+            timed=True,
         ),
         _cost_of_correction,
         _thousand_in_a_millisecond,

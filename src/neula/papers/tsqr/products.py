@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -15,7 +16,8 @@ from neula.kernels.precision import exact_matmul
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import growth, product_error
-from neula.papers.figure import Claim, ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
+from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
 
 BLOCK = 16
 """Products that the emulated unit adds before it truncates, as those of Hopper GPUs do."""
@@ -100,14 +102,13 @@ def _as_fp32(product: str) -> Callable[[Measurements], ClaimCheck]:
         if not rows.where(product=product):
             return _not_measured(product)
         ratios = _ratios(rows, product)
-        text = f"{span(ratios)} times the error of fp32 (to hold, {AS_FP32})"
-        return ClaimCheck(all(ratio <= AS_FP32 for ratio in ratios), text)
+        return within(ratios, (0.0, AS_FP32), f"{span(ratios)} times the error of fp32")
 
     return judge
 
 
 def _not_measured(product: str) -> ClaimCheck:
-    return ClaimCheck(False, f"0 products measured: no {product} here")
+    return cases([], f"0 products measured: no {product} here")
 
 
 @claim("round-toward-zero on the unit is what limits the corrected product")
@@ -118,7 +119,8 @@ def _limits(rows: Measurements) -> ClaimCheck:
     long = Measurements(row for row in part if row["k"] >= 8 * BLOCK)
     power, ratio = growth(long, "error", "k"), _ratios(rows, product)[-1]
     text = f"{product}: the error grows as k^{power:.2f}, to {ratio:.1f} times that of fp32 at k = "
-    return ClaimCheck(power > 0.3 and ratio > 2 * AS_FP32, f"{text}{part[-1]['k']}")
+    grows = ratio if power > 0.3 else math.nan
+    return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", tendency=(1.0, math.inf))
 
 
 @claim("(neula) hardware errs as emulated round-toward-zero does")
@@ -129,7 +131,7 @@ def _hardware_is_emulated(rows: Measurements) -> ClaimCheck:
     nearest = _ratios(rows, HARDWARE, NEAREST)
     text = f"{span(toward_zero)} times the error of emulated truncation, "
     text += f"{nearest[-1]:.1f} times that of emulated rounding at the largest k"
-    return ClaimCheck(all(0.5 < ratio < 2.0 for ratio in toward_zero), text)
+    return within(toward_zero, (0.5, 2.0), text)
 
 
 @claim("(neula) uncorrected, the error is that of fp16 at any k")
@@ -137,9 +139,10 @@ def _uncorrected(rows: Measurements) -> ClaimCheck:
     product = UNCORRECTED if rows.where(product=UNCORRECTED) else EMULATED_UNCORRECTED
     errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
     text = f"{product}: {span(errors)} u of fp16"
-    return ClaimCheck(all(0.1 < error < 2.0 for error in errors), text)
+    return within(errors, (0.1, 2.0), text)
 
 
+# item: T RZ; T pseudo_TC
 PRODUCTS = Figure(
     name="products",
     title="Accuracy of the corrected product against k",
@@ -160,4 +163,5 @@ PRODUCTS = Figure(
         Claim(f"(neula) runs of {RUN} are as accurate as fp32, on hardware", _as_fp32(HARDWARE_RUNS)),
     ),
     size=(11, 6),
+    takes_matrix=False,
 )

@@ -13,7 +13,8 @@ from neula.engines import FP16, FP32
 from neula.kernels.parts import SCHEMES
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas
-from neula.papers.figure import ClaimCheck, Figure, Setting, claim
+from neula.papers.figure import Figure, Setting
+from neula.papers.verdicts import ClaimCheck, cases, claim, within
 
 SMALLEST_NORMAL = -14
 """Exponent of the smallest normal number of fp16."""
@@ -22,6 +23,7 @@ SMALLEST = SMALLEST_NORMAL + 1 - FP16.significand
 """Exponent of the smallest number of fp16."""
 
 PAPERS_SHIFT = 10
+# item: T scale
 SHIFTS = (0, PAPERS_SHIFT, SCHEMES["fp16_cor"].shift)
 EXPONENTS = range(-40, FP16.max_exponent)
 """Of the numbers that are split: from where nothing is left to where none overflows yet."""
@@ -36,6 +38,7 @@ SIGMAS = 5
 # --- the formula ------------------------------------------------------------------------------------------
 
 
+# item: T underflow
 @dataclass(frozen=True)
 class Remainder:
     """The remainder ``a - fp16(a)`` of float32 numbers ``a = M 2^(e - 23)``, for uniform M in [2^23, 2^24).
@@ -138,7 +141,7 @@ def _underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(shift=0) if row["exponent"] <= 0]
     always = max(row["exponent"] for row in part if row[SUBNORMAL] > 0.99)
     text = f"of remainders of numbers in [1, 2), {one[SUBNORMAL]:.1%} are subnormal or zero"
-    return ClaimCheck(one[SUBNORMAL] > 0.01, f"{text}, of those below 2^{always + 1} all")
+    return within([one[SUBNORMAL]], (0.01, 1.0), f"{text}, of those below 2^{always + 1} all")
 
 
 @claim("multiplying by 2^10 can prevent it")
@@ -149,14 +152,14 @@ def _scaling_prevents(rows: Measurements) -> ClaimCheck:
         for shift in (0, PAPERS_SHIFT)
     )
     text = f"numbers from 2^{SMALLEST_NORMAL} on: {without:.1%} of remainders vanish, and {scaled:.2%} scaled"
-    return ClaimCheck(without > 0.5 and scaled < 2.0**-9, text)
+    return cases([without > 0.5, scaled < 2.0**-9], text)
 
 
 @claim("(neula) measured frequencies are those of the formula")
 def _as_the_formula(rows: Measurements) -> ClaimCheck:
     worst = max(_deviation(row, quantity) for row in rows for quantity in LEGEND)
     text = f"off by at most {worst:.1f} standard deviations in {len(LEGEND) * len(rows)} frequencies"
-    return ClaimCheck(worst <= SIGMAS, text)
+    return within([worst], (0.0, SIGMAS), text)
 
 
 def _deviation(row: Row, quantity: str) -> float:
@@ -175,7 +178,7 @@ def _one_more_bit(rows: Measurements) -> ClaimCheck:
     ]
     better, worse = (sum(part) / len(part) for part in losses)
     text = f"2^{SMALLEST_NORMAL} to 1: {better:.1%} subnormal or zero with 2^{ours}, {worse:.1%} with 2^10"
-    return ClaimCheck(ours > PAPERS_SHIFT and better < worse, text)
+    return within([better / worse if ours > PAPERS_SHIFT else math.nan], (0.0, 1.0), text)
 
 
 UNDERFLOW_FIGURE = Figure(
@@ -189,4 +192,5 @@ UNDERFLOW_FIGURE = Figure(
     draw=draw_underflow,
     claims=(_underflows, _scaling_prevents, _as_the_formula, _one_more_bit),
     size=(11, 5),
+    takes_matrix=False,
 )

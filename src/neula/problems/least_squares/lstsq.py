@@ -48,6 +48,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
     wide=lambda asked: bool(asked.get("damp", 0.0)),
     instead="solutions of minimum norm are for whole matrices: pass A.full() and b.full(), or damp=",
 )
+# item: Q (1); V future work
 def lstsq(
     A: Any,
     b: Any,

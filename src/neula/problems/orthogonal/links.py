@@ -304,6 +304,8 @@ _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
 
 _second = _by_name("by default, and ``algorithm='rgsqrf-reortho'``", None, "rgsqrf-reortho")
 
+_exactly_two = _by_name("``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
+
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
 _default = _by_name("by default", None)
@@ -462,6 +464,7 @@ TABLE: Table[QRCase] = (
     ),
     Row(RGSQRF, _link(ways.correction), (*_ON_GPU, _spread), CORRECTION, _low),
     Row(RGSQRF, _link(ways.preconditioned), (*_ON_GPU, _fp64), "cholesky-qr fp64", _low),
+    Row(RGSQRF, _link(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
     Row(RGSQRF, _link(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
     Row(HOUSEHOLDER, _link(ways.by_householder, inherits=False), (_alone, _last)),
     Row(HOUSEHOLDER, _reflected_in_double, (_together,)),

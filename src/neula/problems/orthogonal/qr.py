@@ -33,7 +33,7 @@ from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
 
 MODES = ("reduced", "r", "complete", "raw")
-ALGORITHMS = ("rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder")
+ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder")
 
 
 @overload
@@ -87,8 +87,9 @@ def qr(
         that will do: the cheapest format with which it is certified is taken.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A.
-    algorithm : {"rgsqrf", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
-        Exactly this one, accepted or not; by default the chain above.
+    algorithm : {"rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
+        Exactly this one, accepted or not; by default the chain above. ``"rgsqrf-twice"`` re-orthogonalizes
+        once, as the paper does; ``"rgsqrf-reortho"`` repeats that until Q is orthogonal.
     compute : str, optional
         Format of the products: the cheapest that can give the accuracy by default.
     panel : {"caqr", "cholesky", "cholesky2", "cholesky32", "householder"}, optional

@@ -18,6 +18,7 @@ from neula.algorithms.orthogonal.reorthogonalize import (
     correct_last,
     refine_qr,
     reorthogonalize,
+    second_passes,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import gram_r
@@ -199,6 +200,13 @@ def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     start, engine = _first_factors(matrices, before), options.low_engine
     factors = reorthogonalize(*start, engine, panel=options.panel, cutoff=options.cutoff)
     return _answer(matrices, " + reortho", *factors)
+
+
+def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
+    """Two passes of recursive Gram-Schmidt, whatever the second one says of the first."""
+    options, factors = matrices.options, _first_factors(matrices, before)
+    passes = second_passes(*factors, options.low_engine, panel=options.panel, cutoff=options.cutoff)
+    return _answer(matrices, " + one reortho", *next(passes))
 
 
 def correction(matrices: QRMatrices, before: Solution | None) -> Solution:

@@ -1,0 +1,99 @@
+"""``--trace``: the building block that a command is about, run step by step on the same matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from neula.algorithms.trace import Trace
+
+LONGEST = 60
+"""Steps in a table; the rest is counted."""
+
+
+def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any]:
+    """A matrix in the storage precision of the engine, which multiplies in its cheapest format by default."""
+    import torch
+
+    from neula.engines import select_engine
+
+    engine = select_engine(engine_name, torch.device("cpu"))
+    engine = engine if compute is None else engine.using(compute)
+    if a.ndim != 2:
+        raise ValueError(f"--trace shows the steps of one matrix, got an array of shape {a.shape}")
+    return torch.from_numpy(a).to(engine.device, engine.storage), engine
+
+
+def show_qr(a: np.ndarray, engine_name: str, panel: str | None, cutoff: int | None) -> Trace:
+    """Recursive Gram-Schmidt QR of the scaled matrix."""
+    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+    from neula.algorithms.scaling import power_of_two_scales
+    from neula.algorithms.trace import Trace
+
+    matrix, engine = _prepared(a, engine_name)
+    trace = Trace()
+    scaled = matrix * power_of_two_scales(engine.column_max(matrix))
+    rgsqrf(scaled, engine, panel=panel, cutoff=cutoff, trace=trace)
+    return _shown(trace, f"rgsqrf {engine.format.name}")
+
+
+def show_lu(
+    a: np.ndarray, engine_name: str, compute: str | None, storage: str | None, **options: Any
+) -> Trace:
+    """LU factorization by one of the paper's algorithms."""
+    from neula.algorithms.elimination.lu import lu_factorize
+    from neula.algorithms.trace import Trace
+    from neula.engines.formats import format_named
+
+    matrix, engine = _prepared(a, engine_name, compute)
+    trace = Trace()
+    kept = None if storage is None else format_named(storage)
+    lu_factorize(matrix, engine, storage=kept, trace=trace, **options)
+    return _shown(trace, f"Algorithm {options['variant']} {engine.format.name}")
+
+
+def show_lstsq(a: np.ndarray, b: np.ndarray, engine_name: str, algorithm: str, most: int) -> Trace:
+    """R of recursive Gram-Schmidt QR, then CGLS or LSQR with it."""
+    import torch
+
+    from neula.algorithms.krylov.cgls import Stop, cgls
+    from neula.algorithms.krylov.lsqr import lsqr
+    from neula.algorithms.krylov.operators import LeastSquaresOperator
+    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+    from neula.algorithms.scaling import power_of_two_scales
+    from neula.algorithms.trace import Trace
+
+    matrix, engine = _prepared(a, engine_name)
+    trace = Trace()
+    scales = power_of_two_scales(engine.column_max(matrix))
+    r = rgsqrf(matrix * scales, engine, trace=trace)[1].double() / scales
+    exact = torch.from_numpy(a).to(matrix.device, torch.float64)
+    rhs = torch.from_numpy(b).to(matrix.device, torch.float64).reshape(len(exact), -1)
+    start = torch.linalg.vector_norm(torch.linalg.solve_triangular(r.T, exact.T @ rhs, upper=False), dim=0)
+    solver = lsqr if algorithm == "lsqr" else cgls
+    stop = Stop(torch.finfo(torch.float64).eps * start)
+    solver(LeastSquaresOperator(exact), r, rhs, stop=stop, max_iterations=most, trace=trace)
+    return _shown(trace, f"rgsqrf {engine.format.name} + {solver.__name__}")
+
+
+def _shown(trace: Trace, title: str) -> Trace:
+    """Print the steps as a table and the recursion as a picture, to the standard error."""
+    console = Console(stderr=True)
+    table = Grid(
+        "step", "columns", "shape", "format", "value", title=f"trace of {title}", box=box.SIMPLE_HEAD
+    )
+    for row in trace.rows()[:LONGEST]:
+        table.add_row(*map(escape, row.values()))
+    console.print(table)
+    if len(trace) > LONGEST:
+        console.print(f"and {len(trace) - LONGEST} more steps", highlight=False)
+    console.print(trace.picture(), markup=False, highlight=False, soft_wrap=True)
+    return trace

@@ -1,0 +1,148 @@
+"""What became of a claim: the interval that the paper claims for a number, and our numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from neula.papers.data import Measurements
+
+Interval = tuple[float, float]
+
+EVERY: Interval = (1.0, 1.0)
+"""What is claimed of cases that are counted: 1 where a statement is true, 0 where it is not."""
+
+HALF_AN_ORDER = 10**0.5
+"""How far from "about an order of magnitude" a factor may be, up and down."""
+
+MOST = 0.5
+"""Part of the cases in which a claim, or its tendency, must be true to hold in part."""
+
+ASSUMED_NOISE = 1.1
+"""Factor that a time may be off where the noise of a run was not measured."""
+
+
+class Outcome(StrEnum):
+    """What the data say about a claim."""
+
+    holds = "holds"
+    in_part = "in part"
+    fails = "does not hold"
+    unknown = "not enough data"
+    noisy = "too noisy"
+
+
+@dataclass(frozen=True)
+class ClaimCheck:
+    """Our numbers beside the interval that a paper claims for them.
+
+    Attributes
+    ----------
+    values : tuple of float
+        A number for each case, NaN where a method failed; none where nothing was measured.
+    claimed : (float, float)
+        The interval of the claim, both ends included.
+    measured : str
+        The numbers in words.
+    tendency : (float, float), optional
+        The interval of a weaker claim, as "faster at all" for "six times faster": if the numbers lie in it,
+        the claim holds in part.
+    least : float
+        Part of the values that must lie in the claimed interval.
+    """
+
+    values: tuple[float, ...]
+    claimed: Interval
+    measured: str
+    tendency: Interval | None = None
+    least: float = 1.0
+
+    def outcome(self, noise: float = 1.0) -> Outcome:
+        """The verdict; *too noisy* if it is another one for values that are this factor larger or smaller."""
+        if not self.values:
+            return Outcome.unknown
+        factors = (1.0,) if self.claimed == EVERY else (1 / noise, 1.0, noise)
+        found = {self._compared([factor * value for value in self.values]) for factor in factors}
+        return found.pop() if len(found) == 1 else Outcome.noisy
+
+    def _compared(self, values: list[float]) -> Outcome:
+        if _part(values, self.claimed) >= self.least:
+            return Outcome.holds
+        weaker = self.claimed if self.tendency is None else self.tendency
+        partly = max(_part(values, self.claimed), _part(values, weaker)) >= MOST
+        return Outcome.in_part if partly else Outcome.fails
+
+    @property
+    def holds(self) -> bool:
+        """Whether the claim holds, if the numbers are exact."""
+        return self.outcome() is Outcome.holds
+
+    @property
+    def ours(self) -> str:
+        """The interval of our values, or how many cases agree."""
+        finite = sorted(value for value in self.values if not math.isnan(value))
+        if self.claimed == EVERY:
+            return f"{sum(value == 1.0 for value in self.values)} of {len(self.values)}"
+        lost = len(self.values) - len(finite)
+        ends = list(dict.fromkeys(_short(finite[k]) for k in (0, -1))) if finite else []
+        return ", ".join([" to ".join(ends)] * bool(ends) + [f"{lost} failed"] * bool(lost)) or "none"
+
+    @property
+    def wanted(self) -> str:
+        """The claimed interval."""
+        low, high = self.claimed
+        if self.claimed == EVERY:
+            text = "all"
+        elif high == math.inf:
+            text = f"at least {_short(low)}"
+        else:
+            text = f"at most {_short(high)}" if low <= 0 else f"{_short(low)} to {_short(high)}"
+        return text if self.least == 1.0 else f"{text}, in {self.least:.0%}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if 1e3 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
+def _part(values: list[float], interval: Interval) -> float:
+    low, high = interval
+    return sum(low <= value <= high for value in values) / len(values)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper and the test that it is put to."""
+
+    text: str
+    judge: Callable[[Measurements], ClaimCheck]
+    timed: bool = False  # whether it compares times, which the noise of the run blurs
+
+
+def claim(text: str, *, timed: bool = False) -> Callable[[Callable[[Measurements], ClaimCheck]], Claim]:
+    """The decorator that turns the test of a statement into a claim."""
+    return lambda judge: Claim(text, judge, timed)
+
+
+def within(
+    values: Iterable[float | None],
+    claimed: Interval,
+    measured: str,
+    *,
+    tendency: Interval | None = None,
+    least: float = 1.0,
+) -> ClaimCheck:
+    """Values, None or NaN where a method failed, held against the interval that is claimed."""
+    numbers = tuple(math.nan if value is None else float(value) for value in values)
+    return ClaimCheck(numbers, claimed, measured, tendency, least)
+
+
+def cases(found: Iterable[bool], measured: str, *, least: float = 1.0) -> ClaimCheck:
+    """Cases, each of which agrees with the claim or does not."""
+    return within(map(float, found), EVERY, measured, least=least)
+
+
+def about(number: float, factor: float = 1.5) -> Interval:
+    """The interval of "about this number"."""
+    return number / factor, number * factor

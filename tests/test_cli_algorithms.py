@@ -1,0 +1,117 @@
+"""Exactly the algorithm of a paper from the command line, and each of its steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from neula import cli
+from neula.cli.app import app
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    rng = np.random.default_rng(0)
+    np.save("A.npy", rng.standard_normal((300, 32)))
+    np.save("b.npy", rng.standard_normal(300))
+    np.save("S.npy", rng.standard_normal((32, 32)) + 32 * np.eye(32))
+
+
+def run(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, [*arguments, "--engine", "emulated"])
+    assert result.exit_code in (cli.CERTIFIED, cli.BAD_INPUT), result.output
+    return result
+
+
+def facts(*arguments: str) -> dict:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "method"),
+    [
+        ("rgsqrf", "rgsqrf fp16"),
+        ("rgsqrf-twice", "rgsqrf fp16 + one reortho"),
+        ("householder", "householder fp64"),
+    ],
+)
+def test_qr(algorithm: str, method: str) -> None:
+    found = facts(
+        "qr", "A.npy", "--accuracy", "fp16", "--algorithm", algorithm, "--panel", "caqr", "--cutoff", "8"
+    )
+    assert [attempt["method"] for attempt in found["attempts"]] == [method]
+
+
+def test_qr_with_another_cutoff_is_another_factorization() -> None:
+    def q(cutoff: str) -> np.ndarray:
+        run("qr", "A.npy", "--accuracy", "fp16", "--algorithm", "rgsqrf", "--cutoff", cutoff, "-o", "F.npz")
+        return np.load("F.npz")["Q"]
+
+    assert not np.array_equal(q("4"), q("16"))
+    assert np.array_equal(q("4"), q("4"))
+
+
+@pytest.mark.parametrize("algorithm", ["cgls", "lsqr"])
+def test_lstsq(algorithm: str) -> None:
+    found = facts("lstsq", "A.npy", "b.npy", "--algorithm", algorithm, "--max-iterations", "30")
+    assert [attempt["method"] for attempt in found["attempts"]] == [f"rgsqrf fp16 + {algorithm}"]
+    assert 0 < found["iterations"] <= 30
+
+
+def test_options_of_algorithms_do_not_go_with_bounds() -> None:
+    for option in (["--algorithm", "cgls"], ["--max-iterations", "9"]):
+        result = run("lstsq", "A.npy", "b.npy", "--nonnegative", *option)
+        assert f"{option[0]} does not go together with bounds" in result.stderr
+
+
+@pytest.mark.parametrize("variant", ["3.1", "4.1", "5.2/4.1"])
+def test_lu(variant: str) -> None:
+    inner = ["--inner-panel", "4"] if variant.startswith("5.2") else []
+    options = ["--variant", variant, "--block", "16", *inner, "--storage", "fp16", "--pivot", "none"]
+    run("lu", "S.npy", *options, "-o", "F.npz")
+    F, S = np.load("F.npz"), np.load("S.npy")
+    assert 1e-6 < np.abs(F["L"] @ F["U"] - S).max() / np.abs(S).max() < 0.01  # of fp16
+    assert "unknown variant '9.9'" in run("lu", "S.npy", "--variant", "9.9").stderr
+
+
+@pytest.mark.parametrize("spelling", ["FP16_Cor", "fp16_cor"])
+def test_tsqr_by_the_names_of_the_slides(spelling: str) -> None:
+    for option in ("--mode", "--compute"):
+        assert facts("tsqr", "A.npy", option, spelling)["attempts"][0]["method"] == "tsqr fp16_cor"
+    run("tsqr", "A.npy", "--mode", "r", "--compute", spelling, "-o", "R.npy")
+    assert np.load("R.npy").shape == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "texts"),
+    [
+        (
+            "qr",
+            ["A.npy", "--accuracy", "fp16", "--cutoff", "8"],
+            ["0 to 16 out of 16 to 32", "16 x 300 x 16", "fp16"],
+        ),
+        (
+            "lu",
+            ["S.npy", "--block", "16", "--inner-panel", "4"],
+            ["Algorithm 5.2/5.1", "0 to 16", "16 to 32"],
+        ),
+        ("lstsq", ["A.npy", "b.npy", "--algorithm", "lsqr"], ["rgsqrf fp16 + lsqr", "iteration"]),
+    ],
+)
+def test_trace(command: str, options: list[str], texts: list[str]) -> None:
+    plain, traced = run(command, *options), run(command, *options, "--trace")
+    assert all(text in traced.stderr for text in texts)
+    assert "|####" in traced.stderr
+    assert traced.stdout == plain.stdout
+    assert "trace of" not in plain.stderr
+
+
+def test_trace_is_of_one_matrix() -> None:
+    np.save("batch.npy", np.ones((2, 4, 3)))
+    assert "--trace shows the steps of one matrix" in run("qr", "batch.npy", "--trace").stderr

@@ -1,0 +1,83 @@
+"""The table of every item of the papers: each has a place or a reason, and each claim is in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from neula.papers.lu import LU_PAPER
+from neula.papers.qr import QR_PAPER
+from neula.papers.tsqr import TSQR_PAPER
+from neula.papers.verdicts import Outcome
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+@pytest.fixture(scope="module")
+def paper_items() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("paper_items", DOCS / "paper_items.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_item_has_a_marker_or_a_reason(paper_items: ModuleType) -> None:
+    found, places = paper_items.items(), paper_items.places()
+    keys = [item.key for item in found]
+    assert len(keys) == len(set(keys)) >= 96
+    assert set(places) <= set(keys)
+    missing = {item.key for item in found if item.key not in places}
+    assert missing == {item.key for item in found if item.became.startswith(paper_items.NOT_TRIED)}
+    assert missing == {"Q Table 2", "T WMMA extension"}
+
+
+def test_a_marker_that_goes_is_missed(
+    paper_items: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "neula"
+    source.mkdir()
+    text = "# item: Q (1); V 80%\n@decorated\ndef f(\n    a,\n):\n    pass\n\n\n# item: L Table 1\nT = 3\n"
+    (source / "m.py").write_text(text)
+    monkeypatch.setattr(paper_items, "SOURCE", source)
+    assert paper_items.places() == {
+        "Q (1)": ["neula.m.f"],
+        "V 80%": ["neula.m.f"],
+        "L Table 1": ["neula.m.T"],
+    }
+    (source / "m.py").write_text(text.replace("# item: L Table 1\n", ""))
+    assert "L Table 1" not in paper_items.places()
+
+
+def test_every_claim_of_the_papers_is_an_item(paper_items: ModuleType) -> None:
+    named = {
+        (folder, figure, int(number))
+        for item in paper_items.items()
+        for folder, figure, numbers in re.findall(r"([\w-]+-paper)/(\w+):([\d,]+)", item.became)
+        for number in numbers.split(",")
+    }
+    claims = {
+        (paper.command, figure.name, number): claim.text
+        for paper in (QR_PAPER, TSQR_PAPER, LU_PAPER)
+        for figure in paper.figures
+        for number, claim in enumerate(figure.claims)
+    }
+    ours = ("(neula)", "errors are below the bounds")
+    assert named <= set(claims)
+    assert {key for key, text in claims.items() if not text.startswith(ours)} <= named
+
+
+def test_the_table_says_what_became_of_each(paper_items: ModuleType) -> None:
+    table = paper_items.table()
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "---" not in line]
+    assert len(rows) == len(paper_items.items()) + len(paper_items.PAPERS)
+    assert "/figure" not in re.sub(r"`[^`]*`", "", table)  # every reference has become a verdict
+    verdicts = re.findall("|".join(re.escape(outcome) for outcome in Outcome), table)
+    assert set(verdicts) == set(Outcome)
+    assert all(len(re.split(r"(?<!\\) \| ", row)) == 5 for row in rows)
+    assert paper_items.on_page_markdown("a\n<!-- paper items -->\nb") == f"a\n{table}\nb"
