@@ -6,6 +6,7 @@
 // Variables are those of B, A with its columns divided by their norms: B^T B has ones on its diagonal.
 #include "dense.hpp"
 #include "matrices.hpp"
+#include "refinement.hpp"
 #include "workspace.hpp"
 
 NEULA_BEGIN
@@ -31,22 +32,16 @@ struct Bounded {
     {
         if (!workspace)
             return;
-        a = workspace.take(m * columns), b = workspace.take(padded(m)), residual = workspace.take(padded(m));
-        double **const squares[] = {&gram, &factor, &inverse, &square};
-        double **const vectors[] = {&sizes, &right, &low, &high, &at, &z, &x, &left, &gradient, &update, &ones};
-        for (double **matrix : squares)
-            *matrix = workspace.take(columns * columns);
-        for (double **vector : vectors)
-            *vector = workspace.take(columns);
-        free_variables = reinterpret_cast<Index *>(workspace.take(columns));
+        workspace.take(m * columns, a);
+        workspace.take(padded(m), b, residual);
+        workspace.take(columns * columns, gram, factor, inverse, square);
+        workspace.take(columns, sizes, right, low, high, at, z, x, left, gradient, update, ones, free_variables);
     }
-
-    bool in_safe_range(double size) const { return size >= 1.0 / limits.in_safe_range && size <= limits.in_safe_range; }
 
     // Whether a bound is zero, infinite, or in the safe range for a column of norm 1.
     bool is_safe_bound(double bound, double size) const
     {
-        return bound == 0.0 || isinf(bound) || in_safe_range(fabs(bound * size));
+        return bound == 0.0 || isinf(bound) || in_safe_range(fabs(bound * size), limits);
     }
 
     void read()
@@ -66,7 +61,7 @@ struct Bounded {
             sizes[j] = sqrt(gram[j * columns + j]), ones[j] = 1.0;
             low[j] = given.lower[j] * sizes[j], high[j] = given.upper[j] * sizes[j];
             bool safe = is_safe_bound(given.lower[j], sizes[j]) && is_safe_bound(given.upper[j], sizes[j]);
-            if (!in_safe_range(sizes[j]) || !safe)
+            if (!in_safe_range(sizes[j], limits) || !safe)
                 return false;
         }
         for (Index i = 0; i < n; i++)
@@ -77,7 +72,7 @@ struct Bounded {
         add_multiples(right, b, 1, 1.0, a, columns, 0, m, 0, false);
         for (Index j = 0; j < n; j++)
             right[j] /= sizes[j];
-        return in_safe_range(norm(m, b));
+        return in_safe_range(norm(m, b), limits);
     }
 
     // R with R^T R = B_F^T B_F, F being the free variables; false where there is none.
@@ -133,8 +128,7 @@ struct Bounded {
         subtract_update(gradient);
     }
 
-    // The residual of x, its gradient, and the update of the free variables.
-    void evaluate()
+    void find_residual()
     {
         for (Index j = 0; j < n; j++)
             x[j] = at[j] < 0.0 ? given.lower[j] : at[j] > 0.0 ? given.upper[j] : z[j] / sizes[j];
@@ -144,6 +138,11 @@ struct Bounded {
                 sum = plus_product(sum, load(a + i * columns + j), load(x + j));
             residual[i] = b[i] - lane_sum(sum);
         }
+    }
+
+    // The gradient, and the update of the free variables.
+    void find_update()
+    {
         memset(gradient, 0, columns * sizeof(double));
         add_multiples(gradient, residual, 1, 1.0, a, columns, 0, m, 0, false);
         for (Index j = 0; j < n; j++)
@@ -151,18 +150,19 @@ struct Bounded {
         solve(gradient);
     }
 
-    // The minimum over the free variables by corrected seminormal equations, with residuals of A.
-    void refine()
+    void add_update()
     {
-        evaluate();
-        bool settled = false;
-        for (int step = 0; step < limits.steps && !settled; step++) {
-            settled = norm(width, update) <= limits.settled * norm(n, z);
-            for (Index k = 0; k < width; k++)
-                z[free_variables[k]] += update[k];
-            evaluate();
-        }
-        subtract_update(gradient);
+        for (Index k = 0; k < width; k++)
+            z[free_variables[k]] += update[k];
+    }
+
+    bool needs_another(int) const { return !(norm(width, update) <= limits.settled * norm(n, z)); }
+
+    // The minimum over the free variables by corrected seminormal equations, with residuals of A.
+    void minimize()
+    {
+        refine(*this, int(limits.steps));
+        find_residual(), find_update(), subtract_update(gradient);
     }
 
     double sum_of_magnitudes() const
@@ -215,7 +215,7 @@ struct Bounded {
             double noise = gradient_noise(false);
             refined = refined || count_infeasible(noise, last) == 0;
             if (refined)
-                refine(), noise = gradient_noise(true);
+                minimize(), noise = gradient_noise(true);
             Index count = count_infeasible(noise, last);
             if (count == 0)
                 return sets;
@@ -282,7 +282,7 @@ struct Bounded {
             return Status::failed;
         if (given.of_all) {
             find_norms(found.norm_of_all, found.inverse_norm_of_all);
-            minimize_roughly(), refine();
+            minimize_roughly(), minimize();
             memcpy(to.unbounded, x, bytes);
         }
         found.sets = double(pivot());

@@ -193,7 +193,7 @@ struct CholeskyQR {
     {
         if (!workspace)
             return;
-        r = workspace.take(square), product = workspace.take(square), inverses = workspace.take(square);
+        workspace.take(square, r, product, inverses);
         Index height = height_of(m, columns);
         for (Index t = 0; t < count; t++) {
             Part &part = parts[t] = {&problem};

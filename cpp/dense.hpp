@@ -44,44 +44,6 @@ template <typename T> inline void solve_upper(const T *r, Index n, Index columns
     }
 }
 
-// P A = L U with partial pivoting in the place of A; false where a pivot vanishes.
-template <typename T> inline bool lu(T *a, Index n, Index columns, Index *pivots)
-{
-    for (Index k = 0; k < n; k++) {
-        Index pivot = k;
-        for (Index i = k + 1; i < n; i++)
-            if (size_of(a[i * columns + k]) > size_of(a[pivot * columns + k]))
-                pivot = i;
-        pivots[k] = pivot;
-        T *row = a + k * columns, *other = a + pivot * columns;
-        if (!(size_of(other[k]) > 0.0))
-            return false;
-        for (Index j = 0; pivot != k && j < n; j++) {
-            T x = row[j];
-            row[j] = other[j], other[j] = x;
-        }
-        for (Index i = k + 1; i < n; i++) {
-            T *below = a + i * columns;
-            below[k] /= row[k];
-            for (Index j = k + 1; j < n; j++)
-                below[j] -= below[k] * row[j];
-        }
-    }
-    return true;
-}
-
-// Solve A x = b in the place of b by these factors.
-template <typename T> inline void solve_lu(const T *factors, Index n, Index columns, const Index *pivots, T *x)
-{
-    for (Index k = 0; k < n; k++) {
-        T y = x[pivots[k]];
-        x[pivots[k]] = x[k], x[k] = y;
-    }
-    for (Index i = 0; i < n; i++)
-        x[i] -= dot(factors + i * columns, x, i);
-    solve_upper(factors, n, columns, x);
-}
-
 // R of A = Q R in the upper triangle of A, m >= n, its diagonal real; below it vectors v of the reflections
 // H_k = I - scale_k v v^H with v_k = 1, and R = H_{n-1}^H ... H_0^H A.
 template <typename T> inline void householder(T *a, Index m, Index n, Index columns, T *scales)

@@ -129,20 +129,21 @@ struct SystemLimits {
 };
 
 // Evidence of the solution of a linear system, of several right-hand sides the worst: first what SystemsSolutions.names says.
-struct SystemEvidence {
-    double doubtful;         // 1, or 0
-    double residual;         // ||b - A x|| / ||b||
-    double refined_error;    // backward error of x before it is rounded
-    double backward_error;   // of x as it is rounded
-    double forward_error;
-    double condition_bound;  // of A with columns of norm 1
-    double condition;        // its estimate
-    double largest;          // element of x as it is rounded
-    double growth;           // of the elements
-    double updates;          // how many
+template <typename Lanes> struct SystemNumbers {
+    Lanes doubtful;         // 1, or 0
+    Lanes residual;         // ||b - A x|| / ||b||
+    Lanes refined_error;    // backward error of x before it is rounded
+    Lanes backward_error;   // of x as it is rounded
+    Lanes forward_error;
+    Lanes condition_bound;  // of A with columns of norm 1
+    Lanes condition;        // its estimate
+    Lanes largest;          // element of x as it is rounded
+    Lanes growth;           // of the elements
+    Lanes updates;          // how many
     // Backward errors before the first update and after each; the last one is that of the solution before it is rounded.
-    double history[MOST_UPDATES + 1];
+    Lanes history[MOST_UPDATES + 1];
 };
+using SystemEvidence = SystemNumbers<double>;
 
 struct SystemsProblem {
     Matrices a, b;  // (count, n, n) and (count, n, k)

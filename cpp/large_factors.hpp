@@ -135,9 +135,8 @@ double solve_columns(const LargeSystem &system, Rows<T> factors, double *columns
     }
     for (Index c = 0; c < count; c++)
         for (Index j = n - 1; j >= 0; j--) {
-            double *x = columns + c * column_length(n), other = x[j];
-            x[j] = x[system.pivots[j]];
-            x[system.pivots[j]] = other;
+            double *x = columns + c * column_length(n);
+            exchange(x[j], x[system.pivots[j]]);
         }
     return most;
 }
@@ -153,10 +152,8 @@ inline double substitute(const LargeSystem &system, double *columns, Index count
 template <typename T> void substitute_transposed(Rows<T> factors, const int *pivots, double *x)
 {
     Index n = factors.n;
-    for (Index j = 0; j < n; j++) {
-        double other = x[j];
-        x[j] = x[pivots[j]], x[pivots[j]] = other;
-    }
+    for (Index j = 0; j < n; j++)
+        exchange(x[j], x[pivots[j]]);
     for (Index j = 0; j < n; j++) {
         double factor = x[j];
         const T *row = factors.row(j);

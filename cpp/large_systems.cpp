@@ -2,6 +2,7 @@
 // makes the copy that is factorized, and one over the factors. An update of the solution takes one more of each.
 #include "large_factors.hpp"
 #include "lu_blocked.hpp"
+#include "refinement.hpp"
 
 NEULA_BEGIN
 
@@ -63,7 +64,7 @@ double inverse_norm(const LargeSystem &system, const double *solutions)
     const double *best_solution = solutions;
     for (Index p = 0; p < LARGE_PROBES; p++) {
         const double *x = solutions + (system.k + p) * column_length(n);
-        double size = scaled_norm(norms, x, n);
+        double size = scaled_norm(n, norms, x);
         if (size > best)
             best = size, best_solution = x;
     }
@@ -73,68 +74,56 @@ double inverse_norm(const LargeSystem &system, const double *solutions)
     return norm(n, v);
 }
 
-// Known of A. The factors solve up to the `rate`.
-struct MatrixEvidence {
-    double infinity_norm, norm, rate;
-    bool sound;
-};
-
-// From rows of A, and residuals of solutions for random vectors.
-MatrixEvidence matrix_evidence(const LargeSystem &system, const double *solutions, const double *residuals)
+// From rows of A. The factors solve up to a `rate`, which residuals of solutions for random vectors show.
+SystemNorms<double> matrix_evidence(const LargeSystem &system, const double *solutions, const double *residuals, double &rate)
 {
-    const SystemLimits &limits = system.limits;
     Index n = system.n, length = column_length(n);
     const double *sums = column_of(system, ROW_SUMS), *norms = column_of(system, COLUMN_NORMS);
-    double infinity_norm = largest_of(sums, n), norm_a = norm(n, norms), left = 0.0;
+    SystemNorms<double> found;
+    found.infinity_norm = largest_of(sums, n), found.norm = norm(n, norms), found.smallest_column = smallest_of(norms, n);
+    found.judge(smallest_of(sums, n), largest_of(norms, n), n, system.limits);
+    double left = 0.0;
     for (Index p = system.k; p < system.k + LARGE_PROBES; p++) {
         // Rounding errors of its measurement add to a residual.
-        double size = norm(n, residuals + p * length) + rounding_of(n) * norm_a * norm(n, solutions + p * length);
+        double size = norm(n, residuals + p * length) + rounding_of(n) * found.norm * norm(n, solutions + p * length);
         left += size * size;
     }
-    double rate = limits.margin * sqrt(left), least = smallest_of(sums, n), narrowest = smallest_of(norms, n);
-    bool equilibrated =
-        infinity_norm <= limits.equilibrated * least && largest_of(norms, n) <= limits.equilibrated * narrowest;
-    bool in_safe_range = least >= 1 / limits.in_safe_range && narrowest >= 1 / limits.in_safe_range &&
-                         infinity_norm <= limits.in_safe_range && norm_a <= n * limits.in_safe_range;
-    return {infinity_norm, norm_a, rate, equilibrated && in_safe_range && rate <= limits.max_rate};
+    rate = system.limits.margin * sqrt(left);
+    return found;
 }
 
-struct ColumnEvidence {
-    double residual, refined_error, backward_error, forward_error;
-    bool doubtful;
-};
-
 // Add the update where there is one, round x in its place, and measure it.
-ColumnEvidence finish_column(
-    const LargeSystem &system, const MatrixEvidence &matrix, double inverse_norm, double *x, const double *change,
+SystemEvidence finish_column(
+    const LargeSystem &system, const SystemNorms<double> &matrix, double inverse_norm, double *x, const double *change,
     const double *residual, double norm_before, const double *b)
 {
     const SystemLimits &limits = system.limits;
     Index n = system.n;
     bool updated = system.single_factors;
     double *lost = column_of(system, SPARE), *norms = column_of(system, COLUMN_NORMS);
+    SystemEvidence to = {};
     for (Index i = 0; i < n; i++) {
         double sum, low;
         two_sum(x[i], updated ? change[i] : 0.0, sum, low);
         x[i] = system.single_result ? double(float(sum)) : sum;
         lost[i] = (sum - x[i]) + low;
+        to.largest = worse(to.largest, fabs(x[i]));
     }
-    double left = norm(n, residual), norm_b = norm(n, b), size = scaled_norm(norms, x, n);
+    double left = norm(n, residual), norm_b = norm(n, b), size = scaled_norm(n, norms, x);
     double doubled = (n + WIDTH + 2) * UNIT * (n + WIDTH + 2) * UNIT, rounding_errors = rounding_of(n);
     double floor = (updated ? rounding_errors : doubled) * (matrix.norm * norm(n, x) + norm_b);
     // Rounding of the residual to one number, and of A times an update and the difference.
     double norm_change = updated ? norm(n, change) : 0.0;
     double noise = floor + rounding_errors * (norm_before + matrix.norm * norm_change);
-    double error = inverse_norm * (left + noise) / size, rounding = scaled_norm(norms, lost, n) / size;
-    ColumnEvidence to;
-    to.refined_error = largest_of(residual, n) / (matrix.infinity_norm * largest_of(x, n) + largest_of(b, n));
-    to.backward_error = to.refined_error + rounding;
-    error += rounding;
-    to.forward_error = error < 1 ? limits.computed * error / (1 - error) : double(INFINITY);
+    double error = largest_of(residual, n) / (matrix.infinity_norm * largest_of(x, n) + largest_of(b, n));
+    measure_rounded(
+        to, error, inverse_norm * (left + noise) / size, scaled_norm(n, norms, lost) / size, limits.computed);
+    for (int step = 1; step <= MOST_UPDATES; step++)
+        to.history[step] = error;
+    to.updates = updated;
     to.residual = (left + noise + matrix.norm * norm(n, lost)) / norm_b;
     bool converges = !updated || left <= limits.max_rate * norm_before + noise;
-    bool in_safe_range = norm_b >= 1 / limits.in_safe_range && norm_b <= limits.in_safe_range;
-    to.doubtful = !(matrix.sound && converges && in_safe_range);
+    to.doubtful = !(converges && matrix.equilibrated && matrix.in_safe_range && in_safe_range(norm_b, limits));
     return to;
 }
 
@@ -147,19 +136,18 @@ double condition_of(const LargeSystem &system, const double *probe, double inver
 }
 
 // Update solutions once, and those for random vectors where their residuals do not show how well the factors solve.
-MatrixEvidence update_once(
-    const LargeSystem &system, const MatrixEvidence &matrix, RowsPart &all_rows, double *solutions, double *residuals,
-    double *updates)
+SystemNorms<double> update_once(
+    const LargeSystem &system, double &rate, RowsPart &all_rows, double *solutions, double *residuals, double *updates)
 {
     Index k = system.k, length = column_length(system.n);
-    Index count = matrix.rate <= system.limits.max_rate ? k : k + LARGE_PROBES;
+    Index count = rate <= system.limits.max_rate ? k : k + LARGE_PROBES;
     memcpy(updates, residuals, count * length * sizeof(double));
     substitute(system, updates, count, false);
     all_rows.work = update_part, all_rows.columns = updates, all_rows.count = count;
     share_rows(all_rows);
     for (Index i = k * length; i < count * length; i++)
         solutions[i] += updates[i];
-    return matrix_evidence(system, solutions, residuals);
+    return matrix_evidence(system, solutions, residuals, rate);
 }
 
 // Of the only system.
@@ -185,38 +173,30 @@ void solve_with_factors(const LargeSystem &system, double largest, SystemsSoluti
     all_rows.system = &system, all_rows.work = measure_part, all_rows.last = all_rows.end = n;
     all_rows.columns = solutions, all_rows.others = residuals, all_rows.count = probes + 1;
     share_rows(all_rows);
-    double infinity_norm = largest_of(column_of(system, ROW_SUMS), n), *before = to.forward_error;
+    double infinity_norm = largest_of(column_of(system, ROW_SUMS), n), *before = to.forward_error, rate;
     for (Index c = 0; c < k; c++) {
         double scale = infinity_norm * largest_of(solutions + c * length, n) + largest_of(system.b + c * n, n);
         evidence.history[0] = worse(evidence.history[0], largest_of(residuals + c * length, n) / scale);
         before[c] = norm(n, residuals + c * length);
     }
-    MatrixEvidence matrix = matrix_evidence(system, solutions, residuals);
+    SystemNorms<double> matrix = matrix_evidence(system, solutions, residuals, rate);
     if (system.single_factors)
-        matrix = update_once(system, matrix, all_rows, solutions, residuals, updates);
+        matrix = update_once(system, rate, all_rows, solutions, residuals, updates);
     double size = inverse_norm(system, solutions);
-    evidence.updates = system.single_factors ? 1.0 : 0.0;
+    evidence.doubtful = !(rate <= system.limits.max_rate);
     evidence.condition = condition_of(system, residuals + probes * length, size);
+    evidence.condition_bound = system.limits.estimated * evidence.condition;
     // With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z).
-    double bound = system.limits.margin * size / (1 - matrix.rate);
+    double bound = system.limits.margin * size / (1 - rate);
     for (Index c = 0; c < k; c++) {
         double *x = solutions + c * length;
-        ColumnEvidence found = finish_column(
+        SystemEvidence found = finish_column(
             system, matrix, bound, x, updates + c * length, residuals + c * length, before[c], system.b + c * n);
-        for (int step = 1; step <= MOST_UPDATES; step++)
-            evidence.history[step] = worse(evidence.history[step], found.refined_error);
-        raise(evidence.doubtful, found.doubtful);
-        evidence.residual = worse(evidence.residual, found.residual);
-        evidence.backward_error = worse(evidence.backward_error, found.backward_error);
-        evidence.forward_error = worse(evidence.forward_error, found.forward_error);
+        join_worst<double>(evidence, found);
         to.forward_error[c] = found.forward_error;
-        for (Index i = 0; i < n; i++) {
+        for (Index i = 0; i < n; i++)
             to.x[i * k + c] = x[i];
-            evidence.largest = worse(evidence.largest, fabs(x[i]));
-        }
     }
-    evidence.refined_error = evidence.history[MOST_UPDATES];
-    evidence.condition_bound = system.limits.estimated * evidence.condition;
 }
 
 }  // namespace

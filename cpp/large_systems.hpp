@@ -93,16 +93,6 @@ inline double smallest_of(const double *x, Index n)
     return least;
 }
 
-// ||D x||, D being diagonal.
-inline double scaled_norm(const double *scales, const double *x, Index n)
-{
-    double square = 0.0;
-#pragma omp simd reduction(+ : square)
-    for (Index i = 0; i < n; i++)
-        square += (scales[i] * x[i]) * (scales[i] * x[i]);
-    return sqrt(square);
-}
-
 inline void work_on_part(RowsPart &part) { part.work(part); }
 
 // Share the rows of a part among threads; returns the largest number that they find.

@@ -11,15 +11,6 @@ inline double element(const Matrices &x, Index member, Index i, Index j)
     return x.single ? double(static_cast<const float *>(x.data)[place]) : static_cast<const double *>(x.data)[place];
 }
 
-inline void set_element(const Matrices &x, Index member, Index i, Index j, double to)
-{
-    Index place = member * x.member + i * x.row + j * x.column;
-    if (x.single)
-        static_cast<float *>(x.data)[place] = float(to);
-    else
-        static_cast<double *>(x.data)[place] = to;
-}
-
 inline void *address(const Matrices &x, Index member, Index i, Index j)
 {
     Index place = member * x.member + i * x.row + j * x.column;

@@ -30,6 +30,18 @@ inline double norm(Index n, const double *x)
     return sqrt(sum);
 }
 
+// ||D (x - y)|| for a diagonal D; without y that of D x.
+inline double scaled_norm(Index n, const double *scales, const double *x, const double *y = nullptr)
+{
+    double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+    for (Index j = 0; j < n; j++) {
+        double scaled = scales[j] * (y ? x[j] - y[j] : x[j]);
+        sum += scaled * scaled;
+    }
+    return sqrt(sum);
+}
+
 // Of numbers near 1: hypot, whose newest version not every C library has, guards against overflow as well.
 inline double root_of_squares(double x, double y)
 {

@@ -18,6 +18,7 @@ struct Complex {
 };
 
 inline Complex operator-(Complex x) { return {-x.re, -x.im}; }
+inline Complex operator+(Complex x, Complex y) { return x += y; }
 inline Complex operator*(Complex x, Complex y) { return {x.re * y.re - x.im * y.im, x.re * y.im + x.im * y.re}; }
 inline Complex operator*(double x, Complex y) { return {x * y.re, x * y.im}; }
 
@@ -30,6 +31,14 @@ inline Complex &Complex::operator/=(Complex x)
     }
     double ratio = x.re / x.im, size = x.im + x.re * ratio;
     return *this = {(re * ratio + im) / size, (im * ratio - re) / size};
+}
+
+inline Complex operator/(double x, Complex y) { return Complex(x) /= y; }
+
+template <typename T> inline void exchange(T &x, T &y)
+{
+    T other = x;
+    x = y, y = other;
 }
 
 template <typename T> constexpr bool is_complex = false;

@@ -38,6 +38,9 @@ public:
         return part;
     }
 
+    // The next parts, as large as so many doubles each.
+    template <typename... T> void take(Index doubles, T *&...parts) { ((parts = reinterpret_cast<T *>(take(doubles))), ...); }
+
 private:
     static constexpr size_t LINE = 64;
     void *memory_ = nullptr;

@@ -113,6 +113,26 @@ def test_kit_is_backward_stable(level: str, dtype: type, n: int) -> None:
     assert np.linalg.norm(gradient) <= complex_operations * 10 * m * n * U * size
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", [float, complex])
+@pytest.mark.parametrize("n", [2, 9, 33])
+def test_kit_refines_to_full_accuracy(level: str, dtype: type, n: int) -> None:
+    """Residuals in twice the working precision: errors are below u for condition numbers below some 1e15 / n.
+
+    Elements of A and x are small whole numbers, so that b is exact: x is the solution.
+    """
+    rng = np.random.default_rng(n)
+    parts = [rng.integers(-1000, 1000, (n, n + 1)).astype(float) for _ in range(1 + (dtype is complex))]
+    whole = parts[0] + 1j * parts[1] if dtype is complex else parts[0]
+    a, exact = whole[:, :n].copy(), whole[:, n].copy()
+    a[-1] = a[:-1].sum(0)
+    a[-1, 0] += 1  # nearly dependent rows
+    x = a @ exact
+    assert core_of(level).kit_solve("lu", a, x)
+    assert np.linalg.cond(a) > 1e3
+    assert np.abs(x - exact).max() <= U * np.abs(exact).max()
+
+
 @pytest.mark.parametrize("dtype", [float, complex])
 def test_kit_finds_what_has_no_factor(dtype: type) -> None:
     compiled = core_of("baseline")

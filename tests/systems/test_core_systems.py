@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from capabilities import core_of
+from capabilities import LEVELS, core_of
 from neula._core import Core, LargeSystem, SystemsSetting
 
 N, K, NUMBERS = 9, 2, 14
@@ -110,3 +110,22 @@ def test_memory_for_blocks_and_pivots() -> None:
     system.copy()
     with pytest.raises(ValueError, match="pivots"):
         system.solve(definite=False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("n", [9, 40])
+def test_a_vanishing_pivot_leaves_its_neighbours_alone(level: str, n: int) -> None:
+    """Elimination ends early; the pivots behind are unknown, the workspace has those of another system."""
+    core, rng = core_of(level), np.random.default_rng(n)
+    a, x = rng.standard_normal((3, n, n)), rng.standard_normal((3, n, 1))
+    a[1, :, n // 2] = 0.0
+    errors, numbers, found = np.ones((3, 1)), np.ones((NUMBERS, 3)), np.ones((3 * n, 1))
+    limits = {"in_safe_range": 2.0**200, "equilibrated": 16.0, "max_rate": 0.25, "rounding": float(n)}
+    limits |= {"margin": 1.0, "computed": 1.01, "estimated": 3.0, "digits": np.inf}
+    setting = core.systems_setting(np.eye(n + 1, n) + np.eye(1, n), **limits)
+    assert core.solve_systems(a, a @ x, setting, found, errors, numbers, False, False, 1)
+    doubtful = numbers[core.system_evidence["doubtful"][0]]
+    assert doubtful.tolist() == [0.0, 1.0, 0.0]
+    size = np.linalg.norm(np.linalg.inv(a[::2]), axis=(1, 2)) * np.linalg.norm(a[::2], axis=(1, 2))
+    wrong = np.abs(found.reshape(3, n) - x[:, :, 0])[::2].max(1)
+    assert (wrong <= 4 * n * 2.0**-53 * size * np.abs(x[::2]).max()).all()
