@@ -31,7 +31,7 @@ from neula.kernels import seminormal, seminormal_cuda, seminormal_host
 from neula.kernels.launch import shared_memory
 from neula.kernels.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.systems.queued import NORMAL_EQUATIONS
+from neula.problems.systems.factor_source import NORMAL_EQUATIONS
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")

@@ -18,7 +18,7 @@ from neula.engines.shipped import cuda_tuning
 from neula.pipeline import call, left_to_host
 from neula.pipeline.solutions import SolutionOptions
 from neula.problems.least_squares import run
-from neula.problems.systems import direct
+from neula.problems.systems import together
 
 LIBRARY = "lu fp64 with pivoting"
 
@@ -50,7 +50,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(call, "select_engine", select)
-    for module in (direct, run):
+    for module in (together, run):
         monkeypatch.setattr(module, "host_for", counted)
     return counts
 

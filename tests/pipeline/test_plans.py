@@ -101,6 +101,10 @@ def test_arguments_are_checked_as_at_first() -> None:
         neula.lstsq(a, b, max_iterations=60, rcond=0.0)
     with pytest.raises((TypeError, ValueError)):
         neula.lstsq(a, b, max_iterations=60.5, rcond=0.0)
+    for wrong in ({"certify": "twice"}, {"rcond": -1.0}, {"max_iterations": 0}):
+        for _ in range(3):
+            with pytest.raises(ValueError, match=next(iter(wrong))):
+                neula.lstsq(a, b, **wrong)
     with pytest.raises(ValueError, match="algorithm"):
         neula.lstsq(a, b, algorithm="none")
     for _ in range(3):

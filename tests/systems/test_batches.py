@@ -14,11 +14,11 @@ from neula.engines import CpuEngine
 from neula.engines.shipped import cpu_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems import by_kernel
-from neula.problems.systems.direct import solve_directly
-from neula.problems.systems.library_factors import SingularMember
+from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.problem import Systems, SystemsSolutions
+from neula.problems.systems.together import solve_together
 
-from .test_direct import OPTIONS, U64
+from .test_direct import LIBRARY, OPTIONS, U64
 
 pytestmark = pytest.mark.usefixtures("with_core_and_without")
 
@@ -41,7 +41,7 @@ def systems(a: np.ndarray, b: np.ndarray, **asked: object) -> Systems:
 @pytest.mark.parametrize("n", [1, 3, 8, 9, 33, 70])
 def test_forward_errors_are_bounds(n: int) -> None:
     a, b = batch(n)
-    found = solve_directly(systems(a, b)).values
+    found = solve_together(systems(a, b), label=LIBRARY).values
     assert accepted_of(found).all()
     for i in range(len(a)):
         errors = torch.from_numpy(System(a[i], b[i]).errors(found.x[i].numpy(), n))
@@ -52,7 +52,7 @@ def test_forward_errors_are_bounds(n: int) -> None:
 
 def test_the_ill_conditioned_are_refined_to_the_end() -> None:
     a, b = batch(8, (1e1, 1e8, 1e2))
-    found = solve_directly(systems(a, b)).values
+    found = solve_together(systems(a, b), label=LIBRARY).values
     assert accepted_of(found).all()
     for i in range(3):
         errors = torch.from_numpy(System(a[i], b[i]).errors(found.x[i].numpy(), 8))
@@ -107,7 +107,7 @@ def test_units_are_no_reason_to_pass_on(rows: int, columns: int) -> None:
     a, b = batch(7, (1e0, 1e1, 1e2), 2)
     units = 10.0 ** np.linspace(0, rows, 7)[:, None]
     a[1:], b[1:] = units * a[1:] * 10.0 ** np.linspace(-columns, 0, 7), units * b[1:]
-    found = solve_directly(systems(a, b)).values
+    found = solve_together(systems(a, b), label=LIBRARY).values
     assert accepted_of(found).all()
     for i in range(len(a)):
         x = found.x[i].numpy()
@@ -119,7 +119,7 @@ def test_units_are_no_reason_to_pass_on(rows: int, columns: int) -> None:
 
 def test_what_needs_it_is_solved_again() -> None:
     a, b = batch(12, (1e1, 1e13, 1e2), 1)
-    found = solve_directly(systems(a, b)).values
+    found = solve_together(systems(a, b), label=LIBRARY).values
     assert accepted_of(found).all()
     errors = System(a[1], b[1]).errors(found.x[1].numpy(), 12)
     assert (torch.from_numpy(errors) <= found.forward_error[1]).all()
@@ -131,7 +131,7 @@ def test_the_singular_one_is_named(n: int) -> None:
     a[1] *= 1e-300
     a[2, :, 3] = 0
     with pytest.raises(SingularMember) as caught:
-        solve_directly(systems(a, b))
+        solve_together(systems(a, b), label=LIBRARY)
     assert caught.value.place == 2
 
 

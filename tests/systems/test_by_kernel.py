@@ -443,7 +443,7 @@ def test_what_it_is_not_for() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_kernel, "solved", lambda *_, **__: called.append(1))
         patch.setattr(by_kernel, "solved_by_factors", lambda *_, **__: called.append(1))
-        patch.setattr(plan, "_plan", lambda *_: lambda given: called.append(1))
+        patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
         large = np.eye(by_kernel.LARGEST + 1)

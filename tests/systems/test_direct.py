@@ -12,16 +12,18 @@ import torch
 import neula
 from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
 from neula.certificates.forward_error import COMPUTED
-from neula.engines import FP32, FP64, CpuEngine
+from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.direct import FactoredSystems, _worst, solve_directly
-from neula.problems.systems.library_factors import _LU, SingularMember
+from neula.problems.systems.factor_source import _LU, VECTORS, SingularMember
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems
+from neula.problems.systems.together import _worst, solve_together
 
 U64 = 2.0**-53
+LIBRARY = "lu fp64 with pivoting"
 OPTIONS = SystemsOptions(
     engine=CpuEngine("cpu"),
     target=FP64,
@@ -48,7 +50,9 @@ def in_units(a: torch.Tensor, rows: float, columns: float) -> torch.Tensor:
 
 
 def solved(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions = OPTIONS) -> SystemsSolutions:
-    return solve_directly(Systems(a, b, options)).values
+    return solve_together(
+        Systems(a, b, options), label="cholesky fp64" if options.positive else LIBRARY
+    ).values
 
 
 def check_exact(scaled: torch.Tensor, exponents: torch.Tensor, given: torch.Tensor) -> None:
@@ -126,8 +130,9 @@ def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     b = noise(3, 12, 2)
     scaled = ScaledSystems.from_arrays(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
+    images = Images.from_matrix(scaled.a, scaled.norms, vectors=VECTORS, unit=True)
     square = FactoredSystems(
-        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=True
+        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=True
     )
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     x = scaled.unscale(found.x)
@@ -143,8 +148,9 @@ def test_without_doubled_residuals(cond: float) -> None:
     a, b = random_matrix("geometric", 12, 12, cond=cond)[None], noise(1, 12, 2)
     scaled = ScaledSystems.from_arrays(a, b)
     lu, pivots = torch.linalg.lu_factor(scaled.a)
+    images = Images.from_matrix(scaled.a, scaled.norms, vectors=VECTORS, unit=True)
     square = FactoredSystems(
-        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, doubled=False
+        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=False
     )
     found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
     errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)
@@ -173,7 +179,7 @@ def test_positive_definite(units: int) -> None:
     scales = torch.exp2(torch.linspace(-units, units, 9).round().double())
     a, b = (scales[:, None] * (r @ r.T + torch.eye(9)) * scales)[None], scales[:, None] * noise(1, 9, 2)
     a = (a + a.mT) / 2
-    answer = solve_directly(Systems(a, b, replace(OPTIONS, positive=True)))
+    answer = solve_together(Systems(a, b, replace(OPTIONS, positive=True)), label="cholesky fp64")
     assert answer.label == "cholesky fp64"
     found = answer.values
     assert OPTIONS.limits(found.x.shape[1]).accept(found.evidence).all()
@@ -232,7 +238,7 @@ def test_history_of_a_batch() -> None:
 
 def test_histories_of_different_length() -> None:
     parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
-    assert _worst(parts).tolist() == [3.0, 1.5, 1.0]
+    assert _worst(parts) == (3.0, 1.5, 1.0)
 
 
 def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:
@@ -243,15 +249,15 @@ def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:
     assert ScaledSystems.from_arrays(a, 0 * b).given
     b[1] *= 1e-250
     assert not ScaledSystems.from_arrays(a, b).given
-    assert torch.equal(solve_directly(Systems(a, b, OPTIONS)).values.x, b)
+    assert torch.equal(solved(a, b).x, b)
 
 
 def test_single_precision_factors_give_double_precision() -> None:
     """Where they solve; a zero pivot is for better ones."""
     a, b = noise(2, 40, 40) + 10 * torch.eye(40, dtype=torch.float64), noise(2, 40, 2)
-    found = solve_directly(Systems(a, b, OPTIONS), format=FP32)
+    found = solve_together(Systems(a, b, OPTIONS), label="lu fp32 with pivoting")
     assert found.label == "lu fp32 with pivoting"
     assert bool(found.values.forward_error.amax() <= 1e-12)
     assert bool(found.values.backward_error.amax() <= 40**0.5 * U64)
     with pytest.raises(Declined, match="a pivot vanishes"):
-        solve_directly(Systems(0 * a, b, OPTIONS), format=FP32)
+        solve_together(Systems(0 * a, b, OPTIONS), label="lu fp32 with pivoting")

@@ -12,12 +12,12 @@ from scipy.stats import chi2
 from neula.algorithms.elimination import compiled
 from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.forward_error import RARE, inverse_margin
-from neula.engines import FP64
 from neula.kernels.core import core
-from neula.problems.systems.direct import _in_steps
+from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.problem import Systems
+from neula.problems.systems.together import solve_in_steps
 
-from .test_direct import OPTIONS
+from .test_direct import LIBRARY, OPTIONS
 
 COUNT = 4000
 
@@ -60,7 +60,10 @@ def test_batches_by_kernel(n: int) -> None:
 def test_batches_in_steps() -> None:
     a, right = nearly_singular(13)
     b = torch.ones(COUNT, 13, 1, dtype=torch.float64)
-    check(_in_steps(Systems(torch.from_numpy(a), b, OPTIONS), FP64).values.condition.numpy(), right)
+    check(
+        solve_in_steps(Systems(torch.from_numpy(a), b, OPTIONS), SOURCES[LIBRARY]).values.condition.numpy(),
+        right,
+    )
 
 
 @needs_core

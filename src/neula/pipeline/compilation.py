@@ -65,7 +65,7 @@ def eager(
                     f"a transform of torch.func hides an operand of {name}, which has neither derivatives "
                     "nor vmap for these arguments: call it outside of the transform; batches need none"
                 )
-        if plans is not None and (soon := plans(args, kwargs)) is not None:
+        elif plans is not None and (soon := plans(args, kwargs)) is not None:
             planned: T = soon
             return planned
         # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.

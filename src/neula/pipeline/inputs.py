@@ -70,10 +70,16 @@ class Taken:
 
 def fetched(arrays: Sequence[Taken]) -> list[Taken]:
     """The same on the host, which waits once; what is made of them goes back to where they are."""
-    copies = [_on_its_way(x.tensor) for x in arrays]
-    for device in {x.tensor.device for x in arrays if x.tensor.is_cuda}:
-        torch.cuda.current_stream(device.index).synchronize()
+    copies = fetched_tensors([x.tensor for x in arrays])
     return [_in_place_of(x, copy) for x, copy in zip(arrays, copies, strict=True)]
+
+
+def fetched_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors on the host, which waits once."""
+    copies = [_on_its_way(x) for x in tensors]
+    for device in {x.device for x in tensors if x.is_cuda}:
+        torch.cuda.current_stream(device.index).synchronize()
+    return copies
 
 
 def _on_its_way(x: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Small problems of a shape that was solved before: what does not depend on numbers is decided once.
+"""Problems of a shape that was solved before: what does not depend on numbers is decided once.
 
-A call spends most of its microseconds on what its arrays are, what is asked for, which chain that makes, and
-what may be accepted. For arrays on the host all of that depends on shapes, dtypes and keywords alone. A plan
-keeps it, with the first link: what that link solves, and the verdict accepts, is the answer. All else goes
-through the front end and the whole chain, as a first call does.
+A call of a small problem spends most of its time on what its arrays are, what is asked for, which chain that
+makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A plan keeps it,
+with the first link: what that link solves, and the verdict accepts, is the answer. All else goes through the
+front end and the whole chain, as a first call does, which goes on from what a device has found.
 """
 
 from __future__ import annotations
@@ -19,19 +19,27 @@ from torch.autograd import forward_ad
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Tuning
 from neula.kernels.core import core
+from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import IN_NUMPY, Asked
+from neula.pipeline.inputs import fetched_tensors
 from neula.pipeline.result import Attempt
 from neula.pipeline.result.deferred import Later
+from neula.pipeline.state import restored
 
 KEPT = 512
 """Shapes of one function that are remembered. A program that has more of them begins anew."""
 
-DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
+DTYPES = (np.dtype(np.float64), np.dtype(np.float32), torch.float64, torch.float32)
 
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]
 """Makes an array one of the user's library."""
+
+
+def _in_numpy(x: torch.Tensor) -> np.ndarray:
+    found: np.ndarray = x.cpu().numpy()
+    return found
 
 
 class WithEngine(Protocol):
@@ -49,8 +57,8 @@ class Plan(Protocol):
     def options(self) -> WithEngine:
         """The options of the calls."""
 
-    def __call__(self, given: Given) -> Any | None:
-        """The result; None where it is not accepted."""
+    def __call__(self, given: Given) -> Any | Answer[Any] | None:
+        """The result; where it is not accepted None, or an answer from which the chain goes on."""
 
 
 class Given(NamedTuple):
@@ -58,16 +66,22 @@ class Given(NamedTuple):
 
     Attributes
     ----------
-    arrays : sequence of array
-        float64 or float32, with contiguous rows.
+    arrays : sequence of array, or of Tensor
+        float64 or float32, with contiguous rows: arrays on the host, tensors where they are on a device.
     wrap : callable
     begun : float
         When the call began, in seconds of ``time.perf_counter``.
+    give : callable
+        Makes a tensor an array of the user's library, where the user's arrays are.
+    operands : sequence of array_like
+        As the user gave them.
     """
 
-    arrays: Sequence[np.ndarray]
+    arrays: Sequence[Any]
     wrap: Wrap
     begun: float
+    give: Callable[[torch.Tensor], Any] = _in_numpy
+    operands: Sequence[Any] = ()
 
 
 class Plans:
@@ -79,10 +93,22 @@ class Plans:
         From the arguments of a call to its plan; None where the compiled core is not the first link.
     operands : int, optional
         Arrays, which are positional.
+    go_on : callable, optional
+        From what a first link has found, and the arguments of a call, to the result: for plans that return
+        answers.
+    fetches : bool, optional
+        Whether a plan on the host also takes what is fetched from a device.
     """
 
-    def __init__(self, make: Callable[..., Plan | None], operands: int = 2) -> None:
-        self._make, self._operands = make, operands
+    def __init__(
+        self,
+        make: Callable[..., Plan | None],
+        operands: int = 2,
+        go_on: Callable[..., Any] | None = None,
+        fetches: bool = True,
+    ) -> None:
+        self._make, self._operands, self._fetches = make, operands, fetches
+        self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
         self._seen: set[Any] = set()
         _every.append(self)
@@ -90,12 +116,16 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if len(args) != self._operands or (given := host_arrays(args, begun)) is None:
+        if len(args) != self._operands or (given := given_arrays(args, begun)) is None:
             return None
         key: list[Any] = []
         for x in given.arrays:
             key += x.shape, x.dtype
+        if isinstance(given.arrays[0], torch.Tensor):
+            key.append(given.arrays[0].device)
         for name, value in keywords.items():
+            if isinstance(value, torch.Tensor):  # which a key would keep
+                return None
             key += name, value, type(value)
         try:
             plan, kernels, tuning = self._plans[tuple(key)]
@@ -106,9 +136,20 @@ class Plans:
             return None
         if plan is None or kernels is not core() or tuning is not plan.options.engine.tuning:
             return None
-        return plan(given)
+        device, there = plan.options.engine.device, isinstance(given.arrays[0], torch.Tensor)
+        if there and device.type == "cpu" and not self._fetches:
+            return None
+        if there and device.type == "cpu":
+            given = given._replace(arrays=[x.numpy() for x in fetched_tensors(given.arrays)])
+        if not there and device.type == "cuda" and device.index != torch.cuda.current_device():
+            return None  # arrays on the host go to the current device
+        found = plan(given)
+        if not isinstance(found, Answer):
+            return found
+        assert self._go_on is not None
+        return self._go_on(found, *args, **keywords)
 
-    def _plan(self, key: Any, arrays: Sequence[np.ndarray], keywords: Mapping[str, Any]) -> None:
+    def _plan(self, key: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> None:
         """Make a plan at the second call: a first one is not slowed down, and is often the only one."""
         if key not in self._seen:
             if len(self._seen) >= KEPT:
@@ -130,28 +171,77 @@ def forget_all() -> None:
         plans.forget()
 
 
-def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
-    """Aligned arrays of one library on the host, row by row, that nobody differentiates by; else None."""
+def given_arrays(args: Sequence[Any], begun: float) -> Given | None:
+    """Aligned arrays of one library in one place, row by row, that nobody differentiates by; else None."""
     if type(args[0]) is np.ndarray:
         for x in args:
             # A single row is contiguous whatever its stride, and torch takes no negative one.
             if type(x) is not np.ndarray or not x.flags.carray or min(x.strides, default=0) < 0:
                 return None
-        return Given(args, _as_it_is, begun)
+        return Given(args, _as_it_is, begun, _in_numpy, args)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:
         return None
+    device = args[0].device
     for x in args:
         if type(x) is not torch.Tensor or x.dtype not in (torch.float64, torch.float32):
             return None
-        if not x.is_cpu or x.layout is not torch.strided or not x.is_contiguous():
+        if x.device != device or x.layout is not torch.strided or not x.is_contiguous():
             return None
         if x.requires_grad or x.is_neg():
             return None
-    return Given([x.numpy() for x in args], torch.from_numpy, begun)
+    if device.type == "cpu":
+        return Given([x.numpy() for x in args], torch.from_numpy, begun, torch.Tensor.cpu, args)
+    return Given(args, lambda x: torch.from_numpy(x).to(device), begun, lambda x: x.to(device), args)
+
+
+def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
+    """The same where they are on the host, else None."""
+    given = given_arrays(args, begun)
+    return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
 
 
 def _as_it_is(x: np.ndarray) -> np.ndarray:
     return x
+
+
+def fields_of_accepted(
+    given: Given,
+    options: Asked,
+    label: str,
+    numbers: tuple[float, float, float],
+    each: Callable[[str], Any],
+    reason: Callable[[], str],
+) -> dict[str, Any]:
+    """Fields that results of linear systems and of least squares share, for problems that are all accepted.
+
+    Parameters
+    ----------
+    given : Given
+    options : Asked
+    label : str
+    numbers : (float, float, float)
+        Backward error, forward error and condition number, the largest ones.
+    each : callable
+        From the name of a field to the user's array of what is known of each problem.
+    reason : callable
+        Why they are accepted, in words.
+    """
+    backward_error, forward_error, condition = numbers
+    return {
+        "converged": True,
+        "backward_error": backward_error,
+        "condition": condition,
+        "forward_error": forward_error,
+        "digits": digits_of(forward_error, options.dtype),
+        "attempts": Later(lambda: (Attempt(label, True, reason()),)),
+        "engine": str(options.engine),
+        "accuracy": options.target.name,
+        "accepted": Later(lambda: each("accepted")),
+        "backward_errors": Later(lambda: each("backward_errors")),
+        "conditions": Later(lambda: each("conditions")),
+        "forward_errors": Later(lambda: each("forward_errors")),
+        "seconds": perf_counter() - given.begun,
+    }
 
 
 def fields_of_single(
@@ -162,41 +252,14 @@ def fields_of_single(
     forward_errors: Any,
     reason: Callable[[], str],
 ) -> dict[str, Any]:
-    """Fields that results of linear systems and of least squares share, for one accepted problem.
+    """The same of one problem, of whose right-hand sides the forward errors are known on the host."""
 
-    Parameters
-    ----------
-    given : Given
-    options : Asked
-    label : str
-    numbers : (float, float, float)
-        Backward error, forward error and condition number.
-    forward_errors : float or list of float
-        Of each right-hand side.
-    reason : callable
-        Why it is accepted, in words.
-    """
-    backward_error, forward_error, condition = numbers
-    wrap = given.wrap
+    def each(name: str) -> Any:
+        backward_error, _, condition = numbers
+        known = {"accepted": True, "backward_errors": backward_error, "conditions": condition}
+        return given.wrap(np.array(known.get(name, forward_errors)))
 
-    def later(known: Any) -> Later:
-        return Later(lambda: wrap(np.array(known)))
-
-    return {
-        "converged": True,
-        "backward_error": backward_error,
-        "condition": condition,
-        "forward_error": forward_error,
-        "digits": digits_of(forward_error, options.dtype),
-        "attempts": Later(lambda: (Attempt(label, True, reason()),)),
-        "engine": str(options.engine),
-        "accuracy": options.target.name,
-        "accepted": later(True),
-        "backward_errors": later(backward_error),
-        "conditions": later(condition),
-        "forward_errors": later(forward_errors),
-        "seconds": perf_counter() - given.begun,
-    }
+    return fields_of_accepted(given, options, label, numbers, each, reason)
 
 
 def returned(given: Given, x: np.ndarray, options: Asked) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -11,21 +11,18 @@ import torch
 from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
-from neula.errors import of_batch
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, run_chain
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import first_answer
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Given, Plan, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
-from neula.pipeline.result.deferred import Later
 from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.links import chain
-from neula.problems.definite.plan import LARGEST, CholeskyPlan
+from neula.problems.definite.plan import LARGEST, CholeskyPlan, launched_plan
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import CholeskyKeywords, Kind
@@ -35,7 +32,14 @@ from neula.problems.signatures import CholeskyKeywords, Kind
 def cholesky(A: Kind, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Kind]: ...
 @overload
 def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any]: ...
-@with_operator(traced_cholesky, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
+@with_operator(
+    traced_cholesky,
+    Plans(
+        lambda A, **keywords: _plan(A, **keywords),
+        operands=1,
+        go_on=lambda begun, A, **keywords: _gone_on(A, begun, **keywords),
+    ),
+)
 def cholesky(
     A: Any,
     *,
@@ -165,12 +169,21 @@ def _asked(
     return call, CholeskyOptions(call.target, call.engine, progress)
 
 
-def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> CholeskyPlan | None:
-    """That of one small matrix where LAPACK comes first."""
+def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> Plan | None:
+    """That of one small matrix where LAPACK comes first, or of the first link of others."""
     call, options = _asked(A, **keywords)
-    n, single = call.first.tensor.shape[-1], call.first.tensor.ndim == 2
-    small = single and 0 < n <= LARGEST and options.engine.device.type == "cpu"
-    return CholeskyPlan(n, options, upper=upper) if small and options.tuning.lapack else None
+    a = call.first.tensor
+    small = a.ndim == 2 and 0 < len(a) <= LARGEST and options.engine.device.type == "cpu"
+    if small and options.tuning.lapack:
+        return CholeskyPlan(len(a), options, upper=upper)
+    return launched_plan(a, options, upper=upper) if wait else None
+
+
+def _gone_on(
+    A: Any, begun: Answer[CholeskyValues], *, upper: bool = False, wait: bool = True, **keywords: Any
+) -> CholeskyResult[Any]:
+    """The result where the first link has not factorized all."""
+    return _finished(*_asked(A, **keywords), begun, upper=upper)
 
 
 def _lower(call: Call, *, upper: bool) -> torch.Tensor:
@@ -205,62 +218,16 @@ def _pending(
 def _finished(
     call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues] | None = None, *, upper: bool
 ) -> CholeskyResult:
-    residual = None
+    given = call.first.tensor
+    if begun is None and (plan := launched_plan(given, options, upper=upper)) is not None:
+        mine = Given((), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
+        soon = plan.solved(mine, given, partial(_attached, call, upper=upper))
+        if isinstance(soon, CholeskyResult):
+            return soon
+        begun = soon
     with call.computing():
-        lower = _lower(call, upper=upper)
-        if begun is None and (found := _at_once(lower, options)) is not None:
-            begun, residual = found
-    if begun is not None and residual is not None:
-        return _certified(call, options, begun, residual, upper=upper)
-    with call.computing():
-        run = _factorize(lower, call.first.tensor, options, begun, upper=upper)
+        run = _factorize(_lower(call, upper=upper), given, options, begun, upper=upper)
     return _collect(call, options, run, upper=upper)
-
-
-def _at_once(
-    lower: torch.Tensor, options: CholeskyOptions
-) -> tuple[Answer[CholeskyValues], float | None] | None:
-    """What a first link finds that only launches, or calls LAPACK, and the largest residual if all are
-    accepted.
-
-    Small matrices take less time than a host takes for a chain and its records. None for what it is not made
-    for, and where there is no factor, which the chain says.
-    """
-    count, n = len(lower), lower.shape[-1]
-    if 0 in lower.shape or options.progress is not None:
-        return None
-    link, judge, begun = chain(count, n, options)[0], CholeskyJudge.for_shape(n, options), None
-    if not (link.launches_only or options.tuning.lapack):
-        return None
-    with suppress(NotDefiniteMember), MemoryGuard(lower.device).attempt(link.label):
-        begun = link.answer(Symmetric(lower, options), None)
-    if begun is None or begun.measured is None:
-        return None
-    residual = float(begun.measured[0].amax())  # NaN where there is no factor
-    return begun, residual if judge.accept(residual) else None
-
-
-def _certified(
-    call: Call, options: CholeskyOptions, found: Answer[CholeskyValues], residual: float, *, upper: bool
-) -> CholeskyResult:
-    """The result where every matrix is accepted."""
-    residuals, n = found.values.residual.reshape(call.first.tensor.shape[:-2]), found.values.lower.shape[-1]
-    lower = _attached(call, found.values.lower, upper=upper)
-    judge = CholeskyJudge.for_shape(n, options)
-    reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, residuals.numel(), "matrices")
-    return CholeskyResult(
-        factor=call.give_back(lower.mT if upper else lower),
-        upper=upper,
-        converged=True,
-        residual=residual,
-        bound=judge.bound,
-        residuals=call.hand_back(residuals, residuals.dtype),
-        accepted=Later(lambda: call.hand_back(judge.accept(residuals), torch.bool)),
-        attempts=(Attempt(found.label, True, reason),),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        seconds=call.seconds,
-    )
 
 
 def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:

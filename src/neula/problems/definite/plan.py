@@ -1,7 +1,9 @@
-"""Small definite matrices of an order that was factorized before: LAPACK, the residual, the result."""
+"""Definite matrices of a shape that was factorized before: the first link, the residual, the result."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
@@ -11,11 +13,17 @@ from scipy.linalg import lapack
 
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64
+from neula.errors import of_batch
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.chain import Answer, Link
+from neula.pipeline.inputs import flattened
+from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.definite.judge import CholeskyJudge
-from neula.problems.definite.problem import CholeskyOptions
+from neula.problems.definite.links import chain
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.definite.ways import SAFE_EXPONENT
 
 LARGEST = 255
@@ -93,3 +101,73 @@ def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, in
     """As LAPACK's ``potrf`` of SciPy, with zeros in the other triangle."""
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(a), upper=not lower)
     return factor.numpy(), int(failed)
+
+
+class LaunchedCholeskyPlan:
+    """What matrices are factorized with whose first link only launches its work, or is LAPACK.
+
+    Parameters
+    ----------
+    link : Link
+    options : CholeskyOptions
+    upper : bool
+        Whether U is asked for, of the upper triangle.
+    """
+
+    def __init__(
+        self, link: Link[Symmetric, CholeskyValues], options: CholeskyOptions, *, upper: bool
+    ) -> None:
+        self.options, self._link, self._upper = options, link, upper
+
+    def __call__(self, given: Given) -> CholeskyResult[Any] | Answer[CholeskyValues] | None:
+        """The result of a call like one before, else what the link has found, if anything."""
+        (a,) = given.arrays
+        return self.solved(given, torch.from_numpy(a) if isinstance(a, np.ndarray) else a)
+
+    def solved(
+        self,
+        given: Given,
+        a: torch.Tensor,
+        attached: Callable[[torch.Tensor], torch.Tensor] = lambda lower: lower,
+    ) -> CholeskyResult[Any] | Answer[CholeskyValues] | None:
+        """The same of matrices of any shape; L, of the shape of A, may be attached to a graph."""
+        device, options, upper, found = self.options.engine.device, self.options, self._upper, None
+        matrices = flattened(a).to(device)
+        problems = Symmetric(matrices.mT if upper else matrices, options)
+        memory = MemoryGuard(device).attempt(self._link.label)
+        with suppress(NotDefiniteMember), memory, plain_arithmetic(device):
+            found = self._link.answer(problems, None)
+        if found is None or found.measured is None:
+            return found
+        residual = float(found.measured[0].amax())  # NaN where there is no factor
+        judge = CholeskyJudge.for_shape(a.shape[-1], options)
+        if not judge.accept(residual):
+            return found
+        residuals = found.values.residual.reshape(a.shape[:-2])
+        lower = attached(found.values.lower.reshape(a.shape))
+        reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, len(matrices), "matrices")
+        return CholeskyResult.from_fields(
+            {
+                "factor": given.give(lower.mT if upper else lower),
+                "upper": upper,
+                "converged": True,
+                "residual": residual,
+                "bound": judge.bound,
+                "residuals": given.give(residuals),
+                "accepted": Later(lambda: given.give(judge.accept(residuals))),
+                "attempts": (Attempt(found.label, True, reason),),
+                "engine": str(options.engine),
+                "accuracy": options.target.name,
+                "seconds": perf_counter() - given.begun,
+            }
+        )
+
+
+def launched_plan(a: torch.Tensor, options: CholeskyOptions, *, upper: bool) -> LaunchedCholeskyPlan | None:
+    """That of matrices like A; None where the first link looks at numbers."""
+    if a.numel() == 0 or options.progress is not None:
+        return None
+    n = a.shape[-1]
+    link = chain(a.numel() // n**2, n, options)[0]
+    fits = link.launches_only or options.tuning.lapack
+    return LaunchedCholeskyPlan(link, options, upper=upper) if fits else None

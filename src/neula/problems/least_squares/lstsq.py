@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
@@ -15,18 +15,19 @@ from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Plan, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.least_squares import by_kernel
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
-from neula.problems.least_squares.plan import LeastSquaresPlan
-from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.plan import LeastSquaresPlan, plan_for
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
@@ -40,7 +41,13 @@ CERTIFIED = ("backward", "forward")
 def lstsq(A: Kind, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Kind]: ...
 @overload
 def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]: ...
-@with_operator(traced_lstsq, Plans(lambda A, b, **keywords: _plan(A, b, **keywords)))
+@with_operator(
+    traced_lstsq,
+    Plans(
+        lambda A, b, **keywords: _plan(A, b, **keywords),
+        go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
+    ),
+)
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
@@ -312,19 +319,31 @@ def _asked(
 PLANNED = ("accuracy", "engine", "rcond", "max_iterations", "certify", "strict")
 
 
-def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> LeastSquaresPlan | None:
-    """That of one plain problem which the core takes."""
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    """That of plain problems which the core takes, or whose first link launches its work."""
     if not keywords.keys() <= set(PLANNED):
         return None
-    _, shapes, options = _asked(A, b, **keywords)
-    (m, n), k = shapes.a.shape[-2:], shapes.b.shape[-1]
-    if shapes.batch or not 0 < k <= by_kernel.most_right(m, n) or not by_kernel.takes(m, n, options):
-        return None
+    check_name("certify", keywords.get("certify", "backward"), CERTIFIED)
+    for name, checked in (("rcond", part_of_one), ("max_iterations", whole_number)):
+        if name in keywords:
+            keywords[name] = checked(name, keywords[name])
+    _, shapes, options = _asked(A, b, wait=wait, **keywords)
 
-    def fit_of(a: np.ndarray, b: np.ndarray, x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
-        return LinearFit(*_asked(a, b, **keywords), x, norms)
+    def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
+        return LinearFit(*_asked(*operands, **keywords), x, norms)
 
-    return LeastSquaresPlan(m, n, k, options, fit_of)
+    plan = plan_for(shapes, options, fit_of)
+    return plan if wait or isinstance(plan, LeastSquaresPlan) else None
+
+
+def _gone_on(
+    call: Call,
+    shapes: BatchedProblem,
+    options: LeastSquaresOptions,
+    begun: Answer[LeastSquaresSolutions],
+) -> LstsqResult[Any]:
+    """The result where the first link has not solved all."""
+    return solve_system(call, shapes, options, None, begun).reported(call)
 
 
 def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:

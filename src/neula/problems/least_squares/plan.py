@@ -1,30 +1,41 @@
-"""Small least-squares problems of a shape that was solved before: the core, the verdict, the result."""
+"""Least-squares problems of a shape that was solved before: the core or what is launched, the result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from neula.algorithms.krylov.pace import Pace
 from neula.certificates.verdict import Evidence
 from neula.kernels import seminormal_host
 from neula.kernels.core import DTYPES, core
 from neula.kernels.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer, Link
+from neula.pipeline.launched import Extremes, LaunchedPlan
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.least_squares.by_kernel import LABELS, kernel_for, most_right, takes
+from neula.problems.least_squares.by_kernel import LABEL, LABELS, kernel_for, most_right, takes
 from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.judge import LeastSquaresJudge
+from neula.problems.least_squares.links import chain_together
+from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
+from neula.problems.least_squares.report import norms_of
+from neula.problems.least_squares.together import in_one_launch, in_reach
 
 if TYPE_CHECKING:
     from neula._core import Core
+
+FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], LinearFit | None]
 
 ZERO = LeastSquaresSolutions.names.index("zero")
 """Where the core says that a solution is zero, which the chain looks at."""
@@ -39,7 +50,7 @@ class LeastSquaresPlan:
     options : LeastSquaresOptions
         Without damping and weights.
     fit_of : callable, optional
-        From operands, x and norms of residuals to what statistics are made of.
+        From the user's operands, x and norms of residuals to what statistics are made of.
     """
 
     def __init__(
@@ -48,7 +59,7 @@ class LeastSquaresPlan:
         n: int,
         k: int,
         options: LeastSquaresOptions,
-        fit_of: Callable[..., LinearFit | None] = lambda *_: None,
+        fit_of: FitOf = lambda *_: None,
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
         solve = kernel_for(m, n, options)
@@ -56,6 +67,12 @@ class LeastSquaresPlan:
         self._solve = solve
         self._limits = replace(options.limits((m, n)), forward_error=options.first_error(m, n))
         self._size, self._full_rank = seminormal_host.size_of(1, n, k), options.full_rank(m, n)
+
+    def fitting(self, fit_of: FitOf) -> LeastSquaresPlan:
+        """The same for problems whose statistics are made of something else."""
+        found = copy(self)
+        found._fit_of = fit_of
+        return found
 
     def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
         """X, shape (n, k), and what is known of it; None where it is not accepted."""
@@ -67,11 +84,8 @@ class LeastSquaresPlan:
             return None
         return written[: n * k].reshape(n, k), numbers
 
-    def __call__(
-        self, given: Given, fit_of: Callable[..., LinearFit | None] | None = None
-    ) -> LstsqResult[Any] | None:
+    def __call__(self, given: Given) -> LstsqResult[Any] | None:
         """The result; None where it is not accepted."""
-        fit_of = fit_of or self._fit_of
         (a, b), k = given.arrays, self._shape[1]
         is_vector = b.ndim == 1
         found = self.solved(a, b[:, None] if is_vector else b)
@@ -94,7 +108,9 @@ class LeastSquaresPlan:
         wrap = given.wrap
 
         def fit() -> LinearFit | None:
-            return fit_of(a, b, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms])))
+            return self._fit_of(
+                given.operands, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
+            )
 
         fields |= {
             "x": returned(given, x[:, 0] if is_vector else x, self.options),
@@ -111,31 +127,100 @@ class LeastSquaresPlan:
         return LstsqResult.from_fields(fields)
 
 
+class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
+    """What problems are solved with whose first link launches its work.
+
+    Parameters
+    ----------
+    link : Link
+    judge : LeastSquaresJudge
+    options : LeastSquaresOptions
+    fit_of : callable
+        From the user's operands, x and norms of residuals to what statistics are made of.
+    """
+
+    result = LstsqResult
+    judge: LeastSquaresJudge
+    options: LeastSquaresOptions
+
+    def __init__(
+        self,
+        link: Link[LeastSquaresProblems, LeastSquaresSolutions],
+        judge: LeastSquaresJudge,
+        options: LeastSquaresOptions,
+        fit_of: FitOf,
+    ) -> None:
+        super().__init__(link, judge, options)
+        self._fit_of = fit_of
+
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
+        return LeastSquaresProblems(a, b, self.options)
+
+    def begin(self, problems: LeastSquaresProblems) -> Answer[LeastSquaresSolutions] | None:
+        if not in_reach(problems.a, problems.b.shape[2], self.options):
+            return super().begin(problems)
+        # Needs none of the solvers, which take half a second to load.
+        return in_one_launch(problems, LABEL, Pace.prelaunched(self.options.engine.tuning.prelaunched_steps))
+
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        return self.judge.reason(of["backward_error"][1], of["forward_error"][1], len(found.values))
+
+    def fields(
+        self, given: Given, shapes: BatchedProblem, found: Answer[LeastSquaresSolutions], of: Extremes
+    ) -> dict[str, Any]:
+        values, layout = found.values, shapes.without_numbers()
+        return {
+            "tolerance": self.judge.limits.backward_error,
+            "optimality": of["optimality"][1],
+            "residual_norm": Later(partial(norms_of, values.residual_norm, layout)),
+            "rank": int(of["rank"][0]),
+            "full_rank": self.options.full_rank(*shapes.a.shape[-2:]),
+            "factorization": found.label,
+            "ranks": Later(lambda: given.give(layout.of_members(values.rank).contiguous())),
+            "fit": Later(lambda: self._fit_of(given.operands, values.x, values.residual_norm)),
+        }
+
+
 @lru_cache(maxsize=128)
 def _plan(kernels: Core, m: int, n: int, k: int, options: LeastSquaresOptions) -> LeastSquaresPlan:
     """Made once for a core and what is asked of it."""
     return LeastSquaresPlan(m, n, k, options)
 
 
+def plan_for(
+    shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
+) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
+    """One plain problem on the host that the core takes, or problems whose first link launches its work."""
+    a, b, kernels = shapes.a, shapes.b, core()
+    (m, n), k = a.shape[-2:], b.shape[-1]
+    special = options.damp or options.weights is not None or options.progress is not None
+    if not (kernels is None or special or shapes.batch or a.ndim != 2) and a.is_cpu and b.is_cpu:
+        fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
+        if fits and takes(m, n, options):
+            return _plan(kernels, m, n, k, options).fitting(fit_of)
+    launches = options.engine.tuning.prelaunched_steps and not options.over_rows.spread
+    if not launches or shapes.shares or 0 in (a.numel(), b.numel()):
+        return None
+    if not (links := chain_together(len(shapes.matrices), m, n, options)):
+        return None
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
+    return LaunchedLeastSquaresPlan(links[0], judge, options, fit_of)
+
+
 def solved_by_plan(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
-) -> LstsqResult[Any] | None:
-    """The result of one small plain problem on the host, where the core takes it and it is accepted."""
-    a, b, kernels = shapes.a, shapes.b, core()
-    special = options.damp or options.weights is not None or options.progress is not None
-    if kernels is None or special or shapes.batch or a.ndim != 2 or not (a.is_cpu and b.is_cpu):
-        return None
-    (m, n), k = a.shape, b.shape[1]
-    fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
-    if not (fits and takes(m, n, options)):
-        return None
-    right = b[:, 0] if shapes.is_vector else b
-    given = Given((a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
+) -> LstsqResult[Any] | Answer[LeastSquaresSolutions] | None:
+    """The result where all problems are accepted, else what the first link of a device has found, if any."""
 
-    def fit_of(a: np.ndarray, b: np.ndarray, x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
+    def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
         return LinearFit(call, shapes, options, x, norms)
 
-    return _plan(kernels, m, n, k, options)(given, fit_of)
+    plan = plan_for(shapes, options, fit_of)
+    if not isinstance(plan, LeastSquaresPlan):
+        return None if plan is None else plan.of_call(call, shapes)
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    given = Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
+    return plan(given)
 
 
 class InversePlan:

@@ -16,7 +16,6 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
-from neula.problems.least_squares.at_once import begin_at_once, solved_at_once
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
@@ -56,13 +55,12 @@ def solve_system(
     begun: Answer[LeastSquaresSolutions] | None = None,
 ) -> LeastSquaresOutcome:
     """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
-    if begun is None and (soon := solved_by_plan(call, shapes, options)) is not None:
-        return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
-    problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
-    if begun is None and (begun := begin_at_once(call, shapes, problems)) is not None:
-        soon = solved_at_once(call, shapes, options, begun)
-        if soon is not None:
+    if begun is None:
+        soon = solved_by_plan(call, shapes, options)
+        if isinstance(soon, LstsqResult):
             return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
+        begun = soon
+    problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
     is_batch = bool(shapes.batch)
     with call.computing():
         spoilt = _spoilt(shapes, problems.b)

@@ -42,7 +42,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth, Plans(range_plan_of, operands=1))
+@with_operator(traced_orth, Plans(range_plan_of, operands=1, fetches=False))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(

@@ -14,10 +14,9 @@ from neula.engines import FORMATS, FP64, Arithmetic, Tuning
 from neula.pipeline.chain import Link
 from neula.pipeline.table import HOST, LAUNCHED, Chain, Row, Rule, Table, ruled
 from neula.problems.systems import ways
-from neula.problems.systems.direct import solve_by_host, solve_directly
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
-from neula.problems.systems.queued import solve_queued
 from neula.problems.systems.system import EquilibratedSystem
+from neula.problems.systems.together import solve_by_host, solve_together
 
 TogetherLink = Link[Systems, SystemsSolutions]
 
@@ -200,15 +199,15 @@ def _library(case: SystemsCase) -> Sequence[str]:
 
 
 def _launch(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(solve_queued, label=label), launches_only=not case.options.may_wait)
+    return Link(label, partial(solve_together, label=label), launches_only=not case.options.may_wait)
 
 
 def _directly(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(solve_directly, format=FORMATS[name]) if name == "fp32" else solve_directly)
+    return Link(label, partial(solve_together, label=label))
 
 
 def _on_host(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, solve_by_host)
+    return Link(label, partial(solve_by_host, label=label))
 
 
 def _gmres(case: SystemsCase, label: str, name: str) -> TogetherLink:

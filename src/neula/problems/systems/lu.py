@@ -43,7 +43,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(plan_of, operands=1))
+@partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
 def lu_factor(
     A: Any,
     variant: str = "5.2/5.1",

@@ -1,4 +1,4 @@
-"""Small systems of an order that was solved before: the core, the verdict, the result."""
+"""Systems of an order that was solved before: the core or what is launched, the verdict, the result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,19 @@ import torch
 from neula.algorithms.elimination import compiled
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
+from neula.errors import of_batch
 from neula.kernels.core import core
 from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
+from neula.pipeline.launched import Extremes, LaunchedPlan
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.systems.by_kernel import label_of, takes
-from neula.problems.systems.problem import SystemsOptions, SystemsSolutions, in_words
+from neula.problems.systems.factor_source import SOURCES
+from neula.problems.systems.judge import SystemsJudge
+from neula.problems.systems.links import chain_together
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 if TYPE_CHECKING:
     from neula._core import Core
@@ -78,17 +84,55 @@ class SystemsPlan:
         return SolveResult.from_fields(fields)
 
 
+class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
+    """What systems are solved with whose first link launches its work."""
+
+    result = SolveResult
+
+    judge: SystemsJudge
+    options: SystemsOptions
+
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> Systems:
+        return Systems(a, b, self.options)
+
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        error, forward, growth = (of[name][1] for name in ("refined_error", "forward_error", "growth"))
+        words = in_words(error, self.judge.limits.backward_error, forward, found.iterations, growth)
+        return of_batch(words, 0, len(found.values), "systems")
+
+    def fields(
+        self, given: Given, shapes: BatchedProblem, found: Answer[SystemsSolutions], of: Extremes
+    ) -> dict[str, Any]:
+        bound, growth = self.judge.limits.backward_error, of["growth"][1]
+        return {"tolerance": bound, "growth": growth, "method": found.label}
+
+
 @lru_cache(maxsize=128)
 def _plan(kernels: Core, n: int, k: int, options: SystemsOptions) -> SystemsPlan:
     """Made once for a core and what is asked of it."""
     return SystemsPlan(n, k, options)
 
 
-def solved_by_plan(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult[Any] | None:
-    """The result of one small system on the host, where the core takes it and it is accepted."""
+def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
+    """One small system on the host where the core takes it, or one that is launched on a device."""
     a, b, kernels = shapes.a, shapes.b, core()
-    if shapes.batch or a.ndim != 2 or kernels is None or not takes(a, b, options):
+    if kernels is not None and not shapes.batch and a.ndim == 2 and takes(a, b, options):
+        return _plan(kernels, *b.shape, options)
+    if shapes.batch or 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None
-    right = b[:, 0] if shapes.is_vector else b
-    given = Given((a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
-    return _plan(kernels, *b.shape, options)(given)
+    n = a.shape[-1]
+    links = chain_together(len(shapes.matrices), n, options)
+    if not links or (source := SOURCES.get(links[0].label)) is None or source.synchronizes:
+        return None
+    return LaunchedSystemsPlan(links[0], SystemsJudge.for_shape(n, options, improves=False), options)
+
+
+def solved_by_plan(
+    call: Call, shapes: BatchedProblem, options: SystemsOptions
+) -> SolveResult[Any] | Answer[SystemsSolutions] | None:
+    """The result where all systems are accepted, else what the first link of a device has found, if any."""
+    plan = plan_for(shapes, options)
+    if not isinstance(plan, SystemsPlan):
+        return None if plan is None else plan.of_call(call, shapes)
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))

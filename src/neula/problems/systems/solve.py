@@ -21,7 +21,7 @@ from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for
 from neula.pipeline.pending import first_answer
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Plan, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
@@ -34,12 +34,11 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.at_once import solve_at_once
-from neula.problems.systems.by_kernel import suits, takes
+from neula.problems.systems.by_kernel import suits
+from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.judge import SystemsJudge
-from neula.problems.systems.library_factors import SingularMember
 from neula.problems.systems.links import chain_alone, chain_together
-from neula.problems.systems.plan import SystemsPlan, solved_by_plan
+from neula.problems.systems.plan import SystemsPlan, plan_for, solved_by_plan
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
@@ -53,7 +52,13 @@ CERTIFIED = ("backward", "forward")
 def solve(A: Kind, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Kind]: ...
 @overload
 def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]: ...
-@with_operator(traced_solve, Plans(lambda A, b, **keywords: _plan(A, b, **keywords)))
+@with_operator(
+    traced_solve,
+    Plans(
+        lambda A, b, **keywords: _plan(A, b, **keywords),
+        go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
+    ),
+)
 def solve(
     A: Any,
     b: Any,
@@ -230,10 +235,9 @@ def _asked(
     return call, shapes, options
 
 
-def _plan(A: Any, b: Any, **keywords: Any) -> SystemsPlan | None:
-    _, shapes, options = _asked(A, b, **keywords)
-    n, k = shapes.a.shape[-1], shapes.b.shape[-1]
-    return SystemsPlan(n, k, options) if not shapes.batch and takes(shapes.a, shapes.b, options) else None
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    plan = plan_for(*_asked(A, b, wait=wait, **keywords)[1:])
+    return plan if wait or isinstance(plan, SystemsPlan) else None
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
@@ -275,12 +279,11 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
 def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
-    if begun is None and (soon := solved_by_plan(call, shapes, options)) is not None:
-        return _attached(call, shapes, options, soon)
-    if begun is None and (alone := solve_at_once(call, shapes, options)) is not None:
-        if isinstance(alone, SolveResult):
-            return _attached(call, shapes, options, alone)
-        begun = alone
+    if begun is None:
+        soon = solved_by_plan(call, shapes, options)
+        if isinstance(soon, SolveResult):
+            return _attached(call, shapes, options, soon)
+        begun = soon
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     if 0 in (matrices.numel(), columns.numel()):
         zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)

@@ -1,4 +1,4 @@
-"""Systems by queued Cholesky factors: solved as well as by the library, or left to it."""
+"""Systems by launches that wait for nothing: solved as well as by the library, or left to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.problems.systems import at_once, queued
-from neula.problems.systems.queued import DEFINITE, NORMAL_EQUATIONS
+from neula.problems.systems import together
+from neula.problems.systems.factor_source import DEFINITE, NORMAL_EQUATIONS, FactorSource
 from neula.problems.systems.scaled import ScaledSystems
 from neula.problems.systems.ways import MIXED
 
@@ -355,12 +355,14 @@ def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | No
 
 def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that the first link does not solve goes on from there."""
-    asked = []
-    monkeypatch.setattr(at_once, "queued", lambda *given: asked.append(1) or queued.queued(*given))
-    monkeypatch.setattr(queued, "solve_queued", None)
+    asked: list[str] = []
+    part = together._part
+    monkeypatch.setattr(
+        together, "_part", lambda systems, source: asked.append(source.label) or part(systems, source)
+    )
     found = neula.solve(unmixed(60), torch.ones(60, dtype=torch.float64), engine=ENGINE)
     assert [attempt.accepted for attempt in found.attempts] == [False, True]
-    assert asked == [1]
+    assert asked == [MIXED, LIBRARY]
 
 
 @pytest.mark.parametrize("n", [70, 150])
@@ -519,13 +521,15 @@ def paces_of(
 ) -> list[Pace]:
     """Those of some definite systems, one after the other."""
     seen: list[Pace] = []
-    solved = queued._solved
+    solved = together._solved
 
-    def recorded(scaled: ScaledSystems, options: Any, label: str, pace: Pace) -> queued.QueuedSolutions:
+    def recorded(
+        scaled: ScaledSystems, options: Any, source: FactorSource, pace: Pace
+    ) -> together.SolvedSystems:
         seen.append(pace)
-        return solved(scaled, options, label, pace)
+        return solved(scaled, options, source, pace)
 
-    monkeypatch.setattr(queued, "_solved", recorded)
+    monkeypatch.setattr(together, "_solved", recorded)
     monkeypatch.setattr(engine, "tuning", replace(engine.tuning, **tuning))
     a = size * (random_matrix("normal", ORDER, ORDER).tril(-1) / ORDER)
     a = a + a.mT + size * torch.eye(ORDER, dtype=torch.float64)

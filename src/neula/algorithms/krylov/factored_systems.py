@@ -1,0 +1,155 @@
+"""Linear systems with factors, refined with residuals in twice the working precision."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import NamedTuple, Protocol
+
+import torch
+
+from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
+from neula.algorithms.krylov.doubled_refinement import Trusting
+from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
+from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import ESTIMATED
+from neula.certificates.residuals import residual_noise
+from neula.engines import FP64
+from neula.kernels.doubled import Doubled
+from neula.kernels.refining import over
+from neula.kernels.systems import Margins, Trust, trusted
+
+
+class Factors(Protocol):
+    """Factors of the matrices of a batch."""
+
+    def solve(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-1 b``."""
+
+    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
+        """``A^-T b``."""
+
+
+class Images(NamedTuple):
+    """What is measured of matrices before there are factors.
+
+    Attributes
+    ----------
+    z : Tensor, shape (batch, n, p)
+        Random vectors.
+    norm : Tensor, shape (batch,)
+        ``||A D^-1||``, estimated.
+    images : Tensor, shape (batch, n, p)
+        ``A Z``.
+    """
+
+    z: torch.Tensor
+    norm: torch.Tensor
+    images: torch.Tensor
+
+    @classmethod
+    def from_matrix(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, unit: bool) -> Images:
+        """Of matrices with columns of some sizes.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, n, n)
+        sizes : Tensor, shape (batch, n, 1)
+        vectors : int
+            How many random ones there are.
+        unit : bool
+            Whether they may be unit vectors: not where A times these is made of what was factorized, rounding
+            errors included, as ``A^T A`` is.
+        """
+        z = probes(a.shape[-1], a.device, vectors, unit=unit).expand(len(a), -1, -1)
+        return cls(z, *norm_of(a, sizes, beside=z))
+
+
+class FactoredSystems:
+    """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
+
+    Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
+    the first solutions, and what to update these by: ten columns take a GPU hardly longer than one.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float64.
+    factors : Factors
+    sizes : Tensor, shape (batch, n, 1)
+        The diagonal of D.
+    b : Tensor, shape (batch, n, k)
+    norm : Tensor, shape (batch,)
+        ``||A||_F``.
+    measured : Images
+    doubled : bool
+        Whether residuals are in twice the working precision.
+    u : float
+        Unit roundoff of the factors.
+    power : int
+        Of the condition number, by which a solve with them magnifies rounding errors.
+    """
+
+    def __init__(
+        self,
+        a: torch.Tensor,
+        factors: Factors,
+        sizes: torch.Tensor,
+        b: torch.Tensor,
+        norm: torch.Tensor,
+        measured: Images,
+        *,
+        doubled: bool,
+        u: float = FP64.u,
+        power: int = 1,
+    ) -> None:
+        self.a, self.factors, self.sizes, self.power = a, factors, sizes, power
+        self.doubled = Doubled.from_matrix(a) if doubled else None
+        z, self.scaled_norm, images = measured
+        solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
+        inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
+        solves.finish()
+        norms = norm, self.scaled_norm, inverse, self._left
+        self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
+        self.condition = inverse * self.scaled_norm.clamp_min(1.0)  # columns have norm 1
+        noise = residual_noise(a.shape[-1], doubled=doubled, random=True)
+        self._trust = Trust(sizes, wrong, inverse[:, None], norm[:, None], lengths(b), noise)
+
+    def _first_steps(
+        self, b: torch.Tensor, z: torch.Tensor, images: torch.Tensor
+    ) -> Generator[torch.Tensor, torch.Tensor, None]:
+        """What is solved for before norms are known."""
+        found = yield torch.cat([images, b], 2)
+        self._left = torch.linalg.matrix_norm(z - found[..., : z.shape[2]])
+        self._start = found[..., z.shape[2] :]
+        residual = self._residual(b, self._start)
+        self._first = residual, (yield residual)
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return self._start
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.sizes * unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Trusting:
+        """``A^-1 r`` by the factors."""
+        if high is self._start:
+            residual, update = self._first
+        else:
+            residual = self._residual(b, high, low)
+            update = self.factors.solve(residual)
+        return Trusting(update, residual, self._trust)
+
+    def _residual(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor | None = None) -> torch.Tensor:
+        # Without doubled products low is below the rounding errors of the residual.
+        return b - self.a @ high if self.doubled is None else self.doubled.residual(high, b, low)[0]
+
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        """Normwise, in the matrix as it is scaled."""
+        residual, trust = residual - self.a @ update, self._trust
+        error = over(lengths(residual), trust.norm * lengths(unknowns) + trust.length)
+        return residual, Measures(error, error)

@@ -1,0 +1,378 @@
+"""Systems that are solved together, each step one launch for all of them.
+
+The links of their chain differ in where factors come from, and in when the host reads: after every step with
+the library's factors, of which some may not exist. Others need no pivots, so that a CUDA graph replays all,
+and where matrices are too large for graphs a GPU never waits for the host. A definite A has a Cholesky
+factor. Any other one is mixed by butterflies, so that LU needs no interchanges: on an H200 one of order 1000
+takes 2.2 ms, and 0.4 without. A batch is solved by normal equations, whose Cholesky factors are computed
+together: a step with ``A^-1 = R^-1 R^-T A^T`` multiplies the error by ``u cond(A)^2``. By how much errors are
+multiplied is measured, and with residuals in twice the working precision x becomes as accurate as it can be:
+up to a condition number of some 1e6 by normal equations, of 1e9 by mixed LU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
+from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
+from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
+from neula.certificates.verdict import Evidence
+from neula.engines import FP64
+from neula.engines.inputs import Inputs, Tensors, called, made, nbytes_of
+from neula.kernels import seminormal
+from neula.kernels.refining import over
+from neula.kernels.systems import EvidenceMargins, measured_systems
+from neula.pipeline.border import Border
+from neula.pipeline.chain import Answer
+from neula.pipeline.left_to_host import host_for
+from neula.pipeline.progress import stage
+from neula.pipeline.refusals import Declined
+from neula.problems.systems.by_kernel import batch_by_kernel
+from neula.problems.systems.factor_source import (
+    NORMAL_EQUATIONS,
+    SOURCES,
+    FactorSource,
+    OfOne,
+    SingularMember,
+    check_diagonal,
+)
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems, near_one
+from neula.problems.systems.ways import MIXED
+
+REFINED = SystemsSolutions.names.index("refined_error")
+
+
+class SolvedSystems(NamedTuple):
+    """Solutions, and what was measured of them.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+    forward_error : Tensor, shape (batch, k)
+    numbers : Tensor, shape (numbers, batch)
+        What the judge reads, :attr:`SystemsSolutions.names`.
+    read : Tensor, optional
+        The same in the memory of the host, where that has waited for it.
+    factors : ButterfliedInverses, optional
+        Of a matrix as it was given, where nothing was replayed.
+    history : Tensor or None, shape (steps + 1,)
+        The largest backward error before each step and at the end, where the host has read after each.
+    """
+
+    x: torch.Tensor
+    forward_error: torch.Tensor
+    numbers: torch.Tensor
+    read: torch.Tensor | None = None
+    factors: ButterfliedInverses | None = None
+    history: torch.Tensor | None = None
+
+
+def solve_together(
+    systems: Systems, before: Answer[SystemsSolutions] | None = None, *, label: str
+) -> Answer[SystemsSolutions]:
+    """All systems with factors from one source.
+
+    The core takes the place of the library's factors for the systems that it solves.
+
+    Raises
+    ------
+    SingularMember
+        If there are no factors in double precision.
+    Declined
+        If there are none in single precision.
+    """
+    source = SOURCES[label]
+    answer = batch_by_kernel(systems, source.format) if source.synchronizes else None
+    if answer is None:
+        return solve_in_steps(systems, source)
+    assert isinstance(answer.measured, np.ndarray)
+    accepted = systems.options.limits(systems.b.shape[1]).accept(Evidence.from_numbers(answer.measured))
+    if accepted.all():
+        return answer
+    places = torch.from_numpy(np.flatnonzero(~accepted))
+    rest = solve_in_steps(systems.at(places), source)
+    answer.values.put(places, rest.values)
+    return replace(answer, iterations=rest.iterations, history=rest.history, measured=None)
+
+
+def solve_by_host(
+    systems: Systems, before: Answer[SystemsSolutions] | None, *, label: str
+) -> Answer[SystemsSolutions]:
+    """The same on the host, where the launches of these steps take longer."""
+    n, k = systems.b.shape[1:]
+    host = host_for(systems.options, len(systems), n * n * (n + k))
+    if host is None:
+        raise Declined
+    there = replace(systems.to(torch.device("cpu")), options=replace(systems.options, engine=host))
+    answer = solve_together(there, label=label)
+    return replace(answer, values=answer.values.to(systems.device))
+
+
+def solve_in_steps(systems: Systems, source: FactorSource) -> Answer[SystemsSolutions]:
+    """As many systems at a time as fill the machine, each step one launch."""
+    options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
+    in_reach = _in_reach(systems, source)
+    size = count if in_reach else max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))
+    report, parts = stage(options.progress, source.label), []
+    for start in range(0, count, size):
+        part = slice(start, start + size)
+        mine = systems if size >= count else replace(systems, a=systems.a[part], b=systems.b[part])
+        try:
+            parts.append(_in_one_launch(mine) if in_reach else _part(mine, source))
+        except SingularMember as error:
+            if source.format is not FP64:
+                raise Declined("a pivot vanishes") from None
+            raise SingularMember(systems.place(error.place + start), error.why) from None
+        report(min(1.0, (start + size) / count))
+    found, steps = parts[0], steps_of(options)
+    history = _worst([part.history for part in parts if part.history is not None])
+    if source.synchronizes:
+        steps = len(history) - 1
+    if len(parts) > 1:
+        x, forward_error, numbers = zip(*(part[:3] for part in parts), strict=True)
+        found = SolvedSystems(torch.cat(x), torch.cat(forward_error), torch.cat(numbers, 1))
+    values = SystemsSolutions.from_numbers(found.x, found.numbers, forward_error=found.forward_error)
+    label, measured = NORMAL_EQUATIONS if in_reach else source.label, found.numbers
+    measured = measured if found.read is None else found.read
+    return Answer(values, label, "", steps, history, measured, factors=found.factors)
+
+
+def _worst(histories: list[torch.Tensor]) -> tuple[float, ...]:
+    """The largest backward error of all parts of a batch after each step; some parts take fewer."""
+    steps = max(map(len, histories), default=0)
+    padded = [torch.cat([h, h[-1:].expand(steps - len(h))]) for h in histories]
+    return tuple(torch.stack(padded).amax(0).tolist()) if padded else ()
+
+
+def _part(systems: Systems, source: FactorSource) -> SolvedSystems:
+    """All systems at once."""
+    a, b, options, engine = systems.a, systems.b, systems.options, systems.options.engine
+    if source.synchronizes:
+        if options.positive:
+            check_diagonal(a)
+        return _solved(ScaledSystems.from_arrays(a, b), options, source, SYNCHRONOUS)
+    n, alone = a.shape[-1], len(a) == 1
+    small = alone and n**3 <= engine.tuning.bordered
+    # One small system takes the shape of others, so that one graph serves them all.
+    shared = small and not engine.often((_part, n, b.shape[-1], source.label))
+    border = Border.around(n, n) if shared else Border()
+    inputs, found = border.put(a, b), None
+    if options.may_wait and small:
+        found = _supposed(inputs, options, source)
+    if found is None:
+        found = _launched(inputs, options, source, looks=options.may_wait and alone and not small)
+    return found._replace(x=border.take(found.x))
+
+
+def _in_reach(systems: Systems, source: FactorSource) -> bool:
+    """Whether one launch does all that follows, and sooner than many."""
+    n, k = systems.b.shape[1:]
+    several = source.synchronizes or source.label == MIXED
+    one_launch = 0 if several else systems.options.engine.tuning.one_launch
+    return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
+
+
+def _in_one_launch(systems: Systems) -> SolvedSystems:
+    """By the kernel, which leaves those alone whose rows or columns are not of one size."""
+    options = systems.options
+    square = seminormal.SquareSystemLimits(2.0**NEAR, 2.0**ALIKE, options.positive)
+    limits = limits_of(options.digits, steps_of(options))
+
+    def solved(a: torch.Tensor, b: torch.Tensor) -> Tensors:
+        found = seminormal.solved(a, b, options.dtype, limits, square)
+        return found.x, found.forward_error, found.numbers[: len(SystemsSolutions.names)]
+
+    # To replay even one launch takes a host less time than its arguments do.
+    call = options.engine.replay if len(systems) == 1 else called
+    x, forward_error, numbers = call(
+        solved, (systems.a, systems.b), _key(options, NORMAL_EQUATIONS, "one launch")
+    )
+    return SolvedSystems(x, forward_error, numbers)
+
+
+def _launched(inputs: Inputs, options: SystemsOptions, source: FactorSource, *, looks: bool) -> SolvedSystems:
+    """Systems by launches alone, after the host has read at most the sizes of numbers.
+
+    Parameters
+    ----------
+    looks : bool
+        Whether it does: what scaling needs is half of everything, and mostly changes nothing. In a batch that
+        would depend on what the other systems are.
+    """
+    given = ScaledSystems.as_given(*made(inputs)) if looks else None
+    scaled = partial(ScaledSystems.from_arrays, synchronizes=False) if given is None else ScaledSystems.again
+    inputs = inputs if given is None else given.tensors
+    if options.may_wait and nbytes_of(inputs) > options.engine.tuning.replayed_bytes:
+        # A step of what is too large for a graph takes longer than the host takes to read whether another one
+        # is needed. It launches what most systems take, and the evidence, before it reads.
+        pace = Pace.asynchronous(min(source.power, options.max_iterations))
+        return _solved(scaled(*made(inputs)), options, source, pace)
+
+    def solved(*inputs: torch.Tensor) -> Tensors:
+        return _solved(scaled(*inputs), options, source, _prelaunched(options))[:3]
+
+    key = _key(options, source.label, given is None)
+    x, forward_error, numbers = options.engine.replay(solved, inputs, key)
+    return SolvedSystems(x, forward_error, numbers)
+
+
+def _supposed(inputs: Inputs, options: SystemsOptions, source: FactorSource) -> SolvedSystems | None:
+    """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
+
+    The host, which takes longer than a GPU here, then waits once.
+    """
+
+    def solved(*inputs: torch.Tensor) -> Tensors:
+        scaled, ends = ScaledSystems.supposed(*inputs)
+        x, forward_error, numbers, *_ = _solved(scaled, options, source, _prelaunched(options))
+        return x, forward_error, torch.cat([numbers, ends[:, None]])
+
+    key, known = _key(options, source.label, "supposed"), len(SystemsSolutions.names)
+    x, forward_error, numbers = options.engine.replay(solved, inputs, key)
+    read = numbers.cpu()
+    if not near_one(read[known:, 0].tolist()):
+        return None
+    return SolvedSystems(x, forward_error, numbers[:known], read[:known])
+
+
+def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object, ...]:
+    """What the launches depend on beside shapes."""
+    asked = options.max_iterations, options.target.name, options.dtype, options.may_wait, options.forward
+    return _solved, label, kind, options.positive, *asked
+
+
+def steps_of(options: SystemsOptions) -> int:
+    """The largest number of prelaunched steps of refinement."""
+    return min(options.engine.tuning.prelaunched_steps, options.max_iterations)
+
+
+def _spares_a_step(options: SystemsOptions) -> bool:
+    """Whether one prelaunched step less is taken, and only what is finished after it is accepted.
+
+    All of them do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
+    1e10, and what it leaves unfinished goes on to the library.
+    """
+    return options.positive and options.may_wait
+
+
+def _prelaunched(options: SystemsOptions) -> Pace:
+    return Pace.prelaunched(max(1, steps_of(options) - _spares_a_step(options)))
+
+
+def _solved(
+    scaled: ScaledSystems, options: SystemsOptions, source: FactorSource, pace: Pace
+) -> SolvedSystems:
+    """Factorize, refine and measure some systems."""
+    engine, a, sizes, history = options.engine, scaled.a, scaled.norms, []
+    # The first columns of factors keep few multiprocessors busy.
+    images, (factors, growth) = engine.beside(
+        lambda: Images.from_matrix(a, sizes, vectors=source.vectors, unit=source.unit),
+        lambda: source.factorize(scaled, engine),
+    )
+    system = FactoredSystems(
+        *(a, factors, sizes, scaled.b, scaled.frobenius, images),
+        doubled=options.doubled(*scaled.b.shape[1:]),
+        u=source.format.u,
+        power=source.power,
+    )
+
+    def record(x: torch.Tensor, residual: torch.Tensor) -> None:
+        history.append(scaled.backward_error(x, residual).amax())  # stays on the device until the end
+
+    refinement, most = Refinement(system, scaled.b, options.digits), min(MAX_STEPS, options.max_iterations)
+    first = pace.steps if pace.is_asynchronous else pace.limit(most)
+    refinement.advance(first, pace.steps, record if source.synchronizes else None)
+    finished = pace.is_prelaunched and _spares_a_step(options)
+    found = _measured(scaled, system, refinement, growth, options, finished=finished)
+    if pace.is_asynchronous:
+        refinement.advance(most, pace.steps)
+        if refinement.steps > pace.steps:
+            found = _measured(scaled, system, refinement, growth, options, finished=False)
+    alone = factors.factors if scaled.given and isinstance(factors, OfOne) else None
+    errors = torch.stack([*history, found[2][REFINED].amax()]) if history else None
+    return SolvedSystems(*found, factors=alone, history=errors)
+
+
+def _measured(
+    scaled: ScaledSystems,
+    system: FactoredSystems,
+    refinement: Refinement,
+    growth: torch.Tensor | None,
+    options: SystemsOptions,
+    *,
+    finished: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Solutions as they are returned, their forward errors, and :attr:`SystemsSolutions.names` of them.
+
+    Parameters
+    ----------
+    finished : bool
+        Whether those are doubtful that another step would improve.
+    """
+    if scaled.given and options.dtype == torch.float64:
+        # Of x alone, as it is returned.
+        residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)
+        unfinished = refinement.active if finished else torch.zeros_like(refinement.active)
+        x, forward_error, numbers = (
+            refinement.high,
+            *measured_systems(
+                *(
+                    refinement.high,
+                    refinement.low,
+                    scaled.norms,
+                    residual,
+                    scaled.b,
+                    refinement.left,
+                    unfinished,
+                ),
+                *(
+                    *scaled.sizes,
+                    system.rate,
+                    system.condition,
+                    EvidenceMargins(MAX_RATE, COMPUTED, ESTIMATED),
+                ),
+            ),
+        )
+        if growth is not None:
+            numbers[-1] = growth
+        return x, forward_error, numbers
+    found = refinement.solution()
+    x = scaled.unscale(found.x).to(options.dtype).double()
+    lost = found.x - scaled.scale(x)
+    residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
+    error, condition = scaled.backward_error(found.x, found.residual), _condition(scaled, system)
+    members = SystemsSolutions(
+        x=x,
+        forward_error=rounded_error(found.forward_error, rounding),
+        doubtful=refinement.active.any(1) if finished else torch.zeros_like(condition, dtype=torch.bool),
+        residual=scaled.relative_residual(residual).amax(1),
+        refined_error=error.amax(1),
+        backward_error=(error + rounding + found.rounding).amax(1),
+        condition_bound=ESTIMATED * condition,
+        condition=condition,
+        growth=torch.ones_like(condition) if growth is None else growth,
+    )
+    return x, members.forward_error, members.measured()
+
+
+def _condition(scaled: ScaledSystems, system: FactoredSystems) -> torch.Tensor:
+    """Condition number of ``B = A D^-1`` with the rows of A in their own units, shape (batch,)."""
+    if not scaled.has_rows:
+        condition = system.condition
+    else:
+        # Units below the smallest normal number: singular for all that matters.
+        units, factors = scaled.units, system.factors
+        inverse = inverse_norm(factors.solve, factors.solve_transposed, scaled.norms, 1 / units)[0]
+        condition = inverse * norm_of(units * scaled.a, scaled.norms)[0]
+    return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
