@@ -82,6 +82,20 @@ struct OnePassProblem {
     Index threads;
 };
 
+constexpr Index FMA_TILE = 8;  // columns of B that lie together
+
+// C = A B for a batch, as a matrix unit sums: `block` products at a time, aligned to their largest exponent and truncated. Powers
+// are 2 to the exponents of the elements, 0 for 0.
+struct BlockFmaProblem {
+    const double *a, *a_powers;  // (batch, m, k)
+    const double *b, *b_powers;  // (batch, tiles, k, FMA_TILE)
+    double *c;                   // (batch, tiles, m, FMA_TILE)
+    Index batch, tiles, m, k;    // k is a multiple of the block
+    Index block;
+    double ulp;  // last bit that alignment keeps, relative to the largest power
+    Index threads;
+};
+
 // Limits of the refinement of least-squares problems, and of their ranks (seminormal_host.py says what each is).
 struct SeminormalLimits {
     double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, in_safe_range;
@@ -190,6 +204,7 @@ struct Kernels {
     Status (*probe_errors)(const QRProblem &);
     Status (*cholesky_qr)(const QRProblem &);
     Status (*one_pass)(const OnePassProblem &);
+    void (*block_fma)(const BlockFmaProblem &);
     Status (*seminormal)(const SeminormalProblems &, const SeminormalSolutions &);
     Status (*solve_systems)(const SystemsProblem &, SystemsSolution &);
     Index (*large_workspace)(const LargeSystem &);

@@ -1,4 +1,4 @@
-// QR factorizations and their errors, and products with a large matrix.
+// QR factorizations and their errors, products with a large matrix, and products as a GPU sums them.
 #include <nanobind/stl/optional.h>
 
 #include <optional>
@@ -48,6 +48,21 @@ void one_pass(
         status = core.kernels->one_pass(problem);
     }
     check(status);
+}
+
+void block_fma(
+    const Core &core, const Contiguous<const double, 4> &a, const Contiguous<const double, 5> &b, const Contiguous<double, 4> &c,
+    Index block, double ulp, Index threads)
+{
+    size_t batch = a.shape(1), m = a.shape(2), k = a.shape(3), tiles = b.shape(2);
+    if (block < 1 || k % block != 0 || threads < 1 || a.shape(0) != 2 || b.shape(0) != 2 || b.shape(1) != batch ||
+        b.shape(3) != k || b.shape(4) != FMA_TILE || c.shape(0) != batch || c.shape(1) != tiles || c.shape(2) != m ||
+        c.shape(3) != FMA_TILE)
+        throw nb::value_error("block_fma takes a (2, batch, m, k), b (2, batch, tiles, k, 8) and c (batch, tiles, m, 8)");
+    BlockFmaProblem problem = {a.data(), a.data() + batch * m * k, b.data(), b.data() + batch * tiles * k * FMA_TILE, c.data(),
+                               Index(batch), Index(tiles), Index(m), Index(k), block, ulp, threads};
+    nb::gil_scoped_release release;
+    core.kernels->block_fma(problem);
 }
 
 // A single matrix is a batch of one.
@@ -117,6 +132,8 @@ void define_qr(nb::class_<Core> &core)
              nb::arg("probes"), nb::arg("loss"), nb::arg("threads"), nb::rv_policy::reference);
     core.def("one_pass", one_pass, nb::arg("a"), nb::arg("x").none(), nb::arg("b").none(), nb::arg("image").noconvert().none(),
              nb::arg("back").noconvert().none(), nb::arg("threads"));
+    core.def("block_fma", block_fma, nb::arg("a"), nb::arg("b"), nb::arg("c").noconvert(), nb::arg("block"), nb::arg("ulp"),
+             nb::arg("threads"));
 }
 
 }  // namespace neula

@@ -11,6 +11,7 @@ Status kit_solve(const KitProblem &);
 Status probe_errors(const QRProblem &);
 Status cholesky_qr(const QRProblem &);
 Status one_pass(const OnePassProblem &);
+void block_fma(const BlockFmaProblem &);
 Status seminormal(const SeminormalProblems &, const SeminormalSolutions &);
 Status solve_systems(const SystemsProblem &, SystemsSolution &);
 Index large_workspace(const LargeSystem &);
@@ -30,8 +31,8 @@ static bool arithmetic_is_exact()
 }
 
 extern const Kernels kernels = {
-    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass, seminormal,
-    solve_systems, large_workspace, copy_large, solve_large, solve_large_in_blocks,
+    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass, block_fma,
+    seminormal, solve_systems, large_workspace, copy_large, solve_large, solve_large_in_blocks,
 };
 
 NEULA_END

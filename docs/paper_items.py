@@ -23,7 +23,7 @@ NOT_TRIED = "not tried"
 
 _MARKER = re.compile(r"^\s*# item: (.+)$")
 _DEFINITION = re.compile(r"^\s*(?:def |class )?(\w+)")
-_DATA = re.compile(r"([\w-]+-paper)/(\w+):([\d,]+)")
+_DATA = re.compile(r"([\w-]+-paper)/([\w-]+):([\d,]+)")
 
 
 class Item(NamedTuple):

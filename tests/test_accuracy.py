@@ -15,10 +15,10 @@ from neula.certificates.bounds import (
     target_format,
 )
 from neula.certificates.low_rank import low_rank_error
-from neula.certificates.lu import componentwise_backward_error, lu_bound
+from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bound
 from neula.certificates.qr import qr_certificate
 from neula.certificates.qr_evidence import QRCertificate
-from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, Format
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, TF32, UNITS, Format
 from neula.io.matrices import random_matrix
 
 TARGETS = pytest.mark.parametrize("target", FORMATS.values(), ids=lambda f: f.name)
@@ -336,6 +336,48 @@ def test_componentwise_backward_error_at_the_extremes() -> None:
     assert math.isnan(componentwise_backward_error(identity, math.nan * one, one, identity, identity))
 
 
+def test_theorems_are_those_of_the_paper() -> None:
+    """Literal transcriptions of formula (2.1), Lemma 1 and Theorems 1 to 4."""
+    n, r, s, t, u, v = 5000, 256, 8, 8, 2.0**-11, 2.0**-24
+    g = {k: k * v / (1 - k * v) for k in (n, n + 1, n - r + 1, r - s + 1, r, s)}
+    low = {k: k * u / (1 - k * u) for k in (r, s, (n - r) / t, (r - s) / t, n / t)}
+    bounds = BlockFma(t)
+    assert bounds.product(n) == pytest.approx(2 * u + u**2 + g[n] * (1 + u) ** 2)
+    rounded = g[n] + (1 + g[n]) * low[n / t]
+    assert bounds.product(n, "fp16") == pytest.approx(2 * u + u**2 + rounded * (1 + u) ** 2)
+    assert bounds.update(n) == pytest.approx(g[n + 1])
+    converted = 2 * u + u**2
+    half = converted + max(low[r], g[n - r + 1] + low[(n - r) / t]) * (1 + u) ** 2
+    assert bounds.lu("3.1", n, panel=r) == pytest.approx(half)
+    single = converted + max(g[r], g[n - r + 1]) * (1 + u) ** 2
+    assert bounds.lu("3.1", n, panel=r, storage=FP32) == pytest.approx(single)
+    outside = u + g[n - r + 1] + u * g[n - r + 1]
+    assert bounds.lu("4.1", n, panel=r) == pytest.approx(max(outside, low[r]))
+    wide = max(g[n - r + 1], converted + g[r] * (1 + u) ** 2)
+    assert bounds.lu("5.1", n, panel=r) == pytest.approx(wide)
+    inside = u + g[r - s + 1] + u * g[r - s + 1]
+    panels = {
+        "5.2/4.1": max(inside, low[s]),
+        "5.2/5.1": max(g[r - s + 1], converted + g[s] * (1 + u) ** 2),
+        "5.2/3.1": converted + max(low[s], g[r - s + 1] + low[(r - s) / t]) * (1 + u) ** 2,
+    }
+    for variant, constant in panels.items():
+        assert bounds.lu(variant, n, panel=r, inner_panel=s) == pytest.approx(max(outside, constant))
+    mixed = converted + max(g[s], g[r - s + 1]) * (1 + u) ** 2
+    assert bounds.lu("5.2/3.1-fp32", n, panel=r, inner_panel=s) == pytest.approx(max(g[n - r + 1], mixed))
+    # Dominant terms are sums where the theorems have maxima, and probable errors are below those that are
+    # possible.
+    for variant in ("3.1", "4.1", "5.1", "5.2/4.1", "5.2/5.1"):
+        full = BlockFma(4).lu(variant, n, panel=r, inner_panel=s)
+        assert 0.5 <= full / lu_bound(variant, n, panel=r, inner_panel=s) <= 3
+        assert BlockFma(4, probabilistic=True).lu(variant, n, panel=r, inner_panel=s) < full
+    volta = BlockFma.on(UNITS["v100"])
+    assert (volta.block, BlockFma.on(UNITS["ideal"]).unit) == (4, None)
+    assert volta.update(n) == UNITS["v100"].sum_error(n + 1, 4)
+    with pytest.raises(ValueError, match=r"unknown variant '5\.2'"):
+        bounds.lu("5.2", n, panel=r)
+
+
 def test_lu_bounds_are_those_of_the_tables() -> None:
     n, r, s, u16, u32 = 10000, 256, 8, 2.0**-11, 2.0**-24
     expected = {
@@ -346,9 +388,13 @@ def test_lu_bounds_are_those_of_the_tables() -> None:
         "5.1": 2 * u16 + n * u32,
         "5.2/4.1": s * u16 + n * u32,
         "5.2/5.1": 2 * u16 + n * u32,
+        "5.2/3.1": r * u16 / 4 + n * u32,
+        "5.2/3.1-fp32": 2 * u16 + n * u32,
     }
     for variant, bound in expected.items():
         assert lu_bound(variant, n, panel=r, inner_panel=s) == bound
+    assert lu_bound("5.2/4.1", n, panel=r, inner_panel=(s, 4)) == 4 * u16 + n * u32
+    assert lu_bound("3.1", n, panel=r, block=16) == n * u16 / 16
     assert lu_bound("3.1", n, panel=r, storage=FP32) == 2 * u16 + n * u32
     assert lu_bound("3.1", n, panel=r, low=BF16, storage=BF16) == n * BF16.u / 4
     assert lu_bound("5.1", n, panel=r, low=FP64) == (n + 2) * FP64.u

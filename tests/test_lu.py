@@ -370,8 +370,8 @@ def test_solutions_that_overflow_say_so() -> None:
 
 
 def test_an_engine_is_used_as_it_is() -> None:
-    engine = EmulatedEngine("cpu", accumulate="fp32_rz", block=4)
-    assert lu_factor(np.eye(3), engine=engine).engine == "emulated (fp32_rz per 4)"
+    engine = EmulatedEngine("cpu", unit="v100", block=8)
+    assert lu_factor(np.eye(3), engine=engine).engine == "emulated (v100, 8 products at a time)"
     assert lu_factor(np.eye(3), engine=CpuEngine("cpu"), compute="fp32").storage == "fp32"
     assert lu_factor(np.eye(3), engine=EmulatedEngine("cpu", "bf16")).storage == "bf16"
     F = lu_factor(np.eye(3), "3.1", engine=EmulatedEngine("cpu", "bf16"))

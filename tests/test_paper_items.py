@@ -58,7 +58,7 @@ def test_every_claim_of_the_papers_is_an_item(paper_items: ModuleType) -> None:
     named = {
         (folder, figure, int(number))
         for item in paper_items.items()
-        for folder, figure, numbers in re.findall(r"([\w-]+-paper)/(\w+):([\d,]+)", item.became)
+        for folder, figure, numbers in re.findall(r"([\w-]+-paper)/([\w-]+):([\d,]+)", item.became)
         for number in numbers.split(",")
     }
     claims = {

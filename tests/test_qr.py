@@ -299,10 +299,10 @@ def test_every_panel_and_cutoff(panel, cutoff, rng):
 
 def test_engine_instance_with_its_own_accumulation(rng):
     A = rng.standard_normal((200, 64)).astype(np.float32)
-    engine = EmulatedEngine("cpu", accumulate="fp32_rz", block=4)
+    engine = EmulatedEngine("cpu", unit="v100")
     result = neula.qr(A, accuracy="fp16", engine=engine)
     assert result.converged
-    assert "fp32_rz per 4" in result.engine
+    assert "v100" in result.engine
 
 
 def test_orth_spans_the_columns(rng):

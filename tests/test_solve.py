@@ -541,10 +541,10 @@ def test_progress_reports_stages(assume_a, rng):
 
 def test_an_engine_of_ones_own(rng):
     """Tensor cores that truncate their sums: the same answer, a little later."""
-    engine = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
+    engine = EmulatedEngine(format="fp16", unit="h100")
     result = neula.solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
     assert result.converged
-    assert result.engine == "emulated (fp32_rz per 16)"
+    assert result.engine == "emulated (h100)"
 
 
 @pytest.mark.gpu

@@ -44,11 +44,9 @@ print(half.operand(columns * scales) / scales)
 
 # %%
 ways = {
-    "to nearest": EmulatedEngine(format="fp16", accumulate="fp32"),
-    "truncated": EmulatedEngine(format="fp16", accumulate="fp32_rz", block=8),
-    "in half precision": EmulatedEngine(
-        format="fp16", accumulate="fp16", block=8
-    ),
+    "to nearest": EmulatedEngine(format="fp16", unit="ideal"),
+    "truncated": EmulatedEngine(format="fp16", unit="a100"),
+    "in half precision": EmulatedEngine(format="fp16", accumulate="fp16"),
 }
 lengths = [2**power for power in range(5, 14)]
 errors = {name: [] for name in ways}

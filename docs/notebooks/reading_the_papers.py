@@ -107,7 +107,7 @@ assert errors(A, result.Q, result.R)[1] < 4 * u
 # these sums in single precision.
 
 # %%
-core = EmulatedEngine(format="fp16", accumulate="fp32_rz", block=16)
+core = EmulatedEngine(format="fp16", unit="h100")
 ways = {
     "plain fp16": lambda a, b: core.gemm(core.operand(a), core.operand(b)),
     "corrected, summed in the unit": lambda a, b: corrected_product(
@@ -154,12 +154,13 @@ assert outside < inside / 3
 # updates of a block in single precision and rounds once. `neula.lu_factor` knows them by number:
 
 # %%
+volta = EmulatedEngine(format="fp16", unit="v100")
 orders = (48, 96, 192, 288)
 variants = {"3.1": [], "5.2/5.1": []}
 for n in orders:
     A = random_matrix("normal", n, n)
     for variant, values in variants.items():
-        F = neula.lu_factor(A, variant, storage="fp16", engine="emulated")
+        F = neula.lu_factor(A, variant, storage="fp16", engine=volta)
         residual = A[F.permutation] - F.L @ F.U
         values.append(float(residual.norm() / A.norm()))
 

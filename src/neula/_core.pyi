@@ -118,6 +118,15 @@ class Core:
         MemoryError
         """
 
+    def block_fma(
+        self, a: np.ndarray, b: np.ndarray, c: np.ndarray, block: int, ulp: float, threads: int
+    ) -> None:
+        """``C = A B``, summed as a matrix unit does: :func:`neula.kernels.block_fma.block_fma_product`.
+
+        A (2, batch, m, k) and B (2, batch, tiles, k, 8) hold the elements and their powers of two, tiles of 8
+        columns; C (batch, tiles, m, 8) is overwritten.
+        """
+
     def seminormal(
         self,
         a: np.ndarray,

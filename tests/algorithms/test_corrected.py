@@ -16,13 +16,13 @@ from neula.algorithms.corrected import (
     split,
     unbalanced,
 )
-from neula.engines import BF16, FP16, FP32, TF32, EmulatedEngine
+from neula.engines import BF16, FP16, FP32, TF32, UNITS, EmulatedEngine
 from neula.engines.formats import round_to
 from neula.kernels.parts import SCHEMES, split_reference
 
 U = FP32.u
 FORMATS = [FP16, TF32, BF16]
-BLOCK = 8
+EACH_UNIT = pytest.mark.parametrize("unit", UNITS)
 
 
 def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
@@ -41,12 +41,16 @@ def errors(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return (c.double() - a @ b).abs() / (a.abs() @ b.abs()) / U
 
 
-def bound(k: int, run: int = 64, block: int = 0) -> float:
+def bound(k: int, engine: EmulatedEngine | None = None, run: int = 64) -> float:
     """In units of u: 2 for splitting each operand, 4 for the dropped product, 4 for adding corrections and
     undoing scales; k / run sums that are added to nearest err by the square root of their number (twice
-    that for all entries together); in a run each block of products is truncated, 2 at most.
+    that for all entries together); in a run those of an ideal unit likewise, and others lose what they cut
+    off.
     """
-    return 12 + 2 * math.sqrt(k / run) + (2 * run / block if block else 2 * math.sqrt(run))
+    engine = engine or EmulatedEngine()
+    ideal = engine.unit.extra_bits is None
+    lost = 2 * math.sqrt(run) if ideal else engine.unit.sum_error(run, engine.block) / U
+    return 12 + 2 * math.sqrt(k / run) + lost
 
 
 # ---------------------------------------------------------------- splitting
@@ -130,31 +134,31 @@ def test_zero_rows_and_columns_stay_zero():
 # ---------------------------------------------------------------- products
 
 
+@EACH_UNIT
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("low", [-1.0, 0.0])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 5, 7), (20, 30, 200), (17, 9, 2049)])
-def test_as_accurate_as_float32(format, low, m, n, k):
+def test_as_accurate_as_float32(format, low, m, n, k, unit):
     a, b = uniform(m, k, 8, low), uniform(k, n, 9, low)
-    for engine in (EmulatedEngine(format=format), EmulatedEngine("cpu", format, "fp32_rz", BLOCK)):
-        c = corrected_product(a, b, engine)
-        assert c.shape == (m, n)
-        block = BLOCK if engine.accumulate == "fp32_rz" else 0
-        assert errors(c, a, b).max() <= bound(k, block=block)
+    engine = EmulatedEngine("cpu", format, unit)
+    c = corrected_product(a, b, engine)
+    assert c.shape == (m, n)
+    assert errors(c, a, b).max() <= bound(k, engine)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_much_worse_without_correction(format):
     a, b = uniform(40, 300, 10), uniform(300, 40, 11)
-    engine = EmulatedEngine(format=format)
-    assert errors(scaled_product(a, b, engine), a, b).max() > 10 * bound(300)
+    engine = EmulatedEngine("cpu", format, "ideal")
+    assert errors(scaled_product(a, b, engine), a, b).max() > 10 * bound(300, engine)
     assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_sixteen_decades(format):
     a, b = wide(30, 300, 12), wide(300, 30, 13)
-    engine = EmulatedEngine("cpu", format, "fp32_rz", BLOCK)
-    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300, block=BLOCK)
+    engine = EmulatedEngine("cpu", format)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300, engine)
 
 
 def test_sixteen_decades_need_scaling():
@@ -176,13 +180,12 @@ def test_long_sums_on_a_unit_that_truncates():
     """Errors of one sign add up; in short runs they have no time to."""
     k = 8192
     a, b = uniform(8, k, 14, 0.0), uniform(k, 8, 15, 0.0)
-    engine = EmulatedEngine("cpu", FP16, "fp32_rz", BLOCK)
-    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(k, block=BLOCK)
+    engine, ideal = EmulatedEngine("cpu", FP16), EmulatedEngine("cpu", FP16, "ideal")
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(k, engine)
     at_once = errors(corrected_product(a, b, engine, run=k), a, b)
-    assert at_once.min() > bound(k, block=BLOCK)
+    assert at_once.min() > bound(k, engine)
     # Rounding to nearest inside the unit would not need the runs.
-    ideal = corrected_product(a, b, EmulatedEngine(), run=k)
-    assert errors(ideal, a, b).max() <= bound(k, run=k)
+    assert errors(corrected_product(a, b, ideal, run=k), a, b).max() <= bound(k, ideal, run=k)
 
 
 def test_the_papers_scale_loses_a_little_more():
@@ -229,12 +232,13 @@ def test_batches(format, shape):
     """Without runs: all sums are the unit's."""
     batch, m, k, n = shape
     a, b = uniform(batch * m, k, 22).view(batch, m, k), uniform(batch * k, n, 23).view(batch, k, n)
-    for engine in (EmulatedEngine(format=format), EmulatedEngine("cpu", format, "fp32_rz", BLOCK)):
+    for unit in UNITS:
+        engine = EmulatedEngine("cpu", format, unit)
         c = corrected_bmm(a, b, engine)
         assert (c.shape, c.dtype) == ((batch, m, n), torch.float32)
-        block = BLOCK if engine.accumulate == "fp32_rz" else 0
-        assert (errors(c, a, b) <= bound(k, run=k, block=block)).all()
-        assert batch == 0 or k < 256 or errors(engine.bmm(a, b), a, b).max() > 10 * bound(k, run=k)
+        assert (errors(c, a, b) <= bound(k, engine, run=k)).all()
+        ideal = EmulatedEngine(unit="ideal")
+        assert batch == 0 or k < 256 or errors(engine.bmm(a, b), a, b).max() > 10 * bound(k, ideal, run=k)
 
 
 @pytest.mark.parametrize("format", [FP16, TF32])

@@ -14,8 +14,8 @@ from neula.algorithms.elimination.calu import by_pivoted_blocks, height
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.triangular import inverted, substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
-from neula.certificates.lu import componentwise_backward_error, lu_bound
-from neula.engines import BF16, FP16, FP32, FP64, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
+from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bound
+from neula.engines import BF16, FP16, FP32, FP64, UNITS, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels import mixed_product, tournament
@@ -29,7 +29,7 @@ ORDERS = [1, 2, 7, 33, 64, 100]
 
 def volta(format: str = "fp16") -> EmulatedEngine:
     """The paper's unit, which adds four products at a time."""
-    return EmulatedEngine("cpu", format, block=4)
+    return EmulatedEngine("cpu", format, "v100")
 
 
 def factorize(a: torch.Tensor, engine: Engine, variant: str, r: int, s: int, **options: object) -> PackedLU:
@@ -60,6 +60,9 @@ def theorem(variant: str, n: int, r: int, s: int, u: float, wide_storage: bool =
             return max(u + sums + u * sums, gamma(min(r, n), u))
         case "5.2/4.1":
             return max(u + sums + u * sums, u + panel, gamma(min(s, n), u))
+        case "5.2/3.1":
+            rounded = max(gamma(min(s, n), u), panel + gamma(-(-min(r, n) // 4), u))
+            return max(u + sums + u * sums, 2 * u + u * u + rounded * (1 + u) ** 2)
         case _:
             return max(u + sums + u * sums, 2 * u + u * u + panel * (1 + u) ** 2)
 
@@ -200,7 +203,7 @@ def errors(kind: str, format: str, n: int, r: int, s: int) -> dict[str, float]:
     engine = volta(format)
     found = {}
     for name in ("3.1 fp32", *VARIANTS):
-        variant, wide = name.split()[0], name.endswith("fp32")
+        variant, wide = name.split()[0], name == "3.1 fp32"
         factors = factorize(a, engine, variant, r, s, storage=FP32 if wide else None)
         x = Substitution(factors, torch.float32).solve(b.float())
         found[name] = componentwise_backward_error(a, x, b, *unpack(factors))
@@ -218,6 +221,23 @@ def test_backward_errors_are_below_the_constants_of_the_tables(variant: str, kin
     extra = FP16.u + 2 * gamma(n, U32)
     assert found[variant] <= lu_bound(variant, n, panel=r, inner_panel=s) + extra
     assert found["3.1 fp32"] <= lu_bound("3.1", n, panel=r, storage=FP32) + extra
+
+
+def test_inner_panels_that_are_partitioned_again_have_the_bound_of_the_innermost_ones() -> None:
+    """Section 5.2: ``t u16 + n u32`` instead of ``s u16 + n u32``, for t inside s inside r."""
+    a, r, s, t = hpl_ai_matrix(256), 128, 64, 4
+    found = {}
+    for inner in (s, (s, t)):
+        factors = lu_factorize(a, volta(), variant="5.2/4.1", panel=r, inner_panel=inner)
+        f = BlockFma.on(UNITS["v100"]).lu("5.2/4.1", 256, panel=r, inner_panel=inner)
+        assert excess(a, factors, f, FP16.u) <= 1
+        lower, upper = unpack(factors)
+        found[inner] = float((lower @ upper - a).abs().div(a.abs() + lower.abs() @ upper.abs()).max())
+    assert found[s, t] < found[s]
+    assert panel_widths("5.2/4.1", volta(), 64, (16, 4)) == (64, (16, 4))
+    for wrong in ((16, 9), (33, 4)):
+        with pytest.raises(ValueError, match=r"does not fit twice"):
+            panel_widths("5.2/4.1", volta(), 64, wrong)
 
 
 def test_errors_are_ordered_as_in_the_paper() -> None:
@@ -297,7 +317,7 @@ def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pyt
 
 def test_factors_as_wide_as_the_solution_are_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inverted, "triangular_inverses", lambda lu: pytest.fail("inverted"))
-    factors = lu_factorize(hpl_ai_matrix(50), volta())
+    factors = lu_factorize(hpl_ai_matrix(50), volta("fp32"))
     assert Substitution(factors, torch.float32).solve(torch.ones(50, 2)).isfinite().all()
 
 

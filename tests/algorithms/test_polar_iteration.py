@@ -9,7 +9,7 @@ import torch
 from neula.algorithms.polar.iteration import norm_bound, polar_factor
 from neula.algorithms.polar.polynomials import FLOOR, composition
 from neula.certificates.polar import PolarBounds, PolarNumbers, lanczos, polar_measures
-from neula.engines import BF16, FP32, FP64, EmulatedEngine
+from neula.engines import BF16, FP32, FP64, UNITS, EmulatedEngine
 
 DOUBLE = EmulatedEngine("cpu", "fp64")
 
@@ -125,11 +125,11 @@ def test_lanczos_of_small_matrices_ends() -> None:
     assert float(diagonal[0, 2]) == 0
 
 
-@pytest.mark.parametrize("accumulate", ["fp32", "fp32_rz"])
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("shape", [(64, 64), (40, 100)])
-def test_truncated_sums_do_no_harm(accumulate: str, shape: tuple[int, int]) -> None:
+def test_truncated_sums_do_no_harm(unit: str, shape: tuple[int, int]) -> None:
     """As tensor cores sum: the first link still has the accuracy of bf16."""
-    engine = EmulatedEngine("cpu", "fp16", accumulate)
+    engine = EmulatedEngine("cpu", "fp16", unit)
     a = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)) / 16
     x, size = polar_factor(engine.parts(a), composition(1e-2, 5.5e-3, 2.0**-6), engine)
     values = torch.linalg.svdvals(a)

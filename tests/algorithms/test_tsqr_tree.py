@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.corrected import corrected_bmm
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32, tsqr
-from neula.engines import EmulatedEngine
+from neula.engines import UNITS, EmulatedEngine
 from neula.io.matrices import random_matrix
 from neula.kernels.householder import MAX_HEIGHT, WIDTH, Product, product_named
 
@@ -18,14 +18,12 @@ DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=p
 U16, U32, U64 = 2.0**-11, 2.0**-24, 2.0**-53
 U = {torch.float32: U32, torch.float64: U64}
 
-FP16 = EmulatedEngine(format="fp16")
+FP16 = EmulatedEngine(format="fp16", unit="ideal")
 PRODUCTS: dict[str, str | Product] = {
     **{name: product_named(name) for name in ("fp16", "tf32", "fp16_cor", "tf32_cor")},
     "engine fp16": FP16.bmm,
     "engine fp16_cor": partial(corrected_bmm, engine=FP16),
-    "engine fp16_cor, truncated": partial(
-        corrected_bmm, engine=EmulatedEngine("cpu", "fp16", "fp32_rz", block=8)
-    ),
+    "engine fp16_cor, truncated": partial(corrected_bmm, engine=EmulatedEngine("cpu", "fp16", "v100")),
 }
 
 # One tile; a last tile that is a single row, or shorter than n; trees of two, three and five levels.
@@ -102,12 +100,12 @@ def test_every_shape(m: int, n: int, tile_rows: int | None, dtype: torch.dtype, 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_every_product(m: int, n: int, tile_rows: int | None, name: str) -> None:
     """Uncorrected, operands err by u16 each; corrected, by 2 u, and 4 u are dropped; a unit that truncates
-    after 8 products takes up to 2 u off each time, of sums of at most 512.
+    loses what its sums of at most 512 products do.
     """
     a = matrices("uniform", m, n, dtype=torch.float32)
     one = 2 * U16 if "cor" not in name else 8 * U32
     if "truncated" in name:
-        one += 2 * min(m, MAX_HEIGHT) / 8 * U32
+        one += UNITS["v100"].sum_error(min(m, MAX_HEIGHT), 4)
     q, r = tsqr(a, PRODUCTS[name], tile_rows=tile_rows)
     check_triangular(r)
     residual, orthogonality = errors(a, q, r)

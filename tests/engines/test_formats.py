@@ -18,7 +18,6 @@ from neula.engines.formats import (
     format_named,
     format_of,
     round_to,
-    round_toward_zero,
 )
 
 NARROW = pytest.mark.parametrize("target", [FP16, BF16, TF32], ids=lambda f: f.name)
@@ -198,33 +197,3 @@ def test_input_is_left_alone_and_views_are_read_through(target: Format) -> None:
     for view in (x.T, x[::2, 1::3], x[:, 5:6].expand(-1, 4)):
         assert same_bits(round_to(view, target), round_to(view.contiguous(), target))
     assert same_bits(x, before)
-
-
-def truncated(x: float) -> float:
-    """Cut off after 24 significant bits, in rational arithmetic."""
-    if x == 0 or not math.isfinite(x):
-        return x
-    unit = Fraction(2) ** (math.frexp(x)[1] - 24)
-    return math.copysign(float(abs(Fraction(x)) // unit * unit), x)
-
-
-def test_round_toward_zero_against_rational_arithmetic() -> None:
-    generator = torch.Generator().manual_seed(10)
-    significands = torch.randn(3000, generator=generator, dtype=torch.float64)
-    exponents = torch.randint(-120, 120, (3000,), generator=generator).double()
-    x = torch.ldexp(significands, exponents)
-    # Numbers one float64 step below and above a float32 number: the hardest to cut off.
-    x = torch.cat([x, x.float().double() * (1 - 2.0**-53), x.float().double() * (1 + 2.0**-52)])
-    expected = torch.tensor([truncated(v) for v in x.tolist()], dtype=torch.float64)
-    result = round_toward_zero(x)
-    assert same_bits(result, expected)
-    assert same_bits(result.float().double(), result), "every result is a float32 number"
-
-
-def test_round_toward_zero_of_special_values_and_views() -> None:
-    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan], dtype=torch.float64)
-    assert same_bits(round_toward_zero(x), x)
-    y = torch.linspace(-1, 1, 60, dtype=torch.float64).reshape(6, 10) / 3
-    before = y.clone()
-    assert same_bits(round_toward_zero(y.T[::2]), round_toward_zero(y.T[::2].contiguous()))
-    assert same_bits(y, before)

@@ -128,7 +128,9 @@ def corrected_product(
     return unbalanced(total.to(a.dtype), a_exponents, b_exponents)
 
 
-def corrected_bmm(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Tensor:
+def corrected_bmm(
+    a: torch.Tensor, b: torch.Tensor, engine: Engine, *, shift: int | None = None
+) -> torch.Tensor:
     """Batch of small products with error correction, of elements that are in the range of the format.
 
     The paper's formula: the remainders are scaled so that they do not come out subnormal, and all sums are
@@ -141,8 +143,10 @@ def corrected_bmm(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Ten
         float32.
     engine : Engine
         In format fp16 or tf32.
+    shift : int, optional
+        Remainders are scaled by ``2**shift``: 10 in the slides, by default one more.
     """
-    scale = 2.0 ** SCHEMES[f"{engine.format.name}_cor"].shift
+    scale = 2.0 ** (SCHEMES[f"{engine.format.name}_cor"].shift if shift is None else shift)
     (a_high, a_low), (b_high, b_low) = (split(x, engine.format, scale=scale) for x in (a, b))
     small = engine.bmm(a_low, b_high) + engine.bmm(a_high, b_low)
     return engine.bmm(a_high, b_high) + small / scale

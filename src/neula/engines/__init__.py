@@ -25,6 +25,7 @@ from neula.engines.formats import (
     format_of,
 )
 from neula.engines.tuning import Tuning
+from neula.engines.units import UNITS, Unit
 from neula.errors import check_name
 
 ENGINES: dict[str, type[Engine]] = {e.name: e for e in (CudaEngine, CpuEngine, EmulatedEngine)}
@@ -38,6 +39,7 @@ __all__ = [
     "FP32",
     "FP64",
     "TF32",
+    "UNITS",
     "Arithmetic",
     "CpuEngine",
     "CudaEngine",
@@ -45,6 +47,7 @@ __all__ = [
     "Engine",
     "Format",
     "Tuning",
+    "Unit",
     "describe",
     "format_named",
     "format_of",

@@ -1,18 +1,13 @@
 """Tensor-core arithmetic on any CPU, bit by bit where the hardware is documented.
 
-Operands are rounded to the low format. A product of two numbers of 11 bits has 22 and is exact in fp32;
-what differs between machines is how products are summed:
+Operands are rounded to the low format. A product of two numbers of 11 bits has 22 and is exact in fp32; what
+differs between machines is how products are summed. That is a :class:`neula.engines.units.Unit`: by default
+the one of an A100, which adds 8 products at a time and truncates.
 
-``"fp32"``
-    fp32, round to nearest: what an ideal unit would do.
-``"fp32_rz"``
-    ``block`` products and the running sum are added exactly, then truncated to fp32: what tensor cores do
-    (block 4 on Volta, 8 on Ampere, 16 on Hopper).
-``"fp16"``
-    as before, but rounded to fp16 (the TC16 mode of the papers).
-
-:meth:`EmulatedEngine.gemm_low` rounds to the low format after every ``block`` products, whatever the mode: C
-is in that format before and after.
+``accumulate`` is the format of C and D in ``D = C + A B``: ``"fp32"`` (TC32 in the papers), or ``"fp16"``
+(TC16), to which a sum is rounded to nearest after each block of products. :meth:`EmulatedEngine.gemm_low`
+rounds to the low format after each block, whatever the mode: C is in that format before and after. Both add a
+block exactly before they round it: where the unit cuts off is 13 bits further right.
 """
 
 from __future__ import annotations
@@ -24,11 +19,14 @@ from typing import Self
 import torch
 
 from neula.engines.engine import Engine, Named
-from neula.engines.formats import FP16, FP32, FP64, round_to, round_toward_zero
+from neula.engines.formats import FP16, FP32, FP64, round_to
 from neula.engines.shipped import EMULATED
+from neula.engines.units import UNITS, Unit, unit_named
 from neula.errors import unknown_name
+from neula.kernels.block_fma import block_fma_product
 
-ACCUMULATIONS = ("fp32", "fp32_rz", "fp16")
+ACCUMULATIONS = ("fp32", "fp16")
+DEFAULT_UNIT = UNITS["a100"]
 
 
 # item: L block FMA
@@ -40,10 +38,12 @@ class EmulatedEngine(Engine):
     device : torch.device or str
     format : Arithmetic, Format or str, optional
         Low format, ``"fp16"`` by default.
-    accumulate : {"fp32", "fp32_rz", "fp16"}
-        How products are summed (see the module's text).
-    block : int
-        Products that are added before each rounding, for ``"fp32_rz"`` and ``"fp16"``.
+    unit : Unit or str
+        Whose sums: ``"v100"``, ``"a100"``, ``"h100"``, or ``"ideal"``, which rounds to nearest.
+    block : int, optional
+        Products that are added at a time instead of the unit's own number, t in the papers.
+    accumulate : {"fp32", "fp16"}
+        Format of the sums.
     """
 
     name = "emulated"
@@ -53,23 +53,27 @@ class EmulatedEngine(Engine):
         self,
         device: torch.device | str = "cpu",
         format: Named | None = None,
+        unit: Unit | str = DEFAULT_UNIT,
+        *,
+        block: int | None = None,
         accumulate: str = "fp32",
-        block: int = 8,
     ) -> None:
         super().__init__(device, format)
         if accumulate not in ACCUMULATIONS:
             raise unknown_name("accumulation", accumulate, ACCUMULATIONS)
-        if block < 1:
+        if block is not None and block < 1:
             raise ValueError(f"block must be at least 1, got {block}")
+        self.unit = unit_named(unit) if isinstance(unit, str) else unit
         self.accumulate = accumulate
-        self.block = block
+        self.block = self.unit.products_at_a_time(self.arithmetic.operands) if block is None else block
+        self._chosen = block
 
     @property
     def formats(self) -> tuple[str, ...]:
         return ("fp16", "bf16", "tf32", "fp32", "fp64")
 
     def using(self, arithmetic: Named) -> Self:
-        return type(self)(self.device, arithmetic, self.accumulate, self.block)
+        return self._made(arithmetic, self._chosen)
 
     @property
     def operand_dtype(self) -> torch.dtype:
@@ -88,7 +92,10 @@ class EmulatedEngine(Engine):
 
     @property
     def unblocked(self) -> Self:
-        return type(self)(self.device, self.format, self.accumulate, block=1)
+        return self._made(self.arithmetic, 1)
+
+    def _made(self, arithmetic: Named, block: int | None) -> Self:
+        return type(self)(self.device, arithmetic, self.unit, block=block, accumulate=self.accumulate)
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if self.format in (FP32, FP64):
@@ -97,17 +104,24 @@ class EmulatedEngine(Engine):
         return c.copy_(_sum_in_blocks(-a.double(), b.double(), self.block, narrow, start=c.double()))
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        if self.accumulate == "fp32" or self.format in (FP32, FP64):
+        low, bits = self.format, self.unit.extra_bits
+        if low in (FP32, FP64):
             return a @ b
-        narrow = round_toward_zero if self.accumulate == "fp32_rz" else _round_fp16
-        return _sum_in_blocks(a.double(), b.double(), self.block, narrow).to(self.storage)
+        if self.accumulate == "fp16":
+            narrow = partial(round_to, target=FP16)
+            return _sum_in_blocks(a.double(), b.double(), self.block, narrow).to(self.storage)
+        if bits is None:
+            return a @ b
+        if low is not FP16:  # products may be beyond the range of fp32
+            a, b = a.double(), b.double()
+        least = 1 - low.max_exponent
+        return block_fma_product(a, b, block=self.block, extra_bits=bits, min_exponent=least).to(self.storage)
 
     def __str__(self) -> str:
-        return self.name if self.accumulate == "fp32" else f"{self.name} ({self.accumulate} per {self.block})"
-
-
-def _round_fp16(x: torch.Tensor) -> torch.Tensor:
-    return round_to(x, FP16)
+        sums = "" if self.accumulate == "fp32" else f", {self.accumulate} sums"
+        block = "" if self._chosen is None else f", {self.block} products at a time"
+        plain = self.unit is DEFAULT_UNIT and not sums + block
+        return self.name if plain else f"{self.name} ({self.unit.name}{block}{sums})"
 
 
 def _sum_in_blocks(

@@ -155,8 +155,3 @@ def _to_odd(x: torch.Tensor) -> torch.Tensor:
     nearest = x.to(torch.float32)
     bits = nearest.view(torch.int32) - (nearest.double().abs() > x.abs()).int()
     return (bits | (bits.view(torch.float32).double() != x).int()).view(torch.float32)
-
-
-def round_toward_zero(x: torch.Tensor) -> torch.Tensor:
-    """Truncate float64 numbers to the 24 significant bits of fp32, kept in float64."""
-    return (x.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)

@@ -48,6 +48,7 @@ class Setting:
     scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
     report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
     notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
+    unit: str = "a100"  # whose sums are emulated
     matrices: Path | None = None  # folder with matrices of the paper that the user has
     matrix: torch.Tensor | None = None  # of the user's, in place of random ones
     probes: list[float] = field(default_factory=list)  # seconds of one and the same product during the run
@@ -68,11 +69,13 @@ class Setting:
     @property
     def numerics(self) -> Engine:
         """The engine of experiments about accuracy: tensor cores, or their emulation, in fp16."""
-        return (
-            EmulatedEngine("cpu", "fp16")
-            if self.scale is ExperimentScale.small
-            else CudaEngine(self.device, "fp16")
-        )
+        small = self.scale is ExperimentScale.small
+        return self.emulated if small else CudaEngine(self.device, "fp16")
+
+    @property
+    def emulated(self) -> EmulatedEngine:
+        """The paper's matrix unit, emulated where the matrices live."""
+        return EmulatedEngine(self.device, "fp16", self.unit)
 
     @property
     def speed(self) -> Engine:

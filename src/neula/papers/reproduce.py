@@ -37,6 +37,7 @@ class Paper:
     source: str  # where it was published
     command: str  # on the command line
     figures: tuple[Figure, ...]
+    unit: str = "a100"  # whose sums are emulated
 
     def named(self, name: str) -> Sequence[Figure]:
         """One figure, or those of ``"all"``."""
@@ -98,7 +99,8 @@ def reproduce(
         if not redraw:
             # Figures that show the same data share their function.
             if figure.measure not in measured:
-                measured[figure.measure] = _measure(figure, scale, progress, matrices, matrix)
+                setting = Setting(scale, unit=paper.unit, matrices=matrices)
+                measured[figure.measure] = _measure(figure, setting, progress, matrix)
             measured[figure.measure].write(path)
         data = ExperimentData.read(path)
         _print(figure, data, console)
@@ -121,13 +123,9 @@ def _on_one_matrix(figure: Figure, matrix: Path) -> Figure:
 
 
 def _measure(
-    figure: Figure,
-    scale: ExperimentScale,
-    progress: Callable[[str, float], None],
-    matrices: Path | None,
-    matrix: Path | None,
+    figure: Figure, setting: Setting, progress: Callable[[str, float], None], matrix: Path | None
 ) -> ExperimentData:
-    setting = Setting(scale, lambda step, part: progress(f"{figure.name}: {step}", part), matrices=matrices)
+    setting.report = lambda step, part: progress(f"{figure.name}: {step}", part)
     if matrix is not None:
         setting.matrix = torch.from_numpy(np.asarray(read_matrix(matrix), dtype=np.float64))
     rows = list(figure.measure(setting))
@@ -137,7 +135,7 @@ def _measure(
     progress("", 1.0)
     if not rows:
         raise ValueError(f"{figure.name}: no matrix fits into memory; {'; '.join(setting.notes)}")
-    about = {"scale": scale.value, "notes": setting.notes, "noise": setting.noise}
+    about = {"scale": setting.scale.value, "notes": setting.notes, "noise": setting.noise}
     timed = setting.numerics if figure.emulated_times else setting.speed
     about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
     return ExperimentData.from_rows(about | circumstances(setting.device), rows)

@@ -171,7 +171,7 @@ class LUKeywords(TypedDict, total=False):
     """Of :func:`neula.lu_factor`, without the variant."""
 
     panel: int | None
-    inner_panel: int | None
+    inner_panel: int | tuple[int, ...] | None
     pivot: Pivoting
     compute: FormatName | None
     storage: FormatName | None

@@ -9,6 +9,7 @@ arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from neula.algorithms.elimination.lu_panels import (
     low_panel,
     partitioned_panel,
     right_looking,
+    single_panel,
     wide_panel,
 )
 from neula.algorithms.elimination.pivoting import Interchanges
@@ -43,6 +45,9 @@ WIDEST = 1024
 
 SMALL = 0.4
 """Part of the exponents of a format up to which reciprocals of pivots are in its range."""
+
+InnerPanel = int | tuple[int, ...]
+"""Width s of the panels inside panels, or widths of panels inside these, the widest first."""
 
 WHOLE = 64
 """Matrices are bordered to multiples of so many rows, lines of memory in half precision: kernels and cuBLAS
@@ -64,26 +69,29 @@ class Variant:
         Whether everything is in one precision, without a matrix unit.
     panel : {"low", "wide"}
         Arithmetic of the panels (of the inner ones where there are two levels).
-    partitioned : bool
-        Whether panels consist of inner panels.
+    partitioned : str
+        Algorithm by which inner panels make a panel: ``"3.1"``, or ``"4.1"`` with a buffer; empty where there
+        are none.
     """
 
     left_looking: bool
     buffered: bool
     uniform: bool
     panel: str
-    partitioned: bool = False
+    partitioned: str = ""
 
 
-# item: L Algorithm 2.1; L Algorithm 3.1; L Algorithm 4.1; L Algorithm 5.1; L Algorithm 5.2
+# item: L Algorithm 2.1; L Algorithm 3.1; L Algorithm 4.1; L Algorithm 5.1; L Algorithm 5.2; L panels by 3.1
 VARIANTS = {
     "2.1": Variant(left_looking=False, buffered=False, uniform=True, panel="low"),
     "2.2": Variant(left_looking=True, buffered=False, uniform=True, panel="low"),
     "3.1": Variant(left_looking=False, buffered=False, uniform=False, panel="low"),
     "4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low"),
     "5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide"),
-    "5.2/4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low", partitioned=True),
-    "5.2/5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide", partitioned=True),
+    "5.2/4.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low", partitioned="4.1"),
+    "5.2/5.1": Variant(left_looking=True, buffered=True, uniform=False, panel="wide", partitioned="4.1"),
+    "5.2/3.1": Variant(left_looking=True, buffered=True, uniform=False, panel="low", partitioned="3.1"),
+    "5.2/3.1-fp32": Variant(left_looking=True, buffered=True, uniform=False, panel="wide", partitioned="3.1"),
 }
 
 
@@ -120,8 +128,8 @@ class PackedLU:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes of the factors in their format, also where it is emulated in a wider one."""
-        return self.lu.numel() * self.storage.dtype.itemsize
+        """Bytes that the factors take."""
+        return self.lu.numel() * self.lu.element_size()
 
 
 def lu_factorize(
@@ -130,7 +138,7 @@ def lu_factorize(
     *,
     variant: str = "5.2/5.1",
     panel: int | None = None,
-    inner_panel: int | None = None,
+    inner_panel: InnerPanel | None = None,
     storage: Format | None = None,
     pivoting: bool = False,
     overwrite: bool = False,
@@ -150,11 +158,12 @@ def lu_factorize(
         Multiplies the updates in its low format.
     variant : str
         A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
-        the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"`` or ``"5.2/5.1"``.
+        the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``, ``"5.2/5.1"``,
+        ``"5.2/3.1"`` or, with panels that stay in single precision, ``"5.2/3.1-fp32"``.
     panel, inner_panel : int, optional
-        Widths r and s; the engine's by default, and LAPACK's own with pivoting in single or double precision,
-        where that is at hand and nobody counts columns. There are at least two inner panels
-        in a panel, which share its buffer.
+        Widths r and s; two widths (s, t) for inner panels that are partitioned once more. The engine's by
+        default, and LAPACK's own with pivoting in single or double precision, where that is at hand and
+        nobody counts columns. There are at least two inner panels in a panel, which share its buffer.
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
@@ -184,7 +193,7 @@ def lu_factorize(
     >>> factors = lu_factorize(torch.tensor([[1.0, 3.0], [2.0, 4.0]]), EmulatedEngine(), pivoting=True)
     >>> factors.lu
     tensor([[2.0000, 4.0000],
-            [0.5000, 1.0000]])
+            [0.5000, 1.0000]], dtype=torch.float16)
     >>> factors.permutation
     tensor([1, 0])
     """
@@ -201,7 +210,7 @@ def lu_factorize(
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
         return _by_lapack(a if in_place else engine.empty(n, n, dtype=dtype).copy_(a), engine, kept)
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
-    if s is not None and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
+    if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
         permutation = torch.arange(n, device=matrix.device)
         done = None if on_columns is None else lambda columns: on_columns(min(columns, n))
@@ -224,14 +233,28 @@ def lu_factorize(
     # What is stored in single precision has no low arithmetic.
     factor: Panel = low_panel if chosen.panel == "low" and low and kept.u > FP32.u else wide_panel
     if s is not None:
-        factor = partitioned_panel(s, factor)
+        factor = _partitioned(chosen, factor, s)
     algorithm = left_looking if chosen.left_looking else right_looking
     for columns, _ in algorithm(work, slice(0, n), r, factor):
         if on_columns is not None:
             on_columns(columns.stop)
     if work.interchanges is not None:
         permutation = work.interchanges.permutation().to(matrix.device)
-    return PackedLU(matrix, permutation, kept)
+    # An emulated format is computed with in a wider one, and stored in that only in the place of A.
+    return PackedLU(matrix.to(kept.dtype) if low and not in_place else matrix, permutation, kept)
+
+
+def _partitioned(variant: Variant, factor: Panel, widths: InnerPanel) -> Panel:
+    """Panels of panels, the innermost ones by ``factor``."""
+    *outer, innermost = widths if isinstance(widths, tuple) else (widths,)
+    if variant.partitioned == "3.1":
+        single = factor is wide_panel
+        found = single_panel(innermost) if single else partitioned_panel(innermost, factor, buffered=False)
+    else:
+        found = partitioned_panel(innermost, factor)
+    for width in reversed(outer):
+        found = partitioned_panel(width, found)
+    return found
 
 
 def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
@@ -328,19 +351,20 @@ def _factorized(diagonal: torch.Tensor, width: int, engine: Engine) -> tuple[tor
     return l_inverses, u_inverses
 
 
+# item: L triple partition
 def panel_widths(
     variant: str,
     engine: Engine,
     panel: int | None = None,
-    inner_panel: int | None = None,
+    inner_panel: InnerPanel | None = None,
     pivoting: bool = False,
-) -> tuple[int, int | None]:
+) -> tuple[int, InnerPanel | None]:
     """The widths r and s of a variant: what is given, what suits the engine where nothing is.
 
     Returns
     -------
     r : int
-    s : int or None
+    s : int, tuple of int, or None
         None where the algorithm has no inner panels.
 
     Raises
@@ -348,7 +372,8 @@ def panel_widths(
     ValueError
         For widths that do not fit; the message says what fits.
     """
-    for name, width in (("panel", panel), ("inner_panel", inner_panel)):
+    inner = inner_panel if isinstance(inner_panel, tuple) else (inner_panel,)
+    for name, width in (("panel", panel), *(("inner_panel", width) for width in inner)):
         if width is not None:
             whole_number(name, width)
     best_r, best_s = engine.tuning.lu_panels(engine.format, pivoting=pivoting and variant == "5.2/5.1")
@@ -360,11 +385,14 @@ def panel_widths(
             f"variant {variant!r} has no inner panels, got inner_panel={inner_panel}: "
             "leave it out, or pass variant='5.2/5.1'"
         )
-    widest = max(1, r // 2)
-    s = min(best_s, widest) if inner_panel is None else operator.index(inner_panel)
-    if s > widest:
-        raise ValueError(
-            f"inner_panel={s} does not fit twice into panel={r}: pass an inner_panel of at most {widest}, "
-            "or variant='5.1', which has none"
-        )
-    return r, s
+    if inner_panel is None:
+        return r, min(best_s, max(1, r // 2))
+    widths = [operator.index(width) for width in inner if width is not None]
+    for outside, width in itertools.pairwise([r, *widths]):
+        widest = max(1, outside // 2)
+        if width > widest:
+            raise ValueError(
+                f"inner_panel={width} does not fit twice into panel={outside}: pass an inner_panel of at "
+                f"most {widest}, or variant='5.1', which has none"
+            )
+    return r, tuple(widths) if isinstance(inner_panel, tuple) else widths[0]

@@ -8,7 +8,7 @@ inner panels is a left-looking factorization itself, which is why that algorithm
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -131,11 +131,11 @@ def right_looking(
 ) -> Iterator[tuple[slice, Solve]]:
     """Algorithms 2.1 and 3.1: factorize a panel, then update the whole trailing matrix."""
     for k in blocks(columns, width):
-        right = slice(k.stop, columns.stop)
+        right, below = slice(k.stop, columns.stop), slice(k.stop, work.matrix.shape[0])
         solve = factor(work, work.panel(k), k)  # L_kk U_kk = A_kk, L_ik U_kk = A_ik
         if right.start < right.stop:
             solve(work.matrix[k, right], right)  # L_kk U_ki = A_ki
-            work.update(right, right, k)  # A_ij <- A_ij - L_ik U_kj
+            work.update(below, right, k)  # A_ij <- A_ij - L_ik U_kj
         yield k, solve
 
 
@@ -208,18 +208,54 @@ def _factorize_pivoted(block: torch.Tensor, columns: slice) -> list[int]:
     return [columns.start + pivot - 1 for pivot in pivots.tolist()]
 
 
-def partitioned_panel(width: int, inner: Panel) -> Panel:
-    """A panel that is partitioned again, and factorized by Algorithm 4.1 or 5.1 (Algorithm 5.2)."""
+def partitioned_panel(width: int, inner: Panel, *, buffered: bool = True) -> Panel:
+    """A panel that is partitioned again (Algorithm 5.2), and factorized by Algorithm 4.1 or 5.1.
+
+    Not buffered it is factorized by Algorithm 3.1, whose updates are rounded to the low format each time.
+    """
+    algorithm = left_looking if buffered else right_looking
 
     def factor(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
         work.store(block, work.panel(columns))
         # From here on the buffer is free for the updates inside the panel.
-        rows_of_u = list(left_looking(work, columns, width, inner))
+        work = work if buffered else replace(work, buffer=None)
+        rows_of_u = list(algorithm(work, columns, width, inner))
 
         def solve(block: torch.Tensor, right: slice) -> None:
             work.store(block, work.matrix[columns, right])
             for rows, solve_inner in rows_of_u:
                 solve_inner(work.update(rows, right, slice(columns.start, rows.start)), right)
+
+        return solve
+
+    return factor
+
+
+def single_panel(width: int) -> Panel:
+    """A panel that stays in float32, partitioned again and factorized by Algorithm 3.1 (Algorithm 5.2).
+
+    The low format has the operands of its updates, and L and U once they are done.
+    """
+
+    def factor(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
+        r, rows = columns.stop - columns.start, None
+        if work.interchanges is not None:
+            rows = Interchanges.none(block.shape[0])
+        inner = replace(work, matrix=block, low=False, buffer=None, interchanges=rows)
+        list(right_looking(inner, slice(0, r), width, wide_panel))
+        if work.interchanges is not None and rows is not None:
+            pivots = [columns.start + pivot for pivot in rows.pivots[:r].tolist()]
+            work.interchanges.apply(work.matrix, columns.start, pivots, done=columns)
+        lower = block[:r].clone()
+        work.store(block, work.panel(columns))
+
+        def solve(block: torch.Tensor, right: slice) -> None:
+            for k in blocks(slice(0, r), width):
+                u, rest = block[k], slice(k.stop, r)
+                torch.linalg.solve_triangular(lower[k, k], u, upper=False, unitriangular=True, out=u)
+                left = work.engine.operand(lower[rest, k])
+                work.engine.gemm(left, work.engine.operand(u), block[rest], alpha=-1.0, beta=1.0)
+            work.store(block, work.matrix[columns, right])
 
         return solve
 

@@ -21,7 +21,9 @@ QR_FIGURES = (
     "overflow, stress, iterations, errata"
 )
 TSQR_FIGURES = "underflow, products, accuracy, performance, batched"
-LU_FIGURES = "figure1, table1, figure2, figure3, table2, figure4, figure5, table3, figure6, iterations"
+LU_FIGURES = (
+    "figure1, table1, figure2, figure3, table2, figure4, figure5, table3, figure6, iterations, table-qr"
+)
 
 
 def _figure_of(names: str) -> Any:

@@ -7,6 +7,7 @@ Footprint", Int. J. High Perform. Comput. Appl., 2022 (https://hal.science/hal-0
 from neula.papers.lu.accuracy import FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5
 from neula.papers.lu.bounds import TABLE_1, TABLE_2
 from neula.papers.lu.iterations import ITERATIONS
+from neula.papers.lu.orthogonal import STORAGE_OF_QR
 from neula.papers.lu.performance import FIGURE_6
 from neula.papers.lu.suitesparse import TABLE_3
 from neula.papers.reproduce import Paper
@@ -16,6 +17,7 @@ LU_PAPER = Paper(
     source='F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement '
     'and Memory Footprint", 2022 ([HAL](https://hal.science/hal-02937325))',
     command="lu-paper",
+    unit="v100",
     figures=(
         FIGURE_1,
         TABLE_1,
@@ -27,5 +29,6 @@ LU_PAPER = Paper(
         TABLE_3,
         FIGURE_6,
         ITERATIONS,
+        STORAGE_OF_QR,
     ),
 )

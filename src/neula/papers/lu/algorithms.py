@@ -10,8 +10,8 @@ import torch
 
 import neula
 from neula.algorithms.elimination.lu import VARIANTS
-from neula.certificates.lu import componentwise_backward_error, lu_bound
-from neula.engines import FP16, FP32, EmulatedEngine, Engine, Format
+from neula.certificates.lu import BlockFma, componentwise_backward_error, gamma, lu_bound
+from neula.engines import FP16, FP32, UNITS, EmulatedEngine, Engine, Format
 from neula.papers.data import Row
 from neula.papers.figure import Setting
 from neula.pipeline.result import LUFactors
@@ -28,10 +28,12 @@ COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
 # item: L widths
 PANEL, INNER_PANEL = 256, 8
 """The paper's widths r and s."""
+PAPERS_UNIT = UNITS["v100"]
+"""The paper's unit, which adds t = 4 products at a time."""
 
 UNIT, EMULATED = "tensor cores", "emulated"
-EMULATED_UP_TO = 4096
-"""Orders up to which rounding after every few products is emulated on a GPU, in seconds."""
+EMULATED_UP_TO = 16384
+"""Orders up to which the paper's unit is emulated on a GPU, in a minute."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def units(setting: Setting) -> dict[str, Engine]:
     """What rounds: tensor cores and their emulation, or the latter alone where there are none."""
     if type(setting.numerics) is EmulatedEngine:
         return {EMULATED: setting.numerics}
-    return {UNIT: setting.numerics, EMULATED: EmulatedEngine(setting.device, FP16)}
+    return {UNIT: setting.numerics, EMULATED: setting.emulated}
 
 
 def variant_of(name: str) -> str:
@@ -95,14 +97,17 @@ def solution_error(a: torch.Tensor, factors: LUFactors | None, x: torch.Tensor |
 
 
 def solution_bound(name: str, n: int, low: Format = FP16) -> float:
-    """What the theorems allow for formula 2.2, with the paper's panels.
+    """What the theorems allow for formula 2.2, with the paper's panels and what its unit cuts off.
 
-    To the constant of Table 1 or 2 come the rounding of A to the low format, and substitution in float32:
-    ``gamma_n`` for each factor (Higham, "Accuracy and Stability of Numerical Algorithms", theorem 8.5).
+    To f in ``u |A| + f ((1 + u) |A| + |L| |U|)``, where the first term is the rounding of A to the low
+    format, comes substitution in float32: ``gamma_n`` for each factor (Higham, "Accuracy and Stability of
+    Numerical Algorithms", theorem 8.5).
     """
     storage = _storage(name, low)
     rounding = 0.0 if storage is FP32 else low.u
-    return constant(name, n, low) + rounding + 2 * n * FP32.u / (1 - n * FP32.u)
+    bounds = BlockFma.on(PAPERS_UNIT, low)
+    f = bounds.lu(variant_of(name), n, panel=PANEL, inner_panel=INNER_PANEL, storage=storage)
+    return rounding + f * (1 + rounding) + 2 * gamma(n, FP32.u)
 
 
 def constant(name: str, n: int, low: Format = FP16) -> float:
@@ -120,6 +125,7 @@ def accuracy_row(a: torch.Tensor, name: str, unit: str, engine: Engine) -> Row:
         "n": n,
         "algorithm": name,
         "unit": unit,
+        "t": engine.block if isinstance(engine, EmulatedEngine) else None,
         "format": engine.format.name,
         "error": solution_error(a, factorize(a, name, engine)),
         "bound": solution_bound(name, n, engine.format),

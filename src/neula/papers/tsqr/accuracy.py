@@ -19,6 +19,8 @@ from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
+MESSAGE = 1.5
+"""How many times the error of rounding to nearest shows that truncation is what costs accuracy."""
 AS_GOOD = 3.0
 """How many times the error of another mode counts as the same level."""
 APART = 30.0
@@ -33,6 +35,9 @@ def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterat
         a = setting.random("uniform", m, n, dtype=torch.float32, seed=m)
         for mode in (*modes.MODES, modes.AUTO):
             yield _row(a, mode, *modes.tsqr(a, mode, setting))
+        for mode in modes.CORRECTED if m <= modes.EMULATED_UP_TO else ():
+            for name, (q, r) in modes.emulated(a, mode).items():
+                yield _row(a.cpu(), name, q, r)
         yield _row(a, modes.HOUSEHOLDER, *torch.linalg.qr(a))
 
 
@@ -111,6 +116,30 @@ def _some_loss(rows: Measurements) -> ClaimCheck:
     return within(means.values(), (1.0, math.inf), f"on average, times {modes.FP32_NOTC}: {text}")
 
 
+@claim("the unit's truncation is why: rounded to nearest, corrected modes are as good as FP32_NoTC")
+def _truncation_is_why(rows: Measurements) -> ClaimCheck:
+    """For each m that is emulated, on the unit of an A100 and on one that rounds to nearest."""
+    found: list[bool] = []
+    texts = []
+    for mode in modes.CORRECTED:
+        single = {row["m"]: row for row in rows.where(method=modes.FP32_NOTC)}
+        cut, near, slides = (
+            rows.where(method=f"{mode}, {unit}") for unit in (modes.TRUNCATING, modes.NEAREST, modes.SLIDES)
+        )
+        for quantity in QUANTITIES if cut else ():
+            ratios, nearest, paper = (
+                [row[quantity] / single[row["m"]][quantity] for row in part] for part in (cut, near, slides)
+            )
+            found += [x > MESSAGE * y for x, y in zip(ratios, nearest, strict=True)]
+            found += [y <= AS_GOOD for y in nearest]
+            texts.append(
+                f"{mode} {quantity} {ratios[0]:.1f} at m = {cut[0]['m']} ({paper[0]:.1f} as in the slides), "
+                f"to nearest {nearest[0]:.1f}"
+            )
+    text = "; ".join(texts) or "0 sizes emulated"
+    return cases(found, f"times {modes.FP32_NOTC}, emulated: {text}")
+
+
 # item: T residual and orthogonality; T with correction; T 22 bits
 ACCURACY = Figure(
     name="accuracy",
@@ -118,7 +147,9 @@ ACCURACY = Figure(
     shows="Residual `||A - QR||_F / ||A||_F` and orthogonality `||Q^T Q - I||_F / sqrt(n)`, computed in "
     "double precision, of `neula.tsqr` in the paper's five modes and by default (auto), and of "
     "`torch.linalg.qr` (cuSOLVER on a GPU, LAPACK on a CPU) in float32; uniform (-1, 1) matrices of 128 "
-    "columns.",
+    f"columns. Up to {modes.EMULATED_UP_TO} rows the corrected modes also on emulated units: an A100's, "
+    "which truncates, one that rounds to nearest, and the former in the slides' tiles of 256 rows with "
+    "remainders times 2^10.",
     scaled_down="2^10 to 2^13 rows instead of 2^10 to 2^22, tensor cores emulated",
     measure=measure_accuracy,
     draw=draw_accuracy,
@@ -134,6 +165,7 @@ ACCURACY = Figure(
             "(neula) the default is as accurate as Householder QR",
             _at_most(AS_GOOD, (modes.AUTO,), modes.HOUSEHOLDER),
         ),
+        _truncation_is_why,
     ),
     size=(11, 6),
 )

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from neula.algorithms.corrected import corrected_product, scaled_product
-from neula.engines import FP16, CudaEngine, EmulatedEngine, Engine
+from neula.engines import FP16, UNITS, CudaEngine, EmulatedEngine, Engine
 from neula.io.matrices import random_matrix
 from neula.kernels.gemm import RUN, corrected_gemm
 from neula.kernels.precision import exact_matmul
@@ -19,8 +19,9 @@ from neula.papers.errors import growth, product_error
 from neula.papers.figure import Figure, Setting
 from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
 
-BLOCK = 16
-"""Products that the emulated unit adds before it truncates, as those of Hopper GPUs do."""
+UNIT = UNITS["h100"]
+"""The emulated unit that truncates: that of the GPU on which the figure was measured."""
+BLOCK = UNIT.block
 
 FP32_PRODUCT = "fp32"
 NEAREST, TOWARD_ZERO = "emulated, to nearest", "emulated, toward zero"
@@ -68,8 +69,8 @@ def _on_the_device(device: torch.device) -> dict[str, Product]:
 
 
 def _emulated() -> dict[str, Product]:
-    nearest = EmulatedEngine("cpu", "fp16")
-    truncating = EmulatedEngine("cpu", "fp16", accumulate="fp32_rz", block=BLOCK)
+    nearest = EmulatedEngine("cpu", "fp16", "ideal")
+    truncating = EmulatedEngine("cpu", "fp16", UNIT)
     return {
         EMULATED_UNCORRECTED: partial(scaled_product, engine=truncating),
         NEAREST: _in_one_run(nearest),
@@ -149,8 +150,8 @@ PRODUCTS = Figure(
     shows="`||C - A B||_F / ||A B||_F` of products of uniform (-1, 1) matrices (n x k times k x n), against "
     "the product in double precision: in float32; uncorrected in fp16; with error correction in fp16, where "
     "the unit sums all k products, as in the paper, or runs of 64, which are added in float32 outside. "
-    f"Emulated units multiply exactly. They add {BLOCK} products and the running sum exactly and truncate "
-    "(toward zero), or add all in the CPU's float32 (to nearest: the paper's pseudo_TC).",
+    f"Emulated units multiply exactly. They align {BLOCK} products and the running sum, add them and "
+    "truncate (toward zero: an H100), or add all in the CPU's float32 (to nearest: the paper's pseudo_TC).",
     scaled_down="k to 2^14 instead of 2^17, n = 64 instead of 1024 (where not emulated), no hardware",
     measure=measure_products,
     draw=draw_products,

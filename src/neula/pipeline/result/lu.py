@@ -52,7 +52,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         Both factors in one matrix, in their own format; of a batch one after the other.
     variant : str
         The paper's algorithm; ``"lapack"`` where that factorized (a CPU, in single or double precision).
-    panel, inner_panel : int or None
+    panel, inner_panel : int, tuple of int, or None
         Widths of the panels; ``inner_panel`` is None where the algorithm has none, both are for LAPACK.
     compute, storage : str
         Formats of the products' operands and of the factors.
@@ -80,7 +80,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     packed: PackedLU
     variant: str
     panel: int | None
-    inner_panel: int | None
+    inner_panel: int | tuple[int, ...] | None
     compute: str
     storage: str
     engine: str
@@ -164,7 +164,8 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     def rows(self) -> shown.Rows:
         """What matters: how they were made, and what they are good for."""
-        widths = " and ".join(str(width) for width in (self.panel, self.inner_panel) if width is not None)
+        inner = self.inner_panel if isinstance(self.inner_panel, tuple) else (self.inner_panel,)
+        widths = " and ".join(str(width) for width in (self.panel, *inner) if width is not None)
         return {
             "variant": f"{self.variant}, {f'panels of {widths}' if widths else 'partial pivoting'}",
             "formats": f"products in {self.compute}, factors in {self.storage}",

@@ -97,12 +97,13 @@ def matmul(
     With ``u = 2^-24``, f is at most
 
     - fp64: ``k 2^-53``, and fp32: ``k u``, of sums;
-    - fp16: ``2^-10 + 2 k u``, tf32: ``2^-9 + 2 k u``, bf16: ``2^-7 + 2 k u``. The first term is that of
+    - fp16: ``2^-10 + 3 k u``, tf32: ``2^-9 + 3 k u``, bf16: ``2^-7 + 3 k u``. The first term is that of
       rounding the operands, which tensor cores cut off for tf32; it is absent where they are given in the
-      format. Sums on tensor cores are truncated, hence 2 u for each product;
+      format. Tensor cores align products and truncate sums: 3 u for each product on a V100, 1.4 u on an A100,
+      0.7 u on an H100 (twice that for tf32; :meth:`neula.engines.units.Unit.sum_error`);
     - fp16_cor, tf32_cor: ``(12 + s + k / 50) u``, where 8 u are what two parts leave out of the operands and
-      of the product, and s is what the unit loses in a run of 64 products: 128 at most, 8 with the 16
-      products that Hopper adds at a time;
+      of the product, and s is what the unit loses in a run of 64 products: at most 192, 88 and 42 on these
+      GPUs for fp16;
     - bf16_cor: ``(6 + s + k / 30) u``, since three parts leave out nothing of the operands.
 
     Errors of rounding to nearest have both signs: the terms with k are then rather as large as their square

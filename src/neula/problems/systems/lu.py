@@ -12,7 +12,14 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided
-from neula.algorithms.elimination.lu import VARIANTS, PackedLU, is_lapacks, lu_factorize, panel_widths
+from neula.algorithms.elimination.lu import (
+    VARIANTS,
+    InnerPanel,
+    PackedLU,
+    is_lapacks,
+    lu_factorize,
+    panel_widths,
+)
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
 from neula.engines import Engine, Format, format_of, select_engine
 from neula.errors import check_name
@@ -49,7 +56,7 @@ def lu_factor(
     variant: str = "5.2/5.1",
     *,
     panel: int | None = None,
-    inner_panel: int | None = None,
+    inner_panel: InnerPanel | None = None,
     pivot: str = "partial",
     compute: str | None = None,
     storage: str | None = None,
@@ -71,13 +78,15 @@ def lu_factor(
         The algorithm of [1]_:
 
         - ``"5.2/5.1"``, ``"5.2/4.1"``: half-precision matrix, updates summed in a float32 buffer, panels that
-          are partitioned again, with inner panels by Algorithm 5.1 or 4.1;
+          are partitioned again, with inner panels by Algorithm 5.1 or 4.1; ``"5.2/3.1"`` and
+          ``"5.2/3.1-fp32"``: by Algorithm 3.1, with panels in half precision or in float32;
         - ``"5.1"``: the same with panels in float32; ``"4.1"``: with panels in half precision;
         - ``"3.1"``: right-looking, half-precision products of a float32 matrix, or of a half-precision one
           with ``storage="fp16"``;
         - ``"2.1"``, ``"2.2"``: everything in one precision, right- and left-looking.
     panel, inner_panel : int, optional
-        Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``.
+        Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``. A
+        tuple (s, t) partitions the inner panels once more.
         On a CPU all variants are the same algorithm where everything is in single or double precision:
         pivoting, and without a width, they are LAPACK's factorization, with widths of its own.
     pivot : {"partial", "none", "rbt"}
@@ -339,7 +348,7 @@ class _LUOptions:
     storage: Format
     variant: str
     panel: int | None
-    inner_panel: int | None
+    inner_panel: InnerPanel | None
     pivot: str
     transform: TwoSided | None
     keep_a: bool

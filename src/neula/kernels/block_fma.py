@@ -1,0 +1,121 @@
+"""Matrix products as the matrix units of GPUs sum them, bit by bit.
+
+A unit adds ``block`` products and the running sum at a time (a block fused multiply-add). It aligns them to
+the largest exponent among them, cuts off what is further right than the bits that it keeps, adds what is left
+exactly, and truncates the sum to the 24 bits of fp32. The exponent of a product is the sum of those of its
+factors: products are not normalized before they are aligned.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.kernels.core import core
+
+SINGLE = 24
+"""Bits of a significand of fp32."""
+TILE = 8
+"""Columns of B that the compiled kernel has together."""
+PRODUCTS = {"cpu": 1 << 18, "cuda": 1 << 26}
+"""Products that torch makes at a time: what a cache holds, and what fills a GPU."""
+SMALLEST = {torch.float32: 2.0**-100, torch.float64: 2.0**-900}
+"""Keeps the last bit that alignment leaves from being zero where all products are."""
+EACH = 1 << 18
+"""Products from which on another thread is worth its start."""
+
+
+def block_fma_product(
+    a: torch.Tensor, b: torch.Tensor, *, block: int, extra_bits: int, min_exponent: int
+) -> torch.Tensor:
+    """``A B``, summed as a matrix unit does, from zero.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, k)
+    b : Tensor, shape (..., k, n)
+        float32 in the range of fp16, or float64: numbers whose products have at most 24 bits.
+    block : int
+        Products that are added at a time.
+    extra_bits : int
+        Bits of aligned significands beyond the 24 of fp32.
+    min_exponent : int
+        That of the smallest normal number of the operands' format: subnormal numbers have it, too.
+
+    Returns
+    -------
+    Tensor, shape (..., m, n)
+        float64, numbers of fp32. Subnormal numbers of fp32 are not truncated.
+
+    Examples
+    --------
+    Alignment to 1 cuts 2^-24 off unless the unit keeps another bit:
+
+    >>> a, b = torch.tensor([[1.0, 2.0**-12]]), torch.tensor([[1.0], [-(2.0**-12)]])
+    >>> for bits in (0, 1):
+    ...     found = block_fma_product(a, b, block=2, extra_bits=bits, min_exponent=-14)
+    ...     print(1 - float(found) == bits * 2.0**-24)
+    True
+    True
+    """
+    ulp = 2.0 ** (1 - SINGLE - extra_bits)
+    batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    compute = _in_torch if a.device.type != "cpu" or core() is None else _compiled
+    found = compute(a, b, block, ulp, min_exponent)
+    if bool(found.isfinite().all()):
+        return found
+    # Products with infinite operands and sums that overflow are those of any arithmetic.
+    return torch.where(found.isfinite(), found, a.double() @ b.double())
+
+
+def _powers(x: torch.Tensor, min_exponent: int | None = None) -> torch.Tensor:
+    """Largest power of two in each number, at least that of the smallest exponent; 0 for 0."""
+    bits, mask = (torch.int64, 0x7FF << 52) if x.dtype == torch.float64 else (torch.int32, 0xFF << 23)
+    powers = (x.contiguous().view(bits) & mask).view(x.dtype)
+    if min_exponent is None:
+        return powers
+    return torch.where(x == 0, 0.0, powers.clamp_min(2.0**min_exponent))
+
+
+def _compiled(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int) -> torch.Tensor:
+    (*batch, m, k), n = a.shape, b.shape[-1]
+    count, whole, tiles = math.prod(batch), -(-k // block) * block, -(-n // TILE)
+    # Zeros as the last products of the last block change nothing.
+    left = a.new_zeros(count, m, whole, dtype=torch.float64)
+    left[..., :k] = a.reshape(count, m, k)
+    right = b.new_zeros(count, whole, tiles * TILE, dtype=torch.float64)
+    right[:, :k, :n] = b.reshape(count, k, n)
+    right = right.view(count, whole, tiles, TILE).transpose(1, 2)
+    both = (torch.stack((x, _powers(x, min_exponent))).numpy() for x in (left, right.contiguous()))
+    a_pair, b_pair = both
+    c = left.new_empty(count, tiles, m, TILE)
+    threads = max(1, min(torch.get_num_threads(), c.numel() * whole // EACH))
+    compiled = core()
+    assert compiled is not None
+    compiled.block_fma(a_pair, b_pair, c.numpy(), block, ulp, threads)
+    return c.transpose(1, 2).reshape(*batch, m, tiles * TILE)[..., :n]
+
+
+def _in_torch(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int) -> torch.Tensor:
+    rows = max(1, PRODUCTS[a.device.type] // max(1, block * b.shape[-1] * math.prod(b.shape[:-2])))
+    powers = _powers(b, min_exponent)
+    parts = [_some_rows(part, b, powers, block, ulp, min_exponent) for part in a.split(rows, -2)]
+    return torch.cat(parts, -2) if parts else a.new_zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
+
+
+def _some_rows(
+    a: torch.Tensor, b: torch.Tensor, b_powers: torch.Tensor, block: int, ulp: float, min_exponent: int
+) -> torch.Tensor:
+    total = a.new_zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
+    a_powers = _powers(a, min_exponent)
+    for k in range(0, a.shape[-1], block):
+        run = slice(k, k + block)
+        largest = (a_powers[..., run, None] * b_powers[..., None, run, :]).amax(-2)
+        quantum = torch.maximum(largest.double(), _powers(total)).mul_(ulp).clamp_min_(SMALLEST[a.dtype])
+        products = a[..., run, None] * b[..., None, run, :]
+        products.mul_(quantum.reciprocal().to(a.dtype).unsqueeze(-2)).trunc_()
+        total.div_(quantum).trunc_().add_(products.sum(-2, dtype=torch.float64)).mul_(quantum)
+        total = (total.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)
+    return total
