@@ -417,7 +417,7 @@ def test_version() -> None:
         ("neula ls", {"lstsq"}),
         ("neula lstsq --accuracy fp3", {"fp32"}),
         ("neula solve --assume-a ", {"gen", "pos"}),
-        ("neula experiment lu-paper tab", {"table1", "table2", "table3"}),
+        ("neula experiment lu-paper tab", {"table1", "table2", "table3", "table-qr"}),
         ("neula qr A.n", set()),  # and the shell offers files
     ],
 )

@@ -304,7 +304,7 @@ _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
 
 _second = _by_name("by default, and ``algorithm='rgsqrf-reortho'``", None, "rgsqrf-reortho")
 
-_exactly_two = _by_name("``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
+_exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
 
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
