@@ -1,7 +1,7 @@
 """The certificate of a QR factorization: residual and orthogonality, measured along random vectors.
 
 A Frobenius norm over the square root of n is the error in a typical direction. It hides a few directions in
-which Q is far from orthonormal: these show in the 2-norm (:mod:`neula.certificates.orthogonality`).
+which Q is far from orthonormal: these show in the 2-norm (``certificates.orthogonality``).
 """
 
 from __future__ import annotations

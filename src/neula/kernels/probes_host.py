@@ -32,7 +32,7 @@ def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.nd
     array, shape (6, batch)
         The first three of :func:`~neula.kernels.probes.probe_errors` for columns of A divided by their norms,
         of which R has the same; an upper estimate of ``||I - Q^T Q||_2``
-        (:mod:`neula.certificates.orthogonality`); the smallest and the largest of the norms.
+        (``certificates.orthogonality``); the smallest and the largest of the norms.
 
     Examples
     --------
