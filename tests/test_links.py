@@ -19,7 +19,8 @@ MOST = {"least-squares": 18, "systems": 9, "qr": 10}
 def link_of(row: Row) -> tuple[str, str]:  # type: ignore[type-arg]
     """Factorization and refiner, whatever the arithmetic, and however often they are repeated."""
     refiner = row.refiner.words if isinstance(row.refiner, Rule) else row.refiner
-    return row.factorization.replace("{}", "").split(",")[0].strip(), refiner.removeprefix("2 ").removeprefix("one ")
+    refiner = refiner.removeprefix("2 ").removeprefix("one ")
+    return row.factorization.replace("{}", "").split(",")[0].strip(), refiner
 
 
 @pytest.mark.parametrize("problem", TABLES)
