@@ -32,7 +32,7 @@ ORDERS = (3, 10, 50, 200, 1000)
 POINTS = (20, 50, 200, 1000, 5000)
 
 SLOWER, LATER = 1.25, 0.1
-"""What a function may take: so many times the time of the peer, or so many milliseconds more."""
+"""Limits on the time of a function: a multiple of the time of its peer, or milliseconds added to that."""
 
 Call = Callable[[Any], Any]
 """What is done with a module, neula's or the other, or with a class of it."""

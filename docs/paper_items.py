@@ -68,7 +68,7 @@ def _marked(lines: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def became(text: str) -> str:
-    """What became of an item, with the verdicts that the data give in place of the claims that are named."""
+    """The outcome of an item; the verdicts of the data take the place of the claims that it names."""
     return _DATA.sub(lambda match: _verdicts(*match.groups()), text)
 
 

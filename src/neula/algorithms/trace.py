@@ -131,7 +131,7 @@ def traced(engine: EngineKind, trace: Tracer) -> EngineKind:
 
 
 def panels_told(trace: Tracer, on_columns: Callable[[int], None] | None) -> Callable[[int], None]:
-    """What an algorithm calls with the columns that are done, so that each panel is a step of the trace."""
+    """A callback for the number of factorized columns, which makes each panel a step of the trace."""
     done = 0
 
     def told(columns: int) -> None:

@@ -106,7 +106,7 @@ def orthogonality_bound(target: Format, n: int) -> float:
 
 
 def orthogonality_2norm_bound(target: Format, n: int) -> float:
-    """What ``||I - Q^T Q||_2`` may be: ``30 n u``, and never more than 0.1.
+    """The largest accepted ``||I - Q^T Q||_2``: ``30 n u``, and never more than 0.1.
 
     Two passes of Cholesky QR lose at most ``6 (m n + n (n + 1)) u`` (Yamamoto, Nakatsukasa, Yanagisawa and
     Fukaya 2015), which is at least 30 n u for m >= n > 1, and Householder reflections a multiple of ``m n u``

@@ -40,7 +40,7 @@ FAILURE = 5e-7
 """Probability that an estimate is less than half of the norm. Two estimates, at most, decide on a Q."""
 
 QUANTILES = {4: 2.0007e-3, 8: 0.11915}
-"""What chi-squared variables with so many degrees of freedom are less than with that probability."""
+"""Quantiles of the chi-squared distribution at that probability, by degrees of freedom."""
 
 COLUMNS = 64
 """Columns up to which the Gram matrix takes less time than repeated products with vectors."""
@@ -50,7 +50,7 @@ BLOCK = 1 << 18
 
 
 def margin(n: int, vectors: int) -> float:
-    """What ``||E H||_2`` is multiplied by for an upper estimate of ``||E||_2``.
+    """The factor by which ``||E H||_2`` becomes an upper estimate of ``||E||_2``.
 
     No fewer vectors than there are dimensions have orthogonal rows, of norm ``sqrt(vectors)``: nothing is
     estimated then.
@@ -121,7 +121,7 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
 
 
 def _by_products(q: torch.Tensor, enough: float, over_rows: Reduction) -> torch.Tensor:
-    """The same of one Q, shape (m, n), from products with vectors."""
+    """``||I - Q^T Q||_2`` of one Q, shape (m, n), by products of Q with vectors."""
     n = q.shape[1]
 
     def multiply(v: torch.Tensor) -> torch.Tensor:

@@ -131,7 +131,7 @@ def low_accuracy(target: Format, k: int) -> bool:
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """What makes those of :func:`qr_measures` of norms along 4 or 8 vectors, shape (4,)."""
+    """Factors that turn norms along 4 or 8 vectors into the measures of :func:`qr_measures`, shape (4,)."""
 
     def made() -> torch.Tensor:
         host = torch.device("cpu")
@@ -264,7 +264,7 @@ def exact_certificate(norms: Sequence[float], shape: Sequence[int], target: Form
 
 
 def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The same of a batch, three norms for each."""
+    """The exact certificates of a batch, from three norms of each matrix."""
     residual, orthogonality, norm = norms.T
     return QRCertificates(residual, orthogonality, *_bounds(*shape, torch.float64, target), norm)
 

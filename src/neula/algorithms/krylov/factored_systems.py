@@ -30,7 +30,7 @@ class Factors(Protocol):
 
 
 class Images(NamedTuple):
-    """What is measured of matrices before there are factors.
+    """Measurements of matrices before they are factorized.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ class FactoredSystems:
     def _first_steps(
         self, b: torch.Tensor, z: torch.Tensor, images: torch.Tensor
     ) -> Generator[torch.Tensor, torch.Tensor, None]:
-        """What is solved for before norms are known."""
+        """Yield the right-hand sides that are solved before any norm is known."""
         found = yield torch.cat([images, b], 2)
         self._left = torch.linalg.matrix_norm(z - found[..., : z.shape[2]])
         self._start = found[..., z.shape[2] :]
