@@ -17,6 +17,7 @@ from benchmarks import (
     bounded,
     distributed,
     drop_ins,
+    first,
     hard_batches,
     kernels,
     lstsq,
@@ -35,6 +36,7 @@ from benchmarks import (
     tsqr,
 )
 from benchmarks.harness import Results
+from neula.kernels import ahead
 
 BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "qr": qr.run,
@@ -103,6 +105,20 @@ def over_processes(
 ) -> None:
     """All cases, or some."""
     _show(distributed.run(_device(device), only), out)
+
+
+@app.command("first", help=f"Run {first.__name__}, show it and write its data.")
+def of_fresh_processes(
+    out: Annotated[Path, typer.Option(help="folder for the data")] = Path("benchmarks/data"),
+    record: Annotated[
+        bool, typer.Option("--record", help="list the kernels to be compiled ahead instead")
+    ] = False,
+) -> None:
+    """Time first calls, or list which kernels they need, into neula/kernels/ahead.json."""
+    if record:
+        ahead.LIST.write_text(ahead.text(first.record()))
+    else:
+        _show(first.run(_device("cuda")), out)
 
 
 app.command("model")(model.main)

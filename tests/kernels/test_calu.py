@@ -20,15 +20,9 @@ class Kernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("triton")
-        from triton.runtime.interpreter import InterpretedFunction
-
         from neula.kernels import calu_triton
 
         if not HAS_GPU:
-            if not isinstance(calu_triton._move_kernel, InterpretedFunction):
-                pytest.skip(
-                    "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
-                )
             monkeypatch.setattr(calu_triton, "FEW_ROWS", 32)
             monkeypatch.setattr(calu_triton, "ROWS", 64)
             monkeypatch.setattr(calu_triton, "COLUMNS", 16)

@@ -166,15 +166,9 @@ class Kernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("triton")
-        from triton.runtime.interpreter import InterpretedFunction
-
         from neula.kernels import lu_block_triton
 
         if not HAS_GPU:
-            if not isinstance(lu_block_triton._beside_kernel, InterpretedFunction):
-                pytest.skip(
-                    "Triton was imported before its interpreter could be chosen: run tests/kernels alone"
-                )
             monkeypatch.setattr(lu_block_triton, "WIDTH", self.width)
             for name in ("ROWS", "STRIP", "TILE"):
                 monkeypatch.setattr(lu_block_triton, name, 16)

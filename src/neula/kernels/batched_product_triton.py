@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from neula.kernels.batched_product import SHIFT, room
+from neula.kernels.launch import ceil_div
+from neula.kernels.tensor_map import Tiles
+from neula.kernels.triton_source import jit, tl
 
 GROUP = 8
 """Tiles are taken in bands of so many rows of tiles, whose operands stay in the cache."""
@@ -43,8 +43,6 @@ SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 
 TINY = 64
 
-LOW = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-
 
 def batched_product_triton(
     a: torch.Tensor,
@@ -67,13 +65,13 @@ def batched_product_triton(
         *_descriptors(b.mT if by_columns else b, b_block),
         *_descriptors(out, [config.rows, config.columns]),
     )
-    down, across = triton.cdiv(m, config.rows), triton.cdiv(n, config.columns)
+    down, across = ceil_div(m, config.rows), ceil_div(n, config.columns)
     tiles = down * (down + 1) // 2 if symmetric else down * across
     with torch.cuda.device_of(a):
         _batched_product[(tiles * batch,)](
             *descriptors,
             *(out if scales is None else scales.contiguous(), factor, shift, m, n, k, tiles),
-            *(LOW[a.dtype], parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
+            *(a.dtype, parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
             *(config.rows, config.columns, config.run, GROUP),
             num_warps=config.warps,
             num_stages=config.stages,
@@ -89,11 +87,11 @@ def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> Bat
 
 def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
     """Of two parts; where there is one, the kernel does not touch the second."""
-    found = [TensorDescriptor.from_tensor(part, [1, *block]) for part in operand]
+    found = [Tiles(part, (1, *block)) for part in operand]
     return found + [found[-1]] * (2 - len(found))
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "tiles"])
+@jit(do_not_specialize=["m", "n", "k", "tiles"])
 def _batched_product(
     a1_parts, a2_parts, b1_parts, b2_parts, c1_parts, c2_parts, scales, factor, shift, m, n, k, tiles,
     LOW: tl.constexpr,
@@ -149,7 +147,7 @@ def _batched_product(
         _store(c2_parts, batch, row, column, c2, SYMMETRIC)
 
 
-@triton.jit
+@jit
 def _store(parts, batch, row, column, tile, SYMMETRIC: tl.constexpr):
     """A tile of a matrix, and of a symmetric one its transpose as well."""
     parts.store([batch, row, column], tile.reshape(1, tile.shape[0], tile.shape[1]))
@@ -158,14 +156,14 @@ def _store(parts, batch, row, column, tile, SYMMETRIC: tl.constexpr):
             parts.store([batch, column, row], tl.trans(tile).reshape(1, tile.shape[1], tile.shape[0]))
 
 
-@triton.jit
+@jit
 def _load(parts, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDEN: tl.constexpr):
     """A block of a matrix, zeros beyond its edges; float32 for the interpreter, which has no bf16 product."""
     block = parts.load([batch, row, column]).reshape(ROWS, COLUMNS)
     return block.to(tl.float32) if WIDEN else block
 
 
-@triton.jit
+@jit
 def _load_b(
     parts, batch, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BY_COLUMNS: tl.constexpr,
     WIDEN: tl.constexpr,

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.butterfly import WAYS
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 LONG, SHORT, WARPS = 128, 4, 4
 """Elements of a tile along memory, and across."""
@@ -18,7 +18,7 @@ def mixed_triton(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> t
     """:func:`neula.kernels.butterfly.mixed` by the kernel, queued on the current stream."""
     h, k = weights.shape[-1], x.shape[1]
     rows, columns = (LONG, SHORT) if x.stride(0) == 1 or k <= SHORT else (SHORT, LONG)
-    grid = (triton.cdiv(h, rows) * triton.cdiv(k, columns),)
+    grid = (ceil_div(h, rows) * ceil_div(k, columns),)
     with torch.cuda.device_of(x):
         _mixed_kernel[grid](
             *(x, weights, out, len(x), len(out), k, h, *x.stride(), *out.stride()),
@@ -28,7 +28,7 @@ def mixed_triton(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> t
     return out
 
 
-@triton.jit
+@jit
 def _mixed_kernel(
     x, weights, out, n, m, k, h, x_row, x_column, out_row, out_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WAYS: tl.constexpr,
@@ -53,7 +53,7 @@ def _mixed_kernel(
         tl.store(target, found, mask=(there & (row < m))[:, None] & inside)
 
 
-@triton.jit
+@jit
 def _rows(x, row, j, n, there, inside, x_row, x_column):
     mask = (there & (row < n))[:, None] & inside
     return tl.load(x + row[:, None] * x_row + j[None, :] * x_column, mask=mask, other=0.0)

@@ -16,13 +16,12 @@ alone, and each would take a sector of 32 bytes to read and one to write.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.calu import PanelFactors
-from neula.kernels.launch import multiprocessors
+from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.lu_block_triton import PRECISION, products
 from neula.kernels.tournament import WIDTH
+from neula.kernels.triton_source import jit, tl
 
 ROWS, FEW_ROWS = 128, 64
 """Of L that a thread block has, and where that leaves multiprocessors without work."""
@@ -44,7 +43,7 @@ def rows_of_u_triton(
     if start + 2 * WIDTH >= r:
         return
     with torch.cuda.device_of(panel):
-        _rows_of_u_kernel[(triton.cdiv(r - start - 2 * WIDTH, COLUMNS),)](
+        _rows_of_u_kernel[(ceil_div(r - start - 2 * WIDTH, COLUMNS),)](
             *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
             *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
             *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
@@ -60,7 +59,7 @@ def update_triton(
     if start + WIDTH >= r:
         return
     with torch.cuda.device_of(panel):
-        _update_kernel[(triton.cdiv(m, rows),)](
+        _update_kernel[(ceil_div(m, rows),)](
             *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
             *(out, start, m, r, rows, WIDTH, DEPTH, STAGES),
             num_warps=WARPS,
@@ -78,7 +77,7 @@ def eliminate_triton(
     """:func:`neula.kernels.calu.eliminate` by the kernel, queued on the current stream."""
     (m, r), index, rows = lower.shape, start // WIDTH, _rows_of(lower)
     with torch.cuda.device_of(block):
-        _eliminate_kernel[(triton.cdiv(m, rows),)](
+        _eliminate_kernel[(ceil_div(m, rows),)](
             *(block, following, lower, *lower.stride(), upper, *upper.stride()),
             *(found.places, found.pivots, found.l_inverses[index], found.u_inverses[index]),
             *(found.factors[index], start, m, r, rows, WIDTH, PRECISION),
@@ -95,14 +94,14 @@ def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tenso
     """:func:`neula.kernels.calu.move_rows` by the kernel, queued on the current stream."""
     n, count = matrix.shape[1], len(to)
     with torch.cuda.device_of(matrix):
-        _move_kernel[(triton.cdiv(n, MOVED),)](
+        _move_kernel[(ceil_div(n, MOVED),)](
             *(matrix, *matrix.stride(), n, to, origin, count),
-            *(MOVED, triton.next_power_of_2(count)),
+            *(MOVED, next_power_of_2(count)),
             num_warps=8,
         )
 
 
-@triton.jit
+@jit
 def _rows(inverse, factors, rest, w, low: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """Rows of U of the last pivots, given ``L^-1``, L and what is left of A."""
     lower = tl.where(w[:, None] > w[None, :], factors, 0.0)
@@ -113,7 +112,7 @@ def _rows(inverse, factors, rest, w, low: tl.constexpr, WIDTH: tl.constexpr, PRE
     return rows.to(low)
 
 
-@triton.jit
+@jit
 def _rows_of_u_kernel(
     a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, pivots, inverse, factors, start, m,
     r,
@@ -137,7 +136,7 @@ def _rows_of_u_kernel(
     tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows, mask=inside)
 
 
-@triton.jit
+@jit
 def _update_kernel(
     a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, out, start, m, r,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -154,7 +153,7 @@ def _update_kernel(
     tl.store(out + i[:, None] * WIDTH + w[None, :], rest - known, mask=(i < m)[:, None])
 
 
-@triton.jit
+@jit
 def _eliminate_kernel(
     block, following, left, left_row, left_column, u, u_row, u_column, places, pivots, l_inverse, u_inverse,
     factors, start, m, r,
@@ -189,7 +188,7 @@ def _eliminate_kernel(
         tl.store(place, rest - tl.dot(low, beside, input_precision=PRECISION), mask=rows)
 
 
-@triton.jit
+@jit
 def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr):
     """``A[to] = A[origin]`` in some columns."""
     j = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)

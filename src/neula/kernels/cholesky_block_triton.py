@@ -10,14 +10,13 @@ multiprocessors, n = 1024 takes 0.6 Gflop. The bytes are in the cache.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.cholesky import cholesky_lower
 from neula.kernels.cholesky_block import LEAF, BlockFactors
 from neula.kernels.cholesky_tiles import factor_inverted
 from neula.kernels.launch import ceil_div
 from neula.kernels.transposed_copy import transposed_copy
+from neula.kernels.triton_source import jit, tl
 
 ROWS = 16
 """Rows that a thread block multiplies by the inverse of a leaf: few, so that the next leaf waits not long."""
@@ -48,12 +47,12 @@ def factor_lower_triton(a: torch.Tensor) -> BlockFactors:
             leaf, order = factor(a[None, k, k])
             orders.append(order)
             arguments = (a, *a.stride(), inverse, *inverse.stride())
-            _columns_kernel[(triton.cdiv(n, ROWS),)](
+            _columns_kernel[(ceil_div(n, ROWS),)](
                 *(*arguments, leaf, *leaf.stride()[1:], start, n, ROWS, LEAF, DEPTH, PRECISION),
                 num_warps=WARPS,
             )
             if k.stop < n:
-                _subtract_kernel[(triton.cdiv(n, TILE), triton.cdiv(n - k.stop, TILE))](
+                _subtract_kernel[(ceil_div(n, TILE), ceil_div(n - k.stop, TILE))](
                     *(*arguments, start, n, TILE, LEAF, DEPTH, PRECISION), num_warps=WARPS
                 )
     return BlockFactors(inverse, torch.stack(orders))
@@ -68,7 +67,7 @@ def _by_tiles(a: torch.Tensor) -> BlockFactors:
     return BlockFactors(inverse.mT[: len(a), : len(a)], orders)
 
 
-@triton.jit
+@jit
 def _columns_kernel(
     a, a_row, a_column, x, x_row, x_column, leaf, leaf_row, leaf_column, start, n,
     ROWS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -97,7 +96,7 @@ def _columns_kernel(
         tl.store(a + i[:, None] * a_row + j[None, :] * a_column, rows, mask=inside)
 
 
-@triton.jit
+@jit
 def _subtract_kernel(
     a, a_row, a_column, x, x_row, x_column, start, n,
     TILE: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -114,7 +113,7 @@ def _subtract_kernel(
         )
 
 
-@triton.jit
+@jit
 def _subtract_tile(
     x, x_row, x_column, a, a_row, a_column, first, left, start, n,
     TILE: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -128,7 +127,7 @@ def _subtract_tile(
     tl.store(place, tl.load(place, mask=inside, other=0.0) - known, mask=inside)
 
 
-@triton.jit
+@jit
 def _product(
     x, x_row, x_column, y, y_row, y_column, i, j, rows, columns, x_start, y_start,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, LEAF: tl.constexpr, DEPTH: tl.constexpr,

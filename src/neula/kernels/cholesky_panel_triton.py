@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.cholesky_panel import MAX_COLUMNS
 from neula.kernels.cuda_source import compiled
-from neula.kernels.launch import multiprocessors, share
+from neula.kernels.launch import ceil_div, multiprocessors, share
+from neula.kernels.triton_source import jit, tl
 
 ROWS, WARPS = 32, 4
 """Rows that are multiplied at a time, and warps of a thread block."""
@@ -61,7 +60,7 @@ def cholesky_panel_triton(
     count, m, n = a.shape
     among = min(PARTS, max(1, EACH * multiprocessors(a.device) // count))
     chunk = share(m, among, ROWS)
-    blocks = triton.cdiv(m, chunk)
+    blocks = ceil_div(m, chunk)
     room = a.new_empty(count * (blocks + 2), MAX_COLUMNS, MAX_COLUMNS)
     parts, kept, inverse = room.split([count * blocks, count, count])
     done = torch.empty(count, dtype=torch.int32, device=a.device)
@@ -77,7 +76,7 @@ def cholesky_panel_triton(
             _multiply[grid](*of_product, second, rounds, *constants, num_warps=WARPS)
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
+@jit(do_not_specialize=["m", "n", "chunk", "blocks"])
 def _gram(
     a, parts, m, n, chunk, blocks, a_batch, a_row, a_column,
     ROWS: tl.constexpr, SIZE: tl.constexpr,
@@ -96,7 +95,7 @@ def _gram(
     tl.store(parts + tl.program_id(0).to(tl.int64) * SIZE * SIZE + k * SIZE + j, gram)
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk", "blocks"])
+@jit(do_not_specialize=["m", "n", "chunk", "blocks"])
 def _multiply(
     a, narrow, inverses, parts, done, m, n, chunk, blocks, a_batch, a_row, a_column, narrow_batch, narrow_row,
     narrow_column,
@@ -126,7 +125,7 @@ def _multiply(
         tl.store(parts + tl.program_id(0).to(tl.int64) * SIZE * SIZE + here, gram)
 
 
-@triton.jit
+@jit
 def _multiplied(place, inside, inverse):
     """Some rows, replaced by their product."""
     x = tl.load(place, mask=inside, other=0.0)

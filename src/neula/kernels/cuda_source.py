@@ -1,4 +1,4 @@
-"""Kernels in CUDA C++, compiled by NVRTC at the first call on a machine, and kept in the user's cache folder.
+"""Kernels in CUDA C++, compiled by NVRTC ahead or at the first call on a machine, and kept.
 
 torch compiles and launches them, too (``torch.cuda._compile_kernel``), but imports what builds extensions
 for that, half a second in each process, keeps nothing, and makes objects of each argument of a launch: 22
@@ -37,6 +37,9 @@ PATIENCE = 1000
 """Calls that others answer before anybody waits for a kernel."""
 
 Capability = tuple[int, int]
+
+asked_for: dict[tuple[str, str], None] = {}
+"""Sources and macros of what this process has loaded."""
 
 _lock = threading.Lock()
 _asked: dict[tuple[str, str, torch.device], int] = {}
@@ -79,13 +82,45 @@ def compiled(
         raise ImportError("compiling CUDA needs torch >= 2.9")
     utils: Any = torch.cuda._utils
     with torch.cuda.device(device):
-        if torch.version.hip or not all(hasattr(utils, needed) for needed in NEEDED):
-            kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
-        else:
+        if can_load():
             kernel = getattr(_module(name, macros, device), function)
+        else:
+            kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
     return kernel if torch.version.hip or not hasattr(kernel, "func") else _launching(kernel, utils)
+
+
+@lru_cache
+def can_load() -> bool:
+    """Whether this torch loads machine code, and launches it, for NVIDIA's GPUs."""
+    utils = getattr(torch.cuda, "_utils", None)
+    return not torch.version.hip and all(hasattr(utils, needed) for needed in NEEDED)
+
+
+def driver() -> Any:
+    """CUDA's driver, as torch has loaded it."""
+    return torch.cuda._utils._get_gpu_runtime_library()  # type: ignore[attr-defined]
+
+
+def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int = 0) -> Launch:
+    """A function of machine code, to be launched on a device with so much dynamic shared memory."""
+    utils: Any = torch.cuda._utils
+    with torch.cuda.device(device):
+        kernel = getattr(utils._cuda_load_module(binary), function)
+        if shared_bytes:
+            kernel.set_shared_memory_config(shared_bytes)
+    return _launching(kernel, utils)
+
+
+def kept_in(capability: Capability) -> list[Path]:
+    """Folders of machine code for a compute capability: the user's, and what the package brings along."""
+    ahead = Path(__file__).parent / "ahead"
+    alike = (
+        {capability, (8, 0)} if capability[0] == 8 else {capability}
+    )  # within 8 the older runs on the newer
+    names = ["sm_{}{}".format(*found) for found in sorted(alike, reverse=True)]
+    return [platformdirs.user_cache_path("neula") / "kernels" / names[0], *(ahead / name for name in names)]
 
 
 @lru_cache
@@ -115,11 +150,11 @@ def ready(name: str, device: torch.device, macros: str = "") -> bool:
     with _lock:
         _asked[asked] = count = _asked.get(asked, 0) + 1
     if count == 1:
-        source = (name, macros, torch.cuda.get_device_capability(device))
-        if _file_of(*source).exists():
+        capability = torch.cuda.get_device_capability(device)
+        if any((folder / file_name(name, macros)).exists() for folder in kept_in(capability)):
             _asked[asked] = count = PATIENCE + 1
         else:
-            _begun(*source)
+            _begun(name, macros, capability)
     return count > PATIENCE
 
 
@@ -130,16 +165,18 @@ def _module(name: str, macros: str, device: torch.device) -> Any:
 
 
 def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
-    """The module of a source, from the cache folder if it is there and in order."""
-    with suppress(OSError, RuntimeError):
-        return utils._cuda_load_module(read_checked(_file_of(name, macros, capability)))
+    """The module of a source, from where it is kept if it is there and in order."""
+    asked_for[name, macros] = None
+    for folder in kept_in(capability):
+        with suppress(OSError, RuntimeError):
+            return utils._cuda_load_module(read_checked(folder / file_name(name, macros)))
     return utils._cuda_load_module(_begun(name, macros, capability).result())
 
 
-def _file_of(name: str, macros: str, capability: Capability) -> Path:
-    source = source_of(name, macros)
-    digest = hashlib.sha256(repr((capability, torch.version.cuda, source)).encode()).hexdigest()[:24]
-    return platformdirs.user_cache_path("neula") / "kernels" / f"{name}-{digest}.cubin"
+def file_name(name: str, macros: str) -> str:
+    """Of the machine code of a source."""
+    digest = hashlib.sha256(source_of(name, macros).encode()).hexdigest()[:24]
+    return f"{name}-{digest}.cubin"
 
 
 def _begun(name: str, macros: str, capability: Capability) -> Future[bytes]:
@@ -157,7 +194,7 @@ def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -
         library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
         binary = by_nvrtc(source_of(name, macros), capability, library)
         with suppress(OSError):
-            write_checked(_file_of(name, macros, capability), binary)
+            write_checked(kept_in(capability)[0] / file_name(name, macros), binary)
         made.set_result(binary)
     except BaseException as error:
         made.set_exception(error)

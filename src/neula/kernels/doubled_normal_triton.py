@@ -12,13 +12,12 @@ first.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.doubled import Pair, doubled_product
 from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
-from neula.kernels.launch import multiprocessors
+from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.normal_product import ONE_WARP
+from neula.kernels.triton_source import jit, tl
 
 
 def config(width: int) -> tuple[int, int, int, int]:
@@ -53,10 +52,10 @@ def doubled_normal_triton(
         In place of :func:`config`.
     """
     m, n = a.shape
-    width = max(32, triton.next_power_of_2(n))
+    width = max(32, next_power_of_2(n))
     tile, warps, stages, blocks = given or config(width)
     rows = max(1, tile // width)
-    programs = min(blocks * multiprocessors(a.device), triton.cdiv(m, rows))
+    programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
     residual = torch.empty(2, m, 1, dtype=a.dtype, device=a.device)
     sums = torch.empty(2, programs, n, dtype=a.dtype, device=a.device)
     # Contracted to a multiply-add, a sum that is to be made of rounded products has another rounding error.
@@ -71,7 +70,7 @@ def doubled_normal_triton(
     return (residual[0], residual[1]), (high[0], low[0] + sums[1].sum(0)[:, None])
 
 
-@triton.jit(do_not_specialize=["m", "n", "b_row"])
+@jit(do_not_specialize=["m", "n", "b_row"])
 def _doubled_normal(
     a, x, x_low, b, to_high, to_low, high, low, m, n, a_row, b_row,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, FUSED: tl.constexpr,

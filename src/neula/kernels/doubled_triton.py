@@ -8,11 +8,10 @@ error than one of a multiply-add.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+from neula.kernels.triton_source import jit, tl
 
 
-@triton.jit
+@jit
 def product_error(a, b, product, FUSED: tl.constexpr):
     """``a b - product``, without a fused multiply-add (Dekker) where Triton's interpreter may round twice."""
     if FUSED:
@@ -24,7 +23,7 @@ def product_error(a, b, product, FUSED: tl.constexpr):
     return error
 
 
-@triton.jit
+@jit
 def _halves(a):
     """A number as the sum of two of half as many bits (Veltkamp)."""
     shifted = a * 134217729.0  # 2^27 + 1
@@ -32,7 +31,7 @@ def _halves(a):
     return high, a - high
 
 
-@triton.jit
+@jit
 def two_sum(a, b):
     """``a + b`` and its rounding error (Knuth)."""
     total = a + b
@@ -40,7 +39,7 @@ def two_sum(a, b):
     return total, (a - (total - of_b)) + (b - of_b)
 
 
-@triton.jit
+@jit
 def add_pairs(a, a_low, b, b_low):
     total, error = two_sum(a, b)
     return total, error + (a_low + b_low)

@@ -8,10 +8,10 @@ A few hundred operations one after the other, for which a dozen launches a vecto
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.few_vectors import BLURRED, Steps
+from neula.kernels.launch import next_power_of_2
+from neula.kernels.triton_source import jit, tl
 
 
 def orthonormalizing_triton(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tensor) -> Steps:
@@ -22,29 +22,29 @@ def orthonormalizing_triton(gram: torch.Tensor, factor: torch.Tensor, least: tor
     with torch.cuda.device_of(gram):
         _orthonormalizing[(1,)](
             *(gram, factor, least, found[0], found[1], fails, k),
-            *(*gram.stride(), *factor.stride(), BLURRED, max(2, triton.next_power_of_2(k))),
+            *(*gram.stride(), *factor.stride(), BLURRED, max(2, next_power_of_2(k))),
             num_warps=1,
         )
     return Steps(found[0], found[1], fails)
 
 
-@triton.jit
+@jit
 def _row(x, i, j):
     """Row j of a square."""
     return tl.sum(tl.where(i[:, None] == j, x, 0.0), axis=0)
 
 
-@triton.jit
+@jit
 def _column(x, i, j):
     return tl.sum(tl.where(i[None, :] == j, x, 0.0), axis=1)
 
 
-@triton.jit
+@jit
 def _element(x, i, j):
     return tl.sum(tl.where(i == j, x, 0.0), axis=0)
 
 
-@triton.jit(do_not_specialize=["k", "g_row", "g_column", "f_row", "f_column"])
+@jit(do_not_specialize=["k", "g_row", "g_column", "f_row", "f_column"])
 def _orthonormalizing(
     gram, factor, least, inverse, product, fails, k, g_row, g_column, f_row, f_column, BLURRED: tl.constexpr,
     K: tl.constexpr,

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.first_column import ProjectedMatrices
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 ROWS, COLUMNS, WARPS = 64, 32, 4
 """Of a block of A: its rows are read twice, the second time from the cache."""
@@ -23,7 +23,7 @@ def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> Project
     work = torch.empty(a.shape, dtype=torch.float64, device=a.device)
     multiples = work.new_empty(count, n)
     vanished = torch.empty(count, n, dtype=torch.bool, device=a.device)
-    blocks = triton.cdiv(n, COLUMNS)
+    blocks = ceil_div(n, COLUMNS)
     with torch.cuda.device_of(a):
         _without[(count * blocks,)](
             *(a, noise, work, multiples, vanished.view(torch.uint8), m, n, blocks),
@@ -40,7 +40,7 @@ def with_first_column_triton(
     """:func:`neula.kernels.first_column.with_first_column` by the kernel, queued on the current stream."""
     count, _, n = r.shape
     out = torch.empty(r.shape, dtype=dtype, device=r.device)
-    blocks = triton.cdiv(n, SIDE)
+    blocks = ceil_div(n, SIDE)
     with torch.cuda.device_of(r):
         _with[(count * blocks * blocks,)](
             r, multiples, vanished.view(torch.uint8), out, n, blocks, SIDE, num_warps=WARPS
@@ -48,7 +48,7 @@ def with_first_column_triton(
     return out
 
 
-@triton.jit(do_not_specialize=["m", "n", "blocks"])
+@jit(do_not_specialize=["m", "n", "blocks"])
 def _without(
     a, noise, work, multiples, vanished, m, n, blocks, a_batch, a_row, a_column, noise_row, noise_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -84,7 +84,7 @@ def _without(
         tl.store(work + (matrix * m + row) * n + j, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "blocks"])
+@jit(do_not_specialize=["n", "blocks"])
 def _with(r, multiples, vanished, out, n, blocks, SIDE: tl.constexpr):
     """A block of R; those below the diagonal are not read."""
     matrix, place = (tl.program_id(0) // (blocks * blocks)).to(tl.int64), tl.program_id(0) % (blocks * blocks)

@@ -12,12 +12,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.launch import ceil_div
 from neula.kernels.parts import Scheme
 from neula.kernels.parts_triton import exponents_of, round_to_bits, times_power_of_two
+from neula.kernels.triton_source import jit, tl
 
 PAD = 16
 """Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
@@ -90,7 +89,7 @@ def split_into(
     )
 
 
-@triton.jit(do_not_specialize=["rows", "k"])
+@jit(do_not_specialize=["rows", "k"])
 def _split_kernel(
     x, largest, scales, parts, rows, k, padded, stride_row, stride_column, part_size, part_row,
     PARTS: tl.constexpr, SIGNIFICAND: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr,

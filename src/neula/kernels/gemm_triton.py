@@ -19,9 +19,6 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from neula.kernels.gemm import Total, combine, empty_gram
 from neula.kernels.gemm_split_triton import PAD, Parts, split, split_into
@@ -30,6 +27,8 @@ from neula.kernels.kept import Kept
 from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.parts import SCHEMES, Scheme
 from neula.kernels.parts_triton import exponents_of, times_power_of_two
+from neula.kernels.tensor_map import Tiles
+from neula.kernels.triton_source import jit, tl
 
 GROUP = 8
 """Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
@@ -206,7 +205,7 @@ class _SplitProduct:
     def _descriptors(self, operand: Parts, block: list[int]) -> list[Any]:
         """Of three parts, None for those that there are not."""
         parts, block = (operand.parts.mT, block[::-1]) if operand.by_columns else (operand.parts, block)
-        descriptors = [TensorDescriptor.from_tensor(part, block) for part in parts]
+        descriptors = [Tiles(part, tuple(block)) for part in parts]
         return descriptors + [None] * (3 - len(descriptors))
 
 
@@ -237,7 +236,7 @@ def _first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Gem
     return last
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "piece", "stride_piece"])
+@jit(do_not_specialize=["m", "n", "k", "piece", "stride_piece"])
 def _gemm_kernel(
     a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m, n,
     k, piece, stride_piece, stride_row, stride_column,
@@ -261,7 +260,7 @@ def _gemm_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _tile(
     tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m,
     n, k, piece, stride_piece, stride_row, stride_column,
@@ -318,7 +317,7 @@ def _tile(
     tl.store(c, total, mask=inside)
 
 
-@triton.jit
+@jit
 def _load(parts, row, column, BY_COLUMNS: tl.constexpr, WIDEN: tl.constexpr):
     """A block of parts, zeros beyond the edges; in float32 for the interpreter, which has no bf16 product."""
     block = parts.load([column, row]).T if BY_COLUMNS else parts.load([row, column])

@@ -13,12 +13,12 @@ allow.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.householder import WIDTH, TileReflectors, negligible_square
+from neula.kernels.launch import ceil_div, next_power_of_2
 from neula.kernels.mgs_triton import square_root
 from neula.kernels.parts_triton import remainder, round_to_bits
+from neula.kernels.triton_source import jit, tl
 
 BYTES_PER_WARP = 4096
 """Of a block of columns, 32 registers in each thread: on an H200 1024 tiles of 256 x 128 in fp16_cor take 1.0
@@ -33,7 +33,7 @@ def factor_tiles_triton(
 ) -> tuple[TileReflectors, torch.Tensor]:
     """:func:`neula.kernels.householder.factor_tiles` by the kernel, queued on the current stream."""
     batch, m, n = a.shape
-    blocks, panels = triton.cdiv(m, height), triton.cdiv(n, WIDTH)
+    blocks, panels = ceil_div(m, height), ceil_div(n, WIDTH)
     v = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
     t = a.new_empty(batch, blocks, panels, WIDTH, WIDTH)
     r = a.new_empty(batch, blocks * n, n)
@@ -61,7 +61,7 @@ def _factor(
     num_warps: int | None,
 ) -> None:
     batch, m, n = a.shape
-    rows, blocks = _padded(height), triton.cdiv(m, height)
+    rows, blocks = _padded(height), ceil_div(m, height)
     with torch.cuda.device_of(a):
         _factor_kernel[(batch * blocks,)](
             *(a, v, t, r, m, n, height, blocks, *a.stride(), *v.stride()),
@@ -79,7 +79,7 @@ def apply_tiles_triton(
     q = torch.empty_like(v)
     rows = _padded(reflectors.height)
     with torch.cuda.device_of(v):
-        _apply_kernel[(batch * t.shape[1], triton.cdiv(n, COLUMNS))](
+        _apply_kernel[(batch * t.shape[1], ceil_div(n, COLUMNS))](
             *(v, t, c, q, m, n, reflectors.height, t.shape[1], *c.stride()),
             *(rows, WIDTH, COLUMNS, product),
             num_warps=num_warps or _warps(rows, v),
@@ -89,14 +89,14 @@ def apply_tiles_triton(
 
 def _padded(height: int) -> int:
     """Powers of two: each size is compiled once."""
-    return max(32, int(triton.next_power_of_2(height)))
+    return max(32, next_power_of_2(height))
 
 
 def _warps(rows: int, a: torch.Tensor) -> int:
     return max(1, rows * WIDTH * a.element_size() // BYTES_PER_WARP)
 
 
-@triton.jit(do_not_specialize=["m", "height", "blocks"])
+@jit(do_not_specialize=["m", "height", "blocks"])
 def _factor_kernel(
     a, v, t, r, m, n, height, blocks, a_batch, a_row, a_column, v_batch, v_row, v_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PRODUCT: tl.constexpr, SINGLE: tl.constexpr,
@@ -130,7 +130,7 @@ def _factor_kernel(
         tl.debug_barrier()  # before other threads read V and T
 
 
-@triton.jit
+@jit
 def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.constexpr):
     """Reflect column by column: returns V with R above it, ``T^T``, and the diagonal of R.
 
@@ -160,7 +160,7 @@ def _reflect_columns(p, start, i, j, k, WIDTH: tl.constexpr, NEGLIGIBLE: tl.cons
     return p, _inverse(gram * scales, k, j, WIDTH), diagonal
 
 
-@triton.jit
+@jit
 def _inverse(lower, k, j, WIDTH: tl.constexpr):
     """``(I + L)^-1`` of a strictly lower triangular L: blocks on the diagonal grow from 1 to WIDTH."""
     inverse = tl.where(k == j, 1.0, 0.0).to(lower.dtype)
@@ -173,7 +173,7 @@ def _inverse(lower, k, j, WIDTH: tl.constexpr):
     return inverse
 
 
-@triton.jit(do_not_specialize=["m", "height", "blocks"])
+@jit(do_not_specialize=["m", "height", "blocks"])
 def _apply_kernel(
     v, t, c, q, m, n, height, blocks, c_batch, c_row, c_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRODUCT: tl.constexpr,
@@ -198,7 +198,7 @@ def _apply_kernel(
     tl.store(q + (matrix * m + first + i) * n + mine, x, mask=(i < here) & (mine < n))
 
 
-@triton.jit
+@jit
 def _reflected(v, t, c, PRODUCT: tl.constexpr):
     """``V (T (V^T C))``: what a block reflector subtracts."""
     # A matrix unit truncates its sums: those over rows are cut into runs, which are added outside.
@@ -206,13 +206,13 @@ def _reflected(v, t, c, PRODUCT: tl.constexpr):
     return _multiply(v, _multiply(t, w, PRODUCT), PRODUCT)
 
 
-@triton.jit
+@jit
 def _runs(x):
     """Rows in groups of 32, as a third dimension."""
     return tl.reshape(x, (x.shape[0] // 32, 32, x.shape[1]))
 
 
-@triton.jit
+@jit
 def _multiply(x, y, PRODUCT: tl.constexpr):
     if PRODUCT == "fp16":
         z = tl.dot(x.to(tl.float16), y.to(tl.float16))
@@ -231,7 +231,7 @@ def _multiply(x, y, PRODUCT: tl.constexpr):
     return z
 
 
-@triton.jit
+@jit
 def _column(a, j, k):
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(a * tl.where(j == k, 1.0, 0.0).to(a.dtype), axis=1, keep_dims=True)

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.lanczos import MOST, NEW
+from neula.kernels.launch import next_power_of_2
+from neula.kernels.triton_source import jit, tl
 
 LENGTH = 1024
 """Elements of a vector that are read at a time."""
@@ -24,13 +24,13 @@ def advance_triton(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple
     with torch.cuda.device_of(image):
         _advance[(batch,)](
             *(image, basis, found, batch, k, steps, step, NEW),
-            *(MOST, min(LENGTH, triton.next_power_of_2(k))),
+            *(MOST, min(LENGTH, next_power_of_2(k))),
             num_warps=8,
         )
     return found[0], found[1]
 
 
-@triton.jit(do_not_specialize=["batch", "k", "steps", "step"])
+@jit(do_not_specialize=["batch", "k", "steps", "step"])
 def _advance(
     image, basis, found, batch, k, steps, step, NEW,
     MOST: tl.constexpr, LENGTH: tl.constexpr,
@@ -88,7 +88,7 @@ def extreme_values_triton(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple
     return found[0], found[1]
 
 
-@triton.jit(do_not_specialize=["batch", "n"])
+@jit(do_not_specialize=["batch", "n"])
 def _extreme_values(diagonal, beside, found, batch, n, ROUNDS: tl.constexpr):
     """Multisection by Sturm sequences: how many eigenvalues are below each of 32 numbers."""
     matrix = tl.program_id(0)

@@ -27,8 +27,13 @@ def shared_memory(device: torch.device) -> int:
 
 
 def ceil_div(total: int, each: int) -> int:
-    """Thread blocks for so much: on the host ``triton.cdiv``, made for kernels, takes microseconds."""
+    """Thread blocks for so much, each with so much."""
     return -(-total // each)
+
+
+def next_power_of_2(n: int) -> int:
+    """The smallest that is at least n, and at least 1."""
+    return 1 << max(0, n - 1).bit_length()
 
 
 def share(total: int, among: int, multiple: int) -> int:

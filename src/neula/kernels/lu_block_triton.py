@@ -16,11 +16,11 @@ through its rows from left to right. 32768 x 512 take 0.07 ms; the bytes need 0.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div
 from neula.kernels.lu_block import WIDTH, factor_diagonal
 from neula.kernels.parts_triton import product_of_parts, remainder
+from neula.kernels.triton_source import jit, tl
 
 DEPTH = 64
 """Products that are summed at a time."""
@@ -45,7 +45,7 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
     """:func:`neula.kernels.lu_block.factor_block` by the kernels, queued on the current stream."""
     r = block.shape[0]
     # Column-major.
-    inverses = block.new_empty(2, triton.cdiv(r, width), width, width, dtype=torch.float32).mT
+    inverses = block.new_empty(2, ceil_div(r, width), width, width, dtype=torch.float32).mT
     work = block.new_empty(width, width, dtype=torch.float32)
     # The interpreter has no CUDA.
     factor = factor_diagonal.kernel if block.is_cuda else factor_diagonal.reference
@@ -76,7 +76,7 @@ def _solve_beside(
 ) -> None:
     """Below and to the right of blocks on the diagonal, to the left of which all is done."""
     n, width = len(a), l_inverses.shape[-1]
-    _beside_kernel[(triton.cdiv(n - stop, rows), 2)](
+    _beside_kernel[(ceil_div(n - stop, rows), 2)](
         *(a, *a.stride(), l_inverses, *l_inverses.stride(), u_inverses, *u_inverses.stride()),
         *(first, stop, n, rows, width, DEPTH, _low(a), STAGES),
         num_warps=SOLVE_WARPS,
@@ -87,10 +87,10 @@ def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Ten
     """:func:`neula.kernels.lu_block.solve_upper` by the kernel, queued on the current stream."""
     (m, r), width = b.shape, inverses.shape[-1]
     with torch.cuda.device_of(b):
-        _solve_kernel[(triton.cdiv(m, ROWS),)](
+        _solve_kernel[(ceil_div(m, ROWS),)](
             *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
             # Products with narrow inverses cost little, also in full precision.
-            *(ROWS, width, DEPTH, _low(b) if width == WIDTH else tl.float32, STAGES),
+            *(ROWS, width, DEPTH, _low(b) if width == WIDTH else torch.float32, STAGES),
             num_warps=SOLVE_WARPS,
         )
     return b
@@ -99,10 +99,10 @@ def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Ten
 def _low(block: torch.Tensor) -> object:
     """The format of the parts in products with inverses, which have the range of single precision."""
     # The interpreter cannot multiply in bf16.
-    return tl.bfloat16 if block.is_cuda else tl.float16
+    return torch.bfloat16 if block.is_cuda else torch.float16
 
 
-@triton.jit
+@jit
 def products(
     a, a_row, a_column, b, b_row, b_column, i, j, rows, columns, depth,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -126,7 +126,7 @@ def products(
     return total
 
 
-@triton.jit
+@jit
 def _product(a, b, LOW: tl.constexpr):
     """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
     if LOW == tl.float32:  # noqa: SIM300
@@ -136,7 +136,7 @@ def _product(a, b, LOW: tl.constexpr):
     return product_of_parts(a_high, a_low, b_high, b_low)
 
 
-@triton.jit
+@jit
 def _solve_rows(
     b, b_row, b_column, u, u_row, u_column, inverse, i, j, rows, columns, done,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
@@ -151,7 +151,7 @@ def _solve_rows(
     tl.store(place, _product(rest, inverse, LOW).to(b.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@jit
 def _solve_columns(
     b, b_row, b_column, u, u_row, u_column, inverse, next_inverse, i, m, first, stop,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
@@ -168,7 +168,7 @@ def _solve_columns(
         tl.debug_barrier()
 
 
-@triton.jit
+@jit
 def _solve_kernel(
     b, b_row, b_column, u, u_row, u_column, inverses, next_inverse, inverse_row, inverse_column, m, r,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,
@@ -183,7 +183,7 @@ def _solve_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _beside_kernel(
     a, a_row, a_column, l_inverses, next_l, l_row, l_column, u_inverses, next_u, u_row, u_column, first, stop,
     n,
@@ -206,7 +206,7 @@ def _beside_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _diagonal_kernel(
     a, a_row, a_column, work, start, r,
     TILE: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,

@@ -10,11 +10,11 @@ order that does not depend on what finishes first.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import Ends, Magnitudes
 from neula.kernels.tiles_triton import least_of, most_of
+from neula.kernels.triton_source import jit, tl
 
 ROWS, COLUMNS, WARPS = 128, 64, 8
 """A tile."""
@@ -36,7 +36,7 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
     """:func:`neula.kernels.magnitudes.magnitudes` by the kernel, queued on the current stream."""
     _, m, n = a.shape
     tiles = FEW_TILES if n <= SHORT else TILES
-    strips, pieces = triton.cdiv(m, ROWS), triton.cdiv(n, COLUMNS * tiles)
+    strips, pieces = ceil_div(m, ROWS), ceil_div(n, COLUMNS * tiles)
     parts = a.new_empty(2 * pieces * m + 2 * strips * n)
     found = a.new_empty(2 * (m + n))
     with torch.cuda.device_of(a):
@@ -45,7 +45,7 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
             *(ROWS, COLUMNS, tiles),
             num_warps=WARPS,
         )
-        _gathered[(triton.cdiv(max(m, n), BLOCK),)](
+        _gathered[(ceil_div(max(m, n), BLOCK),)](
             *(parts, found, m, n, strips, pieces, BLOCK), num_warps=BLOCK // 32
         )
     rows, sums, columns, norms = found.split([m, m, n, n])
@@ -65,7 +65,7 @@ def ends_of_triton(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     return Ends(found[6:7, None], found[None, 8:], found[7:8], found[:6])
 
 
-@triton.jit(do_not_specialize=["parts", "m", "n", "strips", "pieces"])
+@jit(do_not_specialize=["parts", "m", "n", "strips", "pieces"])
 def _sizes_kernel(
     a, a_row, a_column, parts, m, n, strips, pieces,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
@@ -90,7 +90,7 @@ def _sizes_kernel(
     tl.store(sums + piece * m + i, tl.sum(total, axis=1), mask=i < m)
 
 
-@triton.jit(do_not_specialize=["parts", "found", "m", "n", "strips", "pieces"])
+@jit(do_not_specialize=["parts", "found", "m", "n", "strips", "pieces"])
 def _gathered(parts, found, m, n, strips, pieces, BLOCK: tl.constexpr):
     """Parts of some rows, and of as many columns."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -105,7 +105,7 @@ def _gathered(parts, found, m, n, strips, pieces, BLOCK: tl.constexpr):
     tl.store(found + 2 * m + n + i, tl.sqrt(total), mask=i < n)
 
 
-@triton.jit
+@jit
 def _together(most, sums, count, width, inside, BLOCK: tl.constexpr):
     """The largest of some numbers, and the sum of others."""
     largest, total = tl.zeros((BLOCK,), most.dtype.element_ty), tl.zeros((BLOCK,), most.dtype.element_ty)
@@ -118,9 +118,7 @@ def _together(most, sums, count, width, inside, BLOCK: tl.constexpr):
     return tl.where(total != total, total, largest), total
 
 
-@triton.jit(
-    do_not_specialize=["rows", "columns", "sums", "norms", "b", "found", "b_row", "b_column", "n", "k"]
-)
+@jit(do_not_specialize=["rows", "columns", "sums", "norms", "b", "found", "b_row", "b_column", "n", "k"])
 def _ends_kernel(rows, columns, sums, norms, b, b_row, b_column, found, n, k, BLOCK: tl.constexpr):
     """All of it by one thread block."""
     infinite = tl.full((BLOCK,), float("inf"), tl.float64)

@@ -24,8 +24,9 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
-import triton.language as tl
+
+from neula.kernels.launch import next_power_of_2
+from neula.kernels.triton_source import jit, tl
 
 BYTES_PER_WARP = 16384
 """Of a tile: 128 registers in each thread, half of what there are. Fewer warps exchange less: measured on an
@@ -81,8 +82,8 @@ def mgs_into_triton(
     """
     count, m, n = tiles.shape
     # Powers of two, not too small: each size is compiled once. Products in a kernel need 16 columns.
-    rows = max(32, triton.next_power_of_2(m))
-    half = max(16 if twice else 4, triton.next_power_of_2(n) // 2)
+    rows = max(32, next_power_of_2(m))
+    half = max(16 if twice else 4, next_power_of_2(n) // 2)
     warps = num_warps or max(1, rows * 2 * half * tiles.element_size() // BYTES_PER_WARP)
     strides = (*tiles.stride(), *q.stride(), *r.stride())
     with torch.cuda.device_of(tiles):
@@ -90,7 +91,7 @@ def mgs_into_triton(
         launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
 
 
-@triton.jit
+@jit
 def _mgs(
     tiles, q, r, m, n, stride_tile, stride_row, stride_column, q_tile, q_row, q_column, r_tile, r_row,
     r_column,
@@ -130,7 +131,7 @@ def _mgs(
     tl.store(lower + second, r22, mask=bottom & right)
 
 
-@triton.jit
+@jit
 def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):
     """Q of the left and the right half, and the blocks of R; the one below the diagonal is zero."""
     w11 = tl.zeros((HALF, HALF), a1.dtype)
@@ -156,26 +157,26 @@ def _orthogonalize(a1, a2, k, j, HALF: tl.constexpr):
     return q1, q2, w11 * upper, w12 * upper, w22 * lower
 
 
-@triton.jit
+@jit
 def _column(a, j, k):
     """Column k, for all threads: registers have no index, but they can be summed under a mask."""
     return tl.sum(tl.where(j == k, a, 0.0), axis=1, keep_dims=True)
 
 
-@triton.jit
+@jit
 def _nonzero(x):
     """The divisor for x: a column that vanishes stays zero, and nothing of it is subtracted."""
     return tl.where(x == 0.0, 1.0, x)
 
 
-@triton.jit
+@jit
 def _inverse_norms(w, diagonal, axis: tl.constexpr):
     """``1 / sqrt(W[k, k])``, as a row for the columns of Q (axis 0) or as a column for the rows of R."""
     square = tl.sum(tl.where(diagonal, w, 0.0), axis=axis, keep_dims=True)
     return 1.0 / _nonzero(square_root(square))
 
 
-@triton.jit
+@jit
 def square_root(x):
     """Rounded to nearest: tl.sqrt is an approximation in float32, and tl.sqrt_rn does not know float64."""
     return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)

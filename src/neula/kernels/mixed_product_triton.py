@@ -12,11 +12,11 @@ blocks, in an order that does not depend on what finishes first.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div
 from neula.kernels.mixed_product import VECTORS
 from neula.kernels.parts_triton import round_to_bits
+from neula.kernels.triton_source import jit, tl
 
 ROWS = 64
 """128 bytes of a column of fp16, a line of the cache."""
@@ -32,21 +32,21 @@ def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -
     m, n = a.shape
     if x.dtype == torch.float32 != a.dtype:
         with torch.cuda.device_of(a):
-            _few_vectors[(triton.cdiv(m, ROWS),)](
+            _few_vectors[(ceil_div(m, ROWS),)](
                 *(a, x, y, m, n, *a.stride(), *x.stride(), *y.stride(), x.shape[1]),
                 *(ROWS, COLUMNS, VECTORS, STAGES),
                 num_warps=4,
             )
         return y
-    wide = tl.float64 if x.dtype == torch.float64 else tl.float32
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     with torch.cuda.device_of(a):
-        launch = _subtract_product[(triton.cdiv(m, ROWS), x.shape[1])]
+        launch = _subtract_product[(ceil_div(m, ROWS), x.shape[1])]
         strides = (*a.stride(), *x.stride(), *y.stride())
         launch(a, x, y, m, n, *strides, ROWS, COLUMNS, wide, num_warps=8)
     return y
 
 
-@triton.jit
+@jit
 def _few_vectors(
     a, x, y, m, n, a_row, a_column, x_row, x_column, y_row, y_column, vectors,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, STAGES: tl.constexpr,
@@ -72,7 +72,7 @@ def _few_vectors(
     tl.store(place, tl.load(place, mask=inside, other=0.0) - total, mask=inside)
 
 
-@triton.jit
+@jit
 def _subtract_product(
     a, x, y, m, n, a_row, a_column, x_row, x_column, y_row, y_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,

@@ -13,11 +13,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch.nn import functional
 
-from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
+from neula.kernels.triton_source import jit, tl
 
 
 class NarrowProductConfig(NamedTuple):
@@ -54,7 +53,7 @@ def narrow_product_triton(
     (m, n), k = a.shape, x.shape[1]
     by_rows = a.stride(1) == 1
     rows, terms, warps, stages, blocks = config or (BY_ROWS if by_rows else BY_COLUMNS)
-    width = max(LEAST, triton.next_power_of_2(k))
+    width = max(LEAST, next_power_of_2(k))
     x = functional.pad(x, (0, width - k)).contiguous()
     down = ceil_div(m, rows)
     pieces = max(1, min(blocks * multiprocessors(a.device) // down, n // terms))
@@ -70,7 +69,7 @@ def narrow_product_triton(
     return (sums[0] if len(sums) == 1 else sums.sum(0)).mT
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "piece"])
+@jit(do_not_specialize=["m", "n", "k", "piece"])
 def _product(
     a, x, sums, m, n, k, piece, apart,
     ROWS: tl.constexpr, TERMS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,

@@ -12,11 +12,10 @@ that does not depend on what finishes first.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
-from neula.kernels.launch import multiprocessors
+from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.normal_product import ONE_WARP
+from neula.kernels.triton_source import jit, tl
 
 
 def config(width: int, vectors: int) -> tuple[int, int, int, int]:
@@ -81,10 +80,10 @@ def _launched(
 ) -> torch.Tensor:
     """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
     m, n = a.shape
-    width = max(32, triton.next_power_of_2(n))
+    width = max(32, next_power_of_2(n))
     tile, warps, blocks, stages = given or config(width, k)
     rows = max(1, tile // width)
-    programs = min(blocks * multiprocessors(a.device), triton.cdiv(m, rows))
+    programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
     b_strides = (0, 0) if b is None else b.stride()
     with torch.cuda.device_of(a):
@@ -96,7 +95,7 @@ def _launched(
     return sums.sum(0).T
 
 
-@triton.jit(do_not_specialize=["m", "n", "b_row", "b_column"])
+@jit(do_not_specialize=["m", "n", "b_row", "b_column"])
 def _normal_product(
     a, x, b, y, sums, m, n, a_row, b_row, b_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_X: tl.constexpr,
@@ -152,7 +151,7 @@ def _normal_product(
         tl.store(sums + 4 * n + j, z4, mask=j < n)
 
 
-@triton.jit
+@jit
 def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
     """Some rows times each vector, added up for all vectors at once: the warps wait for one another once."""
     p0, p1, p2 = block * x0[None, :], block * x1[None, :], block * x2[None, :]
@@ -172,27 +171,27 @@ def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
     return y0, y1, y2, y3, y4
 
 
-@triton.jit
+@jit
 def _add2(a0, a1, b0, b1):
     return a0 + b0, a1 + b1
 
 
-@triton.jit
+@jit
 def _add3(a0, a1, a2, b0, b1, b2):
     return a0 + b0, a1 + b1, a2 + b2
 
 
-@triton.jit
+@jit
 def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
-@triton.jit
+@jit
 def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
 
 
-@triton.jit
+@jit
 def _product(block, image, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
     """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
     if FROM_X:

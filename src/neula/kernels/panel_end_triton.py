@@ -9,12 +9,11 @@ rows by two sums over its threads. *Moves*: those of :mod:`neula.kernels.calu_tr
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.calu_triton import move_rows_triton
-from neula.kernels.launch import ceil_div
+from neula.kernels.launch import ceil_div, next_power_of_2
 from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors
+from neula.kernels.triton_source import jit, tl
 
 COUNTED = 4096
 """Rows that are counted at a time."""
@@ -32,7 +31,7 @@ def end_panel_triton(
     with torch.cuda.device_of(lower):
         _moves_kernel[(1,)](
             *(found.pivots, found.places, to, origin, numbered, m, r),
-            *(ELSEWHERE, COUNTED, triton.next_power_of_2(r)),
+            *(ELSEWHERE, COUNTED, next_power_of_2(r)),
             num_warps=WARPS,
         )
         move_rows_triton(lower, to, origin)
@@ -42,7 +41,7 @@ def end_panel_triton(
     return to, origin
 
 
-@triton.jit
+@jit
 def _moves_kernel(
     pivots, places, to, origin, numbered, m, r,
     ELSEWHERE: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr,
@@ -70,7 +69,7 @@ def _moves_kernel(
     tl.store(origin + r + i, tl.where(vacated, moved, tl.load(pivots).to(tl.int64)), mask=inside)
 
 
-@triton.jit
+@jit
 def _upper_kernel(
     lower, lower_row, lower_column, upper, upper_row, upper_column, factors, to, r, WIDTH: tl.constexpr
 ):

@@ -10,12 +10,11 @@ what finishes first.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.panel_gram import LOST, WIDTH, PanelGram
 from neula.kernels.tall_gram_triton import TallGramConfig, sum_of_blocks
+from neula.kernels.triton_source import jit, tl
 
 GRAM = TallGramConfig(128, 8, 3, 1)
 """8192 x 256 take 10.7 us, 131072 x 256 38."""
@@ -30,7 +29,7 @@ def panel_gram_triton(a: torch.Tensor) -> PanelGram:
     pairs = 1 if n <= WIDTH else 3
     rows, warps, stages, blocks = GRAM
     chunk = share(m, max(1, blocks * multiprocessors(a.device) // pairs), rows)
-    count = triton.cdiv(m, chunk)
+    count = ceil_div(m, chunk)
     parts = torch.empty(count, pairs * WIDTH, WIDTH, dtype=torch.float32, device=a.device)
     vector = elements_at_a_time(a)
     with torch.cuda.device_of(a):
@@ -60,7 +59,7 @@ def _multiply(x: torch.Tensor, y: torch.Tensor, base: torch.Tensor | None, out: 
     """``X^T Y``, or what is left of a base without it: two launches take half of the time of one for both."""
     m, n = out.shape
     with torch.cuda.device_of(out):
-        _multiply_kernel[(triton.cdiv(m, TILE), triton.cdiv(n, TILE))](
+        _multiply_kernel[(ceil_div(m, TILE), ceil_div(n, TILE))](
             *(x, y, out if base is None else base, out, len(x), m, n),
             *(*x.stride(), *y.stride(), *(out if base is None else base).stride(), *out.stride()),
             *(WIDTH, TILE, base is not None, LOST),
@@ -68,7 +67,7 @@ def _multiply(x: torch.Tensor, y: torch.Tensor, base: torch.Tensor | None, out: 
         )
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk"])
+@jit(do_not_specialize=["m", "n", "chunk"])
 def _gram_kernel(
     a, parts, m, n, chunk, a_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
@@ -92,7 +91,7 @@ def _gram_kernel(
     tl.store(parts + k[:, None] * WIDTH + k[None, :], total)
 
 
-@triton.jit(do_not_specialize=["k", "m", "n"])
+@jit(do_not_specialize=["k", "m", "n"])
 def _multiply_kernel(
     x, y, base, out, k, m, n,
     x_row, x_column, y_row, y_column, base_row, base_column, out_row, out_column,
@@ -113,6 +112,6 @@ def _multiply_kernel(
     tl.store(out + i * out_row + j * out_column, found, mask=(i < m) & (j < n))
 
 
-@triton.jit
+@jit
 def _loaded(x, i, j, row, column, rows, columns):
     return tl.load(x + i * row + j * column, mask=(i < rows) & (j < columns), other=0.0)

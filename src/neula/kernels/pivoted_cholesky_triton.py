@@ -9,10 +9,10 @@ thread block does a panel, since waiting for others would take longer than the r
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import next_power_of_2
 from neula.kernels.pivoted_cholesky import PANEL
+from neula.kernels.triton_source import jit, tl
 
 LOADED = 16384
 """Numbers of rows of R that are under way at a time."""
@@ -29,7 +29,7 @@ def eliminate_panel_triton(
 ) -> None:
     """:func:`neula.kernels.pivoted_cholesky.eliminate_panel` by the kernel, on the current stream."""
     n = len(gram)
-    block = max(32, triton.next_power_of_2(n))
+    block = max(32, next_power_of_2(n))
     with torch.cuda.device_of(gram):
         _panel_kernel[(1,)](
             *(gram, gram.stride(0), diagonal, r, r.stride(0), pivots, count, start, n, tolerance),
@@ -38,7 +38,7 @@ def eliminate_panel_triton(
         )
 
 
-@triton.jit(do_not_specialize=["start", "n", "tolerance"])
+@jit(do_not_specialize=["start", "n", "tolerance"])
 def _panel_kernel(
     gram, gram_row, diagonal, r, r_row, pivots, count, start, n, tolerance,
     PANEL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,

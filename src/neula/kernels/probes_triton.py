@@ -20,11 +20,10 @@ remains, less than ``u / 5`` for 4194304 rows.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
-from neula.kernels.launch import VECTOR, elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import VECTOR, ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
 from neula.kernels.probes import norms, spectral_norms
+from neula.kernels.triton_source import jit, tl
 
 MAX_ROWS = 32
 COLUMNS = 32
@@ -53,19 +52,19 @@ def probe_errors_triton(
     count, m, n = a.shape
     k = q.shape[2]
     precision = torch.float64 if torch.float64 in (a.dtype, q.dtype, r.dtype) else torch.float32
-    wide = tl.float64 if precision == torch.float64 else tl.float32
+    wide = torch.float64 if precision == torch.float64 else torch.float32
     rows, rows_of_r = _block_rows(m), _block_rows(k)
     tall = precision == torch.float32 and m >= TALL and _four_at_a_time(a) and _four_at_a_time(q)
-    half = max(8, triton.next_power_of_2(max(n, k)) // 2)
+    half = max(8, next_power_of_2(max(n, k)) // 2)
     rows_of_tall = TALL_BLOCK // (2 * half)
-    chunk = share(m, triton.cdiv(multiprocessors(a.device), count), rows_of_tall) if tall else rows
-    blocks = triton.cdiv(m, chunk)
+    chunk = share(m, ceil_div(multiprocessors(a.device), count), rows_of_tall) if tall else rows
+    blocks = ceil_div(m, chunk)
     rg = torch.empty(count, 4, k, dtype=precision, device=a.device)
     parts = torch.empty(count, blocks, 4, k, dtype=precision, device=a.device)
     sums = torch.empty(count, blocks, 2, dtype=precision, device=a.device)
     with torch.cuda.device_of(a):
         strides = (*r.stride(), *scales.stride(), *g.stride())
-        launch = _scaled_product[(count * triton.cdiv(k, rows_of_r),)]
+        launch = _scaled_product[(count * ceil_div(k, rows_of_r),)]
         launch(r, scales, g, rg, k, n, *strides, rows_of_r, COLUMNS, wide, num_warps=_warps(rows_of_r))
         strides = (*a.stride(), *q.stride(), *scales.stride(), *g.stride(), *h.stride())
         arguments = (a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, *strides)
@@ -91,7 +90,7 @@ def _stages(half: int) -> int:
 
 
 def _block_rows(m: int) -> int:
-    return min(MAX_ROWS, max(16, triton.next_power_of_2(m)))
+    return min(MAX_ROWS, max(16, next_power_of_2(m)))
 
 
 def _warps(rows: int) -> int:
@@ -99,7 +98,7 @@ def _warps(rows: int) -> int:
     return max(1, rows * COLUMNS // 1024)
 
 
-@triton.jit
+@jit
 def _scaled_product(
     r, scales, g, rg, k, n, r_batch, r_row, r_column, scales_batch, scales_column, g_row, g_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
@@ -126,7 +125,7 @@ def _scaled_product(
     _store(rg + matrix * 4 * k + i, k, i < k, p0, p1, p2, p3)
 
 
-@triton.jit
+@jit
 def _errors(
     a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, a_batch, a_row, a_column, q_batch, q_row, q_column,
     scales_batch, scales_column, g_row, g_column, h_row, h_column,
@@ -186,7 +185,7 @@ def _errors(
         _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "blocks", "chunk"])
+@jit(do_not_specialize=["m", "n", "k", "blocks", "chunk"])
 def _tall_errors(
     a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, a_batch, a_row, a_column, q_batch, q_row, q_column,
     scales_batch, scales_column, g_row, g_column, h_row, h_column, chunk,
@@ -241,13 +240,13 @@ def _tall_errors(
     _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
 
 
-@triton.jit
+@jit
 def _along(x, vector):
     """Rows times a vector."""
     return tl.sum(tl.sum(x * vector, axis=1), axis=1)
 
 
-@triton.jit
+@jit
 def _times_scaled(
     rows, column, exists, n, scales, scales_column, g, g_row, g_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
@@ -267,13 +266,13 @@ def _times_scaled(
     return p0, p1, p2, p3
 
 
-@triton.jit
+@jit
 def _zeros(SIZE: tl.constexpr, WIDE: tl.constexpr):
     zero = tl.zeros((SIZE,), WIDE)
     return zero, zero, zero, zero
 
 
-@triton.jit
+@jit
 def _vectors(start, stride, mask, WIDE: tl.constexpr):
     """A piece of each of the four vectors."""
     return (
@@ -284,7 +283,7 @@ def _vectors(start, stride, mask, WIDE: tl.constexpr):
     )
 
 
-@triton.jit
+@jit
 def _store(start, stride, mask, x0, x1, x2, x3):
     """A piece of each of four vectors."""
     tl.store(start, x0, mask=mask)

@@ -14,13 +14,12 @@ what blocks of rows contribute, added in an order that does not depend on what f
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.gemm import Total
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.parts_triton import split
 from neula.kernels.tall_gram_triton import sum_of_blocks
+from neula.kernels.triton_source import jit, tl
 
 WIDTH = 128
 """Columns of a block."""
@@ -39,10 +38,10 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total:
     """:func:`neula.kernels.projection.project_out` by the kernels, queued on the current stream."""
     (m, k), n = q.shape, a.shape[1]
     vector = min(elements_at_a_time(q), elements_at_a_time(a))
-    tiles = (triton.cdiv(k, WIDTH), triton.cdiv(n, WIDTH))
-    pieces = max(1, min(multiprocessors(a.device) // (tiles[0] * tiles[1]), triton.cdiv(m, RUN)))
+    tiles = (ceil_div(k, WIDTH), ceil_div(n, WIDTH))
+    pieces = max(1, min(multiprocessors(a.device) // (tiles[0] * tiles[1]), ceil_div(m, RUN)))
     chunk = share(m, pieces, RUN)
-    parts = torch.empty(triton.cdiv(m, chunk), n, k, dtype=torch.float32, device=a.device)
+    parts = torch.empty(ceil_div(m, chunk), n, k, dtype=torch.float32, device=a.device)
     with torch.cuda.device_of(a):
         _coefficients[(len(parts), *tiles)](
             *(q, a, parts, m, k, n, chunk, q.stride(1), a.stride(1)),
@@ -52,14 +51,14 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total:
         sum_of_blocks(parts, r.mT)
         if total is not None:
             total(r)
-        _subtract[(triton.cdiv(m, ROWS), tiles[1])](
+        _subtract[(ceil_div(m, ROWS), tiles[1])](
             *(q, r, a, m, k, n, q.stride(1), *r.stride(), a.stride(1)),
             *(ROWS, WIDTH, RUN, 2 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
             num_warps=8,
         )
 
 
-@triton.jit(do_not_specialize=["m", "k", "n", "chunk"])
+@jit(do_not_specialize=["m", "k", "n", "chunk"])
 def _coefficients(
     q, a, parts, m, k, n, chunk, q_column, a_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
@@ -93,7 +92,7 @@ def _coefficients(
     tl.store(parts + x_column[:, None] + y_column[None, :] * k, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["m", "k", "n"])
+@jit(do_not_specialize=["m", "k", "n"])
 def _subtract(
     q, r, a, m, k, n, q_column, r_row, r_column, a_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,

@@ -10,10 +10,9 @@ times, and come from a cache. The sums of residuals and gradients carry their ro
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
+from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.seminormal import RefinementLimits, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.kernels.tiles_triton import (
@@ -33,6 +32,7 @@ from neula.kernels.tiles_triton import (
     target_of,
     total,
 )
+from neula.kernels.triton_source import jit, tl
 
 ROWS = 16
 """Of a block of rows: what a product on matrix units takes, and elements of four columns for each thread."""
@@ -50,13 +50,6 @@ FEW_ROWS = 2
 REGISTERS = 128
 """Of a thread at most, so that sixteen warps are under way on a multiprocessor: 1000 problems of 200 x 50
 take 1.0 ms, and 1.25 with as many registers as the compiler likes."""
-
-DTYPES = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-}
 
 
 def seminormal_triton(
@@ -76,12 +69,12 @@ def seminormal_triton(
     together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)
     near, alike, definite = (square.near, square.alike, int(square.definite)) if square else (0.0, 0.0, 0)
     with torch.cuda.device_of(a):
-        _seminormal[(triton.cdiv(count, together),)](
+        _seminormal[(ceil_div(count, together),)](
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
             *(found.doubtful.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
             *(limits.tolerance, limits.max_steps, limits.max_rate, limits.rounding, limits.noise),
             *(limits.floor, limits.stagnation, limits.computed, near, alike, definite),
-            *(rows, columns, together, DTYPES[dtype], MODERATE, square is not None, a.is_cuda),
+            *(rows, columns, together, dtype, MODERATE, square is not None, a.is_cuda),
             num_warps=columns // PER_WARP,
             maxnreg=REGISTERS,
             # Contracted to a multiply-add, a sum of rounded products has another rounding error.
@@ -90,7 +83,7 @@ def seminormal_triton(
     return found
 
 
-UNIT = tl.constexpr(2.0**-53)
+UNIT = 2.0**-53
 
 SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_row", "b_column")
 STEPS = ("max_steps", "definite")
@@ -99,7 +92,7 @@ TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", 
 
 # Otherwise it would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
 # multiples of 16 bytes, and for other limits.
-@triton.jit(do_not_specialize=[*SIZES, *STEPS, *TENSORS])
+@jit(do_not_specialize=[*SIZES, *STEPS, *TENSORS])
 def _seminormal(
     a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, m, n, k, count,
     a_batch, a_row, a_column, b_batch, b_row, b_column,
@@ -177,7 +170,7 @@ def _seminormal(
     tl.store(numbers + 10 * count, tl.where(vanished, 1.0, 0.0))
 
 
-@triton.jit
+@jit
 def _gram(a, m, n, l, row, column, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr):  # noqa: E741
     """``A^T A``, an identity where A has no columns, and the norms of the columns, as a row."""
     i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]
@@ -197,7 +190,7 @@ def _gram(a, m, n, l, row, column, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr
     return gram, tl.sqrt(tl.sum(tl.where(i == j, gram, 0.0), axis=2, keep_dims=True))
 
 
-@triton.jit
+@jit
 def _inverse(gram, n, COLUMNS: tl.constexpr):
     """``R^-T`` of the Cholesky factor of a Gram matrix: what elimination makes of an identity.
 
@@ -216,7 +209,7 @@ def _inverse(gram, n, COLUMNS: tl.constexpr):
     return inverse * (1.0 / tl.sqrt(pivots))
 
 
-@triton.jit
+@jit
 def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
     """What is known of B, A with its columns divided by their norms, and of the factor.
 
@@ -238,7 +231,7 @@ def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
     return square / tl.sqrt(columns), tl.sqrt(square), of_inverse, length(error) + rounding
 
 
-@triton.jit
+@jit
 def _refined(
     a, b, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row,  # noqa: E741
     tolerance, max_steps, noise, at_least, stagnation, FUSED: tl.constexpr,
@@ -271,7 +264,7 @@ def _refined(
     return high, low, left, b_norm, g, projected, r_norm, r_largest
 
 
-@triton.jit
+@jit
 def _errors(
     size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed, MODERATE: tl.constexpr
 ):  # fmt: skip
@@ -287,7 +280,7 @@ def _errors(
     return of_x, of_low + of_rounding, tl.where(known, error + of_rounding * (1 + error), float("inf"))
 
 
-@triton.jit
+@jit
 def _start(a, b, inverse, m, n, l, j, a_row, b_row):  # noqa: E741
     """The solution of the normal equations, and ``||b||``."""
     g = tl.zeros((inverse.shape[0], inverse.shape[1], l.shape[2]), tl.float64)
@@ -299,7 +292,7 @@ def _start(a, b, inverse, m, n, l, j, a_row, b_row):  # noqa: E741
     return solution_of(inverse, projection_of(inverse, sum_over_rows(g))), tl.sqrt(sum_over_rows(square))
 
 
-@triton.jit
+@jit
 def _gradient(a, b, high, low, m, n, l, j, a_row, b_row, FUSED: tl.constexpr):  # noqa: E741
     """``A^T (b - A (high + low))`` in doubled precision, rounded once, and of the residual the norm and the
     largest element.
@@ -319,7 +312,7 @@ def _gradient(a, b, high, low, m, n, l, j, a_row, b_row, FUSED: tl.constexpr):  
     return g + g_low, tl.sqrt(sum_over_rows(square)), largest_of(largest)
 
 
-@triton.jit
+@jit
 def _given(a, b, x, m, n, l, j, a_row, b_row):  # noqa: E741
     """``||b - A x||`` of x as it is returned, and the largest element of b."""
     square = tl.zeros((x.shape[0], 1, l.shape[2]), tl.float64)
@@ -332,7 +325,7 @@ def _given(a, b, x, m, n, l, j, a_row, b_row):  # noqa: E741
     return tl.sqrt(sum_over_rows(square)), largest_of(largest)
 
 
-@triton.jit
+@jit
 def _backward(scaled, projected, r_norm, norm, image, b_norm, rate):
     """Optimality, and the smallest of three perturbations that make the solution exact."""
     optimality = quotient(length(scaled), norm * r_norm)
@@ -340,7 +333,7 @@ def _backward(scaled, projected, r_norm, norm, image, b_norm, rate):
     return optimality, least_of(least_of(optimality, quotient(r_norm, image + b_norm)), projection)
 
 
-@triton.jit
+@jit
 def _rows_of(a, m, n, l, j, row, near, alike, TOGETHER: tl.constexpr):  # noqa: E741
     """The largest sum of magnitudes in a row, and whether rows and columns are of one size near 1."""
     total = tl.zeros((TOGETHER, 1, 1), tl.float64)
@@ -360,7 +353,7 @@ def _rows_of(a, m, n, l, j, row, near, alike, TOGETHER: tl.constexpr):  # noqa: 
     return total, moderate & (most <= alike * least) & (most <= alike * narrowest)
 
 
-@triton.jit
+@jit
 def _whole(a, n, row, COLUMNS: tl.constexpr):
     """Square matrices, bordered by an identity."""
     i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]

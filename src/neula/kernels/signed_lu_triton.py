@@ -9,8 +9,9 @@ nothing beside what the factors are for. The bound is the latency of n dependent
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+
+from neula.kernels.launch import next_power_of_2
+from neula.kernels.triton_source import jit, tl
 
 
 def signed_lu_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -20,13 +21,13 @@ def signed_lu_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     with torch.cuda.device_of(block):
         _kernel[(batch,)](
             *(block, *block.stride(), signs, inverses[0], inverses[1], n),
-            WIDTH=max(16, triton.next_power_of_2(n)),
+            WIDTH=max(16, next_power_of_2(n)),
             num_warps=1,
         )
     return signs, inverses[0], inverses[1]
 
 
-@triton.jit
+@jit
 def _kernel(
     block, batch_stride, row_stride, column_stride, signs, l_inverse, u_inverse, n, WIDTH: tl.constexpr
 ):

@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.batched_product import SHIFT, room
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 TILE = 64
 
@@ -23,7 +23,7 @@ def split_triton(
     """:func:`neula.kernels.batched_product.split` by the kernel, queued on the current stream."""
     batch, m, n = x.shape
     out = room(parts, batch, m, n, dtype=dtype, device=x.device)
-    down, across = triton.cdiv(m, TILE), triton.cdiv(n, TILE)
+    down, across = ceil_div(m, TILE), ceil_div(n, TILE)
     with torch.cuda.device_of(x):
         # The second and third index of a grid end at 65535.
         _split_kernel[(batch * down * across,)](
@@ -34,7 +34,7 @@ def split_triton(
     return out
 
 
-@triton.jit(do_not_specialize=["m", "n", "down", "across", "x_batch", "out_part", "out_batch", "out_row"])
+@jit(do_not_specialize=["m", "n", "down", "across", "x_batch", "out_part", "out_batch", "out_row"])
 def _split_kernel(
     x, scales, out, factor, m, n, down, across, x_batch, x_row, x_column, out_part, out_batch, out_row,
     SHIFT: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,

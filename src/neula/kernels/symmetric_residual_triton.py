@@ -9,11 +9,11 @@ and after them, each longer than the bytes, are two.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div, next_power_of_2
 from neula.kernels.symmetric_residual import images
 from neula.kernels.triangle import VECTORS
+from neula.kernels.triton_source import jit, tl
 
 SPAN = 1024
 """Diagonal elements, and rows of products, that a thread block has at a time."""
@@ -23,9 +23,9 @@ def diagonal_scales_triton(a: torch.Tensor) -> torch.Tensor:
     """:func:`neula.kernels.symmetric_residual.diagonal_scales` by the kernel."""
     count, n, _ = a.shape
     scales = torch.empty(count, n, dtype=torch.float64, device=a.device)
-    span = min(SPAN, triton.next_power_of_2(n))
+    span = min(SPAN, next_power_of_2(n))
     with torch.cuda.device_of(a):
-        _scales_kernel[(count * triton.cdiv(n, span),)](
+        _scales_kernel[(count * ceil_div(n, span),)](
             a, a.stride(0), a.stride(1) + a.stride(2), scales, n, span
         )
     return scales
@@ -39,7 +39,7 @@ def factor_residuals_triton(
     found = torch.empty(2, count, dtype=torch.float64, device=a.device)
     scales = diagonal_scales_triton(a)
     image, product = images(a, lower, probes * scales[..., None])
-    span = min(SPAN, triton.next_power_of_2(n))
+    span = min(SPAN, next_power_of_2(n))
     with torch.cuda.device_of(a):
         _norms_kernel[(count,)](
             *(image, *image.stride(), product, *product.stride(), scales, order, found, n, count),
@@ -49,7 +49,7 @@ def factor_residuals_triton(
     return found
 
 
-@triton.jit(do_not_specialize=["n", "a_batch", "apart"])
+@jit(do_not_specialize=["n", "a_batch", "apart"])
 def _scales_kernel(a, a_batch, apart, scales, n, SPAN: tl.constexpr):
     parts = tl.cdiv(n, SPAN)
     member = (tl.program_id(0) // parts).to(tl.int64)
@@ -61,7 +61,7 @@ def _scales_kernel(a, a_batch, apart, scales, n, SPAN: tl.constexpr):
     tl.store(scales + member * n + i, tl.where(x > 0, scale, 1.0), mask=i < n)
 
 
-@triton.jit(do_not_specialize=["n", "count"])
+@jit(do_not_specialize=["n", "count"])
 def _norms_kernel(
     image, i_batch, i_row, i_column, product, p_batch, p_row, p_column, scales, order, found, n, count,
     VECTORS: tl.constexpr, SPAN: tl.constexpr,

@@ -7,10 +7,10 @@ at most.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div
 from neula.kernels.symmetric import room_for, triangle_room
+from neula.kernels.triton_source import jit, tl
 
 TILE = 32
 
@@ -21,7 +21,7 @@ def symmetric_copy_triton(
     """:func:`neula.kernels.symmetric.symmetric_copy` by the kernel, queued on the current stream."""
     out, scales = room_for(a, rows), scales.contiguous()
     count, n, _ = a.shape
-    across = triton.cdiv(n, TILE)
+    across = ceil_div(n, TILE)
     with torch.cuda.device_of(a):
         # The second and third index of a grid end at 65535.
         _symmetric_kernel[(count * across * across,)](
@@ -34,7 +34,7 @@ def unscaled_triangle_triton(t: torch.Tensor, scales: torch.Tensor, dtype: torch
     """:func:`neula.kernels.symmetric.unscaled_triangle` by the kernel, queued on the current stream."""
     out, scales = triangle_room(t, dtype), scales.contiguous()
     count, n, _ = t.shape
-    across = triton.cdiv(n, TILE)
+    across = ceil_div(n, TILE)
     with torch.cuda.device_of(t):
         _triangle_kernel[(count * across * across,)](
             t, scales, out, n, across, *t.stride(), *out.stride(), TILE
@@ -42,7 +42,7 @@ def unscaled_triangle_triton(t: torch.Tensor, scales: torch.Tensor, dtype: torch
     return out
 
 
-@triton.jit(do_not_specialize=["n", "across", "a_0", "a_1", "a_2", "out_0", "out_2"])
+@jit(do_not_specialize=["n", "across", "a_0", "a_1", "a_2", "out_0", "out_2"])
 def _symmetric_kernel(
     a, scales, out, n, across, a_0, a_1, a_2, out_0, out_2, TILE: tl.constexpr, WHOLE: tl.constexpr
 ):  # fmt: skip
@@ -63,7 +63,7 @@ def _symmetric_kernel(
     tl.store(out + batch * out_0 + i + j.to(tl.int64) * out_2, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["n", "across", "t_0", "out_0"])
+@jit(do_not_specialize=["n", "across", "t_0", "out_0"])
 def _triangle_kernel(
     t, scales, out, n, across, t_0, t_1, t_2, out_0, out_1, out_2, TILE: tl.constexpr
 ):  # fmt: skip

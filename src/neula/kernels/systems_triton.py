@@ -8,12 +8,11 @@ Vectors are read once, a block of elements at a time, and every number that is w
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
 from neula.kernels.doubled_triton import two_sum
 from neula.kernels.systems import EvidenceMargins, Margins, MeasuredSystems, Stepped, Trust
 from neula.kernels.tiles_triton import most_of, quotient
+from neula.kernels.triton_source import jit, tl
 
 BLOCK, WARPS = 1024, 8
 """Elements of a vector at a time."""
@@ -117,7 +116,7 @@ def _warps(n: int) -> int:
     return FEW_WARPS if n <= NARROW else WARPS
 
 
-@triton.jit(do_not_specialize=["x", "sizes", "found", "n"])
+@jit(do_not_specialize=["x", "sizes", "found", "n"])
 def _turned(x, sizes, found, n, BLOCK: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * n
     squares = tl.zeros((BLOCK,), tl.float64)
@@ -138,7 +137,7 @@ def _turned(x, sizes, found, n, BLOCK: tl.constexpr):
 TRUSTED = ("sizes", "norm", "scaled_norm", "inverse_norm", "left", "found", "n", "count", "power")
 
 
-@triton.jit(do_not_specialize=[*TRUSTED])
+@jit(do_not_specialize=[*TRUSTED])
 def _trusted(
     sizes, norm, scaled_norm, inverse_norm, left, found, n, count, power,
     estimated: tl.float64, rounding: tl.float64, margin: tl.float64, BLOCK: tl.constexpr,
@@ -173,7 +172,7 @@ STEPPED = (
 )
 
 
-@triton.jit(do_not_specialize=[*STEPPED])
+@jit(do_not_specialize=[*STEPPED])
 def _stepped(
     high, low, update, to_high, to_low, to_update, active, to_active, before, to_left,
     sizes, wrong, inverse_norm, norm, length, n, k,
@@ -214,7 +213,7 @@ MEASURED = (
 )
 
 
-@triton.jit(do_not_specialize=[*MEASURED])
+@jit(do_not_specialize=[*MEASURED])
 def _measured_systems(
     high, low, sizes, residual, b, left, size_of_a, size_of_b, rate, condition,
     unfinished, to_forward, numbers, n, k, count,
@@ -272,7 +271,7 @@ def _measured_systems(
     tl.store(numbers + 8 * count, zero + 1.0)
 
 
-@triton.jit
+@jit
 def _most(x):
     """The largest of some magnitudes; NaN if one of them is."""
     return tl.where(tl.sum(x, axis=0) != tl.sum(x, axis=0), float("nan"), tl.max(x, axis=0))

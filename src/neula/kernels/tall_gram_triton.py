@@ -20,12 +20,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
 from neula.kernels.parts_triton import exponents_of, power_of_two, split, times_power_of_two
 from neula.kernels.tall import COLUMNS
+from neula.kernels.triton_source import jit, tl
 
 BLOCK_COLUMNS = 128
 
@@ -80,11 +79,11 @@ def tall_half_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = No
     width = width_of(n)
     rows, warps, stages, blocks = config or config_for(GRAM, n)
     chunk = share(m, blocks * multiprocessors(a.device), max(rows, ACROSS.rows))
-    parts = torch.empty(triton.cdiv(m, chunk), n, n, dtype=a.dtype, device=a.device)
+    parts = torch.empty(ceil_div(m, chunk), n, n, dtype=a.dtype, device=a.device)
     arguments = (a, parts, m, n, chunk, samples_of(chunk, rows), *a.stride())
     vector, by_columns = elements_at_a_time(a), a.stride(0) == 1
     with torch.cuda.device_of(a):
-        _gram_kernel[(len(parts), triton.cdiv(n, width))](
+        _gram_kernel[(len(parts), ceil_div(n, width))](
             *arguments,
             *(rows, width, stages if vector > 1 else 1, True, TOP, vector, by_columns),
             num_warps=warps,
@@ -103,7 +102,7 @@ def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Sum of float32 matrices in float64 into ``total``: torch would convert them first."""
     count, m, n = parts.shape
     with torch.cuda.device_of(parts):
-        _sum_kernel[(triton.cdiv(n, SUM[1]), m)](
+        _sum_kernel[(ceil_div(n, SUM[1]), m)](
             parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4
         )
     return total
@@ -120,10 +119,10 @@ def config_for(table: dict[int, TallGramConfig], n: int) -> TallGramConfig:
 
 def width_of(n: int) -> int:
     """Columns of a block: of two halves which the unit can multiply."""
-    return min(BLOCK_COLUMNS, max(32, int(triton.next_power_of_2(n))))
+    return min(BLOCK_COLUMNS, max(32, next_power_of_2(n)))
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk", "samples"])
+@jit(do_not_specialize=["m", "n", "chunk", "samples"])
 def _gram_kernel(
     a, parts, m, n, chunk, samples, stride_row, stride_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, DIAGONAL: tl.constexpr,
@@ -177,7 +176,7 @@ def _gram_kernel(
         tl.store(parts + columns * n + rows, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "size", "n"])
+@jit(do_not_specialize=["count", "size", "n"])
 def _sum_kernel(
     parts, total, count, size, n, total_row, total_column,
     PARTS: tl.constexpr, ELEMENTS: tl.constexpr,
@@ -196,7 +195,7 @@ def _sum_kernel(
     tl.store(place, tl.sum(sums, axis=0).to(total.dtype.element_ty), mask=j < n)
 
 
-@triton.jit
+@jit
 def _sampled(column, exists, i, first, last, samples, stride_row, WIDTH: tl.constexpr, TOP: tl.constexpr):
     """Exponents of the scales of columns, by the largest elements of some blocks of rows."""
     largest = tl.zeros((WIDTH,), tl.float32)

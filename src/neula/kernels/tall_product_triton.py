@@ -10,10 +10,8 @@ columns of A are scaled by what is known of their size.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.parts_triton import (
     exponents_of,
     power_of_two,
@@ -22,6 +20,7 @@ from neula.kernels.parts_triton import (
     times_power_of_two,
 )
 from neula.kernels.tall_gram_triton import BLOCK_COLUMNS, TallGramConfig, config_for, width_of
+from neula.kernels.triton_source import jit, tl
 
 PRODUCT = {
     64: TallGramConfig(64, 4, 2, 3),
@@ -73,14 +72,14 @@ def tall_product_triton(
     arguments = (a, high, low, exponents, back, q, m, n)
     vector = 1 if a.stride(0) == 1 else elements_at_a_time(a)
     with torch.cuda.device_of(a):
-        _product_kernel[(triton.cdiv(m, chunk),)](
+        _product_kernel[(ceil_div(m, chunk),)](
             *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector),
             num_warps=warps,
         )
         if n > BLOCK_COLUMNS:
             rows, warps, stages, blocks = BEYOND
             chunk = share(m, blocks * multiprocessors(a.device), rows)
-            _product_beyond_kernel[(triton.cdiv(m, chunk),)](
+            _product_beyond_kernel[(ceil_div(m, chunk),)](
                 *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
             )
     return q
@@ -113,7 +112,7 @@ def _multiply_columns(
     vector = min(elements_at_a_time(x) for x in (a, q, low) if x is not None)
     rounded = q if low is None else low
     with torch.cuda.device_of(a):
-        _panel_kernel[(triton.cdiv(m, chunk),)](
+        _panel_kernel[(ceil_div(m, chunk),)](
             *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
             *(rows, width_of(n) // 2, stages, vector, TOP),
             low is not None,
@@ -121,7 +120,7 @@ def _multiply_columns(
         )
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk"])
+@jit(do_not_specialize=["m", "n", "chunk"])
 def _product_kernel(
     a, high, low, exponents, back, q, m, n, chunk, stride_row, stride_column,
     ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
@@ -149,7 +148,7 @@ def _product_kernel(
         tl.store(q + row * n + j_1, y_1 * undo_1, mask=(row < last) & (j_1 < n))
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk"])
+@jit(do_not_specialize=["m", "n", "chunk"])
 def _product_beyond_kernel(
     a, high, low, exponents, back, q, m, n, chunk, stride_row, stride_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
@@ -174,19 +173,19 @@ def _product_beyond_kernel(
         tl.store(q + row * n + j_1, y * undo, mask=(row < last) & (j_1 < n))
 
 
-@triton.jit
+@jit
 def _scale(exponents, j, n):
     return power_of_two(tl.load(exponents + j, mask=j < n, other=0))
 
 
-@triton.jit
+@jit
 def _block(high, low, i, j, n):
     """A block of both parts of W."""
     place, inside = i * n + j, (i < n) & (j < n)
     return tl.load(high + place, mask=inside, other=0.0), tl.load(low + place, mask=inside, other=0.0)
 
 
-@triton.jit(do_not_specialize=["m", "n", "chunk"])
+@jit(do_not_specialize=["m", "n", "chunk"])
 def _panel_kernel(
     a, w, sizes, q, rounded, m, n, chunk, a_column, w_row, w_column, q_column, rounded_column,
     ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr, TOP: tl.constexpr,
@@ -237,14 +236,14 @@ def _panel_kernel(
             tl.store(rounded_1 + row, y_1.to(rounded.dtype.element_ty), mask=inside_1)
 
 
-@triton.jit
+@jit
 def _rows_scaled(w, i, j, w_row, w_column, n, up):
     """A block of W, without what the scales of the columns of A bring."""
     block = tl.load(w + i * w_row + j * w_column, mask=(i < n) & (j < n), other=0.0)
     return times_power_of_two(block, -up[:, None])
 
 
-@triton.jit
+@jit
 def _halves(x, z, high_00, low_00, high_01, low_01, high_11, low_11):
     """Two halves of rows times an upper triangular matrix in three blocks."""
     x_high, x_low = split(x, tl.float16)
@@ -257,7 +256,7 @@ def _halves(x, z, high_00, low_00, high_01, low_01, high_11, low_11):
     return y_0, y_1
 
 
-@triton.jit
+@jit
 def _product(x, w_high, w_low):
     x_high, x_low = split(x, tl.float16)
     return product_of_parts(x_high, x_low, w_high, w_low)

@@ -11,11 +11,10 @@ pieces are added by torch, in an order that does not depend on what finishes fir
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch.nn import functional
 
-from neula.kernels.launch import elements_at_a_time, multiprocessors, share
+from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
+from neula.kernels.triton_source import jit, tl
 
 BY_COLUMNS, BY_ROWS = (512, 2), (8, 128)
 """Rows and columns of a tile, where A is contiguous in columns (8192 x 8192 in half precision, eight vectors:
@@ -40,11 +39,11 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     # By columns: rows of eight vectors are lines of the cache, of which each load would take a part.
     x = (x.mT if vectors == k else functional.pad(x.mT, (0, 0, 0, k - vectors))).contiguous().mT
     rows, columns = BY_COLUMNS if a.stride(0) == 1 else BY_ROWS
-    down = triton.cdiv(m, rows)
+    down = ceil_div(m, rows)
     pieces = max(1, min(BLOCKS * multiprocessors(a.device) // down, n // MIN_PIECE))
     piece = share(n, pieces, columns)
     sums = torch.empty(pieces, k, m, dtype=x.dtype, device=a.device)
-    wide = tl.float64 if x.dtype == torch.float64 else tl.float32
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     vector = elements_at_a_time(a)
     with torch.cuda.device_of(a):
         _thin_product[(down, pieces)](
@@ -55,7 +54,7 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
 
 
-@triton.jit(do_not_specialize=["m", "n", "piece", "x_column"])
+@jit(do_not_specialize=["m", "n", "piece", "x_column"])
 def _thin_product(
     a, x, sums, m, n, piece, a_row, a_column, x_row, x_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, VECTORS: tl.constexpr, WIDE: tl.constexpr,
@@ -107,11 +106,11 @@ def _thin_product(
         _store(sums, 7, s7, i, m)
 
 
-@triton.jit
+@jit
 def _vector(place, vector, x_column, mask):
     return tl.load(place + vector * x_column, mask=mask, other=0.0)[None, :]
 
 
-@triton.jit
+@jit
 def _store(sums, vector, total, i, m):
     tl.store(sums + vector * m, tl.sum(total, axis=1), mask=i < m)

@@ -9,49 +9,47 @@ read together.
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
-
 from neula.kernels.doubled_triton import add_pairs, product_error, two_sum
+from neula.kernels.triton_source import jit, tl
 
 
-@triton.jit
+@jit
 def block_of(a, start, m, n, l, j, row):  # noqa: E741
     """Some rows, zeros beyond the edges."""
     return tl.load(a + (start + l) * row, mask=(start + l < m) & (j < n), other=0.0).to(tl.float64)
 
 
-@triton.jit
+@jit
 def target_of(b, start, m, l, row):  # noqa: E741
     return tl.load(b + (start + l) * row, mask=start + l < m, other=0.0).to(tl.float64)
 
 
-@triton.jit
+@jit
 def sum_over_rows(x):
     return tl.sum(x, axis=2, keep_dims=True)
 
 
-@triton.jit
+@jit
 def total(x):
     return tl.sum(tl.sum(x, axis=2, keep_dims=True), axis=1, keep_dims=True)
 
 
-@triton.jit
+@jit
 def largest_of(x):
     return tl.max(tl.max(x, axis=2, keep_dims=True), axis=1, keep_dims=True)
 
 
-@triton.jit
+@jit
 def smallest_of(x):
     return tl.min(tl.min(x, axis=2, keep_dims=True), axis=1, keep_dims=True)
 
 
-@triton.jit
+@jit
 def length(x):
     return tl.sqrt(total(x * x))
 
 
-@triton.jit
+@jit
 def product(x, y):
     """``X Y``, on matrix units where these take so few."""
     if x.shape[1] < 16:
@@ -67,19 +65,19 @@ def product(x, y):
     return found
 
 
-@triton.jit
+@jit
 def projection_of(inverse, g):
     """``R^-T g``, a column from a row."""
     return tl.sum(inverse * g, axis=1, keep_dims=True)
 
 
-@triton.jit
+@jit
 def solution_of(inverse, p):
     """``R^-1 p``, a row from a column."""
     return tl.sum(inverse * p, axis=2, keep_dims=True)
 
 
-@triton.jit
+@jit
 def residual_of(block, target, high, low, FUSED: tl.constexpr):
     """``b - A (high + low)`` as a sum of two numbers."""
     terms = block * high
@@ -90,22 +88,22 @@ def residual_of(block, target, high, low, FUSED: tl.constexpr):
     return two_sum(r, lost - errors)
 
 
-@triton.jit
+@jit
 def rounded_to(x, DTYPE: tl.constexpr):
     return x if tl.float64 == DTYPE else x.to(tl.float32).to(DTYPE).to(tl.float64)
 
 
-@triton.jit
+@jit
 def quotient(a, b):
     return tl.where(a == 0, 0.0, a / b)
 
 
-@triton.jit
+@jit
 def least_of(a, b):
     """NaN if one of them is."""
     return tl.where((a <= b) | (a != a), a, b)
 
 
-@triton.jit
+@jit
 def most_of(a, b):
     return tl.where((a >= b) | (a != a), a, b)

@@ -9,8 +9,9 @@ of memory.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
+
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 TILE, WARPS = 64, 4
 
@@ -20,7 +21,7 @@ def transposed_copy_triton(
 ) -> torch.Tensor:
     """:func:`neula.kernels.transposed_copy.transposed_copy` by the kernel, queued on the current stream."""
     m, n = a.shape
-    grid = (triton.cdiv(m, TILE) * triton.cdiv(n, TILE),)
+    grid = (ceil_div(m, TILE) * ceil_div(n, TILE),)
     with torch.cuda.device_of(a):
         _copy_kernel[grid](
             *(a, a if scales is None else scales, out, m, n, *a.stride(), *out.stride()),
@@ -32,13 +33,13 @@ def transposed_copy_triton(
 
 def transpose_in_place_triton(a: torch.Tensor) -> torch.Tensor:
     """:func:`neula.kernels.transposed_copy.transpose_in_place` by the kernel, on the current stream."""
-    tiles = triton.cdiv(len(a), TILE)
+    tiles = ceil_div(len(a), TILE)
     with torch.cuda.device_of(a):
         _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
     return a.T
 
 
-@triton.jit
+@jit
 def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):
     """A tile above the diagonal, or on it, and the one that it is exchanged with."""
     if tl.program_id(0) <= tl.program_id(1):
@@ -55,7 +56,7 @@ def _exchange_kernel(a, n, a_row, a_column, TILE: tl.constexpr):
         tl.store(above, tl.trans(y), mask=inside)
 
 
-@triton.jit
+@jit
 def _copy_kernel(
     a, scales, out, m, n, a_row, a_column, out_row, out_column,
     SCALED: tl.constexpr, TILE: tl.constexpr,

@@ -11,10 +11,10 @@ matter in which direction a matrix is contiguous.
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 
+from neula.kernels.launch import ceil_div
 from neula.kernels.triangle import VECTORS, Kind
+from neula.kernels.triton_source import jit, tl
 
 TILE, SMALL, STAGES = 64, 32, 3
 
@@ -32,10 +32,10 @@ def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> tor
     # Triton 3.6 does not compile products in double precision of 16 bits that become 64.
     t = t.float() if t.dtype.itemsize < 4 else t
     x = x.expand(count, n, VECTORS)
-    parts, tile = triton.cdiv(n, WIDTH), SMALL if n <= SMALL else TILE
+    parts, tile = ceil_div(n, WIDTH), SMALL if n <= SMALL else TILE
     found = torch.empty(parts, count, VECTORS, n, dtype=torch.float64, device=t.device)
     with torch.cuda.device_of(t):
-        _triangle_product[(triton.cdiv(n, tile) * count, parts)](
+        _triangle_product[(ceil_div(n, tile) * count, parts)](
             *(t, x, found, n, *t.stride(), *x.stride(), found.stride(0)),
             *(kind != "transposed", kind != "lower", tile, WIDTH, ROOM, STAGES),
             num_warps=4,
@@ -43,7 +43,7 @@ def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> tor
     return (found[0] if parts == 1 else found.sum(0)).mT
 
 
-@triton.jit(do_not_specialize=["n", "part"])
+@jit(do_not_specialize=["n", "part"])
 def _triangle_product(
     t, x, found, n, t_batch, t_row, t_column, x_batch, x_row, x_column, part,
     BELOW: tl.constexpr, ABOVE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, ROOM: tl.constexpr,
@@ -90,7 +90,7 @@ def _triangle_product(
     tl.store(place, total, mask=(i < n)[:, None] & few)
 
 
-@triton.jit
+@jit
 def _add(total, block, place, mask):
     """A tile times some vectors, which matrix units multiply in double precision."""
     return tl.dot(block.to(tl.float64), tl.load(place, mask=mask, other=0.0), total, out_dtype=tl.float64)

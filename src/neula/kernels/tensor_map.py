@@ -1,0 +1,102 @@
+"""Descriptors of tiles of a tensor, which GPUs from compute capability 9.0 on move by themselves (TMA).
+
+The driver encodes where the tensor lies and how large a tile is (``cuTensorMapEncodeTiled``). A kernel gets
+the 128 bytes by value, and behind them the sizes and strides.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+OLDEST = (9, 0)
+"""Compute capability."""
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_KINDS = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
+_BYTES, _ALIGNED = 128, 64
+_NOT_INTERLEAVED, _PROMOTED_TO_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A tensor that a kernel reads or writes in tiles.
+
+    Attributes
+    ----------
+    tensor : Tensor
+        Begins at a multiple of 16 bytes, as does each row; its last dimension is contiguous.
+    block : tuple of int
+        Sizes of a tile, one for each dimension.
+    """
+
+    tensor: torch.Tensor
+    block: tuple[int, ...]
+
+    @property
+    def type(self) -> str:
+        """What a kernel in Triton's language is compiled for."""
+        return f"tensordesc<{_NAMES[self.tensor.dtype]}{list(self.block)}>"
+
+    @property
+    def for_triton(self) -> Any:
+        """Triton's own form."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor.from_tensor(self.tensor, list(self.block))
+
+    def arguments(self, swizzle: int, box: tuple[int, ...], library: Any) -> list[Any]:
+        """What a kernel is given: the descriptor, sizes and strides.
+
+        Parameters
+        ----------
+        swizzle : int
+            How a tile lies in shared memory, by the compiler.
+        box : tuple of int
+            What is moved at a time, by the compiler.
+        library : CDLL
+            CUDA's driver.
+        """
+        x = self.tensor
+        where = x.data_ptr(), _KINDS[x.dtype], x.itemsize, tuple(x.shape), x.stride()
+        return [_encoded(*where, swizzle, box, library), *x.shape, *x.stride()]
+
+
+@lru_cache(maxsize=1024)
+def _encoded(
+    address: int,
+    kind: int,
+    itemsize: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    swizzle: int,
+    box: tuple[int, ...],
+    library: Any,
+) -> tuple[int, ...]:
+    """As numbers of eight bytes. Dimensions are counted from the last one."""
+    rank = len(shape)
+    room = ctypes.create_string_buffer(_BYTES + _ALIGNED)
+    place = -(-ctypes.addressof(room) // _ALIGNED) * _ALIGNED
+    failed = library.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        kind,
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * rank)(*(itemsize * stride for stride in reversed(strides[:-1]))),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _NOT_INTERLEAVED,
+        swizzle,
+        _PROMOTED_TO_128_BYTES,
+        _ZEROS_OUTSIDE,
+    )
+    if failed:
+        raise RuntimeError(
+            f"a tensor of shape {shape} and strides {strides} cannot be moved in tiles of {box}"
+        )
+    return tuple((ctypes.c_int64 * (_BYTES // 8)).from_address(place))

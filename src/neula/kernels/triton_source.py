@@ -1,0 +1,307 @@
+"""Kernels in Triton's language, compiled ahead or at the first call on a machine, launched without Triton.
+
+To import Triton and to let it find what it has kept takes 0.9 s in each process beside an H200, to compile a
+kernel up to 1.5 s. So machine code is looked for in the package, filled by :mod:`neula.kernels.ahead`, and in
+the user's cache folder, and Triton is imported where neither has it. Its interpreter and GPUs of others than
+NVIDIA go Triton's own way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial, update_wrapper
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from neula.kernels.cuda_source import Capability, Launch, can_load, driver, kept_in, loaded
+from neula.kernels.tensor_map import OLDEST, Tiles
+from neula.kernels.whole_file import read_checked, write_checked
+
+ALIGNED = 16
+"""Multiples that the compiler is told of, of addresses in bytes and of sizes and strides in elements."""
+
+INT32 = 1 << 31
+
+COMMON = {"enable_fp_fusion": True}
+"""Options whose default differs between versions of Triton."""
+
+Variant = tuple[Any, ...]
+"""What machine code depends on: for each parameter the value of a constant, or the type of what varies."""
+
+_TYPES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bool: "*u1",
+    torch.uint8: "*u8",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+_POINTERS = {dtype: (name, f"{name}:{ALIGNED}") for dtype, name in _TYPES.items()}
+
+_CONSTANT, _DOUBLE, _GENERAL, _SPECIAL = range(4)
+"""Parameters of a kernel: constants, numbers in double precision, and others, for which 1 and multiples of
+:data:`ALIGNED` are nothing special, or are."""
+
+asked: dict[tuple[str, str, Variant, tuple], None] = {}
+"""Variants that this process has made ready: module, kernel, variant and options."""
+
+
+class _Language:
+    """``triton.language``, imported when somebody asks for something of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module("triton.language"), name)
+
+
+tl: Any = _Language()
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A variant that can be launched.
+
+    Attributes
+    ----------
+    launch : callable
+    block : tuple of int
+        Threads.
+    shared_bytes : int
+    maps : list of tuple
+        For each argument that is read or written in tiles how they are encoded.
+    """
+
+    launch: Launch
+    block: tuple[int, int, int]
+    shared_bytes: int
+    maps: list[tuple[int, tuple[int, ...]]]
+
+    def expanded(self, values: list[Any]) -> Iterator[Any]:
+        """Arguments with the descriptors of tiles in their place."""
+        maps = iter(self.maps)
+        for x in values:
+            if isinstance(x, Tiles):
+                yield from x.arguments(*next(maps), driver())
+            else:
+                yield x
+
+
+class TritonKernel:
+    """A function in Triton's language, for others of its kind or, as ``kernel[grid](...)``, for launches."""
+
+    __name__: str
+
+    def __init__(self, function: Callable[..., Any], general: Collection[str]) -> None:
+        update_wrapper(self, function)
+        self.function: Any = function
+        self.general = tuple(general)
+        code = self.function.__code__
+        self.names = code.co_varnames[: code.co_argcount]
+        self._kinds = tuple(map(self._kind, self.names))
+        self._ready: dict[tuple, _Ready] = {}
+
+    def _kind(self, name: str) -> int:
+        annotation = self.function.__annotations__.get(name, "")
+        if annotation == "tl.constexpr":
+            return _CONSTANT
+        if annotation == "tl.float64":
+            return _DOUBLE
+        return _GENERAL if name in self.general else _SPECIAL
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def __call__(self, *args: Any) -> Any:  # from another kernel, which Triton reads
+        raise TypeError(f"{self.names} is a kernel: it is launched, kernel[grid](...)")
+
+    def _launch(self, grid: Sequence[int], *args: Any, **options: Any) -> None:
+        args += tuple(options.pop(name) for name in self.names[len(args) :])
+        device = next(x.device for x in args if isinstance(x, torch.Tensor))
+        if device.type != "cuda" or not can_load() or self._is_too_new(args, device):
+            self.by_triton[grid](*map(_of_triton, args), **options)
+            return
+        variant, values = self._variant(args)
+        key = (device.index, variant, *options.items())
+        ready = self._ready.get(key)
+        if ready is None:
+            ready = self._ready[key] = self._made_ready(variant, tuple(options.items()), device)
+        x, y, z = (*grid, 1, 1)[:3]
+        if x * y * z:
+            if ready.maps:
+                values = list(ready.expanded(values))
+            # Two addresses of scratch memory, which none of the kernels has, come after all else.
+            ready.launch((x, y, z), ready.block, [*values, 0, 0], ready.shared_bytes)
+
+    def _is_too_new(self, args: Sequence[Any], device: torch.device) -> bool:
+        """Whether the GPU is too old for tiles, which Triton then takes apart in a way of its version."""
+        tiles = Tiles in map(type, args)
+        return tiles and torch.cuda.get_device_capability(device) < OLDEST
+
+    def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
+        """What the machine code depends on, and what it is given."""
+        variant: list[Any] = []
+        values: list[Any] = []
+        for x, kind in zip(args, self._kinds, strict=True):
+            if kind == _CONSTANT:
+                variant.append(x)
+            elif kind == _DOUBLE:
+                variant.append("fp64")
+                values.append(_bits("<d", "<q", x))
+            elif x.__class__ is int:
+                if kind == _SPECIAL and x == 1:
+                    variant.append(1)
+                    continue
+                name = "i32" if -INT32 <= x < INT32 else "i64"
+                variant.append(f"{name}:{ALIGNED}" if kind == _SPECIAL and x % ALIGNED == 0 else name)
+                values.append(x)
+            elif isinstance(x, torch.Tensor):
+                address = x.data_ptr()
+                variant.append(_POINTERS[x.dtype][address % ALIGNED == 0])
+                values.append(address)
+            elif isinstance(x, bool):
+                variant.append("u1")
+                values.append(int(x))
+            elif isinstance(x, float):
+                variant.append("fp32")
+                values.append(_bits("<f", "<i", x))
+            elif isinstance(x, Tiles):
+                variant.append(x.type)
+                values.append(x)
+            elif x is None:
+                variant.append(None)
+            else:
+                raise TypeError(f"{self.__name__} takes no {type(x).__name__}")
+        return tuple(variant), values
+
+    def _made_ready(self, variant: Variant, options: tuple, device: torch.device) -> _Ready:
+        asked[self.function.__module__, self.__name__, variant, options] = None
+        kept = self._kept(variant, options, torch.cuda.get_device_capability(device))
+        line, _, binary = kept.partition(b"\n")
+        about = json.loads(line)
+        launch = loaded(binary, about["name"], device, about["shared"])
+        maps = [(swizzle, tuple(box)) for swizzle, box in about["maps"]]
+        return _Ready(launch, (32 * about["num_warps"], 1, 1), about["shared"], maps)
+
+    def _kept(self, variant: Variant, options: tuple, capability: Capability) -> bytes:
+        """The machine code, from where it is kept, or compiled now and kept."""
+        name = self.file_name(variant, options)
+        for folder in kept_in(capability):
+            with suppress(OSError):
+                return read_checked(folder / name)
+        binary = self.compiled(variant, options, capability)
+        with suppress(OSError):
+            write_checked(kept_in(capability)[0] / name, binary)
+        return binary
+
+    def file_name(self, variant: Variant, options: tuple) -> str:
+        """Of the machine code: another one where anything changes that it depends on."""
+        text = repr((self._source, self.__name__, variant, options, tuple(COMMON.items())))
+        return f"{self.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.cubin"
+
+    @cached_property
+    def _source(self) -> str:
+        """Of the files of this kernel and of those that it calls, with the constants that they read."""
+        parts = set()
+        for kernel in self.reached():
+            file = sys.modules[kernel.function.__module__].__file__
+            assert file is not None
+            parts.add(hashlib.sha256(Path(file).read_bytes()).hexdigest())
+            parts |= {f"{name}={x!r}" for name, x in kernel.read() if isinstance(x, int | float)}
+        return " ".join(sorted(parts))
+
+    def read(self) -> Iterator[tuple[str, Any]]:
+        """What the function reads of its module."""
+        scope = self.function.__globals__
+        return ((name, scope[name]) for name in self.function.__code__.co_names if name in scope)
+
+    def reached(self) -> set[TritonKernel]:
+        """The kernel and those that it calls."""
+        found, left = set[TritonKernel](), [self]
+        while left:
+            if (kernel := left.pop()) not in found:
+                found.add(kernel)
+                left += [x for _, x in kernel.read() if isinstance(x, TritonKernel)]
+        return found
+
+    @cached_property
+    def by_triton(self) -> Any:
+        """The function as Triton takes it: what it reads is Triton's language, kernels and constants."""
+        triton = import_module("triton")
+        scope = {**self.function.__globals__, "tl": triton.language}
+        for name, x in self.read():
+            if isinstance(x, TritonKernel):
+                scope[name] = x.by_triton
+            elif isinstance(x, int | float):
+                scope[name] = triton.language.constexpr(x)
+        function = FunctionType(self.function.__code__, scope, self.__name__, self.function.__defaults__)
+        for name in ("__annotations__", "__module__", "__qualname__", "__doc__"):
+            setattr(function, name, getattr(self.function, name))
+        return triton.jit(function, do_not_specialize=self.general)
+
+    def compiled(self, variant: Variant, options: tuple, capability: Capability) -> bytes:
+        """Machine code by Triton, for which no GPU is needed, behind a line of what a launch has to know."""
+        compiler, backends = import_module("triton.compiler"), import_module("triton.backends.compiler")
+        signature, constants, attributes = {}, {}, {}
+        for i, (name, x, kind) in enumerate(zip(self.names, variant, self._kinds, strict=True)):
+            if _is_constant(x, kind):
+                signature[name], constants[i,] = "constexpr", _of_triton(x)
+            else:
+                signature[name], _, aligned = x.partition(":")
+                if aligned:
+                    attributes[i,] = [["tt.divisibility", ALIGNED]]
+        source = compiler.ASTSource(self.by_triton, signature, constants, attributes)
+        target = backends.GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        made = compiler.compile(source, target, {**COMMON, **dict(options)})
+        about = {name: getattr(made.metadata, name) for name in ("name", "shared", "num_warps")}
+        about["maps"] = [
+            (each["swizzle"], each["block_size"]) for each in made.metadata.tensordesc_meta or ()
+        ]
+        if made.metadata.global_scratch_size or made.metadata.num_ctas > 1:
+            raise NotImplementedError(f"{self.__name__} asks for scratch memory or clusters of thread blocks")
+        return json.dumps(about).encode() + b"\n" + made.asm["cubin"]
+
+
+def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Collection[str] = ()) -> Any:
+    """In the place of ``triton.jit``.
+
+    Parameters
+    ----------
+    function : callable
+        In a module with ``from __future__ import annotations`` and ``tl`` of this one, whose numbers are
+        constants.
+    do_not_specialize : collection of str
+        Parameters of which neither 1 nor multiples of 16 are worth machine code of their own.
+    """
+    if function is None:
+        return partial(jit, do_not_specialize=do_not_specialize)
+    return TritonKernel(function, do_not_specialize)
+
+
+def _is_constant(x: Any, kind: int) -> bool:
+    return kind == _CONSTANT or x is None or x == 1
+
+
+def _of_triton(x: Any) -> Any:
+    """A dtype of torch is one of Triton's language there, and tiles have another form."""
+    if isinstance(x, Tiles):
+        return x.for_triton
+    return getattr(tl, str(x).removeprefix("torch.")) if isinstance(x, torch.dtype) else x
+
+
+@lru_cache(maxsize=1024)
+def _bits(form: str, whole: str, x: float) -> int:
+    found: int = struct.unpack(whole, struct.pack(form, x))[0]
+    return found
