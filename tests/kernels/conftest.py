@@ -15,42 +15,41 @@ from pathlib import Path
 import pytest
 import torch
 
-from neula import kernels
-from neula.kernels import cholesky_tiles_cuda
-from neula.kernels.cuda_source import laid_out
+from neula.kernels.cholesky import cholesky_tiles_cuda
+from neula.kernels.cuda_source import laid_out, path_of
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 if not torch.cuda.is_available() and "triton" not in sys.modules:
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ImportError):
         environment.setenv("TRITON_INTERPRET", "1")
-        import neula.kernels.batched_product_triton
-        import neula.kernels.butterfly_triton
-        import neula.kernels.calu_triton
-        import neula.kernels.cholesky_block_triton
-        import neula.kernels.cholesky_panel_triton
-        import neula.kernels.doubled_normal_triton
-        import neula.kernels.few_vectors_triton
-        import neula.kernels.first_column_triton
-        import neula.kernels.gemm_triton
-        import neula.kernels.householder_triton
-        import neula.kernels.lanczos_triton
-        import neula.kernels.lu_block_triton
+        import neula.kernels.cholesky.cholesky_block_triton
+        import neula.kernels.cholesky.few_vectors_triton
+        import neula.kernels.cholesky.pivoted_cholesky_triton
+        import neula.kernels.cholesky.symmetric_triton
+        import neula.kernels.doubled.doubled_normal_triton
+        import neula.kernels.few_vectors.narrow_product_triton
+        import neula.kernels.few_vectors.normal_product_triton
+        import neula.kernels.few_vectors.symmetric_residual_triton
+        import neula.kernels.few_vectors.thin_triton
+        import neula.kernels.lu.butterfly_triton
+        import neula.kernels.lu.calu_triton
+        import neula.kernels.lu.lu_block_triton
+        import neula.kernels.lu.panel_end_triton
         import neula.kernels.magnitudes_triton
-        import neula.kernels.mgs_triton
-        import neula.kernels.narrow_product_triton
-        import neula.kernels.normal_product_triton
-        import neula.kernels.panel_end_triton
-        import neula.kernels.panel_gram_triton
-        import neula.kernels.pivoted_cholesky_triton
-        import neula.kernels.projection_triton
-        import neula.kernels.seminormal_triton
-        import neula.kernels.split_triton
-        import neula.kernels.symmetric_residual_triton
-        import neula.kernels.symmetric_triton
-        import neula.kernels.systems_triton
-        import neula.kernels.tall_gram_triton
-        import neula.kernels.tall_product_triton
-        import neula.kernels.thin_triton
+        import neula.kernels.polar.batched_product_triton
+        import neula.kernels.polar.lanczos_triton
+        import neula.kernels.polar.split_triton
+        import neula.kernels.products.gemm_triton
+        import neula.kernels.qr.cholesky_panel_triton
+        import neula.kernels.qr.first_column_triton
+        import neula.kernels.qr.householder_triton
+        import neula.kernels.qr.mgs_triton
+        import neula.kernels.qr.panel_gram_triton
+        import neula.kernels.qr.projection_triton
+        import neula.kernels.qr.tall_gram_triton
+        import neula.kernels.qr.tall_product_triton
+        import neula.kernels.small_problems.seminormal_triton
+        import neula.kernels.small_problems.systems_triton
         import neula.kernels.transposed_copy_triton  # noqa: F401
 
 
@@ -66,12 +65,14 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
     def compiled(name: str, **macros: object) -> ctypes.CDLL:
         library = tmp_path_factory.mktemp(name) / f"{name}.so"
-        source = Path(kernels.__file__).with_name(f"{name}.cu")
+        source, here = path_of(f"{name}.cu"), Path(__file__).parent
+        folders = sorted({f"-I{file.parent}" for file in source.parents[1].rglob("*.cuh")} | {f"-I{here}"})
         # What fortified C libraries forbid is to jump from one stack to another.
         options = ["-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", f'-DSOURCE="{source}"']
         options += [f"-D{macro}={value}" for macro, value in macros.items()]
-        program = Path(__file__).with_name(f"{name}_on_host.cpp")
-        made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
+        (program,) = here.rglob(f"{name}_on_host.cpp")
+        command = [compiler, *options, *folders, program, "-o", library]
+        made = subprocess.run(command, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         return ctypes.CDLL(str(library))
 

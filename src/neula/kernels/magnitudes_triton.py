@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from neula.kernels.magnitudes import Ends, Magnitudes
-from neula.kernels.tiles_triton import least_of, most_of
+from neula.kernels.small_problems.tiles_triton import least_of, most_of
 
 ROWS, COLUMNS, WARPS = 128, 64, 8
 """A tile."""
