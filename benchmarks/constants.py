@@ -15,7 +15,7 @@ from torch import distributed
 import neula
 from neula.algorithms.spectra.gram import gram
 from neula.engines import FP16, Engine, select_engine
-from neula.kernels.normal_product import normal_product
+from neula.kernels.few_vectors.normal_product import normal_product
 from neula.papers.measuring import median_seconds
 
 MESSAGES = (512, 1 << 16, 1 << 20, 1 << 23, 1 << 26, 1 << 30)

@@ -11,10 +11,10 @@ import torch
 from benchmarks.floor import Machine
 from benchmarks.harness import Results
 from neula.kernels import mgs_into, probe_errors
-from neula.kernels.doubled import Doubled
-from neula.kernels.gemm import corrected_gemm
-from neula.kernels.householder import apply_tiles, factor_tiles
-from neula.kernels.tall import tall_gram, tall_product
+from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.products.gemm import corrected_gemm
+from neula.kernels.qr.householder import apply_tiles, factor_tiles
+from neula.kernels.qr.tall import tall_gram, tall_product
 from neula.papers.measuring import sustained_seconds
 
 

@@ -1,4 +1,4 @@
-// Matrix products as the matrix unit of a GPU sums them, block by block (kernels/block_fma.py says how).
+// Matrix products as the matrix unit of a GPU sums them, block by block (kernels/products/block_fma.py says how).
 #include "threads.hpp"
 #include "vectors.hpp"
 

@@ -15,7 +15,7 @@ from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
 from neula.engines.reduction import Reduction
 from neula.engines.sharded import sharded
 from neula.engines.shipped import EMULATED, cpu_tuning, cuda_tuning
-from neula.kernels import seminormal_host
+from neula.kernels.small_problems import seminormal_host
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import by_kernel
 from neula.problems.least_squares import links as lstsq_chain

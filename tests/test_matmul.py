@@ -11,8 +11,8 @@ import torch
 
 import neula
 from neula.engines import BF16, FP16, UNITS, CpuEngine, EmulatedEngine
-from neula.kernels.gemm import corrected_gemm_reference
-from neula.kernels.parts import SCHEMES
+from neula.kernels.products.gemm import corrected_gemm_reference
+from neula.kernels.products.parts import SCHEMES
 from neula.problems.products.matmul import MODES
 
 U = 2.0**-24

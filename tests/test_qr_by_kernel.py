@@ -10,7 +10,7 @@ import torch
 
 import neula
 from neula.io.matrices import random_matrix
-from neula.kernels import cholesky_qr_host
+from neula.kernels.qr import cholesky_qr_host
 from neula.problems.orthogonal import by_kernel
 from neula.problems.orthogonal.by_kernel import LABEL
 

@@ -11,7 +11,7 @@ from neula.algorithms.orthogonal.cholesky_qr import solved_cholesky_qr
 from neula.certificates.bounds import orthogonality_bound
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
-from neula.kernels import probes_host
+from neula.kernels.few_vectors import probes_host
 
 FORMATS = {torch.float64: FP64, torch.float32: FP32}
 

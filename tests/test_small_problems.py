@@ -11,7 +11,7 @@ import torch
 
 import neula
 from exact_solutions import error_of, exactly, least_squares, solved
-from neula.kernels import probes_host
+from neula.kernels.few_vectors import probes_host
 
 U = 2.0**-53
 

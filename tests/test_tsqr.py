@@ -16,7 +16,7 @@ from torch.autograd import gradcheck
 import neula
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
-from neula.kernels.householder import MAX_HEIGHT, WIDTH
+from neula.kernels.qr.householder import MAX_HEIGHT, WIDTH
 from neula.problems.orthogonal.tsqr import COMPUTE
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}

@@ -23,7 +23,7 @@ SEMINORMAL_NUMBERS: tuple[str, ...]
 """Names of the evidence that :meth:`Core.seminormal` writes, in their order."""
 
 class BoundedNumbers:
-    """Evidence of a solution, its fields named as in ``neula.kernels.bounded_host.Numbers``."""
+    """Evidence of a solution, its fields named as in ``bounded_host.Numbers``."""
 
     def __getattr__(self, name: str) -> float: ...
 
@@ -78,7 +78,7 @@ class Core:
         sets: float,
         of_all: bool,
     ) -> BoundedNumbers | None:
-        """Least squares with bounds: :func:`neula.kernels.bounded_host.minimum`.
+        """Least squares with bounds: :func:`neula.kernels.small_problems.bounded_host.minimum`.
 
         Rows of ``vectors`` become x, the sides of its elements, the norms of columns, and, if `of_all`,
         the solution without bounds.
@@ -87,7 +87,7 @@ class Core:
     def probe_errors(
         self, a: np.ndarray, q: np.ndarray, r: np.ndarray, probes: np.ndarray, threads: int
     ) -> np.ndarray:
-        """Make R's diagonal nonnegative, in place: :func:`neula.kernels.probes_host.reflected_errors`."""
+        """Make R's diagonal nonnegative, in place: ``probes_host.reflected_errors``."""
 
     def cholesky_qr(
         self,
@@ -98,7 +98,7 @@ class Core:
         loss: float,
         threads: int,
     ) -> np.ndarray:
-        """Factorize A, overwriting Q and R: :func:`neula.kernels.cholesky_qr_host.cholesky_qr`."""
+        """Factorize A, overwriting Q and R: :func:`neula.kernels.qr.cholesky_qr_host.cholesky_qr`."""
 
     def one_pass(
         self,
@@ -111,7 +111,7 @@ class Core:
     ) -> None:
         """``R = A X``, ``B - A X`` or B to image, and ``A^T R`` to back, for vectors as rows.
 
-        A (m, n) has rows without gaps: :class:`neula.kernels.one_pass_host.OnePass`.
+        A (m, n) has rows without gaps: :class:`neula.kernels.few_vectors.one_pass_host.OnePass`.
 
         Raises
         ------
@@ -121,7 +121,7 @@ class Core:
     def block_fma(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, block: int, ulp: float, threads: int
     ) -> None:
-        """``C = A B``, summed as a matrix unit does: :func:`neula.kernels.block_fma.block_fma_product`.
+        """``C = A B``, summed as a matrix unit does: ``block_fma.block_fma_product``.
 
         A (2, batch, m, k) and B (2, batch, tiles, k, 8) hold the elements and their powers of two, tiles of 8
         columns; C (batch, tiles, m, 8) is overwritten.
@@ -152,8 +152,8 @@ class Core:
     ) -> bool:
         """Least squares by seminormal equations, in ``written``; False where there is too little memory.
 
-        :func:`neula.kernels.seminormal_host.solved` says what the limits are, and
-        :class:`neula.kernels.seminormal_host.SeminormalHostSolutions` what is written.
+        :func:`neula.kernels.small_problems.seminormal_host.solved` says what the limits are, and
+        :class:`neula.kernels.small_problems.seminormal_host.SeminormalHostSolutions` what is written.
         """
 
     system_evidence: dict[str, tuple[int, int]]

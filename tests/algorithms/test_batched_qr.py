@@ -141,7 +141,7 @@ def test_tiles_that_do_not_shrink() -> None:
 @pytest.mark.parametrize(("m", "n"), [(50, 20), (20, 50), (300, 70), (1, 1)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.dtype) -> None:
-    """Up to the ``4 u`` of sums in float32 (see :mod:`neula.kernels.probes`), where the kernel measures."""
+    """Up to the ``4 u`` of sums in float32 (see ``probes``), where the kernel measures."""
     a = normal(3, m, n, dtype)
     q, r = torch.linalg.qr(a)
     q[1] *= 1.001

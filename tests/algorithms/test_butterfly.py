@@ -42,7 +42,7 @@ def test_blocks_of_columns_make_no_difference(monkeypatch: pytest.MonkeyPatch) -
     x = torch.randn(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     butterfly = Butterfly.random(12, 3, CPU)
     whole = butterfly.apply_(x.clone())
-    monkeypatch.setattr("neula.kernels.butterfly._BLOCK", 24)
+    monkeypatch.setattr("neula.kernels.lu.butterfly._BLOCK", 24)
     assert torch.equal(butterfly.apply_(x.clone()), whole)
 
 

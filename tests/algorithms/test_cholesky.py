@@ -24,8 +24,8 @@ from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
-from neula.kernels.cholesky_block import LEAF, BlockFactors, factor_lower
-from neula.kernels.kept import Kept, multiply_kept
+from neula.kernels.cholesky.cholesky_block import LEAF, BlockFactors, factor_lower
+from neula.kernels.products.kept import Kept, multiply_kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
     EmulatedEngine(format=name) for name in ("fp16", "bf16", "tf32", "fp32", "fp64")

@@ -18,7 +18,7 @@ from neula.algorithms.corrected import (
 )
 from neula.engines import BF16, FP16, FP32, TF32, UNITS, EmulatedEngine
 from neula.engines.formats import round_to
-from neula.kernels.parts import SCHEMES, split_reference
+from neula.kernels.products.parts import SCHEMES, split_reference
 
 U = FP32.u
 FORMATS = [FP16, TF32, BF16]

@@ -18,8 +18,9 @@ from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bou
 from neula.engines import BF16, FP16, FP32, FP64, UNITS, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels import mixed_product, tournament
-from neula.kernels.lu_block import kernels_take
+from neula.kernels.few_vectors import mixed_product
+from neula.kernels.lu import tournament
+from neula.kernels.lu.lu_block import kernels_take
 
 U32 = 2.0**-24
 EACH = pytest.mark.parametrize("variant", VARIANTS)

@@ -12,7 +12,7 @@ from neula.algorithms.corrected import corrected_bmm
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32, tsqr
 from neula.engines import UNITS, EmulatedEngine
 from neula.io.matrices import random_matrix
-from neula.kernels.householder import MAX_HEIGHT, WIDTH, Product, product_named
+from neula.kernels.qr.householder import MAX_HEIGHT, WIDTH, Product, product_named
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 U16, U32, U64 = 2.0**-11, 2.0**-24, 2.0**-53
@@ -217,7 +217,7 @@ def cholesky_bounds(a: torch.Tensor, r: torch.Tensor, u: float, gram: float) -> 
 
 def arithmetic(device: str, n: int) -> tuple[float, float]:
     """Errors of the product and of the Gram matrix: on a CPU a sum in float64, and one rounding; on a GPU
-    float32 (:mod:`neula.kernels.tall`).
+    float32 (:mod:`neula.kernels.qr.tall`).
     """
     return (2 * U32, U64) if device == "cpu" else ((12 + 2 * n / 16) * U32, 8 * U32)
 

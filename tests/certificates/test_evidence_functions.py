@@ -30,7 +30,7 @@ from neula.certificates.residuals import (
     residual_noise,
 )
 from neula.certificates.stagnation import FLOOR, STAGNATION, contracts, goes_on, improves, settled
-from neula.kernels.refining import progress, relative_error
+from neula.kernels.small_problems.refining import progress, relative_error
 
 RECORDS = 100_000
 SINGLE = 2_000

@@ -27,7 +27,7 @@ from neula.certificates.orthogonality import (
 from neula.certificates.qr import accepted_by, qr_certificate, qr_certificates, qr_measures
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64
 from neula.io.matrices import random_matrix
-from neula.kernels.probes import spectral_norms
+from neula.kernels.few_vectors.probes import spectral_norms
 
 CPU = torch.device("cpu")
 SPECTRA = {

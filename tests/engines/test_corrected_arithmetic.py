@@ -12,7 +12,7 @@ from neula.algorithms.spectra.gram import gram
 from neula.engines import FP16_COR, FP32, CpuEngine, CudaEngine, EmulatedEngine, cuda
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.kernels.gemm import corrected_projection
+from neula.kernels.products.gemm import corrected_projection
 
 U32 = 2.0**-24
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from neula import kernels
-from neula.kernels import cholesky_tiles_cuda
-from neula.kernels.cuda_source import laid_out
+from neula.kernels.cholesky import cholesky_tiles_cuda
+from neula.kernels.cuda_source import laid_out, path_of
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 INTERPRETED = not torch.cuda.is_available() and "triton" not in sys.modules
@@ -39,12 +38,14 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 
     def compiled(name: str, **macros: object) -> ctypes.CDLL:
         library = tmp_path_factory.mktemp(name) / f"{name}.so"
-        source = Path(kernels.__file__).with_name(f"{name}.cu")
+        source, here = path_of(f"{name}.cu"), Path(__file__).parent
+        folders = sorted({f"-I{file.parent}" for file in source.parents[1].rglob("*.cuh")} | {f"-I{here}"})
         # What fortified C libraries forbid is to jump from one stack to another.
         options = ["-std=c++17", "-O1", "-U_FORTIFY_SOURCE", "-shared", "-fPIC", f'-DSOURCE="{source}"']
         options += [f"-D{macro}={value}" for macro, value in macros.items()]
-        program = Path(__file__).with_name(f"{name}_on_host.cpp")
-        made = subprocess.run([compiler, *options, program, "-o", library], capture_output=True, text=True)
+        (program,) = here.rglob(f"{name}_on_host.cpp")
+        command = [compiler, *options, *folders, program, "-o", library]
+        made = subprocess.run(command, capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
         return ctypes.CDLL(str(library))
 

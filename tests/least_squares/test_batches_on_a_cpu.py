@@ -10,7 +10,7 @@ import neula
 from campaign.oracle import LeastSquares
 from neula.engines import FP32
 from neula.io.matrices import random_matrix
-from neula.kernels import seminormal_host
+from neula.kernels.small_problems import seminormal_host
 
 U64 = 2.0**-53
 

@@ -12,7 +12,7 @@ import neula
 from campaign.oracle import LeastSquares
 from neula.engines import FP64
 from neula.io.matrices import random_matrix
-from neula.kernels import seminormal_host
+from neula.kernels.small_problems import seminormal_host
 from neula.problems.least_squares import by_kernel
 
 LABEL = "cholesky fp64 + seminormal"

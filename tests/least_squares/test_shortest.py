@@ -12,7 +12,7 @@ import torch
 import neula
 from exact_solutions import error_of
 from neula.engines import FP64
-from neula.kernels import seminormal_host
+from neula.kernels.small_problems import seminormal_host
 from shortest_solutions import UNITS, integers, scaled, shortest
 
 U = FP64.u

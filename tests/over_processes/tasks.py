@@ -21,8 +21,8 @@ from neula.engines.sharded import RowsOfGroup, sharded
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuning import Recursion
 from neula.kernels.dispatch import Kernel
-from neula.kernels.doubled_normal import doubled_normal
-from neula.kernels.normal_product import normal_product, transposed_product
+from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.few_vectors.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.r_source import SOURCES

@@ -15,8 +15,8 @@ import neula
 from neula.algorithms.elimination import compiled
 from neula.engines import EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
-from neula.kernels import seminormal_host
-from neula.kernels.small_qr import SmallQR, small_qr
+from neula.kernels.small_problems import seminormal_host
+from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.problems.orthogonal import at_once
 from neula.problems.orthogonal.by_kernel import LABEL
@@ -204,7 +204,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_answers_go_back_to_the_gpu(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.kernels.small_qr.ready", lambda *_: False)
+    monkeypatch.setattr("neula.kernels.small_problems.small_qr.ready", lambda *_: False)
     a, b = normal(64, 32, dtype=dtype).cuda().requires_grad_(), normal(64, dtype=dtype).cuda()
     found, alone = neula.lstsq(a, b), neula.lstsq(a, b, engine="cuda")
     assert found.engine.startswith("cpu")
@@ -232,7 +232,7 @@ def test_answers_go_back_to_the_gpu(dtype: torch.dtype, monkeypatch: pytest.Monk
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_kernel_takes_the_hosts_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.kernels.small_qr.ready", lambda *_: True)
+    monkeypatch.setattr("neula.kernels.small_problems.small_qr.ready", lambda *_: True)
     a = normal(64, 32, dtype=dtype).cuda()
     for given in (a, a.mT.contiguous().mT, a[3:40, 1:30:2]):
         found = neula.qr(given)

@@ -17,7 +17,7 @@ from neula.algorithms.krylov.pace import Pace
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
-from neula.kernels.cholesky_tiles import InvertedFactor, factor_inverted
+from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import together
 from neula.problems.systems.factor_source import DEFINITE, NORMAL_EQUATIONS, FactorSource
 from neula.problems.systems.scaled import ScaledSystems

@@ -29,8 +29,8 @@ import torch
 
 from neula.engines import Engine, Format
 from neula.engines.formats import round_to
-from neula.kernels.gemm import RUN
-from neula.kernels.parts import SCHEMES, Scheme, balanced, parts_of, unbalanced
+from neula.kernels.products.gemm import RUN
+from neula.kernels.products.parts import SCHEMES, Scheme, balanced, parts_of, unbalanced
 
 
 def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**11) -> list[torch.Tensor]:
@@ -96,7 +96,7 @@ def corrected_product(
     engine : Engine
         In format fp16, tf32 or bf16.
     scheme : Scheme, optional
-        Parts and scales; by default those of :data:`neula.kernels.parts.SCHEMES` for the format.
+        Parts and scales; by default those of :data:`neula.kernels.products.parts.SCHEMES` for the format.
     run : int
         Products of leading parts that the unit sums from zero; the sums are added in float32.
 

@@ -18,7 +18,7 @@ from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled import Doubled
+from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.shift import LIMIT, shift
 
 EXACT = 2.0**-900

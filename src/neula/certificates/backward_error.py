@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.refining import over, perturbations
+from neula.kernels.small_problems.refining import over, perturbations
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def measurement_error(m: int, high: torch.dtype) -> float:
 def probing_error(m: int) -> float:
     """What random vectors in single precision add to the errors of a QR of m rows: ``sqrt(1 + log2 m) u``.
 
-    Sums in kernels branch like trees (:mod:`neula.kernels.probes`). A residual has three products, each of
+    Sums in kernels branch like trees (``probes``). A residual has three products, each of
     which adds a third of the square of this.
     """
     return math.sqrt(1 + math.log2(max(m, 1))) * FP32.u

@@ -95,7 +95,7 @@ def left_by_update(rate: X, *, lifted: bool = False) -> X:
 def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X | float = 0.0) -> X:
     """Forward error by what is left after the last update, relative to the exact solution.
 
-    As ``neula.kernels.refining.relative_error`` has it, which is one launch; infinite where updates are
+    As ``refining.relative_error`` has it, which is one launch; infinite where updates are
     not trusted to show errors, and where nothing but errors is left.
 
     Parameters

@@ -7,8 +7,8 @@ import torch
 from neula.certificates.orthogonality import DIRECTIONS, directions
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.qr import units
-from neula.kernels.probes import norms, spectral_norms
-from neula.kernels.reflectors import Reflectors
+from neula.kernels.few_vectors.probes import norms, spectral_norms
+from neula.kernels.qr.reflectors import Reflectors
 
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
 """Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""

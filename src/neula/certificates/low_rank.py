@@ -13,7 +13,7 @@ from neula.certificates.verdict import within
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.thin import thin_product
+from neula.kernels.few_vectors.thin import thin_product
 
 VECTORS = 8
 """Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""

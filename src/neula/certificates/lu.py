@@ -9,8 +9,8 @@ import torch
 
 from neula.engines import FP16, Format, Unit, format_of
 from neula.errors import unknown_name
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul
-from neula.kernels.thin import thin_product
 
 _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements that are converted at a time: what a cache holds, and what fills a GPU."""

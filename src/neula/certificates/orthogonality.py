@@ -29,9 +29,9 @@ import torch
 
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.few_vectors.probes import spectral_norms
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.probes import spectral_norms
-from neula.kernels.thin import thin_product
 
 DIRECTIONS = 8
 """Random vectors that look for the direction in which Q is furthest from orthonormal."""

@@ -28,9 +28,9 @@ from neula.certificates.probes import PROBES
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.random_vectors import gaussian
-from neula.kernels.lanczos import advance, extreme_values
+from neula.kernels.polar.lanczos import advance, extreme_values
+from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import converged_eigvalsh
 
 STEPS = 10
 """Lanczos steps: an eigenvalue ten times as large as all others is found in four."""

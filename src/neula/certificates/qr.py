@@ -34,8 +34,8 @@ from neula.engines import BF16, FP16, FP64, Format
 from neula.engines.random_vectors import gaussian, remembered
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels import probe_errors
+from neula.kernels.few_vectors.thin import VECTORS, thin_product
 from neula.kernels.precision import exact_matmul
-from neula.kernels.thin import VECTORS, thin_product
 
 SEED = 3
 """Of the random vectors that look for columns which are not orthonormal."""
@@ -215,7 +215,7 @@ def qr_measures(
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch, as accurate as :mod:`neula.kernels.probes` says.
+    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says.
 
     Parameters
     ----------

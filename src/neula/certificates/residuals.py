@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from neula.engines import FP64
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 
 X = TypeVar("X", float, np.ndarray, torch.Tensor)
 """Norms: of one vector, or of each of many."""

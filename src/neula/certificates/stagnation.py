@@ -35,7 +35,7 @@ def goes_on(
     stagnation: float = STAGNATION,
 ) -> Any:
     """Whether another update is worth its while: the error is too large, was at least halved, and is not that
-    of rounding alone (``neula.kernels.refining.progress``).
+    of rounding alone (``neula.kernels.small_problems.refining.progress``).
 
     Examples
     --------

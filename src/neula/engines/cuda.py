@@ -17,14 +17,14 @@ from neula.engines.inputs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import Tuning
-from neula.kernels import calu, tournament
-from neula.kernels.batched_product import batched_product, joined, room, split
 from neula.kernels.dispatch import expected, runs
-from neula.kernels.gemm import corrected_gemm, corrected_gram, corrected_projection
-from neula.kernels.kept import Kept, keep
-from neula.kernels.narrow_product import narrow_product
+from neula.kernels.few_vectors.narrow_product import narrow_product
+from neula.kernels.lu import calu, tournament
+from neula.kernels.polar.batched_product import batched_product, joined, room, split
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.projection import project_out
+from neula.kernels.products.gemm import corrected_gemm, corrected_gram, corrected_projection
+from neula.kernels.products.kept import Kept, keep
+from neula.kernels.qr.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
 
 ALIGNED = 8

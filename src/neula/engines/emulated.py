@@ -23,7 +23,7 @@ from neula.engines.formats import FP16, FP32, FP64, round_to
 from neula.engines.shipped import EMULATED
 from neula.engines.units import UNITS, Unit, unit_named
 from neula.errors import unknown_name
-from neula.kernels.block_fma import block_fma_product
+from neula.kernels.products.block_fma import block_fma_product
 
 ACCUMULATIONS = ("fp32", "fp16")
 DEFAULT_UNIT = UNITS["a100"]

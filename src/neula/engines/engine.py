@@ -18,7 +18,7 @@ from neula.engines.inputs import Inputs, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
-from neula.kernels.kept import Kept
+from neula.kernels.products.kept import Kept
 from neula.kernels.transposed_copy import transposed_copy
 
 First = TypeVar("First")
@@ -302,7 +302,7 @@ class Engine(ABC):
         symmetric: bool = False,
     ) -> torch.Tensor:
         """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
-        :func:`neula.kernels.batched_product.batched_product`.
+        :func:`neula.kernels.polar.batched_product.batched_product`.
         """
         c = self._matmul(a[0], b[0]).to(self.storage).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)

@@ -34,7 +34,7 @@ from neula.engines.engine import Engine, Named
 from neula.engines.inputs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
-from neula.kernels.doubled import two_sum
+from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.precision import exact_matmul
 
 TRIANGLE_BLOCKS, NARROWEST = 8, 1024

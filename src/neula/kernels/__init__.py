@@ -1,4 +1,4 @@
-"""GPU kernels in Triton, for what no library call does well.
+"""GPU kernels in Triton and CUDA C++, in families, for operations that no library call does well.
 
 A kernel knows tensors, and nothing of engines or algorithms. ``name.py`` has the function that algorithms
 call, in plain torch, which runs anywhere and says what is computed; ``name_triton.py`` (or ``name_cuda.py``)
@@ -7,8 +7,8 @@ supports and for shapes that fit on the chip. Triton is imported at the first ca
 works without.
 """
 
-from neula.kernels.mgs import mgs, mgs_into, tallest_tile
-from neula.kernels.probes import probe_errors
+from neula.kernels.few_vectors.probes import probe_errors
+from neula.kernels.qr.mgs import mgs, mgs_into, tallest_tile
 
 __all__ = [
     "mgs",

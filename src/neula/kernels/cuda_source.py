@@ -126,9 +126,14 @@ def kept_in(capability: Capability) -> list[Path]:
 @lru_cache
 def source_of(name: str, macros: str = "") -> str:
     """The text of ``name.cu``, what it includes in its place: not every way to compile knows folders."""
-    folder = Path(__file__).parent
-    source = (folder / f"{name}.cu").read_text()
-    return macros + INCLUDED.sub(lambda found: (folder / found[1]).read_text(), source)
+    source = path_of(f"{name}.cu").read_text()
+    return macros + INCLUDED.sub(lambda found: path_of(found[1]).read_text(), source)
+
+
+def path_of(file: str) -> Path:
+    """A source in CUDA C++, in whichever family: names are unique."""
+    (found,) = Path(__file__).parent.rglob(file)
+    return found
 
 
 def ready(name: str, device: torch.device, macros: str = "") -> bool:

@@ -13,7 +13,7 @@ import torch
 
 from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import Ends, Magnitudes
-from neula.kernels.tiles_triton import least_of, most_of
+from neula.kernels.small_problems.tiles_triton import least_of, most_of
 from neula.kernels.triton_source import jit, tl
 
 ROWS, COLUMNS, WARPS = 128, 64, 8

@@ -8,7 +8,7 @@ from neula.kernels.precision import exactly
 
 
 def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverses of both factors of :func:`neula.kernels.lu_block.lu_unpivoted`, in the same launches.
+    """Inverses of both factors of :func:`neula.kernels.lu.lu_block.lu_unpivoted`, in the same launches.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.inputs import Inputs, Written
-from neula.kernels.bordered import bordered
+from neula.kernels.small_problems.bordered import bordered
 
 LEAST_ROWS, LEAST_COLUMNS = 32, 8
 """Sizes are multiples of these, and of a quarter of the power of two below them."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
+from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import converged_eigh
 
 Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""

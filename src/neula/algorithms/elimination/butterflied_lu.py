@@ -16,11 +16,11 @@ from neula.algorithms.elimination.butterfly import TwoSided, padded
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
 from neula.engines import Tuning
-from neula.kernels.butterfly import mixed
-from neula.kernels.lu_block import lu_unpivoted
+from neula.kernels.lu.butterfly import mixed
+from neula.kernels.lu.lu_block import lu_unpivoted
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverses
 
 STRIP = 2048

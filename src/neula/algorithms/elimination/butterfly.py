@@ -23,7 +23,7 @@ import torch
 from neula.algorithms.elimination.factorization import Wrapped
 from neula.engines import Engine
 from neula.engines.random_vectors import remembered
-from neula.kernels.butterfly import mixed
+from neula.kernels.lu.butterfly import mixed
 
 DEPTH = 2
 """Levels of recursion. Two are enough in practice (Baboulin et al., section 4)."""
@@ -39,7 +39,7 @@ class Butterfly:
         R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n is a multiple
         of 4.
     weights, transposed : Tensor, shape (4, 4, n / 4)
-        What ``mixed`` of ``neula.kernels.butterfly`` takes for W and for ``W^T``.
+        What ``mixed`` of ``neula.kernels.lu.butterfly`` takes for W and for ``W^T``.
     """
 
     diagonals: torch.Tensor

@@ -29,10 +29,10 @@ from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import LeadingColumns
 from neula.algorithms.elimination.lu_panels import blocks, halves
 from neula.engines import FP32, Engine, format_of
-from neula.kernels.cholesky import cholesky_lower
-from neula.kernels.cholesky_block import LEAF, factor_lower
-from neula.kernels.kept import Kept, keep, multiply_kept
+from neula.kernels.cholesky.cholesky import cholesky_lower
+from neula.kernels.cholesky.cholesky_block import LEAF, factor_lower
 from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.products.kept import Kept, keep, multiply_kept
 
 SHIFT = 4.0
 """Multiple of u by which the diagonal of a matrix grows before its factors are rounded to a low format:

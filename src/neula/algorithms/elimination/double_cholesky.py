@@ -11,7 +11,7 @@ import torch
 from neula.algorithms.elimination.cholesky import CholeskyFactorization, cholesky, library_cholesky
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
-from neula.kernels.cholesky_tiles import factor_inverted
+from neula.kernels.cholesky.cholesky_tiles import factor_inverted
 
 
 def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:

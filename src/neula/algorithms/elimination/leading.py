@@ -15,7 +15,7 @@ from typing import Self
 
 import torch
 
-from neula.kernels.kept import Kept, keep, multiply_kept
+from neula.kernels.products.kept import Kept, keep, multiply_kept
 
 EXPLAINED = 0.5
 """Part of the diagonal that the first block of columns stands for from which on they are kept. Of a matrix

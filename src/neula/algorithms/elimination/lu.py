@@ -37,8 +37,8 @@ from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.trace import Tracer, panels_told, traced
 from neula.engines import FP32, FP64, Engine, Format
 from neula.errors import unknown_name, whole_number
-from neula.kernels.lu_block import factor_block, kernels_take, solve_beside
-from neula.kernels.tournament import WIDTH
+from neula.kernels.lu.lu_block import factor_block, kernels_take, solve_beside
+from neula.kernels.lu.tournament import WIDTH
 
 WIDEST = 1024
 """Columns of a panel up to which the kernels of tournament pivoting keep its rows of U on the chip."""
@@ -339,7 +339,7 @@ def by_blocks(
 
 
 def _factorized(diagonal: torch.Tensor, width: int, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.lu_block.factor_block`, two dozen launches of microseconds, from a CUDA graph."""
+    """``lu_block.factor_block``, two dozen launches of microseconds, from a CUDA graph."""
 
     def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return *factor_block(columns.T, width), columns

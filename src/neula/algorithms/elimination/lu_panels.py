@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.engines import Engine
-from neula.kernels.lu_block import lu_unpivoted
+from neula.kernels.lu.lu_block import lu_unpivoted
 from neula.kernels.triangular_inverse import triangular_inverses
 
 Solve = Callable[[torch.Tensor, slice], None]

@@ -33,9 +33,9 @@ from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled import Doubled
-from neula.kernels.doubled_normal import doubled_normal
-from neula.kernels.refining import uncertainty
+from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.small_problems.refining import uncertainty
 
 PROBES = 8
 """Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which

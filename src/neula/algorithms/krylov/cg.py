@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import pad
 
 from neula.algorithms.krylov.gmres import goes_on
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Applies a matrix to the columns of another, shape (n, k)."""

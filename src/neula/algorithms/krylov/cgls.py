@@ -23,7 +23,7 @@ from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.svd import converged_eigvalsh
+from neula.kernels.polar.svd import converged_eigvalsh
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""

@@ -10,7 +10,7 @@ from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import enlarged, least_squares_error
 from neula.certificates.rank import rank_doubt, rounding_of
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 CLEAR = 8.0

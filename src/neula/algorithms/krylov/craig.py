@@ -18,7 +18,7 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale
 from neula.certificates.stagnation import goes_on
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 
 
 def craig(

@@ -8,7 +8,7 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined
 from neula.algorithms.krylov.passes import normal, residual_and_gradient, transposed
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import two_product
-from neula.kernels.doubled import Doubled, Pair, two_sum
+from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
 
 
 class DampedProblems(Overdetermined):

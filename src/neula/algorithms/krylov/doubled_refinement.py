@@ -27,8 +27,8 @@ from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.engines.graphs import kept
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.refining import added, over, progress, relative_error
-from neula.kernels.systems import Stepped, Trust, stepped
+from neula.kernels.small_problems.refining import added, over, progress, relative_error
+from neula.kernels.small_problems.systems import Stepped, Trust, stepped
 
 MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""

@@ -14,9 +14,9 @@ from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
-from neula.kernels.doubled import Doubled
-from neula.kernels.refining import over
-from neula.kernels.systems import Margins, Trust, trusted
+from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.small_problems.refining import over
+from neula.kernels.small_problems.systems import Margins, Trust, trusted
 
 
 class Factors(Protocol):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.projected import Array, ProjectedLeastSquares, ratio
-from neula.kernels.few_vectors import orthonormalizing
+from neula.kernels.cholesky.few_vectors import orthonormalizing
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 """Linear, of the columns of a matrix of shape (n, k)."""

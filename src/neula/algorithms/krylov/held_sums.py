@@ -19,10 +19,10 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
-from neula.kernels.doubled import Doubled, Pair, two_sum
+from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.shift import LIMIT, shift
-from neula.kernels.svd import converged_eigh
 
 LEFT = 2.0**-20
 """Part of what is known along any direction that must be left when rows are removed: its rounding errors are

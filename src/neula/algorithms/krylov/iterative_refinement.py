@@ -23,7 +23,7 @@ from neula.algorithms.krylov.gmres import Space
 from neula.algorithms.spectra.inverse_norm import SharedSolves
 from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.stagnation import STAGNATION, goes_on, improves
-from neula.kernels.symmetric_product import symmetric_product
+from neula.kernels.few_vectors.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12
 """What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""

@@ -30,7 +30,7 @@ from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.stagnation import SLOW
 from neula.engines import FP64, Engine
 from neula.engines.random_vectors import gaussian
-from neula.kernels.thin import thin_product
+from neula.kernels.few_vectors.thin import thin_product
 
 MAX_ITERATIONS = 100
 """Solves with the factors, at most, for one solution."""

@@ -8,7 +8,7 @@ from neula.algorithms.krylov.batched_lstsq import ROUNDING
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.certificates.residuals import DOUBLED
 from neula.certificates.stagnation import FLOOR, STAGNATION
-from neula.kernels.seminormal import RefinementLimits
+from neula.kernels.small_problems.seminormal import RefinementLimits
 
 
 @lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ import torch
 from neula.engines import Engine
 from neula.engines.inputs import Replay, called
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.normal_product import normal_product, product, transposed_product
+from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
 
 
 @dataclass(frozen=True)

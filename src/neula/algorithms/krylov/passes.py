@@ -7,9 +7,14 @@ from torch.nn import functional
 
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled import Doubled
-from neula.kernels.normal_product import normal_product, product, transposed_product, vectors_at_once
-from neula.kernels.one_pass_host import pays
+from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.few_vectors.normal_product import (
+    normal_product,
+    product,
+    transposed_product,
+    vectors_at_once,
+)
+from neula.kernels.few_vectors.one_pass_host import pays
 
 PASSES = 3
 """Most passes over a matrix for random vectors and right-hand sides together; for more of them the library

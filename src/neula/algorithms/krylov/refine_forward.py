@@ -18,8 +18,8 @@ from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Norms, Scale, norms_of
 from neula.certificates.residuals import projection_noise, residual_noise
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 
 
 def refine_forward(

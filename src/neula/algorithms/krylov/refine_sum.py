@@ -17,7 +17,7 @@ from neula.algorithms.krylov.driver import BestSolutions, Evaluated, iterate
 from neula.certificates.forward_error import measured_error
 from neula.certificates.stagnation import goes_on
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 
 PASSES = 8
 """Updates at most; each leaves some 1e-8 of the error, so that two or three do nearly always."""

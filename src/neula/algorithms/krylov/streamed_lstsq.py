@@ -28,7 +28,7 @@ from neula.algorithms.krylov.summed import SummedGradient
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
-from neula.kernels.doubled import Doubled, two_sum
+from neula.kernels.doubled.doubled import Doubled, two_sum
 
 SYMMETRIC = 512
 """Columns of a part of a Gram matrix that is one product; what lies above such parts is not computed."""

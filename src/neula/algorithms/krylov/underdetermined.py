@@ -13,8 +13,8 @@ from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import left_by_update
 from neula.certificates.residuals import residual_noise
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 

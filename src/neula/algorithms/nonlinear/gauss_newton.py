@@ -14,7 +14,7 @@ from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
 from neula.algorithms.nonlinear.some import picked
 from neula.certificates.residuals import X
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 
 MOST = 30
 """Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""

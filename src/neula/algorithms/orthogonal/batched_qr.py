@@ -3,7 +3,7 @@
 Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020): Algorithm 1 (the
 columns are halved recursively) down to panels of 32 columns. In single precision Algorithm 2 (modified
 Gram-Schmidt of tiles that stay on the chip) factorizes these; panels taller than a tile go up the tree of
-section 3.1.3. In double precision Cholesky QR does (:mod:`neula.kernels.cholesky_panel`). Products are in the
+section 3.1.3. In double precision Cholesky QR does (``cholesky_panel``). Products are in the
 full precision of the matrices, on all batch members together.
 
 Gram-Schmidt loses orthogonality in proportion to the condition number; a second pass over Q brings it back
@@ -17,9 +17,9 @@ import torch
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
-from neula.kernels.cholesky_panel import cholesky_panel
-from neula.kernels.first_column import with_first_column, without_first_column
 from neula.kernels.precision import exactly
+from neula.kernels.qr.cholesky_panel import cholesky_panel
+from neula.kernels.qr.first_column import with_first_column, without_first_column
 
 TILE_COLUMNS = 32
 

@@ -16,11 +16,11 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
-from neula.kernels.cholesky_tiles import lower_factor
-from neula.kernels.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
+from neula.kernels.cholesky.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
+from neula.kernels.cholesky.cholesky_tiles import lower_factor
 from neula.kernels.precision import exact_matmul
-from neula.kernels.tall import half_gram, multiply_panel
+from neula.kernels.qr.panel_gram import PanelGram, eliminate, multiply_half_panel, panel_gram
+from neula.kernels.qr.tall import half_gram, multiply_panel
 
 MOST_LOST = 2.0**-7
 """Of the orthogonality by one pass, that a second one restores."""
@@ -50,7 +50,7 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
     """One pass with everything as accurate as in float32, which on a GPU is a few kernels.
 
     Orthogonal to ``u cond(A)^2``. Beyond a condition of about ``u**-0.5`` some columns of Q are too short,
-    and A is QR all the same (``neula.kernels.cholesky``); or, where that kernel does not run or there are too
+    and A is QR all the same (``cholesky``); or, where that kernel does not run or there are too
     many columns for it, Q and R are NaN. In float64 :func:`cholesky_qr`.
 
     Parameters

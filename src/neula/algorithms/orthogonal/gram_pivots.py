@@ -14,7 +14,7 @@ from neula.algorithms.orthogonal.pivots import sketched_pivots
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.engines import FP64, Engine
-from neula.kernels.pivoted_cholesky import pivoted_cholesky, pivots_on_device
+from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky, pivots_on_device
 
 GRAM_ROUNDING = 4.0
 """Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""

@@ -27,8 +27,8 @@ from neula.algorithms.elimination.calu import eliminate_rows
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
 from neula.engines import Engine
+from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.precision import exact_matmul
-from neula.kernels.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.triangular_inverse import triangular_inverse
 
 OVERSAMPLED = 16

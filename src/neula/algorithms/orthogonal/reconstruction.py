@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.signed_lu import WIDTH, signed_lu
+from neula.kernels.qr.signed_lu import WIDTH, signed_lu
 
 OUTER = 256
 """Columns that products with all columns before them bring up to date together: those with 32 columns take

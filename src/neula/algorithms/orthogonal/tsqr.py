@@ -17,9 +17,9 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.cholesky import cholesky_inverse
-from neula.kernels.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
-from neula.kernels.tall import half_gram, tall_gram, tall_product
+from neula.kernels.cholesky.cholesky import cholesky_inverse
+from neula.kernels.qr.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
+from neula.kernels.qr.tall import half_gram, tall_gram, tall_product
 
 RAISED = 2.0**13
 """Factor of Q on its way down the tree: its elements shrink at each level, and would become subnormal in
@@ -38,7 +38,7 @@ def tsqr(
         float32 or float64, scaled so that norms of columns are in the range of the product's format and their
         squares in that of the dtype.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
-        What multiplies block reflectors (:func:`neula.kernels.householder.factor_tiles`).
+        What multiplies block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
     tile_rows : int, optional
         Rows of a tile, at least 2n; by default 512, or 2n if that is more.
 
@@ -100,7 +100,7 @@ def cholesky_tsqr32(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch
     """:func:`cholesky_tsqr` of a float32 matrix, with R and its inverse in float32: on a GPU one kernel.
 
     Where A is too ill-conditioned some columns of Q are too short, and ``A = Q R`` all the same
-    (``neula.kernels.cholesky``); or Q and R are NaN, where that kernel does not run.
+    (``neula.kernels.cholesky.cholesky``); or Q and R are NaN, where that kernel does not run.
     """
     factors = cholesky_inverse(over_rows.total(half_gram(a)))
     return tall_product(a, factors.inverse, factors.norms), factors.r

@@ -12,9 +12,9 @@ import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import Engine
-from neula.kernels.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
-from neula.kernels.gemm import corrected_gemm, corrected_gram
+from neula.kernels.cholesky.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
 from neula.kernels.precision import exact_matmul, exactly
+from neula.kernels.products.gemm import corrected_gemm, corrected_gram
 
 LOST = 2.0**-19
 """Part of a diagonal element that a pivot may owe to rounding errors, as in the kernel of a block."""
@@ -61,7 +61,7 @@ def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> CholeskyFactors:
-    """``kernels.cholesky.cholesky_inverse`` by blocks of some columns, without synchronizing.
+    """``kernels.cholesky.cholesky.cholesky_inverse`` by blocks of some columns, without synchronizing.
 
     Parameters
     ----------

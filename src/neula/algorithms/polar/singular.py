@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import converged_svd
 
 
 def isometry(

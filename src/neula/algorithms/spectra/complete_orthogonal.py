@@ -37,9 +37,9 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.rank import rank_doubt
 from neula.certificates.stagnation import goes_on
 from neula.engines import FP64, Engine
-from neula.kernels.pivoted_cholesky import pivoted_cholesky
-from neula.kernels.refining import over
-from neula.kernels.svd import converged_eigvalsh
+from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky
+from neula.kernels.polar.svd import converged_eigvalsh
+from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
 SEPARATED = 1e3

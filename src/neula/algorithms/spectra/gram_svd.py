@@ -17,8 +17,8 @@ from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
+from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import converged_eigh
 
 MAX_STEPS = 3
 """Steps of subspace iteration. Each damps what the Gram matrix hid by the square of its ratio to the smallest

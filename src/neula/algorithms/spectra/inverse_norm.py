@@ -8,7 +8,7 @@ import torch
 
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines.random_vectors import gaussian
-from neula.kernels.systems import turned
+from neula.kernels.small_problems.systems import turned
 
 EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""

@@ -8,8 +8,8 @@ import torch
 
 from neula.algorithms.spectra.refined_svd import refined_svd
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import converged_eigh
 
 LARGEST_RATIO = 1e4
 """Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""

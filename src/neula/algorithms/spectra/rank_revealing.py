@@ -17,8 +17,8 @@ from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import enlarged, wedin_factor
 from neula.certificates.rank import rank_doubt
 from neula.engines import FP64
-from neula.kernels.refining import over
-from neula.kernels.svd import svd
+from neula.kernels.polar.svd import svd
+from neula.kernels.small_problems.refining import over
 
 SURVIVED = 1e6
 """Columns whose norms differ by less are orthonormal after Cholesky QR: its Gram matrix is definite."""

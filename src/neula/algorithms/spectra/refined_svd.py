@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.svd import Factors, svd
+from neula.kernels.polar.svd import Factors, svd
 
 LARGEST_CORRECTION = 2.0**-26
 """Of singular vectors: its square is a rounding error."""

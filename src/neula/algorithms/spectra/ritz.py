@@ -12,8 +12,8 @@ from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines import Engine
-from neula.kernels.cholesky import MAX_COLUMNS
-from neula.kernels.small_svd import small_svd
+from neula.kernels.cholesky.cholesky import MAX_COLUMNS
+from neula.kernels.polar.small_svd import small_svd
 
 ROUNDING = 8
 """Units in the last place that elements of ``Q^T Q`` may be off by, for Q to count as orthonormal."""

@@ -15,7 +15,7 @@ import torch
 from neula.algorithms.spectra.ritz import Ritz, orthonormal
 from neula.certificates.low_rank import beside
 from neula.engines import Engine
-from neula.kernels.small_svd import small_svd
+from neula.kernels.polar.small_svd import small_svd
 
 
 def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: torch.Tensor) -> Ritz:

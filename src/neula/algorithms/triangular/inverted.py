@@ -21,9 +21,9 @@ import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import TriangularBlock, solve_in_blocks, steps_of, subtract_from
-from neula.kernels.mixed_product import subtract_product
+from neula.kernels.few_vectors.mixed_product import subtract_product
+from neula.kernels.lu.sweep import sweep
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.sweep import sweep
 from neula.kernels.triangular_inverse import (
     one_after_the_other,
     triangular_inverse,

@@ -11,8 +11,8 @@ import torch
 from neula.algorithms.corrected import corrected_product, scaled_product
 from neula.engines import FP16, UNITS, CudaEngine, EmulatedEngine, Engine
 from neula.io.matrices import random_matrix
-from neula.kernels.gemm import RUN, corrected_gemm
 from neula.kernels.precision import exact_matmul
+from neula.kernels.products.gemm import RUN, corrected_gemm
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import growth, product_error

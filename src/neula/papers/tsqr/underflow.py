@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.corrected import split
 from neula.engines import FP16, FP32
-from neula.kernels.parts import SCHEMES
+from neula.kernels.products.parts import SCHEMES
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas
 from neula.papers.figure import Figure, Setting

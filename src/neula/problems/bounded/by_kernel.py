@@ -22,9 +22,9 @@ from neula.certificates.forward_error import MAX_RATE, enlarged
 from neula.certificates.kkt import KKTNorms
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
-from neula.kernels.bounded_host import BoundedLimits, BoundedMinimum, Numbers, minimum
 from neula.kernels.core import DTYPES
 from neula.kernels.magnitudes import MODERATE
+from neula.kernels.small_problems.bounded_host import BoundedLimits, BoundedMinimum, Numbers, minimum
 from neula.pipeline.call import Call
 from neula.pipeline.in_numpy import IN_NUMPY, arrays_of
 from neula.pipeline.plans import Given, fields_of_single, returned

@@ -12,7 +12,7 @@ from neula.algorithms.bounded.reduced import Reduced
 from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
 from neula.kernels.magnitudes import SQUARABLE
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 SHORTEST = 0.5

@@ -10,10 +10,10 @@ import torch
 from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
-from neula.kernels.cholesky_batch import factor_batch
-from neula.kernels.cholesky_tiles import lower_factor
-from neula.kernels.symmetric import symmetric_copy, unscaled_triangle
-from neula.kernels.symmetric_residual import diagonal_scales
+from neula.kernels.cholesky.cholesky_batch import factor_batch
+from neula.kernels.cholesky.cholesky_tiles import lower_factor
+from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
+from neula.kernels.few_vectors.symmetric_residual import diagonal_scales
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.problems.definite.problem import CholeskyValues, NotDefiniteMember, Symmetric

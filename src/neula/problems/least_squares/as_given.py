@@ -15,9 +15,9 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64
-from neula.kernels.doubled import cuts
+from neula.kernels.doubled.doubled import cuts
+from neula.kernels.few_vectors.one_pass_host import pays
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
-from neula.kernels.one_pass_host import pays
 from neula.pipeline.gradients import stacked_problem
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource

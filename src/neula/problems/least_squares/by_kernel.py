@@ -19,9 +19,9 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
-from neula.kernels import seminormal_host
 from neula.kernels.core import DTYPES
-from neula.kernels.seminormal_host import Probes, SeminormalHostSolutions, SolutionMethod
+from neula.kernels.small_problems import seminormal_host
+from neula.kernels.small_problems.seminormal_host import Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.in_numpy import FEW
@@ -157,7 +157,7 @@ def _are_here(options: LeastSquaresOptions) -> bool:
 def kernel_for(
     m: int, n: int, options: LeastSquaresOptions
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
-    """The core's function for plain problems of a shape: :func:`neula.kernels.seminormal_host.prepared`."""
+    """The core's function for plain problems of a shape: ``seminormal_host.prepared``."""
     limits, verdict = (
         limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
         options.limits((m, n)),

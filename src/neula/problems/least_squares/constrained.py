@@ -10,8 +10,8 @@ import torch
 from neula.algorithms.scaled_problems import OF_ZERO, ScaledProblems, lengths
 from neula.certificates.forward_error import ESTIMATED, least_squares_error, residual_ratio
 from neula.engines import FP64
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken
 from neula.pipeline.result import Attempt, LstsqResult

@@ -14,8 +14,8 @@ from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.errors import warn
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.result import IllConditionedWarning

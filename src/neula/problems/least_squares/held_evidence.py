@@ -23,8 +23,8 @@ from neula.certificates.residuals import residual_noise
 from neula.certificates.stagnation import settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
 from neula.problems.least_squares.with_r import summed_members

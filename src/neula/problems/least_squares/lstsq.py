@@ -200,7 +200,7 @@ def lstsq(
 
     On a CPU problems that are not wide are solved so whatever their size, with R of a Gram matrix, or of
     reflections where columns are too dependent. Those of up to 262144 elements and 256 columns or rows go to
-    the compiled core first (:mod:`neula.kernels.seminormal_host`), which has shifted Cholesky QR for those.
+    the compiled core first (``seminormal_host``), which has shifted Cholesky QR for those.
     Where its solution is not accepted, the chain begins, and nothing is said of it.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are

@@ -16,7 +16,7 @@ from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined

@@ -11,9 +11,9 @@ from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.verdict import within
 from neula.engines import FP64, Engine
-from neula.kernels.doubled import Doubled
-from neula.kernels.refining import over
+from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.problems.orthogonal.qr import qr
 
 ROUNDINGS = 8.0

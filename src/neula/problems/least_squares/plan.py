@@ -13,9 +13,9 @@ import torch
 
 from neula.algorithms.krylov.pace import Pace
 from neula.certificates.verdict import Evidence
-from neula.kernels import seminormal_host
 from neula.kernels.core import DTYPES, core
-from neula.kernels.seminormal_host import NUMBERS, SolutionMethod
+from neula.kernels.small_problems import seminormal_host
+from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.launched import Extremes, LaunchedPlan

@@ -25,7 +25,7 @@ from neula.certificates.forward_error import (
     rounded_error,
 )
 from neula.engines.random_vectors import gaussian
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined

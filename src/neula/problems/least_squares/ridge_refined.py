@@ -15,8 +15,8 @@ from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import MAX_RATE, SURE, enlarged, measured_error
 from neula.certificates.verdict import Evidence, Limits, within
 from neula.engines import FP64
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.ridge_solutions import (

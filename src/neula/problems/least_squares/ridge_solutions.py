@@ -22,10 +22,10 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.forward_error import SURE, measured_error
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
-from neula.kernels.doubled_normal import doubled_normal
-from neula.kernels.refining import over
+from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.polar.svd import svd
 from neula.kernels.shift import shift
-from neula.kernels.svd import svd
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.certified import certified_qr
 

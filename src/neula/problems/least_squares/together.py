@@ -25,11 +25,11 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE
 from neula.engines.inputs import Tensors, made
-from neula.kernels import seminormal
 from neula.kernels.dispatch import try_together
-from neula.kernels.doubled import doubled_product
-from neula.kernels.refining import added, over
+from neula.kernels.doubled.doubled import doubled_product
 from neula.kernels.shift import shift
+from neula.kernels.small_problems import seminormal
+from neula.kernels.small_problems.refining import added, over
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer

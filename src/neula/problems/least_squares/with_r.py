@@ -16,7 +16,7 @@ from neula.algorithms.orthogonal.r_only import HALVED
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import least_squares_error, residual_ratio, rounded_error
-from neula.kernels.refining import over
+from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
 

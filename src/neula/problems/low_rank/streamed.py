@@ -19,7 +19,7 @@ from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
-from neula.kernels.svd import converged_eigh
+from neula.kernels.polar.svd import converged_eigh
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.low_rank.problem import SVDOptions, SVDValues

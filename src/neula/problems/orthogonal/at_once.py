@@ -13,7 +13,7 @@ from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import exact_certificate, exact_certificates
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
-from neula.kernels.small_qr import small_qr
+from neula.kernels.small_problems.small_qr import small_qr
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
 from neula.pipeline.result import QRResult

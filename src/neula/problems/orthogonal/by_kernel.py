@@ -15,7 +15,7 @@ from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import certificate_of, certificates_of
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
-from neula.kernels.cholesky_qr_host import cholesky_qr
+from neula.kernels.qr.cholesky_qr_host import cholesky_qr
 from neula.problems.orthogonal.on_host import probe_vectors, trusted
 from neula.problems.orthogonal.problem import QRValues
 

@@ -24,7 +24,7 @@ from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, chol
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
-from neula.kernels.tall import PANEL_COLUMNS
+from neula.kernels.qr.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Link
 from neula.pipeline.table import CORE, LAUNCHED, Chain, Row, Rule, Table, ruled
 from neula.problems.orthogonal import host_links, launched, ways

@@ -12,8 +12,8 @@ from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.orthogonality import margin
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import Format
-from neula.kernels.probes import probe_errors
-from neula.kernels.probes_host import reflected_errors
+from neula.kernels.few_vectors.probes import probe_errors
+from neula.kernels.few_vectors.probes_host import reflected_errors
 
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:

@@ -14,8 +14,8 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
+from neula.kernels.polar.svd import svd
 from neula.kernels.precision import exact_matmul
-from neula.kernels.svd import svd
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices

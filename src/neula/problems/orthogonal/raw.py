@@ -13,10 +13,10 @@ from neula.certificates.householder import householder_measures
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.householder import factor_tiles
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
-from neula.kernels.reflectors import Reflectors
+from neula.kernels.qr.householder import factor_tiles
+from neula.kernels.qr.reflectors import Reflectors
 from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.table import Chain, Row, Rule, Table

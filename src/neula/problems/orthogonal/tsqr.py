@@ -12,8 +12,8 @@ from neula.algorithms.corrected import corrected_bmm
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.engines import FORMATS, Engine
 from neula.errors import check_name
-from neula.kernels.householder import Product
 from neula.kernels.precision import exact_matmul
+from neula.kernels.qr.householder import Product
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, check_matrices

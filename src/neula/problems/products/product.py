@@ -11,8 +11,8 @@ import torch
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
 from neula.engines import FP32, TF32, Engine
 from neula.engines.formats import round_to
-from neula.kernels.gemm import combine, corrected_gemm
-from neula.kernels.parts import SCHEMES, UNCORRECTED
+from neula.kernels.products.gemm import combine, corrected_gemm
+from neula.kernels.products.parts import SCHEMES, UNCORRECTED
 from neula.pipeline.inputs import Taken
 
 PLAIN = ("fp16", "tf32", "bf16", "fp32", "fp64")

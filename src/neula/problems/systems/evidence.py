@@ -20,9 +20,9 @@ from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE, measured_error
 from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian
-from neula.kernels.doubled import Doubled
-from neula.kernels.refining import over
-from neula.kernels.symmetric_product import symmetric_product
+from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.few_vectors.symmetric_product import symmetric_product
+from neula.kernels.small_problems.refining import over
 from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.scaled import ScaledSystems
 

@@ -19,8 +19,8 @@ from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP32, FP64, Engine, Format
 from neula.kernels.magnitudes import largest_magnitude
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.problems.systems.scaled import ScaledSystems
 from neula.problems.systems.ways import MIXED
 

@@ -14,8 +14,8 @@ from neula.algorithms.krylov.lu_refinement import FAR, RefinedSolution, refined_
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import FP64, Format
-from neula.kernels.refining import over
 from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.lu import KeptSolvers
 from neula.problems.systems.lu_checks import evidence_of, limits_of

@@ -10,8 +10,8 @@ import torch
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.engines.graphs import kept
 from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
-from neula.kernels.refining import over
 from neula.kernels.shift import LIMIT, shift
+from neula.kernels.small_problems.refining import over
 
 ALIKE, NEAR = 3, 100
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass

@@ -16,8 +16,8 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format
+from neula.kernels.few_vectors.symmetric_product import symmetric_sizes
 from neula.kernels.magnitudes import magnitudes
-from neula.kernels.symmetric_product import symmetric_sizes
 from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.scaled import ScaledSystems
 

@@ -29,9 +29,9 @@ from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, roun
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.engines.inputs import Inputs, Tensors, called, made, nbytes_of
-from neula.kernels import seminormal
-from neula.kernels.refining import over
-from neula.kernels.systems import EvidenceMargins, measured_systems
+from neula.kernels.small_problems import seminormal
+from neula.kernels.small_problems.refining import over
+from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.left_to_host import host_for

@@ -40,8 +40,8 @@ from neula.certificates.stagnation import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
-from neula.kernels.refining import over
-from neula.kernels.svd import converged_eigvalsh
+from neula.kernels.polar.svd import converged_eigvalsh
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import digits_done, stage
 from neula.pipeline.refusals import Declined

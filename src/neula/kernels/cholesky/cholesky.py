@@ -1,0 +1,173 @@
+"""The factor R of a small Gram matrix together with its inverse: what Cholesky QR needs between two products.
+
+Libraries take one launch for the factor and others for the inverse, each far longer than its flops: a chain
+of square roots and divisions. One thread block does both in a fifth of the time.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.triangular_inverse import triangular_inverse
+
+MAX_COLUMNS = 128
+"""What the kernel keeps in the shared memory of one multiprocessor: the matrix and its inverse."""
+
+
+class CholeskyFactors(NamedTuple):
+    """Of a Gram matrix ``G = R^T R``, all float32.
+
+    Attributes
+    ----------
+    r : Tensor, shape (n, n)
+        Upper triangular. Where G is not positive definite, NaN by the reference; the kernel takes a pivot
+        that is smaller than what it may owe to rounding errors, ``2**-19`` of the diagonal element, to be
+        that, and NaN comes of zero columns and of NaN.
+    inverse : Tensor, shape (n, n)
+        ``R^-1``.
+    norms : Tensor, shape (n,)
+        Norms of the columns whose inner products G holds.
+    """
+
+    r: torch.Tensor
+    inverse: torch.Tensor
+    norms: torch.Tensor
+
+
+@trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
+def _tried(device: torch.device) -> None:
+    # Three blocks, with other numbers everywhere: the second one goes through tensor cores.
+    i = torch.arange(48, device=device)
+    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1) + torch.eye(
+        48, dtype=torch.float32, device=device
+    )
+    found = cholesky_inverse.kernel(upper.mT @ upper).r
+    if not torch.allclose(found.double(), upper, rtol=0.0, atol=2.0**-16):
+        raise ArithmeticError("the factor of a well-conditioned matrix is another one")
+    cholesky_lower.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
+    cholesky_apart.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
+
+
+@kernel(
+    "neula.kernels.cholesky.cholesky_cuda:cholesky_inverse_cuda",
+    trial=_tried,
+    when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
+)
+def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
+    """Factor of a Gram matrix and the inverse of the factor, on a GPU by a kernel for up to 128 columns.
+
+    Elsewhere in float64.
+
+    Parameters
+    ----------
+    gram : Tensor, shape (n, n)
+        float64. Only its symmetric part counts.
+    out : Tensor, shape (n, n), optional
+        float32, of any strides: room for R.
+
+    Returns
+    -------
+    CholeskyFactors
+
+    Examples
+    --------
+    >>> import torch
+    >>> factors = cholesky_inverse(torch.tensor([[4.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
+    >>> factors.r
+    tensor([[2., 1.],
+            [0., 1.]])
+    >>> factors.inverse
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  1.0000]])
+    """
+    gram = gram.add(gram.mT).mul_(0.5)
+    lower, info = torch.linalg.cholesky_ex(gram)
+    lower = lower.masked_fill(info > 0, torch.nan)
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mT
+    r = lower.mT.float().triu()
+    r = r if out is None else out.copy_(r)
+    return CholeskyFactors(r, inverse.float(), gram.diagonal().sqrt().float())
+
+
+class LowerFactors(NamedTuple):
+    """Of a batch of symmetric matrices ``A = L L^T``.
+
+    Attributes
+    ----------
+    inverse : Tensor, shape (batch, n, n)
+        ``L^-T``, upper triangular.
+    order : Tensor, shape (batch,)
+        int32: 0, or the order of the first leading minor that is not positive; by the kernel also of one that
+        may be so for all that rounding errors say, its pivot being less than ``2**-19`` of the diagonal
+        element. Then the factor means nothing.
+    """
+
+    inverse: torch.Tensor
+    order: torch.Tensor
+
+
+def _fits_kernel(a: torch.Tensor) -> bool:
+    # The kernel counts what lies between two matrices in 32 bits.
+    far = len(a) > 1 and a.stride(0) >= 2**31
+    return a.dtype == torch.float32 and 0 < a.shape[1] <= MAX_COLUMNS and len(a) > 0 and not far
+
+
+@kernel("neula.kernels.cholesky.cholesky_cuda:cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
+def cholesky_lower(a: torch.Tensor) -> LowerFactors:
+    """Cholesky factors of a batch in their place, and their inverses, without synchronizing.
+
+    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float32 or float64, of any strides. Its lower triangles are read, and L takes their place; what is
+        above the diagonal becomes zero.
+
+    Returns
+    -------
+    LowerFactors
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
+    >>> cholesky_lower(a)  # doctest: +NUMBER
+    LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
+             [ 0.0000,  1.0000]]]), order=tensor([0], dtype=torch.int32))
+    >>> a  # doctest: +NUMBER
+    tensor([[[2., 0.],
+             [1., 1.]]])
+    """
+    lower, info = torch.linalg.cholesky_ex(a)
+    if a.is_cuda and a.shape[1] > MAX_COLUMNS:  # substitution takes three times as long as doubling
+        inverse = triangular_inverse(lower, upper=False).mT
+    else:
+        identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(a)
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mT
+    a.copy_(lower)
+    return LowerFactors(inverse, info)
+
+
+@kernel("neula.kernels.cholesky.cholesky_cuda:cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
+def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cholesky factors alone, in memory of their own, likewise.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        float32, of any strides. Only the lower triangles are read.
+
+    Returns
+    -------
+    lower : Tensor, shape (batch, n, n)
+        Row-major, zero above the diagonal.
+    order : Tensor, shape (batch,)
+        As in :class:`LowerFactors`.
+    """
+    lower, order = torch.linalg.cholesky_ex(a)
+    return lower.contiguous(), order

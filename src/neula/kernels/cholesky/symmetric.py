@@ -1,0 +1,103 @@
+"""Before and after a factorization of a symmetric matrix: a scaled copy of the one triangle that is given, as
+a whole, to overwrite; and the triangle that comes of it in the units that were given.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+
+
+@trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")
+def _tried(device: torch.device) -> None:
+    a, scales = (
+        torch.ones(1, 2, 2, dtype=torch.float32, device=device),
+        torch.ones(1, 2, dtype=torch.float32, device=device),
+    )
+    unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
+
+
+@kernel(
+    "neula.kernels.cholesky.symmetric_triton:symmetric_copy_triton",
+    trial=_tried,
+    when=lambda a, *_, **__: 0 not in a.shape,
+)
+def symmetric_copy(
+    a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
+) -> torch.Tensor:
+    """``D A D`` of a batch of symmetric matrices whose lower triangles are read, and what is above them is
+    not.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        Of any floating dtype and any strides.
+    scales : Tensor, shape (batch, n)
+        The diagonals of D: powers of two, in the dtype of the result.
+    rows : int, optional
+        What lies between two columns of the result in memory, at least n.
+    whole : bool, optional
+        Whether anybody reads what is above the diagonal, which otherwise need not be written.
+
+    Returns
+    -------
+    Tensor, shape (batch, n, n)
+        Column-major, at least float32.
+
+    Examples
+    --------
+    >>> a = torch.tensor([[[1.0, torch.nan], [2.0, 3.0]]])
+    >>> symmetric_copy(a, torch.tensor([[1.0, 2.0]]))
+    tensor([[[ 1.,  4.],
+             [ 4., 12.]]])
+    """
+    out = room_for(a, rows)
+    # A row times its scale stays in the range: of a definite matrix it is at most the root of a diagonal
+    # element.
+    lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
+    return torch.add(lower, lower.tril(-1).mT, out=out)
+
+
+@kernel(
+    "neula.kernels.cholesky.symmetric_triton:unscaled_triangle_triton",
+    trial=_tried,
+    when=lambda t, *_: 0 not in t.shape,
+)
+def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal.
+
+    Parameters
+    ----------
+    t : Tensor, shape (batch, n, n)
+        Of any floating dtype and any strides; what is above the diagonal is not read.
+    scales : Tensor, shape (batch, n)
+        The diagonals of D: powers of two, in a dtype whose range holds the result.
+    dtype : torch.dtype
+
+    Returns
+    -------
+    Tensor, shape (batch, n, n)
+        In ``dtype`` with the strides of ``t``, which it overwrites where that has the same dtype.
+
+    Examples
+    --------
+    >>> unscaled_triangle(torch.tensor([[[1.0, 9.0], [2.0, 3.0]]]), torch.tensor([[1.0, 0.5]]), torch.float64)
+    tensor([[[1., 0.],
+             [4., 6.]]], dtype=torch.float64)
+    """
+    return triangle_room(t, dtype).copy_(t.tril().to(scales.dtype) / scales[:, :, None])
+
+
+def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """For the result: t itself, if it has the dtype."""
+    if t.dtype == dtype:
+        return t
+    return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
+
+
+def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
+    """Uninitialized, for the result."""
+    count, n, _ = a.shape
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    return torch.empty(count, n, max(n, rows), dtype=dtype, device=a.device).mT[:, :n]

@@ -1,0 +1,363 @@
+"""Products in twice the working precision: the residuals and gradients of iterative refinement.
+
+A double holds too few bits for the product of two doubles, but the exact sum of many products of short
+numbers fits. So matrices and vectors are cut into slices of few bits, at places that the largest element
+decides, and ordinary products of slices have no rounding errors (K. Ozaki, T. Ogita, S. Oishi and
+S. M. Rump, "Error-free transformations of matrix multiplication by using fast routines of matrix
+multiplication and its applications", Numer. Algorithms 59, 2012). On a GPU a kernel computes the
+rounding errors of products and sums instead (T. Ogita, S. M. Rump and S. Oishi, "Accurate sum and dot
+product", SIAM J. Sci. Comput. 26, 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.doubled.slices import (
+    Pair,
+    anchors_of,
+    bits_of,
+    factor_of,
+    row_anchors_of,
+    slices_of,
+    times_slices,
+)
+
+KEPT = 1 << 22
+"""Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
+
+BLOCK = 1 << 17
+"""Elements of a large matrix that are sliced at a time: their slices stay in a cache."""
+
+MANY, LARGE = 3, 1 << 26
+"""Vectors, and multiplications, from which on matrix units of a GPU take less time than its other ones."""
+
+INNER = 384
+"""Terms of a sum from which on its error there is bounded by less than with rounding errors of products: of
+normal numbers, ``2^-87`` times the largest of each 32 terms is at most ``(INNER u)^2`` times all of them."""
+
+FP64_UNITS = (9, 0)
+"""Compute capability from which on matrix units take eight columns of float64 numbers at a time."""
+
+
+@dataclass(frozen=True)
+class Doubled:
+    """Matrices prepared for products in twice the precision of float64.
+
+    The error of an element of a product is at most a small multiple of ``n 2^-104 max|a| max|x|`` before the
+    result is rounded, unless numbers near ``2^-1022`` or beyond ``2^960`` occur. Here n is the inner
+    dimension; for slices, if contiguous rows (or columns) have more than 131072 elements, the larger one.
+    On matrix units it is at most ``n 2^-92 max|a| max|x|``: a sum of ``2^-87 max|a| max|x|`` for each 32
+    columns. Nothing here waits for a GPU.
+
+    Attributes
+    ----------
+    rows : Tensor, shape (batch, m, n)
+        The matrices, or their transposes, whichever has contiguous rows.
+    transposed : bool
+        Whether products are with the transpose of ``rows``.
+    anchors : Tensor, shape (4, 1), or None
+        Where vectors below 2 are cut; None where nothing is prepared: a kernel does without.
+    row_anchors : Tensor, shape (batch, 1, 5, 1), or None
+        Where the matrices are cut.
+    slices : Tensor, shape (batch, m, 4, n), or None
+        What the elements of ``rows`` are sums of, smallest slice first; None where products cut their own.
+    columns : Tensor, shape (batch, n, 1), or None
+        Sizes of the columns, which what is cut of a row is relative to; without, products of many vectors do
+        not go to matrix units of a GPU.
+    turned : bool
+        Whether products are with the transpose of what the sizes are those of the columns of.
+
+    Examples
+    --------
+    >>> import torch
+    >>> third = torch.tensor([[[1 / 3]]], dtype=torch.float64)
+    >>> high, low = Doubled.from_matrix(third).residual(torch.full_like(third, 3.0), torch.ones_like(third))
+    >>> high.item() * 2**54, low.item()
+    (1.0, 0.0)
+    """
+
+    rows: torch.Tensor
+    transposed: bool = False
+    anchors: torch.Tensor | None = None
+    row_anchors: torch.Tensor | None = None
+    slices: torch.Tensor | None = None
+    columns: torch.Tensor | None = None
+    turned: bool = False
+
+    @classmethod
+    def from_matrix(cls, a: torch.Tensor, columns: torch.Tensor | None = None) -> Doubled:
+        """Prepare matrices; they may not change as long as products are wanted.
+
+        Parameters
+        ----------
+        a : Tensor, shape (batch, m, n)
+            float64, of any strides.
+        columns : Tensor, shape (batch, n, 1), optional
+            Sizes of their columns, by which errors in ``(m + n) 2^-104`` are to be measured: so large, with
+            room, are those of many vectors on matrix units. Without, these are not taken.
+        """
+        rows, transposed = _with_contiguous_rows(a)
+        if a.numel() == 0 or not cuts(a.device):
+            return cls(rows, transposed, columns=columns)
+        return cls.sliced(rows, transposed)
+
+    @classmethod
+    def sliced(cls, rows: torch.Tensor, transposed: bool = False) -> Doubled:
+        """For products of slices, which are kept where they are few."""
+        m, n = rows.shape[1:]
+        keep = rows.numel() <= KEPT and max(m, n) <= BLOCK
+        anchors = anchors_of(rows, bits_of(max(n, m if keep else min(m, BLOCK // n))))
+        row_anchors = row_anchors_of(rows, anchors)
+        return cls(rows, transposed, anchors, row_anchors, slices_of(rows, row_anchors) if keep else None)
+
+    @property
+    def mT(self) -> Doubled:
+        """The transposed matrices, sharing what was prepared: each of their rows is cut by itself."""
+        return replace(self, transposed=not self.transposed, turned=not self.turned)
+
+    def residual(self, x: torch.Tensor, b: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
+        """``b - A (x + x_low)`` as a sum of two numbers.
+
+        Parameters
+        ----------
+        x : Tensor, shape (batch, n, k)
+        b : Tensor, shape (batch, m, k)
+        x_low : Tensor, shape (batch, n, k), optional
+            Of the size of the rounding errors of x at most.
+
+        Returns
+        -------
+        high, low : Tensor, shape (batch, m, k)
+            Low is at most the rounding error of high.
+        """
+        if self.anchors is None:
+            return self._by_kernel(x, x_low, b)
+        return _evaluated(self._product(x, x_low), b)
+
+    def product(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
+        """``A (x + x_low)``, rounded once.
+
+        Parameters
+        ----------
+        x : Tensor, shape (batch, n, k)
+        x_low : Tensor, shape (batch, n, k), optional
+            Of the size of the rounding errors of x at most.
+
+        Returns
+        -------
+        Tensor, shape (batch, m, k)
+        """
+        if self.anchors is None:
+            return self._by_kernel(x, x_low)[0]
+        high, low = self._product(x, x_low)
+        return low.add_(high).mT
+
+    def transposed_product(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """``A^T (high + low)``, rounded once.
+
+        Parameters
+        ----------
+        high, low : Tensor, shape (batch, m, k)
+            As :meth:`residual` returns them.
+
+        Returns
+        -------
+        Tensor, shape (batch, n, k)
+        """
+        return self.mT.product(high, low)
+
+    def transposed_pair(self, high: torch.Tensor, low: torch.Tensor) -> Pair:
+        """The same as a sum of two numbers, for A that is only some rows of a matrix."""
+        transposed = self.mT
+        if self.anchors is None:
+            return transposed._by_kernel(high, low)
+        total, rest = transposed._product(high, low)
+        return total.mT, rest.mT
+
+    @property
+    def _matrix(self) -> torch.Tensor:
+        return self.rows.mT if self.transposed else self.rows
+
+    def _by_kernel(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
+        if self.columns is not None:
+            return many_products(self._matrix, x, x_low, b, None if self.turned else self.columns)
+        return doubled_product(self._matrix, x, x_low, b)
+
+    def _product(self, x: torch.Tensor, x_low: torch.Tensor | None) -> Pair:
+        """``A (x + x_low)`` as a pair whose second is not yet small beside the first, (batch, k, m) each."""
+        assert self.anchors is not None
+        assert self.row_anchors is not None
+        x = x.mT
+        x_low = None if x_low is None else x_low.mT
+        if self.slices is not None:
+            factor = factor_of(x, x_low, self.anchors, self.transposed)
+            return times_slices(factor, self.slices, self.transposed)
+        by_blocks = _product_of_columns if self.transposed else _product_of_rows
+        return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
+
+
+def _check(product: Callable[..., Pair], columns: int, device: torch.device, k: int = 1) -> None:
+    """Whether rounding errors are kept as well."""
+    a = torch.zeros(1, 1, columns, device=device, dtype=torch.float64)
+    a[..., -1] = 1 + 2.0**-30
+    x = a.clone()
+    a[..., 0], x[..., 0] = 1, -1 - 2.0**-29
+    x = x.expand(1, k, columns)
+    zero = torch.zeros_like(x)
+    high, low = (part.flatten().tolist() for part in product(a, x.mT, zero.mT, zero[..., :1].mT))
+    if (high, low) != (k * [-(2.0**-60)], k * [0.0]):
+        raise ArithmeticError(f"(1 + 2^-29) - (1 + 2^-30)^2 is said to be {high} + {low}")
+
+
+@trial("The kernel of doubled products", "sliced products take its place")
+def _tried(device: torch.device) -> None:
+    from neula.kernels.doubled.doubled_cuda import THREADS
+
+    # One thread sums both products; if the second is added before it is rounded, its error counts twice.
+    _check(doubled_product.kernel, 1 + THREADS, device)
+
+
+@trial("The kernel of doubled products on matrix units", "that of few vectors takes its place")
+def _tried_on_units(device: torch.device, tiles: int) -> None:
+    k = 8 * tiles
+    _check(many_products.kernel, 2, device, k)
+    # Integers make no rounding errors, and tell rows, columns and vectors from one another.
+    a, x = (
+        (torch.arange(m * n, device=device, dtype=torch.float64) * 37 % 101 - 50).view(1, m, n)
+        for m, n in ((40, 70), (70, k))
+    )
+    high, low = many_products.kernel(a, x)
+    if not torch.equal(high, a @ x) or low.any():
+        raise ArithmeticError(f"integers of {k} vectors are multiplied wrongly")
+
+
+def _on_units(a: torch.Tensor, x: torch.Tensor, *_: object) -> bool:
+    (m, n), k = a.shape[1:], x.shape[2]
+    large = k >= MANY and n >= INNER and a.numel() * k >= LARGE
+    # Three slices of each vector are to take at most about half of the memory of A.
+    if not large or m < 6 * k or torch.version.hip:
+        return False
+    return torch.cuda.get_device_capability(a.device) >= FP64_UNITS
+
+
+def _tiles(a: torch.Tensor, x: torch.Tensor, *_: object) -> int:
+    """Which kernel: they are compiled one by one."""
+    from neula.kernels.doubled.sliced_cuda import tiles_of
+
+    return tiles_of(x.shape[2])
+
+
+@kernel("neula.kernels.doubled.doubled_cuda:doubled_product_cuda", trial=_tried)
+def doubled_product(
+    a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
+) -> Pair:
+    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, with a matrix that is not prepared.
+
+    Parameters and results are those of :meth:`Doubled.residual`.
+    """
+    if a.numel() == 0:
+        high = x.new_zeros(len(x), x.shape[2], a.shape[1])
+        return _evaluated((high, high.clone()), b)
+    return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
+
+
+@kernel(
+    "neula.kernels.doubled.sliced_cuda:sliced_product_cuda",
+    trial=_tried_on_units,
+    when=_on_units,
+    variant=_tiles,
+)
+def many_products(
+    a: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None = None,
+    b: torch.Tensor | None = None,
+    columns: torch.Tensor | None = None,
+) -> Pair:
+    """The same for many vectors; ``columns`` as for :meth:`Doubled.from_matrix`."""
+    return doubled_product(a, x, x_low, b)
+
+
+def cuts(device: torch.device) -> bool:
+    """Whether sizes of columns matter to :class:`Doubled` there: kernels are told them, or do not cut."""
+    return not runs(doubled_product, device)
+
+
+def _with_contiguous_rows(a: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The matrices, or their transposes, and which."""
+    transposed = a.stride(1) == 1 and a.stride(2) != 1
+    return a.mT if transposed else a, transposed
+
+
+def _evaluated(product: Pair, b: torch.Tensor | None) -> Pair:
+    """A product, (batch, k, m) each, or ``b`` minus it: the larger number first, then its rounding error."""
+    high, low = product
+    if b is not None:
+        high, error = _two_difference(b.mT, high)
+        low = error.sub_(low)
+    high, low = two_sum(high, low)
+    return high.mT, low.mT
+
+
+def _product_of_rows(
+    a: torch.Tensor,
+    x: torch.Tensor,
+    x_low: torch.Tensor | None,
+    anchors: torch.Tensor,
+    row_anchors: torch.Tensor,
+) -> Pair:
+    """The product of a large matrix, some of its elements at a time."""
+    batch, m, n = a.shape
+    high, low = x.new_empty(batch, x.shape[1], m), x.new_empty(batch, x.shape[1], m)
+    for members in _pieces(batch, BLOCK // (m * n)):
+        factor = factor_of(x[members], None if x_low is None else x_low[members], anchors, False)
+        for rows in _pieces(m, BLOCK // n):
+            slices = slices_of(a[members, rows], row_anchors[members])
+            high[members, :, rows], low[members, :, rows] = times_slices(factor, slices, False)
+    return high, low
+
+
+def _product_of_columns(
+    a: torch.Tensor,
+    y: torch.Tensor,
+    y_low: torch.Tensor | None,
+    anchors: torch.Tensor,
+    row_anchors: torch.Tensor,
+) -> Pair:
+    """The product with the transpose of a large matrix, a sum over blocks of its rows."""
+    batch, m, n = a.shape
+    high, low = y.new_zeros(batch, y.shape[1], n), y.new_zeros(batch, y.shape[1], n)
+    for members in _pieces(batch, BLOCK // (m * n)):
+        for rows in _pieces(m, BLOCK // n):
+            piece = members, slice(None), rows
+            factor = factor_of(y[piece], None if y_low is None else y_low[piece], anchors, True)
+            part, part_low = times_slices(factor, slices_of(a[members, rows], row_anchors[members]), True)
+            high[members], error = two_sum(high[members], part)
+            low[members] += error.add_(part_low)
+    return high, low
+
+
+def _pieces(size: int, piece: int) -> Iterator[slice]:
+    piece = max(1, piece)
+    return (slice(start, start + piece) for start in range(0, size, piece))
+
+
+def two_sum(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    """``a + b`` and its rounding error (Knuth)."""
+    total = a + b
+    of_b = total - a
+    error = a - (total - of_b)
+    return total, error.add_(b - of_b)
+
+
+def _two_difference(a: torch.Tensor, b: torch.Tensor) -> Pair:
+    """``a - b`` and its rounding error."""
+    total = a - b
+    of_b = total - a
+    error = a - (total - of_b)
+    return total, error.sub_(b + of_b)

@@ -1,0 +1,203 @@
+"""``Y = A X`` (or ``B - A X``) and ``Z = A^T Y`` while each row of A is in registers.
+
+``8 m n`` bytes and ``4 m n k`` flops in float64, k being at most 5: an H200 does 14 flops in the time of a
+byte without matrix units, so memory decides, and reading A once instead of twice is the gain. A thread block
+goes through every so many blocks of whole rows. A row of Y is a sum over all its threads; Z is summed in the
+registers of the thread that holds the column, and what thread blocks found is added by torch, in an order
+that does not depend on what finishes first.
+"""
+
+# mypy: allow-untyped-defs
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.few_vectors.normal_product import ONE_WARP
+from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
+from neula.kernels.triton_source import jit, tl
+
+
+def config(width: int, vectors: int) -> tuple[int, int, int, int]:
+    """Elements of A at a time, warps, thread blocks for each multiprocessor, and loads in flight.
+
+    Of wide rows a thread block has 64 KB at a time, of which three fit in shared memory: two on their way,
+    one in use; half as many for more than two vectors, whose sums take registers as well. Those wait for one
+    another once a vector: where registers last, another thread block works meanwhile (262144 rows of 1024
+    columns, five vectors: 1.07 ms on an H200, and 1.65 by one of 8 warps). Rows that fit in the registers of
+    one or two warps need not be added up through shared memory, for which all wait: 1000000 rows of 200
+    columns take 0.49 ms for one vector, and 0.62 for four; with 8 warps 1.9.
+    """
+    if width <= ONE_WARP:
+        return (2048, 2, 8, 3) if vectors <= 2 else (512, 1, 16, 3)
+    if vectors <= 2:
+        return 8192, 8, 1, 3
+    return (2048, 4, 2, 4) if width <= 1024 else (4096, 8, 1, 3)
+
+
+def normal_product_triton(
+    a: torch.Tensor,
+    x: torch.Tensor,
+    b: torch.Tensor | None = None,
+    *,
+    given: tuple[int, int, int, int] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``normal_product.normal_product`` by the kernel, queued on the current stream.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        float64, rows contiguous.
+    x : Tensor, shape (n, k)
+        float64, k at most 5.
+    b : Tensor, shape (m, k), optional
+    given : (int, int, int, int), optional
+        In place of :func:`config`.
+    """
+    k = x.shape[1]
+    y = torch.empty(k, a.shape[0], dtype=a.dtype, device=a.device)
+    return y.T, _launched(k, a, x.T.contiguous(), b, y, given)
+
+
+def transposed_product_triton(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """:func:`neula.kernels.few_vectors.normal_product.transposed_product`, likewise.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    y : Tensor, shape (m, k)
+    """
+    return _launched(y.shape[1], a, None, y, None)
+
+
+def _launched(
+    k: int,
+    a: torch.Tensor,
+    x: torch.Tensor | None,
+    b: torch.Tensor | None,
+    y: torch.Tensor | None,
+    given: tuple[int, int, int, int] | None = None,
+) -> torch.Tensor:
+    """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
+    m, n = a.shape
+    width = max(32, next_power_of_2(n))
+    tile, warps, blocks, stages = given or config(width, k)
+    rows = max(1, tile // width)
+    programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
+    sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
+    b_strides = (0, 0) if b is None else b.stride()
+    with torch.cuda.device_of(a):
+        _normal_product[(programs,)](
+            *(a, a if x is None else x, a if b is None else b, a if y is None else y, sums, m, n),
+            *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, stages, n == width),
+            num_warps=warps,
+        )
+    return sums.sum(0).T
+
+
+@jit(do_not_specialize=["m", "n", "b_row", "b_column"])
+def _normal_product(
+    a, x, b, y, sums, m, n, a_row, b_row, b_column,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_X: tl.constexpr,
+    FROM_B: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """What every so many blocks of rows contribute."""
+    m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
+    j = tl.arange(0, WIDTH)
+    zero, none = tl.zeros((WIDTH,), tl.float64), tl.zeros((ROWS,), tl.float64)
+    x0, x1, x2, x3, x4 = zero, zero, zero, zero, zero
+    y0, y1, y2, y3, y4 = none, none, none, none, none
+    z0, z1, z2, z3, z4 = zero, zero, zero, zero, zero
+    if FROM_X:
+        x0 = tl.load(x + j, mask=j < n, other=0.0)
+        if VECTORS > 1:
+            x1 = tl.load(x + n + j, mask=j < n, other=0.0)
+        if VECTORS > 2:
+            x2 = tl.load(x + 2 * n + j, mask=j < n, other=0.0)
+        if VECTORS > 3:
+            x3 = tl.load(x + 3 * n + j, mask=j < n, other=0.0)
+        if VECTORS > 4:
+            x4 = tl.load(x + 4 * n + j, mask=j < n, other=0.0)
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    step = tl.num_programs(0).to(tl.int64) * ROWS
+    for start in tl.range(first, m, step, num_stages=STAGES):
+        i = start + tl.arange(0, ROWS)
+        place = a + i[:, None] * a_row + j[None, :]
+        if WHOLE:
+            block = tl.load(place, mask=(i < m)[:, None], other=0.0)
+        else:
+            block = tl.load(place, mask=(i < m)[:, None] & (j < n)[None, :], other=0.0)
+        b_place, y_place = b + i * b_row, y + i
+        if FROM_X:
+            y0, y1, y2, y3, y4 = _images(block, x0, x1, x2, x3, x4, VECTORS)
+        z0 += _product(block, y0, b_place, y_place, i < m, FROM_X, FROM_B)
+        if VECTORS > 1:
+            z1 += _product(block, y1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
+        if VECTORS > 2:
+            z2 += _product(block, y2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
+        if VECTORS > 3:
+            z3 += _product(block, y3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
+        if VECTORS > 4:
+            z4 += _product(block, y4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
+    sums += tl.program_id(0).to(tl.int64) * VECTORS * n
+    tl.store(sums + j, z0, mask=j < n)
+    if VECTORS > 1:
+        tl.store(sums + n + j, z1, mask=j < n)
+    if VECTORS > 2:
+        tl.store(sums + 2 * n + j, z2, mask=j < n)
+    if VECTORS > 3:
+        tl.store(sums + 3 * n + j, z3, mask=j < n)
+    if VECTORS > 4:
+        tl.store(sums + 4 * n + j, z4, mask=j < n)
+
+
+@jit
+def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
+    """Some rows times each vector, added up for all vectors at once: the warps wait for one another once."""
+    p0, p1, p2 = block * x0[None, :], block * x1[None, :], block * x2[None, :]
+    p3, p4 = block * x3[None, :], block * x4[None, :]
+    y0 = tl.zeros((block.shape[0],), tl.float64)
+    y1, y2, y3, y4 = y0, y0, y0, y0
+    if VECTORS == 1:
+        y0 = tl.sum(p0, axis=1)
+    if VECTORS == 2:
+        y0, y1 = tl.reduce((p0, p1), 1, _add2)
+    if VECTORS == 3:
+        y0, y1, y2 = tl.reduce((p0, p1, p2), 1, _add3)
+    if VECTORS == 4:
+        y0, y1, y2, y3 = tl.reduce((p0, p1, p2, p3), 1, _add4)
+    if VECTORS == 5:
+        y0, y1, y2, y3, y4 = tl.reduce((p0, p1, p2, p3, p4), 1, _add5)
+    return y0, y1, y2, y3, y4
+
+
+@jit
+def _add2(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@jit
+def _add3(a0, a1, a2, b0, b1, b2):
+    return a0 + b0, a1 + b1, a2 + b2
+
+
+@jit
+def _add4(a0, a1, a2, a3, b0, b1, b2, b3):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3
+
+
+@jit
+def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@jit
+def _product(block, image, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
+    """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
+    if FROM_X:
+        if FROM_B:
+            image = tl.load(b, mask=inside, other=0.0) - image
+        tl.store(y, image, mask=inside)
+    else:
+        image = tl.load(b, mask=inside, other=0.0)
+    return tl.sum(block * image[:, None], axis=0)

@@ -1,0 +1,62 @@
+"""Products of a symmetric matrix with one or two vectors, and sizes of its rows: a GPU reads half of it."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.magnitudes import magnitudes
+
+VECTORS = 2
+"""Up to how many vectors the kernel takes: four multiply-adds for each number that is read."""
+
+
+@trial("The kernel of products with symmetric matrices", "all of them is read instead of half")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    symmetric_product.kernel(one, one)
+    symmetric_sizes.kernel(one)
+
+
+def _is_read(a: torch.Tensor) -> bool:
+    return a.dtype == torch.float64 and 1 in a.stride() and len(a) > 0
+
+
+def _takes(a: torch.Tensor, x: torch.Tensor) -> bool:
+    return _is_read(a) and x.dtype == a.dtype and 0 < x.shape[1] <= VECTORS
+
+
+@kernel("neula.kernels.few_vectors.symmetric_product_cuda:symmetric_product_cuda", trial=_tried, when=_takes)
+def symmetric_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A X`` for a symmetric A; where it is not, each element may stand for its mirror as well.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+    x : Tensor, shape (n, k)
+
+    Examples
+    --------
+    >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    >>> symmetric_product(a, torch.ones(2, 1)).flatten()
+    tensor([3., 4.])
+    """
+    return a @ x
+
+
+@kernel("neula.kernels.few_vectors.symmetric_product_cuda:symmetric_sizes_cuda", trial=_tried, when=_is_read)
+def symmetric_sizes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sums of magnitudes, and 2-norms, of the rows of a symmetric A; where it is not, as for products.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+
+    Examples
+    --------
+    >>> sums, norms = symmetric_sizes(torch.tensor([[0.0, -4.0], [-4.0, 3.0]]))
+    >>> sums.tolist(), norms.tolist()
+    ([4.0, 7.0], [4.0, 5.0])
+    """
+    found = magnitudes(a[None])
+    return found.sums[0], found.norms[0, :, 0]

@@ -1,0 +1,56 @@
+"""Products of a large matrix with a few vectors in a wider precision: what certificates are made of."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.precision import exact_matmul
+
+VECTORS = 8
+"""Up to how many vectors the kernel takes."""
+
+_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Elements that are converted at a time: what a cache holds, and what fills a GPU."""
+
+
+@trial("The kernel of thin products", "library calls take its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, dtype=torch.float32, device=device)
+    thin_product.kernel(one, one.double())
+
+
+@kernel(
+    "neula.kernels.few_vectors.thin_triton:thin_product_triton",
+    trial=_tried,
+    when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape,
+)
+def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A X`` in the precision of X: some rows of A are converted at a time.
+
+    On a GPU by a Triton kernel that reads A once, at the speed of memory.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+        Of any floating dtype and any strides; ``q.T`` is a matrix as good as any.
+    x : Tensor, shape (n, k)
+        float32 or float64.
+
+    Returns
+    -------
+    Tensor, shape (m, k)
+
+    Examples
+    --------
+    >>> import torch
+    >>> thin_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 1, dtype=torch.float64))
+    tensor([[3.],
+            [7.]], dtype=torch.float64)
+    """
+    # Products of a few rows take a third of the time of those of a few columns in MKL.
+    x = x.mT.contiguous()
+    if a.dtype == x.dtype:
+        return exact_matmul(x, a.mT).mT
+    rows = max(1, _CHUNK[a.device.type] // max(1, a.shape[1]))
+    return torch.cat([exact_matmul(x, block.to(x.dtype).mT) for block in a.split(rows)], 1).mT

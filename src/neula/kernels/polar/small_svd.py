@@ -1,0 +1,57 @@
+"""The singular value decomposition of a small matrix, where a GPU has it: without a wait for the host.
+
+The host would be asked for a problem that takes it milliseconds, in between two products that take a part of
+that, and a pool of threads on a host that others use as well makes dozens of it. A library's SVD on the
+device takes longer still.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.polar.svd import converged_svd
+
+MAX_ORDER = 128
+"""What the kernel keeps in the shared memory of one multiprocessor."""
+
+
+@trial("The kernel for small singular value decompositions", "the host computes them")
+def _tried(device: torch.device) -> None:
+    small_svd.kernel(torch.eye(1, dtype=torch.float64, device=device))
+
+
+@kernel(
+    "neula.kernels.polar.small_svd_cuda:small_svd_cuda",
+    trial=_tried,
+    when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
+)
+def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``R = W diag(s) X^T``; on a GPU by a kernel, elsewhere by LAPACK.
+
+    Parameters
+    ----------
+    r : Tensor, shape (n, n)
+        float64.
+
+    Returns
+    -------
+    w, s, x : Tensor, shapes (n, n), (n,), (n, n)
+        s descending. All NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose
+        columns err by ``u s_1 / s_i``: where s vanishes they are none.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.kernels.polar.small_svd import small_svd
+    >>> small_svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
+    tensor([3., 2.], dtype=torch.float64)
+    """
+    on_host = r.cpu()
+    if not bool(on_host.isfinite().all()):
+        nan = torch.full_like(r, math.nan)
+        return nan, nan[0], nan
+    w, s, xh = converged_svd(on_host)
+    return w.to(r.device), s.to(r.device), xh.mT.to(r.device)

@@ -1,0 +1,131 @@
+"""A matrix in parts that are kept: made once, a block at a time, and multiplied again and again.
+
+A factorization subtracts products of what it has done with itself. ``gemm.corrected_gemm``
+would look for the largest elements of both operands, and split them, each time anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Self
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.products.gemm import combine, product_of_parts
+from neula.kernels.products.parts import (
+    SCHEMES,
+    Scheme,
+    parts_of,
+    round_part,
+    row_exponents,
+    times_power_of_two,
+    unbalanced,
+)
+
+ALIGNED = 16
+"""Rows start at multiples of so many elements, where bulk copies can."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A matrix in parts, or a block of one.
+
+    Attributes
+    ----------
+    parts : Tensor, shape (parts, m, k)
+        Rows contiguous.
+    largest : Tensor, shape (m,)
+        float32: no element of a row is larger in magnitude, from which its scale follows.
+    scheme : Scheme
+    """
+
+    parts: torch.Tensor
+    largest: torch.Tensor
+    scheme: Scheme = SCHEMES["fp16_cor"]
+
+    @classmethod
+    def from_matrix(cls, x: torch.Tensor) -> Self:
+        """Of a float32 matrix that is there."""
+        m, k = x.shape
+        kept = cls.room(m, k, torch.linalg.vector_norm(x, torch.inf, dim=1))
+        keep(x, kept)
+        return kept
+
+    @classmethod
+    def room(cls, m: int, k: int, largest: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"]) -> Self:
+        """Room for an m x k matrix."""
+        across = -(-k // ALIGNED) * ALIGNED
+        parts = torch.empty(scheme.parts, m, across, dtype=scheme.dtype, device=largest.device)
+        return cls(parts[..., :k], largest.float(), scheme)
+
+    def block(self, rows: slice, columns: slice) -> Self:
+        """A view."""
+        return type(self)(self.parts[:, rows, columns], self.largest[rows], self.scheme)
+
+    @property
+    def exponents(self) -> torch.Tensor:
+        """Rows are ``2**exponents`` times what the parts stand for, shape (m,)."""
+        return row_exponents(self.largest[:, None]) - self.scheme.top
+
+
+@trial("The kernels of operands in parts", "operands are split for each product")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
+    kept = Kept.room(ALIGNED, ALIGNED, one[0])
+    keep.kernel(one, kept)
+    multiply_kept.kernel(one, kept, kept, alpha=-1.0, beta=1.0)
+
+
+@kernel("neula.kernels.products.gemm_triton:keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
+def keep(x: torch.Tensor, into: Kept) -> None:
+    """Split a matrix into its parts.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, k)
+        float32, of any strides.
+    into : Kept
+        Room for it.
+    """
+    scheme = into.scheme
+    scaled = times_power_of_two(x, -into.exponents[:, None])
+    parts = parts_of(scaled, partial(round_part, scheme=scheme), scheme.parts, 2.0**scheme.shift)
+    for room, part in zip(into.parts, parts, strict=True):
+        room.copy_(part)
+
+
+@kernel(
+    "neula.kernels.products.gemm_triton:multiply_kept_triton",
+    trial=_tried,
+    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
+)
+def multiply_kept(
+    c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
+) -> torch.Tensor:
+    """``C = alpha X Y^T + beta C``, about as accurate as a float32 product.
+
+    Parameters
+    ----------
+    c : Tensor, shape (m, n)
+        float32, of any strides; overwritten, and not read if ``beta`` is zero, where it may be narrower.
+    x : Kept, shape (m, k)
+    y : Kept, shape (n, k)
+    alpha, beta : float
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        ``c``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> kept = Kept.from_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> multiply_kept(torch.ones(2, 2), kept, kept, alpha=1.0, beta=-1.0)
+    tensor([[ 4., 10.],
+            [10., 24.]])
+    """
+    product = product_of_parts([*x.parts], [*y.parts], x.scheme)
+    return combine(unbalanced(product, x.exponents, y.exponents), alpha, beta, c)

@@ -1,0 +1,49 @@
+"""QR factorizations of tall matrices on a CPU from their Gram matrices, by the compiled core.
+
+A matrix is read twice and Q written once, and both once more for each pass where one is not enough; all else
+is done while some rows are in the cache, also what random vectors see of the factors. The definition in torch
+is :func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, but for shifts for dependent columns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from neula.kernels.core import DTYPES, core, empty
+
+EACH = 1 << 21
+"""Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""
+
+
+def cholesky_qr(
+    a: torch.Tensor, g: np.ndarray, enough: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
+    """Factorize and measure; None without the core, and for other dtypes.
+
+    The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from
+    a Gram matrix with an enlarged diagonal where columns are too dependent.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n) or (m, n), m >= n
+        On the host, float64 or float32, any strides. In either case the arithmetic is in double precision.
+    g : array, shape (n, 4)
+        Random vectors, float64, for residual and orthogonality.
+    enough : float, optional
+        What ``||I - Q^T Q||_F / sqrt(n)`` may be after one pass, by an estimate.
+
+    Returns
+    -------
+    q, r : Tensor
+        Q has its rows one after the other. The diagonal of R is positive.
+    found : array, shape (6, batch)
+        As of ``probes_host.reflected_errors``. NaN where numbers are not finite, vanish,
+        or have squares that are not: these have no factors.
+    """
+    compiled, (m, n) = core(), a.shape[-2:]
+    if compiled is None or a.dtype not in DTYPES:
+        return None
+    q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
+    threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
+    return q, r, compiled.cholesky_qr(a.numpy(), q.numpy(), r.numpy(), g, enough, threads)

@@ -1,0 +1,151 @@
+"""One small least-squares problem with bounds on a CPU, with its evidence, by the compiled core.
+
+Block principal pivoting, as :func:`neula.algorithms.bounded.block_pivoting.block_pivoting`, which works on R.
+Here A is not factorized: sets of free variables are tried with parts of the Gram matrix, and the last one is
+solved for by corrected seminormal equations, with residuals of A itself.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from neula.kernels.core import core
+
+
+class BoundedLimits(NamedTuple):
+    """Thresholds of the algorithm.
+
+    Attributes
+    ----------
+    in_safe_range : float
+        Norms, and bounds that are neither zero nor infinite, must be between this and its reciprocal.
+    rough : float
+        Components of gradients, relative to what they are sums of, that normal equations say nothing of.
+    settled : float
+        Length of the last update, relative to x.
+    steps : float
+        Updates at most.
+    patience : float
+        Exchanges of all infeasible variables that may fail to reduce their number.
+    sets : float
+        Sets of free variables that are tried.
+    """
+
+    in_safe_range: float
+    rough: float
+    settled: float
+    steps: float
+    patience: float
+    sets: float
+
+
+class Numbers(NamedTuple):
+    """What is known of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``.
+
+    Attributes
+    ----------
+    sets : float
+        Of free variables that were tried.
+    width : float
+        Variables that are free.
+    b, residual, image : float
+        ``||b||``, ``||r||`` and ``||D x||``.
+    sum : float
+        Sum of the magnitudes of ``D x``.
+    gradient : float
+        Norm of what of ``B^T r`` no bound forbids to follow.
+    optimality : float
+        The largest component of that, of ``A^T r``.
+    projected, rest : float
+        ``||P r||``, P being the projector on the free columns, and what ``gradient`` is for ``r - P r``.
+    pushed : float
+        By how much of its gradient all others are pushed against their bounds at least.
+    norm, inverse_norm : float
+        Of the free columns and of their pseudoinverse, from above: Schatten 4-norms, or ``margin`` times an
+        estimate.
+    norm_of_all, inverse_norm_of_all : float
+        The same of all columns; NaN where they were not asked for.
+    margin : float
+    """
+
+    sets: float
+    width: float
+    b: float
+    residual: float
+    gradient: float
+    optimality: float
+    projected: float
+    rest: float
+    image: float
+    sum: float
+    pushed: float
+    norm: float
+    inverse_norm: float
+    norm_of_all: float
+    inverse_norm_of_all: float
+    margin: float
+
+
+class BoundedMinimum(NamedTuple):
+    """A solution.
+
+    Attributes
+    ----------
+    numbers : Numbers
+    x : array, shape (n,)
+        Bounds are what they are; other variables may be rounded beyond theirs.
+    at : array, shape (n,)
+        -1.0 at the lower bound, 1.0 at the upper one, 0.0 where the variable is free.
+    sizes : array, shape (n,)
+        D.
+    unbounded : array, shape (n,)
+        The solution without bounds, where it was asked for.
+    """
+
+    numbers: Numbers
+    x: np.ndarray
+    at: np.ndarray
+    sizes: np.ndarray
+    unbounded: np.ndarray
+
+
+def minimum(
+    a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: BoundedLimits, *, of_all: bool
+) -> BoundedMinimum | None:
+    """Solve and measure; None without convergence, without the core, and for numbers outside the safe range.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n > 0
+        On the host, float64 or float32, of any strides.
+    b : Tensor, shape (m, 1)
+        Likewise.
+    bounds : array, shape (2, n)
+        float64, without gaps.
+    limits : BoundedLimits
+    of_all : bool
+        Whether norms of all columns and the solution without bounds are asked for.
+
+    Examples
+    --------
+    >>> import numpy as np, torch
+    >>> from neula.kernels.small_problems.bounded_host import BoundedLimits, minimum
+    >>> a, b = torch.eye(2), torch.tensor([[2.0], [-3.0]])
+    >>> bounds = np.array([[0.0, 0.0], [np.inf, np.inf]])
+    >>> found = minimum(a, b, bounds, BoundedLimits(2.0**200, 1e-9, 1e-8, 4, 3, 100), of_all=False)
+    >>> found is None or found.x.tolist()
+    [2.0, 0.0]
+    """
+    compiled = core()
+    if compiled is None:
+        return None
+    vectors = np.empty((4, a.shape[1]))
+    found = compiled.bounded(a.numpy(), b.numpy(), bounds, vectors, **limits._asdict(), of_all=of_all)
+    return None if found is None else BoundedMinimum(Numbers._make(_NUMBERS(found)), *vectors)
+
+
+_NUMBERS = attrgetter(*Numbers._fields)

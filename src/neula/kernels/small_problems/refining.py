@@ -1,0 +1,203 @@
+"""What a step of refinement does with vectors and numbers, each of them one launch.
+
+Plain torch takes a launch for each operation; where matrices are small, those on a few numbers are most of
+what a GPU has to do.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+
+Two = tuple[torch.Tensor, torch.Tensor]
+Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+@trial("The kernels of steps of refinement", "a launch for each operation takes their place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
+    active = torch.ones(1, 1, dtype=torch.bool, device=device)
+    added.kernel(one, one, one, active)
+    progress.kernel(active, one[0], one[0], one[0], one[0], 0.5, 0.5, 2.0)
+    relative_error.kernel(one[0], one[0], one[0], one[0], 0.5, 1.0)
+    perturbations.kernel(one[0], one[0], one[0], one[0], one[0], one[0])
+    uncertainty.kernel((one[0], one[0], one[0], one[0]), one[0], one[0], one[0], 0.5)
+
+
+def _alike(first: torch.Tensor, *others: object) -> bool:
+    """Whether tensors in double precision have one shape: kernels broadcast none of them."""
+    shape = first.shape
+    return (
+        first.dtype == torch.float64
+        and first.numel() > 0
+        and all(isinstance(x, torch.Tensor) and x.dtype == torch.float64 and x.shape == shape for x in others)
+    )
+
+
+def _adds(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> bool:
+    return _alike(high, low, update) and active.shape == high[:, 0].shape
+
+
+def _goes_on(active: torch.Tensor, *numbers: object) -> bool:
+    left = numbers[0]
+    return isinstance(left, torch.Tensor) and _alike(left, *numbers[1:4]) and active.shape == left.shape
+
+
+def _is_uncertain(norms: tuple[torch.Tensor, ...], *of_matrices: object) -> bool:
+    return _alike(*norms) and _alike(norms[0][:, :1], *of_matrices[:3])
+
+
+def _is_relative(left: torch.Tensor, size: torch.Tensor, low: torch.Tensor, rate: object, *_: object) -> bool:
+    return _alike(left, size, low) and _alike(left[:, :1], rate)
+
+
+def _of_batch(*norms: torch.Tensor | float) -> bool:
+    first = norms[0]
+    if not isinstance(first, torch.Tensor) or first.ndim != 2:
+        return False
+    return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
+
+
+@kernel("neula.kernels.small_problems.refining_cuda:added_cuda", trial=_tried, when=_adds)
+def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
+    """``high + low + update`` as an unevaluated sum, and the update: zero where a column is not active.
+
+    The second part is what rounding the first one lost (Knuth's TwoSum, which needs no order of sizes).
+
+    Parameters
+    ----------
+    high, low, update : Tensor, shape (batch, n, k)
+    active : Tensor of bool, shape (batch, k)
+
+    Examples
+    --------
+    >>> one, tiny = torch.ones(1, 1, 1).double(), torch.full((1, 1, 1), 2.0**-60).double()
+    >>> high, low, _ = added(one, 0 * one, tiny, torch.ones(1, 1, dtype=torch.bool))
+    >>> bool(high == 1), bool(low == tiny)
+    (True, True)
+    """
+    update = torch.where(active[:, None], update, 0.0)
+    rest = update + low
+    total = high + rest
+    of_rest = total - high
+    return total, (high - (total - of_rest)) + (rest - of_rest), update
+
+
+@kernel("neula.kernels.small_problems.refining_cuda:progress_cuda", trial=_tried, when=_goes_on)
+def progress(
+    active: torch.Tensor,
+    left: torch.Tensor,
+    before: torch.Tensor,
+    floor: torch.Tensor | float,
+    size: torch.Tensor,
+    tolerance: float,
+    stagnation: float,
+    least: float,
+) -> Two:
+    """What is left of the error of each column after a step, and whether another one is worth its while.
+
+    Parameters
+    ----------
+    active : Tensor of bool, shape (batch, k)
+        Others had no step.
+    left, before : Tensor, shape (batch, k)
+        Bounds on the error after the step and before it.
+    floor : Tensor, shape (batch, k), or float
+        What no step makes smaller.
+    size : Tensor, shape (batch, k)
+        Of the solution.
+    tolerance : float
+        Relative error that is small enough.
+    stagnation : float
+        Part of the error before that may be left.
+    least : float
+        Multiple of the floor from which on there is something to gain.
+    """
+    left = torch.where(active, left, before)
+    goes_on = (left > tolerance * size) & (left < stagnation * before) & (left > least * floor)
+    return left, active & goes_on
+
+
+@kernel("neula.kernels.small_problems.refining_cuda:uncertainty_cuda", trial=_tried, when=_is_uncertain)
+def uncertainty(
+    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    rate: torch.Tensor,
+    norm: torch.Tensor,
+    inverse_norm: torch.Tensor,
+    noise: float,
+) -> Two:
+    """By how much a step of the corrected seminormal equations may be wrong, and the part that remains.
+
+    Errors of the residual reach x through ``B^+``, and those of the gradient through ``(B^T B)^-1``.
+
+    Parameters
+    ----------
+    norms : four Tensors, shape (batch, k)
+        ``||R^-T g||``, ``||D x||``, ``||b||`` and ``||r||``.
+    rate, norm, inverse_norm : Tensor, shape (batch, 1)
+        Of convergence; ``||B||`` and ``||B^+||``, from above.
+    noise : float
+        Relative error of the residual.
+    """
+    projected, size, b, residual = norms
+    floor = noise * (norm * size + b + norm * inverse_norm * residual)
+    wrong = rate / (1 - rate) * projected + floor
+    return inverse_norm * wrong, inverse_norm * floor
+
+
+@kernel("neula.kernels.small_problems.refining_cuda:relative_error_cuda", trial=_tried, when=_is_relative)
+def relative_error(
+    left: torch.Tensor,
+    size: torch.Tensor,
+    low: torch.Tensor,
+    rate: torch.Tensor,
+    max_rate: float,
+    computed: float,
+) -> torch.Tensor:
+    """Forward errors, relative to exact solutions; infinite where steps are not trusted to show them.
+
+    Parameters
+    ----------
+    left, size, low : Tensor, shape (batch, k)
+        Bounds on the error of the sum of two numbers that x is, and sizes of both.
+    rate : Tensor, shape (batch, 1)
+        Of convergence.
+    max_rate : float
+        Up to which steps are trusted.
+    computed : float
+        For the rounding errors of the bound itself.
+    """
+    error = over(left, size) + over(low, size)
+    error = computed * error / (1 - error)
+    trusted = (rate <= max_rate) & (error >= 0) & error.isfinite()
+    return torch.where(trusted, error, torch.inf)
+
+
+@kernel("neula.kernels.small_problems.refining_cuda:perturbations_cuda", trial=_tried, when=_of_batch)
+def perturbations(
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    projected: torch.Tensor,
+    image: torch.Tensor,
+    b: torch.Tensor,
+    norm: torch.Tensor | float,
+) -> Two:
+    """The smallest of three perturbations that make a solution exact, and the first of them, its optimality.
+
+    See :meth:`neula.certificates.backward_error.Norms.measures`.
+
+    Parameters
+    ----------
+    gradient, residual, projected, image, b : Tensor, shape (batch, k)
+        Or of any other shape.
+    norm : Tensor, shape (batch, 1), or float
+    """
+    optimality = over(gradient, norm * residual)
+    consistent = over(residual, image + b)
+    return torch.minimum(torch.minimum(optimality, consistent), over(projected, image)), optimality
+
+
+def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
+    """``a / b``, 0 where both vanish."""
+    return (a / b).masked_fill(a == 0, 0.0)

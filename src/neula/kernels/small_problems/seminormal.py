@@ -1,0 +1,190 @@
+"""Small least-squares problems in one launch, from the matrix to the evidence.
+
+What plain torch computes step by step (:mod:`neula.problems.least_squares.together` with R of a Gram matrix)
+is hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it
+keeps the Gram matrix, and then the inverse of its Cholesky factor, where it computes, and A near it. There
+are two kernels, in Triton and, for more than 32 columns, in CUDA C++. Where they do not run, nothing takes
+their place but those steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+
+from neula.kernels.dispatch import trial
+
+MAX_COLUMNS = 64
+"""Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
+
+FEW = 8
+"""Problems for which nothing else is compiled than the kernel for the most columns."""
+
+LEAST_COLUMNS = 8
+"""Columns of the narrowest Gram matrix in the kernel."""
+
+NAMES = (
+    "doubtful",
+    "residual",
+    "refined_error",
+    "backward_error",
+    "forward_error",
+    "condition_bound",
+    "condition",
+    "largest",
+    "optimality",
+    "rank",
+    "zero",
+)
+"""What :attr:`SeminormalSolutions.numbers` says of each problem, the first six as the verdict reads them
+(:mod:`neula.certificates.verdict`): of several right-hand sides the worst."""
+
+
+@dataclass(frozen=True)
+class RefinementLimits:
+    """What decides when to stop, and which updates show an error.
+
+    Attributes
+    ----------
+    tolerance : float
+        Forward error at which refinement ends.
+    max_steps : int
+        Updates at most.
+    max_rate : float
+        Rate of convergence above which updates are not trusted to show the error.
+    rounding : float
+        Unit roundoffs, times the condition number, that a solve with factors errs by at most.
+    noise : float
+        Relative error of an operation in doubled precision.
+    floor : float
+        Multiple of the errors of the residual below which refinement has nothing to gain.
+    stagnation : float
+        Part of the error before that an update must leave at most to go on.
+    computed : float
+        For the rounding errors of the bound itself.
+    """
+
+    tolerance: float
+    max_steps: int
+    max_rate: float
+    rounding: float
+    noise: float
+    floor: float
+    stagnation: float
+    computed: float
+
+
+@dataclass(frozen=True)
+class SquareSystemLimits:
+    """What is different for linear systems: backward errors are in the infinity norm, of A as it is.
+
+    Attributes
+    ----------
+    near : float
+        The largest elements of rows and columns are at least its reciprocal, and at most half of it;
+    alike : float
+        and differ by this factor at most. Other systems are doubtful: theirs would be measured scaled.
+    definite : bool
+        Whether those are doubtful, too, whose matrix has no Cholesky factor.
+    """
+
+    near: float
+    alike: float
+    definite: bool
+
+
+class SeminormalSolutions(NamedTuple):
+    """Solutions with their evidence, float64 where nothing else is said.
+
+    Attributes
+    ----------
+    x : Tensor, shape (batch, n, k)
+        Rounded to the dtype that was asked for.
+    numbers : Tensor, shape (11, batch)
+        Each row is one of :data:`NAMES`; linear systems have a 1 in place of the optimality. Problems whose
+        norms are beyond ``2^200`` or below ``2^-200`` have infinite forward errors.
+    forward_error, residual_norm : Tensor, shape (batch, k)
+    rank : Tensor of int, shape (batch,)
+        n.
+    doubtful : Tensor of bool, shape (batch,)
+    """
+
+    x: torch.Tensor
+    numbers: torch.Tensor
+    forward_error: torch.Tensor
+    residual_norm: torch.Tensor
+    rank: torch.Tensor
+    doubtful: torch.Tensor
+
+    @classmethod
+    def empty(cls, count: int, n: int, k: int, device: torch.device) -> Self:
+        """Room for so many."""
+        shapes = ((count, n, k), (len(NAMES), count), (count, k), (count, k))
+        x, numbers, forward_error, residual_norm = (
+            torch.empty(shape, dtype=torch.float64, device=device) for shape in shapes
+        )
+        rank = torch.empty(count, dtype=torch.int64, device=device)
+        return cls(x, numbers, forward_error, residual_norm, rank, rank.new_empty(count, dtype=torch.bool))
+
+
+def columns_of(n: int) -> int:
+    """Columns that matrices of n have in the kernel in Triton: a power of two, each compiled once."""
+    return max(LEAST_COLUMNS, 1 << (n - 1).bit_length())
+
+
+def in_cuda(n: int, count: int) -> bool:
+    """Whether so many problems of n columns are for the kernel in CUDA C++.
+
+    Of fewer columns the one in Triton takes a fourth of the time for thousands of problems, as long for a
+    few, and three times as long to compile. Of more it takes 1.1 ms for 1000 of 200 x 50 on an H200, the
+    other one 0.6.
+    """
+    best = count <= FEW or columns_of(n) == MAX_COLUMNS
+    return best and hasattr(torch.cuda, "_compile_kernel")
+
+
+@trial("The kernel of small problems", "dozens of launches take its place")
+def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
+    a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
+    a = a if columns == MAX_COLUMNS else a.expand(FEW + 1, -1, -1)
+    limits = RefinementLimits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
+    solved(a, a[..., :1], a.dtype, limits, SquareSystemLimits(2.0, 2.0, definite=True) if square else None)
+
+
+def takes(a: torch.Tensor, *, square: bool = False) -> bool:
+    """Whether the kernel runs on the device of some matrices, and has room for them."""
+    m, n = a.shape[1:]
+    if not (0 < n <= min(m, MAX_COLUMNS) and a.is_cuda):
+        return False
+    columns = MAX_COLUMNS if in_cuda(n, len(a)) else columns_of(n)
+    return _tried.passed(a.device, columns, int(square), a.dtype.itemsize)
+
+
+def solved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
+    """Solve, refine and measure some problems, queued on the current stream.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        At most :data:`MAX_COLUMNS` columns, any float dtype and strides.
+    b : Tensor, shape (batch, m, k)
+        Likewise.
+    dtype : torch.dtype
+        To which x is rounded.
+    limits : RefinementLimits
+    square : SquareSystemLimits, optional
+        Where the problems are linear systems.
+    """
+    if in_cuda(a.shape[2], len(a)):
+        from neula.kernels.small_problems.seminormal_cuda import seminormal_cuda as launch
+    else:
+        from neula.kernels.small_problems.seminormal_triton import seminormal_triton as launch
+    return launch(a, b, dtype, limits, square)

@@ -1,0 +1,103 @@
+"""Least-squares problems of up to 64 columns by the corrected seminormal equations: a thread block for each.
+
+CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients
+are, and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC
+takes a third of the time of Triton's compiler, which a program with one problem pays for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import astuple
+from functools import lru_cache, partial
+
+import torch
+
+from neula.kernels.cuda_source import compiled
+from neula.kernels.launch import multiprocessors, shared_memory
+from neula.kernels.magnitudes import MODERATE
+from neula.kernels.small_problems.seminormal import (
+    MAX_COLUMNS,
+    RefinementLimits,
+    SeminormalSolutions,
+    SquareSystemLimits,
+)
+
+THREADS = 256
+
+SIDE = 16
+"""Columns of a tile: so many are read at a time, also behind the last row."""
+
+RESERVED = 1024
+"""Bytes of shared memory that each thread block takes besides."""
+
+BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+"""Of the significand of the dtype that solutions are rounded to."""
+
+
+def shared_bytes(n: int, itemsize: int, rows: int) -> int:
+    """Shared memory for so many rows of n elements at a time, as ``Place`` in the kernel says."""
+    square = MAX_COLUMNS * (MAX_COLUMNS + 1)
+    vectors = square + 7 * MAX_COLUMNS + 2 * (MAX_COLUMNS + 1) + THREADS // 32
+    return 8 * (vectors + max(square, 2 * THREADS, 2 * rows)) + itemsize * (rows * (n | 1) + SIDE)
+
+
+def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
+    """As many as there is room for, in bytes; all of them if they fit."""
+    if shared_bytes(n, itemsize, m) <= room:
+        return m
+    return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)
+
+
+def seminormal_cuda(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
+    """:func:`neula.kernels.small_problems.seminormal.solved` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    if a.dtype != b.dtype or a.dtype.itemsize < 4:
+        a, b = a.double(), b.double()
+    a, b = (x if max(x.stride()) < 1 << 31 else x.contiguous() for x in (a, b))
+    (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
+    found = SeminormalSolutions.empty(count, n, k, a.device)
+    most = shared_memory(a.device)
+    half = most // 2 - RESERVED  # two thread blocks hide one another's waits
+    halved = count > multiprocessors(a.device) and shared_bytes(n, size, min(m, MAX_COLUMNS)) <= half
+    chunk = rows_at_a_time(m, n, size, half if halved else most)
+    if square is not None and chunk < m:
+        raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
+    macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
+    near, alike = (square.near, square.alike) if square else (0.0, 0.0)
+    recorded = a.is_cuda and torch.cuda.is_current_stream_capturing()
+    numbers = (_filled if recorded else _copied)((*astuple(limits), MODERATE, near, alike), a.device)
+    with torch.cuda.device_of(a):
+        kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
+        arguments = [
+            *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
+            *(found.doubtful, numbers, m, n, k, *a.stride(), *b.stride()),
+            *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
+        ]
+        kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
+    return found
+
+
+@lru_cache(maxsize=64)
+def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """``RefinementLimits`` of the kernel, where it reads them."""
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """The same by launches, which a graph can hold, and no copy from the host."""
+    room = torch.empty(len(numbers), dtype=torch.float64, device=device)
+    for place, number in zip(room, numbers, strict=True):
+        place.fill_(number)
+    return room

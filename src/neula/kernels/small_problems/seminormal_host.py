@@ -1,0 +1,183 @@
+"""Small least-squares problems on a CPU, from the matrix to the evidence, by the compiled core.
+
+The arithmetic of one takes a few microseconds, as two calls of NumPy do. The matrices of a batch are solved
+one after the other, each while it is in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from neula.kernels.core import core
+from neula.kernels.magnitudes import MODERATE
+from neula.kernels.small_problems.seminormal import NAMES, RefinementLimits
+
+NUMBERS = (*NAMES, "steps", "way")
+"""Evidence of each problem, the number of updates, and the :class:`SolutionMethod`: ``SEMINORMAL_NUMBERS`` of
+the core."""
+
+
+class SolutionMethod(IntEnum):
+    """How a problem is solved: by the factor of a Gram matrix; by shifted Cholesky QR where columns are too
+    dependent for that; the minimum-norm solution by the factor of ``A A^T`` for few rows, and by pivoted
+    Cholesky for dependent columns.
+    """
+
+    GRAM = 0
+    SHIFTED = 1
+    FEW_ROWS = 2
+    DEPENDENT = 3
+
+
+class Probes(NamedTuple):
+    """Vectors along which the rate of convergence is measured where columns are dependent.
+
+    Attributes
+    ----------
+    vectors : array, shape (n, p)
+        Random, float64, with contiguous rows; norms of their images estimate a Frobenius norm. If the rank is
+        p or less, unit vectors take their place.
+    margin : float
+        By how much they may understate the rate.
+    rounding : float
+        Contribution of rounding errors to the rate, for each column and unit of ``||R^-1||``.
+    """
+
+    vectors: np.ndarray
+    margin: float
+    rounding: float
+
+
+class SeminormalHostSolutions:
+    """Solutions with their evidence: NaN where numbers are not in the safe range, or no R is accurate enough.
+
+    Parameters
+    ----------
+    written : array of float64
+        The arrays below, one behind the other.
+    count, n, k : int
+        Problems, unknowns and right-hand sides.
+
+    Attributes
+    ----------
+    numbers : array, shape (numbers, batch)
+        :data:`NUMBERS`.
+    forward_error, residual_norm : array, shape (batch, k)
+    x : array, shape (batch, n, k)
+        Rounded to the dtype that was asked for.
+    """
+
+    def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:
+        size = n * k * count
+        end = size + len(NUMBERS) * count
+        self.x = written[:size].reshape(count, n, k)
+        self.numbers = written[size:end].reshape(len(NUMBERS), count)
+        self.forward_error, self.residual_norm = written[end:].reshape(2, count, k)
+
+
+def available() -> bool:
+    """Whether the compiled core is there."""
+    return core() is not None
+
+
+def solved(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    backward: float = np.inf,
+    condition: float = np.inf,
+    *,
+    rcond: float = 0.0,
+    rounding: float = np.inf,
+    probes: Probes | None = None,
+) -> SeminormalHostSolutions | None:
+    """Solve, refine and measure a batch of problems; None if there is too little memory, or no compiled core.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n) or (m, n), m > 0, n > 0
+        On the host, float64 or float32, of any strides.
+    b : Tensor, shape (batch, m, k) or (m, k)
+        Likewise.
+    dtype : torch.dtype
+        float64 or float32, to which x is rounded.
+    limits : RefinementLimits
+    backward : float, optional
+        Limit of the verdict: problems with few rows are refined until they reach it.
+    condition : float, optional
+        Limit of the verdict, unless columns are dependent: factors beyond it are not used.
+    rcond : float, optional
+        With columns of norm 1, singular values below this times the largest do not count. If that is in
+        doubt, there is no solution.
+    rounding : float, optional
+        There is none either if dependent columns leave more than this of others.
+    probes : Probes, optional
+        Without them no columns are taken to be dependent.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.kernels.small_problems.seminormal import RefinementLimits
+    >>> from neula.kernels.small_problems.seminormal_host import solved
+    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
+    >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
+    >>> found is None or found.x.item()
+    2.0
+    """
+    solve = prepared(dtype, limits, backward, condition, rcond=rcond, rounding=rounding, probes=probes)
+    if solve is None:
+        return None
+    n, k, count = a.shape[-1], b.shape[-1], len(a) if a.ndim == 3 else 1
+    written = np.empty(size_of(count, n, k))
+    return SeminormalHostSolutions(written, count, n, k) if solve(a.numpy(), b.numpy(), written) else None
+
+
+def size_of(count: int, n: int, k: int) -> int:
+    """Numbers that are written for problems of n unknowns with k right-hand sides."""
+    return (len(NUMBERS) + (2 + n) * k) * count
+
+
+def prepared(
+    dtype: torch.dtype,
+    limits: RefinementLimits,
+    backward: float = np.inf,
+    condition: float = np.inf,
+    *,
+    rcond: float = 0.0,
+    rounding: float = np.inf,
+    probes: Probes | None = None,
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
+    """The kernel with its limits, as :func:`solved` takes them; None without the compiled core.
+
+    It takes A, b and the memory of :class:`SeminormalHostSolutions`, and says whether there is enough memory.
+    """
+    compiled = core()
+    if compiled is None:
+        return None
+    vectors, margin, of_probes = (None, 0.0, 0.0) if probes is None else probes
+    return partial(
+        compiled.seminormal,
+        probes=vectors,
+        tolerance=limits.tolerance,
+        max_steps=limits.max_steps,
+        max_rate=limits.max_rate,
+        noise=limits.noise,
+        floor=limits.floor,
+        stagnation=limits.stagnation,
+        computed=limits.computed,
+        in_safe_range=MODERATE,
+        backward_error=backward,
+        condition=condition,
+        rcond=rcond,
+        rounding=rounding,
+        probe_margin=margin,
+        probe_rounding=of_probes,
+        single=dtype == torch.float32,
+    )

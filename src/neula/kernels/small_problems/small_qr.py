@@ -1,0 +1,86 @@
+"""QR of one small matrix in one launch, from the matrix to the certificate."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from neula.kernels.cuda_source import ready
+from neula.kernels.dispatch import kernel, trial
+
+MAX_COLUMNS = 64
+"""Columns at most: elements of a Gram matrix of them are in the registers of one thread block."""
+
+MOST = 3
+"""Passes: two where the condition number is below 1e8, and the third is for those near that."""
+
+
+class SmallQR(NamedTuple):
+    """Factors with what is measured of them.
+
+    Attributes
+    ----------
+    q : Tensor, shape (batch, m, n)
+    r : Tensor, shape (batch, n, n)
+        Upper triangular, its diagonal positive. NaN where A is too ill-conditioned, or not finite.
+    measures : Tensor, shape (batch, 3)
+        ``||(A - Q R) D^-1||_F / sqrt(n)``, D being the norms of the columns of A, ``||E||_F / sqrt(n)`` and
+        ``||E^2||_F^(1/2)`` for ``E = I - Q^T Q``, of the factors as they are returned, in float64. The last
+        one is at least ``||E||_2`` and at most ``n^(1/4)`` times that.
+    """
+
+    q: torch.Tensor
+    r: torch.Tensor
+    measures: torch.Tensor
+
+
+@trial("The kernel of small QR factorizations", "LAPACK on the host takes its place")
+def _tried(device: torch.device, itemsize: int) -> None:
+    a = torch.ones(1, 1, 1, dtype=torch.float64 if itemsize == 8 else torch.float32, device=device)
+    small_qr.kernel(a, 0.1)
+
+
+def _pays(a: torch.Tensor, enough: float) -> bool:
+    """Whether the kernel has room for the matrices, and is compiled, or to be waited for."""
+    from neula.kernels.small_problems.small_qr_cuda import fits, macros_of
+
+    return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
+
+
+@kernel(
+    "neula.kernels.small_problems.small_qr_cuda:small_qr_cuda",
+    trial=_tried,
+    when=_pays,
+    variant=lambda a, enough: a.dtype.itemsize,
+)
+def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
+    """Cholesky QR in double precision, repeated until Q is orthonormal.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n > 0
+        float32 or float64; factors are rounded to its dtype.
+    enough : float
+        ``||I - Q^T Q||_F`` that is small enough.
+
+    Examples
+    --------
+    >>> small_qr(torch.tensor([[[3.0, 3.0], [0.0, 2.0], [4.0, 4.0]]]), 1e-9).r
+    tensor([[[5., 5.],
+             [0., 2.]]])
+    """
+    q = given = a.double()
+    n, passes = a.shape[2], 0
+    r = identity = torch.eye(n, dtype=q.dtype, device=q.device).expand(len(a), n, n)
+    norm = torch.linalg.matrix_norm
+    while passes == 0 or (passes < MOST and bool((norm(identity - q.mT @ q) > enough).any())):
+        lower, info = torch.linalg.cholesky_ex(q.mT @ q)
+        upper = lower.mT.masked_fill(info[:, None, None] > 0, torch.nan)
+        q, r = torch.linalg.solve_triangular(upper, q, upper=True, left=False), lower.mT @ r
+        passes += 1
+    q, r = q.to(a.dtype), r.to(a.dtype)
+    missed = (given - q.double() @ r.double()) / torch.linalg.vector_norm(given, dim=1, keepdim=True)
+    loss = identity - q.double().mT @ q.double()
+    measures = norm(missed) / n**0.5, norm(loss) / n**0.5, norm(loss @ loss).sqrt()
+    return SmallQR(q, r, torch.stack(measures, 1))

@@ -1,0 +1,118 @@
+"""``A X`` and ``A^T A X`` together: the reference by definition, and the kernel against the same bound.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import pytest
+import torch
+
+from neula.kernels.few_vectors.normal_product import normal_product, transposed_product
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+EPS = torch.finfo(torch.float64).eps
+
+Multiply = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+def multiply(request: pytest.FixtureRequest) -> Multiply:
+    if request.param == "reference":
+        return normal_product.reference
+    pytest.importorskip("triton")
+    from neula.kernels.few_vectors import normal_product_triton
+
+    return normal_product_triton.normal_product_triton
+
+
+def normal(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
+
+
+# Interpreted, sums of several vectors take long: rows that all thread blocks go through twice.
+@pytest.mark.usefixtures("uninitialized_is_nan")
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (530, 32), (70, 129), (7, 1030)])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("with_b", [False, True])
+def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
+    a, x = normal(m, n), normal(n, k)
+    b = normal(k, m).T if with_b else None
+    y, z = multiply(a, x, b)
+    assert (y.shape, z.shape) == ((m, k), (n, k))
+    expected, size = a @ x, a.abs() @ x.abs()
+    if b is not None:
+        expected, size = b - expected, b.abs() + size
+    # gamma_n |A| |x| (Higham 2002, section 3.5), and the same of the product with the transpose.
+    assert ((y - expected).abs() <= (n + 2) * EPS * size).all()
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+
+
+@pytest.mark.usefixtures("uninitialized_is_nan")
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (130, 129)])
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_transposed_products(multiply: Multiply, m: int, n: int, k: int) -> None:
+    a, y = normal(m, n), normal(k, m).T
+    if multiply is normal_product.reference:
+        z = transposed_product.reference(a, y)
+    else:
+        z = import_module("neula.kernels.few_vectors.normal_product_triton").transposed_product_triton(a, y)
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+
+
+def test_views(multiply: Multiply) -> None:
+    whole, x = normal(400, 90), normal(60, 2)
+    view = whole[5:395:3, 7:37]
+    b = normal(130, 3)[:, 1:]
+    y, z = multiply(view, x[::2], b)
+    assert torch.allclose(y, b - view @ x[::2], rtol=0, atol=1e-12)
+    assert torch.allclose(z, view.T @ y, rtol=0, atol=1e-11)
+
+
+def test_nan_comes_out(multiply: Multiply) -> None:
+    a, x = normal(40, 30), normal(30, 1)
+    a[17, 29] = torch.nan
+    y, z = multiply(a, x)
+    assert y.isnan().any(1).nonzero().tolist() == [[17]]
+    assert z.isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(20000, 1024), (20001, 2047), (9000, 4096), (9000, 4097)])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+def test_what_a_gpu_takes(m: int, n: int, k: int) -> None:
+    a, x, b = normal(m, n), normal(n, k), normal(m, k)
+    y, z = normal_product(a, x, b)
+    assert ((y - (b - a @ x)).abs() <= (n + 2) * EPS * (b.abs() + a.abs() @ x.abs())).all()
+    assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
+    again = normal_product(a, x, b)
+    assert torch.equal(y, again[0])
+    assert torch.equal(z, again[1])
+    z = transposed_product(a, b)
+    assert ((z - a.T @ b).abs() <= (m + 2) * EPS * (a.abs().T @ b.abs())).all()
+
+
+@pytest.mark.parametrize("k", [1, 3, 9])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("by_columns", [False, True])
+def test_a_narrower_matrix_is_multiplied_as_if_it_were_copied(
+    k: int, dtype: torch.dtype, by_columns: bool
+) -> None:
+    generator = torch.Generator().manual_seed(k)
+    a = torch.randn(70, 40, generator=generator).to(dtype).to(DEVICE)
+    a = a.T.contiguous().T if by_columns else a
+    x = torch.randn(40, k, generator=generator, dtype=torch.float64).to(DEVICE)
+    b = torch.randn(70, k, generator=generator, dtype=torch.float64).to(DEVICE)
+    wide = a.double()
+    y, z = normal_product(a, x, b)
+    assert y.dtype == z.dtype == torch.float64
+    bound = 2 * 40 * EPS * (b.abs() + wide.abs() @ x.abs())
+    assert ((y - (b - wide @ x)).abs() <= bound).all()
+    assert ((z - wide.T @ y).abs() <= 2 * 70 * EPS * (wide.abs().T @ y.abs())).all()
+    assert ((transposed_product(a, b) - wide.T @ b).abs() <= 2 * 70 * EPS * (wide.abs().T @ b.abs())).all()

@@ -1,0 +1,159 @@
+"""Products in one pass over a matrix, against plain ones of NumPy."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from capabilities import LEVELS, core_of
+from neula import _core
+from neula.kernels import core as core_module
+from neula.kernels.few_vectors import one_pass_host
+from neula.kernels.few_vectors.one_pass_host import OnePass, takes
+
+U = 2.0**-53
+SHAPES = [(1, 1), (3, 5), (9, 8), (7, 17), (257, 100), (1030, 13), (40, 300)]
+
+
+@pytest.fixture(params=[1, 3, 64], autouse=True)
+def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the matrix is."""
+    monkeypatch.setattr(one_pass_host, "EACH", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+
+
+@pytest.fixture(params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    monkeypatch.setattr(one_pass_host, "core", lambda: compiled)
+
+
+def numbers(*shape: int, dtype: type[np.floating] = np.float64, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def close(found: np.ndarray, a: np.ndarray, x: np.ndarray, b: np.ndarray | float = 0.0) -> bool:
+    """Whether it is ``b - A x`` up to rounding errors of sums: ``(n + 2) u`` times their terms, twice since
+    the comparison has errors, too.
+    """
+    a = a.astype(np.float64)
+    size = np.abs(a) @ np.abs(x) + np.abs(b)
+    return bool((np.abs(found - (b - a @ x)) <= 2 * (a.shape[1] + 2) * U * size).all())
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("k", [None, 1, 2, 5])
+def test_products(shape: tuple[int, int], dtype: type[np.floating], k: int | None) -> None:
+    a, several = numbers(*shape, dtype=dtype), () if k is None else (k,)
+    x, b = numbers(shape[1], *several, seed=1), numbers(shape[0], *several, seed=2)
+    kernel = OnePass(a)
+    image, (residual, back) = kernel.times(x), kernel.residual(b, x)
+    assert image.shape == residual.shape == b.shape
+    assert close(-image, a, x)
+    assert close(residual, a, x, b)
+    assert back.shape == x.shape
+    assert close(-back, a.T, residual)
+    assert close(-kernel.transposed_times(b), a.T, b)
+    assert close(-kernel.gram_times(x), a.T, image)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_rows_apart_are_read_as_they_are(dtype: type[np.floating]) -> None:
+    room = np.full((40, 20), np.nan, dtype)
+    a = room[1:-1:3, 2:15]
+    a[:] = numbers(*a.shape, dtype=dtype)
+    x = numbers(13)
+    assert takes(a)
+    assert np.array_equal(OnePass(a).gram_times(x), OnePass(a.copy()).gram_times(x))
+
+
+@pytest.mark.parametrize("where", [(0, 0), (5, 9), (8, 9)])
+@pytest.mark.parametrize("what", [np.nan, np.inf])
+def test_what_is_not_finite_is_seen_there_alone(where: tuple[int, int], what: float) -> None:
+    a = numbers(9, 10)
+    a[where] = what
+    residual, back = OnePass(a).residual(np.ones(9), np.ones(10))
+    assert (~np.isfinite(residual)).nonzero()[0].tolist() == [where[0]]
+    assert not np.isfinite(back).any()  # that residual counts in all of them
+    back = OnePass(a).transposed_times(np.ones(9))
+    assert (~np.isfinite(back)).nonzero()[0].tolist() == [where[1]]
+
+
+def test_what_it_takes() -> None:
+    a = numbers(6, 4)
+    assert takes(a)
+    assert takes(a.astype(np.float32))
+    for other in (a.T, a[:, ::2], a[::-1], a.astype(np.float16), a[:0], a[0], np.broadcast_to(a[:1], (6, 4))):
+        assert not takes(other)
+
+
+@pytest.fixture
+def _own_threads() -> Iterator[None]:
+    yield
+    _core.share_threads(core_module._pool_of_torch())
+
+
+@pytest.mark.usefixtures("_own_threads")
+def test_threads_of_a_pool() -> None:
+    """All of its threads are asked, if there are several parts; without a pool threads are started."""
+    a, x = numbers(1030, 13), numbers(13, seed=1)
+    kernel, calls = OnePass(a), []
+    shared = kernel.gram_times(x)
+
+    @ctypes.CFUNCTYPE(
+        None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    )
+    def pool(function, given, threads, flags):  # type: ignore[no-untyped-def]
+        calls.append(threads)
+        function(given)
+        function(given)  # of a second thread, to which nothing is left
+
+    _core.share_threads(ctypes.cast(pool, ctypes.c_void_p).value)
+    pooled = kernel.gram_times(x)
+    _core.share_threads(0)
+    assert np.array_equal(pooled, shared)
+    assert np.array_equal(kernel.gram_times(x), shared)
+    assert calls == [0] * (torch.get_num_threads() > 1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="another OpenMP, or none")
+def test_the_pool_is_torchs() -> None:
+    assert core_module._pool_of_torch() != 0
+
+
+def test_wrong_shapes_are_refused() -> None:
+    compiled, a, x, b = core_of("baseline"), numbers(6, 4), numbers(4), numbers(6)
+    for given in [
+        (a, None, None, None, None, 1),
+        (a, x, None, None, None, 0),
+        (a, b, None, None, None, 1),
+        (a, x, x, None, None, 1),
+        (a, x, None, x, None, 1),
+        (a, x, None, None, b, 1),
+        (a, x, None, np.empty((2, 6)), None, 1),
+        (a.T, b, None, x, None, 1),
+        (a[None], x, None, b, None, 1),
+        (a[:, :0], x[:0], None, b, None, 1),
+    ]:
+        with pytest.raises(ValueError, match="one_pass takes"):
+            compiled.one_pass(*given)
+    with pytest.raises(TypeError):  # no copy is written to
+        compiled.one_pass(a, x, None, np.empty(12)[::2], None, 1)
+
+
+def test_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def one_pass(self, *given: object) -> None:
+            raise MemoryError
+
+    monkeypatch.setattr(one_pass_host, "core", Full)
+    with pytest.raises(MemoryError, match="sums of 3 vectors of 4 numbers"):
+        OnePass(numbers(6, 4)).times(np.ones((4, 3)))

@@ -1,0 +1,125 @@
+"""Errors along random vectors: the reference by definition, and the kernel against the reference.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.dispatch import runs
+from neula.kernels.few_vectors.probes import probe_errors
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=GPU)])
+def kernel() -> Callable[..., tuple[torch.Tensor, ...]]:
+    pytest.importorskip("triton")
+    from neula.kernels.few_vectors import probes_triton
+
+    return probes_triton.probe_errors_triton
+
+
+def problem(batch: int, m: int, n: int, *dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(m + n)
+    k = min(m, n)
+    shapes = [(batch, m, n), (batch, m, k), (batch, k, n), (batch, n), (n, 4), (k, 4)]
+    kinds = [*dtypes, torch.float32, torch.float64, torch.float64]
+    return tuple(
+        torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE, t)
+        for s, t in zip(shapes, kinds, strict=True)
+    )
+
+
+def test_the_definition() -> None:
+    a, q, r, scales, g, h = problem(2, 9, 5, *[torch.float64] * 3)
+    norm = torch.linalg.matrix_norm
+    for i, (residual, size, loss, spectral) in enumerate(
+        zip(*probe_errors.reference(a, q, r, scales, g, h), strict=True)
+    ):
+        scaled = scales[i].double().diag() @ g
+        assert math.isclose(residual, norm((a[i] - q[i] @ r[i]) @ scaled), rel_tol=1e-13)
+        assert math.isclose(size, norm(a[i] @ scaled), rel_tol=1e-13)
+        lost = (q[i].T @ q[i] - torch.eye(5, device=DEVICE)) @ h
+        assert math.isclose(loss, norm(lost), rel_tol=1e-13)
+        assert norm(lost, 2) * (1 - 1e-13) <= spectral <= norm(lost, 2) * 4**0.25 * (1 + 1e-13)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (33, 32), (70, 40), (20, 50), (100, 7)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_kernel_agrees_with_the_reference(kernel, m: int, n: int, dtype: torch.dtype) -> None:
+    """Nothing cancels in these sums of n or m products: ``sqrt(m n) u`` is what they may err by."""
+    narrow = torch.float32 if dtype == torch.float16 else dtype
+    arguments = problem(3, m, n, dtype, narrow, narrow)
+    u = torch.finfo(narrow).eps / 2
+    for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
+        assert found.dtype == narrow
+        assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * u * expected).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(33, 32), (130, 8), (20, 52), (257, 100)])
+def test_blocks_of_rows_that_a_program_goes_through(
+    kernel, m: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What matrices of many rows get, by the same bound."""
+    from neula.kernels.few_vectors import probes_triton
+
+    monkeypatch.setattr(probes_triton, "TALL", 1)
+    arguments = problem(3, m, n, *[torch.float32] * 3)
+    for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
+        assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * 2.0**-24 * expected).all()
+
+
+def test_views(kernel) -> None:
+    a, q, r, scales, g, h = problem(4, 40, 36, *[torch.float32] * 3)
+    views = (
+        *(x.mT.contiguous().mT[::2] for x in (a, q, r)),
+        scales[::2],
+        g.T.contiguous().T,
+        h.T.contiguous().T,
+    )
+    expected = probe_errors.reference(*views)
+    for found, value in zip(kernel(*views), expected, strict=True):
+        assert ((found - value).abs() <= 4 * 40 * 2.0**-24 * value).all()
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, in the interpreter
+def test_bad_numbers_stay_in_their_matrix(kernel) -> None:
+    arguments = problem(3, 40, 8, *[torch.float32] * 3)
+    clean = kernel(*arguments)
+    arguments[0][1, 7, 3] = math.inf
+    for found, before in zip(kernel(*arguments), clean, strict=True):
+        assert torch.equal(found[[0, 2]], before[[0, 2]])
+    assert not kernel(*arguments)[0][1].isfinite()
+
+
+def test_cpu_tensors_go_to_the_reference() -> None:
+    arguments = [x.cpu() for x in problem(2, 30, 8, *[torch.float32] * 3)]
+    for found, expected in zip(probe_errors(*arguments), probe_errors.reference(*arguments), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from neula.kernels.few_vectors import probes_triton
+
+    def fail(*_: torch.Tensor) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(probes_triton, "probe_errors_triton", fail)
+    with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
+        assert not probe_errors.tried.run(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+def test_gpu_tensors_go_to_the_kernel(kernel) -> None:
+    arguments = problem(5, 256, 32, *[torch.float32] * 3)
+    assert runs(probe_errors, DEVICE)
+    for found, expected in zip(probe_errors(*arguments), kernel(*arguments), strict=True):
+        assert torch.equal(found, expected)

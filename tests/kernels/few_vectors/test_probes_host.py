@@ -1,0 +1,151 @@
+"""What the kernel for the host sees of QR factorizations, against the definition in plain torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from capabilities import LEVELS, core_of
+from neula.certificates.orthogonality import margin
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.kernels import probe_errors
+from neula.kernels.few_vectors import probes_host
+from neula.kernels.few_vectors.probes_host import reflected_errors
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    monkeypatch.setattr(probes_host, "core", lambda: compiled)
+
+
+def factors(a: torch.Tensor, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R with diagonals of either sign, and errors."""
+    q, r = torch.linalg.qr(a)
+    signs = torch.tensor([(-1.0) ** i for i in range(a.shape[-1])], dtype=a.dtype)
+    q, r = q * signs, r * signs[:, None]
+    noise = torch.randn(2, *a.shape, dtype=a.dtype, generator=torch.Generator().manual_seed(1))
+    return q + wrong * noise[0], r + wrong * noise[1][..., : a.shape[-1], :].triu()
+
+
+def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 17)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("wrong", [0.0, 1e-3])
+def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dtype, wrong: float) -> None:
+    a = matrices(*shape, dtype=dtype)
+    q, r = factors(a, wrong)
+    given, n = (q.clone(), r.clone()), shape[2]
+    g = gaussian_probes(n, CPU)
+    found = reflected_errors(a, q, r, g.numpy())
+    sign = torch.where(given[1].diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(dtype)
+    assert torch.equal(q, given[0] * sign[:, None, :])
+    assert torch.equal(r.triu(), given[1].triu() * sign[:, :, None])
+    norms = torch.linalg.vector_norm(r.double(), dim=1)
+    assert np.allclose(found[4:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+    wide = [x.double() for x in (a, q, r)]
+    *errors, spectral = probe_errors.reference(*wide, 1 / norms, g, g)
+    expected = torch.stack(errors).numpy()
+    size = float(g.norm())
+    assert np.allclose(found[:3], expected, rtol=1e-12, atol=1e-15 * sum(shape) * size)
+    least = 1e-15 * sum(shape) * size
+    assert np.allclose(found[3] / margin(n, PROBES), spectral, rtol=1e-12, atol=least)
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_large_ones_by_parts(
+    threads: int, dtype: torch.dtype, by_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More rows and columns than are held together; R and Q in either order."""
+    a = matrices(301, 203, dtype=dtype)
+    q, r = factors(a, 1e-3)
+    q, r = (x.contiguous() if by_rows else x.T.contiguous().T for x in (q, r))
+    given, g = (q.clone(), r.clone()), gaussian_probes(203, CPU)
+    monkeypatch.setattr(probes_host, "EACH", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    found = reflected_errors(a, q, r, g.numpy())
+    sign = torch.where(given[1].diagonal() < 0, -1.0, 1.0).to(dtype)
+    assert torch.equal(q, given[0] * sign)
+    assert torch.equal(r, given[1] * sign[:, None])
+    wide = [x.double()[None] for x in (a, q, r)]
+    norms = torch.linalg.vector_norm(wide[2], dim=1)
+    *errors, spectral = probe_errors.reference(*wide, 1 / norms, g, g)
+    expected = torch.stack(errors).numpy()
+    assert found is not None
+    assert np.allclose(found[:3], expected, rtol=1e-11)
+    assert np.allclose(found[3], margin(203, PROBES) * spectral, rtol=1e-11)
+    assert np.allclose(found[4:], [norms.amin(1), norms.amax(1)], rtol=1e-14)
+
+
+def test_any_strides() -> None:
+    """A by columns, every other row, Q as LAPACK leaves it, one matrix without a batch."""
+    a = matrices(20, 7)
+    wide = matrices(7, 80)
+    wide[:, ::4] = a.T
+    g = gaussian_probes(7, CPU).numpy()
+    several = [reflected_errors(x, *factors(a), g) for x in (a, a[None], a.T.contiguous().T, wide.T[::4])]
+    for found in several:
+        assert np.array_equal(found, several[0])
+
+
+def test_what_is_not_finite_is_seen() -> None:
+    a = matrices(3, 9, 4)
+    q, r = factors(a)
+    q[0, 3, 1], r[1, 0, 2] = torch.nan, torch.inf
+    found = reflected_errors(a, q, r, gaussian_probes(4, CPU).numpy())
+    assert np.isnan(found[:4, :2]).any(0).all()
+    assert np.isfinite(found[:, 2]).all()
+
+
+def test_zero_has_a_sign() -> None:
+    """A diagonal of R is made nonnegative also where it is the negative zero."""
+    a = torch.zeros(3, 2, dtype=torch.float64)
+    q, r = torch.eye(3, 2, dtype=torch.float64), -torch.zeros(2, 2, dtype=torch.float64)
+    reflected_errors(a, q, r, gaussian_probes(2, CPU).numpy())
+    assert not torch.signbit(r.diagonal()).any()
+
+
+def test_wrong_shapes_are_refused() -> None:
+    compiled, g = core_of("baseline"), np.ones((3, 4))
+    a, q, r = np.ones((5, 3)), np.ones((5, 3)), np.ones((3, 3))
+    for given in [
+        (a, q, r, g, 0),
+        (a, q, r[:2], g, 1),
+        (a, q[:4], r, g, 1),
+        (a[:, :2], q, r, g, 1),
+        (a[:, :0], q[:, :0], r[:0, :0], g[:0], 1),
+        (a[None], q[None].repeat(2, 0), r[None], g, 1),
+        (a, q, r, g[:, :3], 1),
+        (a.astype(np.float32), q, r, g, 1),
+    ]:
+        with pytest.raises(ValueError, match=r"A, Q and R must|A and Q must"):
+            compiled.probe_errors(*given)
+        with pytest.raises(ValueError, match=r"A, Q and R must|A and Q must"):
+            compiled.cholesky_qr(*given[:4], 0.0, given[4])
+    for given in [(a[:2], q[:2]), (a, np.ones((3, 5)).T)]:
+        with pytest.raises(ValueError, match="no more columns than rows"):
+            compiled.cholesky_qr(*given, r, g, 0.0, 1)
+    fixed = q.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(TypeError):
+        compiled.probe_errors(a, fixed, r, g, 1)
+
+
+def test_without_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_host, "core", lambda: None)
+    a = matrices(3, 2)
+    q, r = factors(a)
+    before = q.clone()
+    assert reflected_errors(a, q, r, gaussian_probes(2, CPU).numpy()) is None
+    assert torch.equal(q, before)

@@ -1,0 +1,69 @@
+"""Products with a few vectors: the reference by definition, and the kernel against the same bound.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.few_vectors.thin import thin_product
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Multiply:
+    if request.param == "reference":
+        return thin_product.reference
+    pytest.importorskip("triton")
+    from neula.kernels.few_vectors import thin_triton
+
+    monkeypatch.setattr(thin_triton, "MIN_PIECE", 50)  # that few columns are cut into pieces
+    return thin_triton.thin_product_triton
+
+
+def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (20, 110, 8), (130, 129, 5), (7, 300, 2)])
+@pytest.mark.parametrize("low", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_errors_are_those_of_the_vectors_precision(
+    multiply: Multiply, m: int, n: int, k: int, low: torch.dtype, wide: torch.dtype, transposed: bool
+) -> None:
+    a = normal(n, m, dtype=low).mT if transposed else normal(m, n, dtype=low)
+    x = normal(n, k, dtype=wide)
+    found = multiply(a, x)
+    assert (found.shape, found.dtype) == ((m, k), wide)
+    # gamma_n |A| |x| (Higham 2002, section 3.5), for the result and for A rounded to the wide precision.
+    size = a.double().abs() @ x.double().abs()
+    assert ((found.double() - a.double() @ x.double()).abs() <= (n + 2) * torch.finfo(wide).eps * size).all()
+
+
+def test_views(multiply: Multiply) -> None:
+    whole, x = normal(200, 90, dtype=torch.float32), normal(30, 4, dtype=torch.float64)
+    view = whole[5:195:3, 1:90:3][:, :30]
+    assert torch.allclose(multiply(view, x), view.double() @ x, rtol=0, atol=1e-12)
+
+
+def test_nan_comes_out(multiply: Multiply) -> None:
+    a, x = normal(40, 30, dtype=torch.float32), normal(30, 4, dtype=torch.float64)
+    a[17, 29] = torch.nan
+    assert multiply(a, x).isnan().any(1).nonzero().tolist() == [[17]]
+
+
+@pytest.mark.gpu
+def test_more_vectors_than_the_kernel_takes() -> None:
+    a, x = normal(100, 30, dtype=torch.float32), normal(30, 9, dtype=torch.float64)
+    assert torch.allclose(thin_product(a, x), a.double() @ x, rtol=0, atol=1e-12)

@@ -1,0 +1,108 @@
+"""Products of batches: the reference by definition, and the kernel against the same bound.
+
+The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.polar.batched_product import batched_product, joined, split
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+GPU = [pytest.mark.gpu] if HAS_GPU else []
+
+Multiply = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+def multiply(request: pytest.FixtureRequest) -> Multiply:
+    if request.param == "reference":
+        return batched_product.reference
+    pytest.importorskip("triton")
+    from neula.kernels.polar import batched_product_triton
+
+    return batched_product_triton.batched_product_triton
+
+
+@pytest.fixture
+def split_in(multiply: Multiply) -> Callable[..., torch.Tensor]:
+    return split.reference if multiply is batched_product.reference else split.kernel
+
+
+def normal(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+def bound(
+    a: torch.Tensor, b: torch.Tensor, exact: torch.Tensor, parts: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Sums in float32, truncated (``2 k u``), the dropped product of two second parts, and one rounding."""
+    unit = torch.finfo(dtype).eps / 2
+    kept = unit if parts == 1 else unit**2
+    sums = 2 * a.shape[-1] * 2.0**-24 + (0.0 if parts == 1 else 2 * unit**2)
+    return sums * (joined(a).abs().double() @ joined(b).abs().double()) + 2 * kept * exact.abs() + 1e-6 * kept
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (33, 70, 90), (65, 31, 40), (64, 64, 64)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products(
+    multiply: Multiply, parts: int, dtype: torch.dtype, m: int, k: int, n: int, transposed: bool
+) -> None:
+    a = split(normal(3, m, k), dtype, parts)
+    b = split(normal(3, n, k), dtype, parts).mT if transposed else split(normal(3, k, n), dtype, parts)
+    scales = torch.tensor([1.0, 0.3, -2.0], device=DEVICE)
+    found = joined(multiply(a, b, factor=0.7, shift=-3.0, scales=scales), torch.float64)
+    eye = torch.eye(m, n, device=DEVICE, dtype=torch.float64)
+    exact = scales[:, None, None] * (0.7 * (joined(a, torch.float64) @ joined(b, torch.float64)) - 3.0 * eye)
+    assert ((found - exact).abs() <= 4 * bound(a, b, exact, parts, dtype) + 2.0**-22).all()
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("m", "k"), [(1, 5), (40, 90), (97, 33), (128, 64)])
+def test_symmetric_products(multiply: Multiply, parts: int, m: int, k: int) -> None:
+    a = split(normal(2, m, k), torch.float16, parts)
+    found = multiply(a, a.mT, factor=0.1, shift=1.5, symmetric=True)
+    assert torch.equal(found, found.mT)
+    x = joined(a, torch.float64)
+    exact = 0.1 * (x @ x.mT) + 1.5 * torch.eye(m, device=DEVICE)
+    assert (
+        (joined(found, torch.float64) - exact).abs() <= 4 * bound(a, a.mT, exact, parts, torch.float16)
+    ).all()
+
+
+def test_nan_stays_in_its_matrix(multiply: Multiply) -> None:
+    a = normal(3, 40, 35)
+    a[1, 3, 2] = torch.nan
+    parts = split(a, torch.float16)
+    found = multiply(parts, parts.mT, symmetric=True)[0].isnan().flatten(1).any(1)
+    assert found.tolist() == [False, True, False]
+
+
+def test_two_parts_are_as_accurate_as_float32() -> None:
+    x = normal(2, 30, 20) / 100
+    error = (joined(split(x, torch.float16, 2), torch.float64) - x.double()).abs()
+    assert (error <= 2.0**-22 * x.abs() + 2.0**-36).all()
+
+
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_splitting(split_in: Callable[..., torch.Tensor], given: torch.dtype, parts: int) -> None:
+    """Scaled by factors that are out of range together, of any strides, to all bits of the parts."""
+    x = (normal(2, 70, 37).to(given) * torch.tensor(2.0, dtype=given) ** -12).mT
+    wide = torch.promote_types(given, torch.float32)
+    scales = torch.tensor([2.0**120, 2.0**100], dtype=wide, device=DEVICE)
+    scales[1] = scales[1] * 2.0**20
+    found = split_in(x, torch.float16, parts, scales, 2.0**-108)
+    exact = x.double() * 2.0**12
+    assert found.stride(2) % 8 == 0
+    unit = 2.0**-11 if parts == 1 else 2.0**-22
+    assert ((joined(found, torch.float64) - exact).abs() <= unit * exact.abs() + 2.0**-25 * unit).all()
+    assert torch.equal(found, split.reference(x, torch.float16, parts, scales, 2.0**-108))

@@ -1,0 +1,432 @@
+"""Corrected products by kernel and by reference, against float64.
+
+The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from neula.kernels.dispatch import runs
+from neula.kernels.precision import exact_matmul
+from neula.kernels.products.gemm import (
+    RUN,
+    corrected_gemm,
+    corrected_gemm_reference,
+    corrected_gram,
+    corrected_projection,
+)
+from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+U = 2.0**-24
+SHAPES = [(1, 1, 1), (3, 5, 2), (16, 16, 16), (33, 17, 65), (64, 64, 128), (70, 130, 33), (129, 1, 40)]
+
+Gemm = Callable[..., torch.Tensor]
+EACH_LOW = pytest.mark.parametrize("low", [-1.0, 0.0])
+EACH_SCHEME = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
+
+
+def kernel() -> Gemm:
+    pytest.importorskip("triton")
+    from neula.kernels.products import gemm_triton
+
+    return gemm_triton.gemm_triton
+
+
+@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def gemm(request: pytest.FixtureRequest) -> Gemm:
+    return corrected_gemm_reference if request.param == "reference" else kernel()
+
+
+def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.rand(m, n, generator=generator) * (1 - low) + low).to(DEVICE)
+
+
+def wide(m: int, n: int, seed: int, decades: float = 8.0) -> torch.Tensor:
+    """Both signs, magnitudes of uniform logarithm from 10^-decades to 10^decades."""
+    return 10 ** (decades * uniform(m, n, seed)) * uniform(m, n, seed + 1000).sign()
+
+
+def errors(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``|C - A B| / (|A| |B|)`` in units of u."""
+    a, b = a.double(), b.double()
+    return (c.double() - a @ b).abs() / (a.abs() @ b.abs()) / U
+
+
+def bound(k: int) -> float:
+    """In units of u: 12 for splitting, the dropped product, corrections and scales, twice the square root
+    of the number of sums to nearest, and for a run whatever a unit that truncates after each 8 products may
+    lose.
+    """
+    return 12 + 2 * math.sqrt(k / RUN + 1) + 2 * RUN / 8
+
+
+# ---------------------------------------------------------------- both, by definition
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize(("m", "n", "k"), SHAPES)
+def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None:
+    a, b = uniform(m, k, 0), uniform(k, n, 1)
+    before = a.clone(), b.clone()
+    c = gemm(a, b, scheme)
+    assert (c.shape, c.dtype, c.device, c.is_contiguous()) == ((m, n), torch.float32, a.device, True)
+    assert errors(c, a, b).max() <= bound(k)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize(("m", "n"), [(70, 33), (200, 170), (40, 300)])
+def test_times_a_triangle(gemm: Gemm, scheme: Scheme, m: int, n: int) -> None:
+    """In place, as accurate as any product; what is left out is zero."""
+    a, r = uniform(m, n, 0), uniform(n, n, 1).triu()
+    found, said = a.clone(), {} if gemm is corrected_gemm_reference else {"bound": 1.0, "triangular": True}
+    gemm(found, r, scheme, c=found, **said)
+    assert errors(found, a, r).max() <= bound(n)
+
+
+@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("fewest", [16, 1 << 26])
+def test_gram_matrices(
+    by_kernel: bool, transposed: bool, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A is split once, or in blocks of its rows; of G there is the lower triangle."""
+    a = uniform(170, 200, 11).T if transposed else uniform(200, 170, 12)
+    if by_kernel:
+        kernel()
+        from neula.kernels.products import gemm_triton
+
+        monkeypatch.setattr(gemm_triton, "FEWEST_ELEMENTS", fewest)
+        g = gemm_triton.gram_triton(a)
+    else:
+        g = corrected_gram(a)
+    assert g.stride() == (1, 170)
+    assert errors(g, a.T, a).tril().max() <= bound(200)
+
+
+@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) -> None:
+    """Columns whose units float32 does not hold are never in it as they are."""
+    a = uniform(200, 33, 12).double()
+    units = 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64, device=a.device)
+    scales = 1 / units
+    if by_kernel:
+        kernel()
+        from neula.kernels.products import gemm_triton
+
+        g = gemm_triton.gram_triton(a * units, scales=scales)
+        # Elements beyond what the scales promise are no numbers, and are noticed.
+        beyond = a.clone()
+        beyond[7, 3] = 1e6
+        assert not gemm_triton.gram_triton(beyond * units, scales=scales)[3].isfinite().all()
+    else:
+        g = corrected_gram(a * units, scales=scales)
+    assert errors(g, a.T.float(), a.float()).tril().max() <= bound(200)
+
+
+@EACH_SCHEME
+def test_sixteen_decades(gemm: Gemm, scheme: Scheme) -> None:
+    a, b = wide(20, 100, 2), wide(100, 30, 3)
+    assert errors(gemm(a, b, scheme), a, b).max() <= bound(100)
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("size", [1e-42, 1e-30, 1e30, 3e38])
+def test_any_size_that_the_result_can_hold(gemm: Gemm, scheme: Scheme, size: float) -> None:
+    a, b = uniform(9, 20, 4) * size, uniform(20, 7, 5) / max(size, 1e-37)
+    # Subnormal elements of A have few bits, of which none is lost.
+    assert errors(gemm(a, b, scheme), a, b).max() <= bound(20)
+    assert errors(gemm(b.T, a.T, scheme), b.T, a.T).max() <= bound(20)
+
+
+def test_strided_operands(gemm: Gemm) -> None:
+    whole = uniform(90, 120, 6)
+    left = [whole[:40, 5:75], whole.T[:40, 3:73], whole[::2, 50:], whole[:1, :70].expand(40, 70)]
+    right = [
+        whole[:70, 1:20],
+        whole.T[10:80, :19],
+        whole[3:73, 100:62:-2].flip(1) if False else whole[3:73, ::7],
+    ]
+    for a, b in itertools.product(left, right):
+        assert errors(gemm(a, b), a, b).max() <= bound(70)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-2.5, 0.0), (1.0, 1.0), (0.3, -4.0)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
+def test_alpha_beta_and_a_result_in_place(gemm: Gemm, alpha: float, beta: float, layout: str) -> None:
+    a, b = uniform(37, 50, 7), uniform(50, 21, 8)
+    whole = uniform(80, 50, 9)
+    c = {
+        "rows": whole[:37, :21].clone(),
+        "columns": whole[:21, :37].clone().T,
+        "gaps": whole[1:75:2, 4:46:2],
+    }[layout]
+    before = c.double()
+    untouched = whole.clone()
+    if beta == 0.0:
+        c.fill_(math.nan)  # not read
+    assert gemm(a, b, alpha=alpha, beta=beta, c=c) is c
+    expected = alpha * (a.double() @ b.double()) + beta * before
+    size = abs(alpha) * (a.double().abs() @ b.double().abs()) + abs(beta) * before.abs()
+    assert ((c.double() - expected).abs() <= (bound(50) + 2) * U * size).all()
+    if layout == "gaps":
+        whole[1:75:2, 4:46:2] = untouched[1:75:2, 4:46:2]
+    assert torch.equal(whole, untouched)
+
+
+def test_a_result_over_an_operand(gemm: Gemm) -> None:
+    a, b = uniform(24, 24, 10), uniform(24, 24, 11)
+    kept = a.clone()
+    gemm(a, b, c=a)
+    assert errors(a, kept, b).max() <= bound(24)
+
+
+def test_zero_rows_and_columns(gemm: Gemm) -> None:
+    a, b = uniform(20, 30, 12), uniform(30, 20, 13)
+    a[3], b[:, 5] = 0, 0
+    c = gemm(a, b)
+    assert not c[3].any()
+    assert not c[:, 5].any()
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_in_its_row(gemm: Gemm, scheme: Scheme, bad: float) -> None:
+    a, b = uniform(20, 30, 14), uniform(30, 20, 15)
+    a[7, 11] = bad
+    c = gemm(a, b, scheme)
+    assert not c[7].isfinite().any()
+    rest = [i for i in range(20) if i != 7]
+    assert errors(c[rest], a[rest], b).max() <= bound(30)
+
+
+def test_an_overflow_is_infinite(gemm: Gemm) -> None:
+    a, b = torch.full((3, 4), 1e20, device=DEVICE), torch.full((4, 2), -1e20, device=DEVICE)
+    assert (gemm(a, b) == -math.inf).all()
+
+
+def test_powers_of_two() -> None:
+    x = torch.tensor([1.0, -1.0, 2.0**-120, 2.0**120])
+    exponents = torch.tensor([-149, 127, 240, -252])
+    assert torch.equal(times_power_of_two(x, exponents).double(), x.double() * 2.0 ** exponents.double())
+
+
+@EACH_LOW
+def test_one_part(gemm: Gemm, low: float) -> None:
+    """Uncorrected, but scaled: operands are rounded to 11 bits, and nothing overflows."""
+    a, b = uniform(70, 100, 40, low) * 1e7, uniform(100, 90, 41, low) * 1e-9
+    c = gemm(a, b, UNCORRECTED)
+    assert bound(100) < errors(c, a, b).max() <= 2.01 * 2**13 + bound(100)
+
+
+# ---------------------------------------------------------------- the kernels
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def triton_gemm() -> Gemm:
+    return kernel()
+
+
+@EACH_SCHEME
+@pytest.mark.parametrize("transposed", [False, True])
+def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, transposed: bool) -> None:
+    from neula.kernels.products.gemm_split_triton import PAD, split
+
+    x = wide(70, 150, 16)
+    x[3], x[4, 4] = 0, 2.0**20
+    x = x.T if transposed else x
+    expected, _ = split_reference(x, scheme)
+    parts = split(x, scheme).parts
+    k = x.shape[1]
+    assert parts.shape[2] % PAD == 0
+    assert not parts[:, :, k:].any()
+    for part, reference in zip(parts, expected, strict=True):
+        assert torch.equal(part[:, :k].float(), reference.float())
+
+
+@EACH_SCHEME
+def test_every_configuration(triton_gemm: Gemm, scheme: Scheme) -> None:
+    from neula.kernels.products.gemm_tiles import configs
+
+    a, b = uniform(130, 140, 17), uniform(140, 70, 18)
+    for config in configs(scheme):
+        for pieces in (1, 3):
+            c = torch.full((130, 70), math.nan, device=DEVICE)
+            triton_gemm(a, b, scheme, c=c, config=config, pieces=pieces)
+            assert errors(c, a, b).max() <= bound(140)
+
+
+@pytest.mark.parametrize("pieces", [2, 5, 40])
+def test_pieces_of_a_long_k(triton_gemm: Gemm, pieces: int) -> None:
+    """More pieces than runs as well: some have nothing to sum."""
+    a, b = uniform(20, 1000, 19), uniform(1000, 20, 20)
+    c = uniform(20, 20, 21)
+    before = c.double()
+    triton_gemm(a, b, alpha=2.0, beta=3.0, c=c, pieces=pieces, scheme=SCHEMES["fp16_cor"])
+    assert errors((c.double() - 3 * before) / 2, a, b).max() <= bound(1000) + 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "k", "n", "columns"), [(150, 70, 90, 50), (33, 16, 20, 20), (17, 5, 3, 2)])
+def test_a_projection_splits_its_columns_once(
+    triton_gemm: Gemm,
+    monkeypatch: pytest.MonkeyPatch,
+    m: int,
+    k: int,
+    n: int,
+    columns: int,
+    dtype: torch.dtype,
+) -> None:
+    """And reads what it has split in both directions; elements up to the bound do not overflow.
+
+    Whatever dtype the user has made the default.
+    """
+    from neula.kernels.products import gemm_split_triton, gemm_triton
+
+    taken: list[tuple[int, ...]] = []
+
+    def split(x: torch.Tensor, *options: object) -> object:
+        taken.append(tuple(x.shape))
+        return gemm_split_triton.split(x, *options)
+
+    monkeypatch.setattr(gemm_triton, "split", split)
+    q, a = uniform(m, k, 44).T.contiguous().T, uniform(m, n, 45).T.contiguous().T
+    q[0, 0] = 1.5
+    r = torch.full((n, k), math.nan, device=DEVICE).T
+    expected, found = a.clone(), []
+    torch.set_default_dtype(dtype)
+    try:
+        gemm_triton.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert errors(r, q.T, expected).max() <= bound(m)
+    left = expected.double() - q.double() @ r.double()
+    size = expected.double().abs() + q.double().abs() @ r.double().abs()
+    assert ((a.double() - left).abs() / size).max() <= 2.0**-24 * bound(k)
+    assert taken.count((k, m)) == 1
+    assert sum(part.shape[1] for part in found) == n
+
+
+def test_a_projection_by_the_reference() -> None:
+    q, a = torch.linalg.qr(uniform(60, 20, 46).cpu()).Q, uniform(60, 30, 47).cpu()
+    before, r = a.clone(), torch.empty(20, 30)
+    corrected_projection(q, a, r, bound=1.5, columns=16)
+    assert torch.linalg.matrix_norm(q.T @ a) <= 1e-5
+    assert torch.linalg.matrix_norm(q @ r + a - before) <= 1e-5
+
+
+# ---------------------------------------------------------------- which one
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
+def test_nothing_to_do(m: int, n: int, k: int) -> None:
+    c = corrected_gemm(torch.empty(m, k, device=DEVICE), torch.empty(k, n, device=DEVICE))
+    assert c.shape == (m, n)
+    assert not c.any()
+
+
+def test_the_reference_on_a_cpu() -> None:
+    assert not runs(corrected_gemm, torch.device("cpu"))
+    a, b = uniform(5, 6, 22).cpu(), uniform(6, 7, 23).cpu()
+    assert torch.equal(corrected_gemm(a, b), corrected_gemm_reference(a, b))
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+def test_the_kernel_is_taken() -> None:
+    a, b = uniform(200, 300, 24), uniform(300, 100, 25)
+    assert runs(corrected_gemm, DEVICE)
+    assert torch.equal(corrected_gemm(a, b), kernel()(a, b, SCHEMES["fp16_cor"]))
+
+
+@pytest.mark.gpu
+@EACH_SCHEME
+@EACH_LOW
+@pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (300, 500, 100_000), (100_001, 130, 129)])
+def test_as_accurate_as_cublas(scheme: Scheme, low: float, m: int, n: int, k: int) -> None:
+    """In short sums there are few roundings, and more of them here: hence another constant."""
+    a, b = uniform(m, k, 26, low), uniform(k, n, 27, low)
+    c = torch.full((m, n), math.nan, device=DEVICE)
+    corrected_gemm(a, b, scheme, c=c)
+    reference = a.double() @ b.double()
+    error, peer = ((x.double() - reference).norm() / reference.norm() for x in (c, exact_matmul(a, b)))
+    assert error <= (1.5 if k >= 4096 else 4) * peer
+    assert errors(c, a, b).max() <= bound(k)
+
+
+@pytest.mark.gpu
+@EACH_SCHEME
+def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
+    a, b = wide(2048, 4096, 28), wide(4096, 1024, 29)
+    c = corrected_gemm(a, b, scheme)
+    assert errors(c, a, b).max() <= 4 * errors(exact_matmul(a, b), a, b).max()
+
+
+@pytest.mark.gpu
+def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
+    """On positive matrices one sum over all of k is far worse than the bound, which the kernel meets."""
+    from neula.kernels.products.gemm_split_triton import split
+
+    k = 65536
+    a, b = uniform(512, k, 30, 0.0), uniform(k, 512, 31, 0.0)
+    scheme = SCHEMES["fp16_cor"]
+    assert errors(corrected_gemm(a, b), a, b).max() <= bound(k)
+    x, y = split(a, scheme).parts[0], split(b.mT, scheme).parts[0]
+    at_once = torch.mm(x, y.mT, out_dtype=torch.float32)
+    assert errors(at_once, x, y.mT).max() > bound(k)
+
+
+@pytest.mark.gpu
+def test_tiles_fill_the_gpu() -> None:
+    """Where any do; those of a tiny product are small."""
+    from neula.kernels.launch import multiprocessors
+    from neula.kernels.products.gemm_split_triton import split
+    from neula.kernels.products.gemm_tiles import configs
+    from neula.kernels.products.gemm_triton import _filling, _SplitProduct
+
+    scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
+    for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
+        product = _SplitProduct(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
+        filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
+        smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
+        assert _filling(product) in (filling or smallest)
+
+
+@pytest.mark.gpu
+def test_in_a_graph() -> None:
+    a, b = uniform(333, 444, 36), uniform(444, 222, 37)
+    c = corrected_gemm(a, b)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        corrected_gemm(a, b, c=c)
+    c.fill_(math.nan)
+    graph.replay()
+    assert errors(c, a, b).max() <= bound(444)
+
+
+@pytest.mark.gpu
+def test_the_current_stream() -> None:
+    """The operand arrives late on a stream of its own: whoever works on another one multiplies zeros."""
+    source, b = uniform(500, 600, 38), uniform(600, 300, 39)
+    a = torch.zeros_like(source)
+    corrected_gemm(a, b)  # compiled before the clock runs
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)  # about 0.1 s
+        a.copy_(source)
+        c = corrected_gemm(a, b)
+    stream.synchronize()
+    assert errors(c, source, b).max() <= bound(600)

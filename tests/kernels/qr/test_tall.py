@@ -1,0 +1,405 @@
+"""Gram matrices and products of tall matrices by kernel and by reference, against float64.
+
+The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import neula
+from neula.certificates.bounds import orthogonality_bound, residual_bound
+from neula.engines import FP32
+from neula.io.matrices import random_matrix
+from neula.kernels.dispatch import Kernel
+from neula.kernels.qr.tall import (
+    half_gram,
+    multiply_panel,
+    tall_gram,
+    tall_product,
+)
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
+U = 2.0**-24
+
+# m smaller than a block of rows, and no multiple of one; n odd, of one block of columns and of two.
+SHAPES = [(1, 1), (5, 3), (3, 7), (200, 17), (333, 64), (260, 100), (300, 128), (290, 130), (300, 256)]
+
+Gram = Callable[[torch.Tensor], torch.Tensor]
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+KERNEL = pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])
+OVERFLOWS = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # the interpreter is NumPy
+
+
+def by_kernel(function: Kernel) -> Callable:
+    pytest.importorskip("triton")
+
+    return function.kernel
+
+
+@pytest.fixture(params=["dispatch", KERNEL])
+def gram(request: pytest.FixtureRequest) -> Gram:
+    return tall_gram if request.param == "dispatch" else by_kernel(tall_gram)
+
+
+@pytest.fixture(params=["dispatch", KERNEL])
+def multiply(request: pytest.FixtureRequest) -> Multiply:
+    return tall_product if request.param == "dispatch" else by_kernel(tall_product)
+
+
+def uniform(m: int, n: int, seed: int = 0) -> torch.Tensor:
+    return random_matrix("uniform", m, n, dtype=torch.float32, seed=seed).to(DEVICE)
+
+
+def triangle(n: int) -> torch.Tensor:
+    """Well conditioned and upper triangular, as inverses of R are."""
+    return (random_matrix("uniform", n, n, seed=1) / math.sqrt(n) + torch.eye(n)).triu().to(DEVICE)
+
+
+def sizes(a: torch.Tensor) -> torch.Tensor:
+    return torch.linalg.vector_norm(a.double(), dim=0)
+
+
+def gram_errors(g: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
+    """``|G - A^T A|`` beside ``|a_i| |a_j|``, in units of u."""
+    a, norms = a.double(), sizes(a)
+    errors = (g - a.mT @ a).abs() / (norms[:, None] * norms) / U
+    return errors.nan_to_num(math.inf)
+
+
+def gram_bound(m: int) -> float:
+    """In units of u. In ``A = H + L + E``, ``|L| <= 2^-11 |A|`` and ``|E| <= 2 u |A|``: what is left out of
+    an element of the Gram matrix is a sum of terms L L of up to 4 u and A E, E A of up to 2 u each.
+    The signs are random but those of squares of L, of which the mean is a third of the largest, 4/3 u; the
+    rest is 4 standard deviations of a mean of m terms, at most.
+
+    Sums: a unit that truncates takes up to 2 u off after 16 products, half of that on average, off a sum that
+    has grown to half its size on average: 5 u for a run of at most 128, with H L. Runs of 32 rows at least
+    are added to nearest by each thread block, with random errors of ``u / sqrt(3)`` of what the sum has grown
+    to: of k runs together ``u sqrt(k) / 3``, of which the sum of all thread blocks is the mean.
+    """
+    split = min(8.0, 4 / 3 + 4 * (2 + 2 + 4 / 3) / math.sqrt(m))
+    blocks = torch.cuda.get_device_properties(DEVICE).multi_processor_count if HAS_GPU else 2
+    return split + 5 + 4 / 3 * math.sqrt(m / 32) / blocks
+
+
+def product_errors(q: torch.Tensor, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """``|Q - A W|`` beside ``|A| |W|``, in units of u."""
+    a, w = a.double(), w.double()
+    return ((q.double() - a @ w).abs() / (a.abs() @ w.abs()) / U).nan_to_num(math.inf)
+
+
+def product_bound(n: int) -> float:
+    """In units of u: 2 for splitting each operand, 4 for the dropped product, 1 each for the rounding of W
+    and of Q, 2 for sums of small products, and up to 2 for each 16 products that a unit truncates.
+    """
+    return 12 + 2 * math.ceil(n / 16)
+
+
+# ---------------------------------------------------------------- Gram matrices
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_gram_of_every_shape(gram: Gram, m: int, n: int) -> None:
+    a = uniform(m, n)
+    before = a.clone()
+    g = gram(a)
+    assert (g.shape, g.dtype, g.device) == ((n, n), torch.float64, a.device)
+    assert torch.equal(g, g.mT)
+    assert gram_errors(g, a).max() <= gram_bound(m)
+    assert torch.equal(a, before)
+
+
+def test_gram_errs_by_four_units_on_average(gram: Gram) -> None:
+    """As above without the 4 standard deviations, where all errors are: 4/3 u and the loss of the unit."""
+    a = uniform(5000, 20)
+    assert gram_errors(gram(a), a).diagonal().mean() <= 4
+
+
+def test_gram_of_numbers_of_one_sign(gram: Gram) -> None:
+    """Sums of squares everywhere, which a unit that truncates would make ever smaller."""
+    a = uniform(5000, 20).abs()
+    assert gram_errors(gram(a), a).max() <= gram_bound(5000)
+
+
+@pytest.mark.parametrize("decades", [6, 15])
+def test_gram_of_columns_of_any_size(gram: Gram, decades: int) -> None:
+    a = uniform(500, 33) * 10.0 ** torch.linspace(-decades, decades, 33, device=DEVICE)
+    assert gram_errors(gram(a), a).max() <= gram_bound(500)
+
+
+def test_gram_of_zero_columns(gram: Gram) -> None:
+    a = uniform(300, 9)
+    a[:, [0, 4]] = 0
+    g = gram(a)
+    assert not g[[0, 4]].any()
+    rest = [1, 2, 3, 5, 6, 7, 8]
+    assert gram_errors(g[rest][:, rest], a[:, rest]).max() <= gram_bound(300)
+
+
+def test_gram_of_graded_rows(gram: Gram) -> None:
+    """From 1 down to 2^-20 along the column: what is small beside the norm may lose bits."""
+    a = uniform(400, 10) * 2.0 ** torch.linspace(0, -20, 400, device=DEVICE)[:, None]
+    for rows in (a, a.flip(0)):
+        assert gram_errors(gram(rows), rows).max() <= gram_bound(1)
+
+
+@OVERFLOWS
+@pytest.mark.parametrize("row", [0, 100, 499, 999])
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_gram_with_an_outlier(gram: Gram, row: int, size: float) -> None:
+    """Scales come from a sample. What is 100 times as large fits all the same; what is a million times as
+    large overflows where the sample did not have it, which shows.
+    """
+    a = uniform(1000, 9)
+    a[row, 4] = size
+    g = gram(a)
+    wrong = gram_errors(g, a) > gram_bound(1)
+    assert size == 1e6 or not wrong.any()
+    assert not g[wrong].isfinite().any()
+
+
+def test_gram_of_columns_that_the_sample_misses(gram: Gram) -> None:
+    """As of indicators: zeros but for a few rows in a piece."""
+    a = uniform(4000, 8)
+    a[:, 3] = 0
+    a[700:760, 3] = 1
+    assert gram_errors(gram(a), a).max() <= gram_bound(1)
+
+
+@OVERFLOWS
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_gram_of_what_is_not_finite(gram: Gram, bad: float) -> None:
+    a = uniform(200, 7)
+    a[137, 3] = bad
+    assert not gram(a)[3].isfinite().any()
+
+
+# ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+def test_product_of_every_shape(multiply: Multiply, m: int, n: int) -> None:
+    a, w = uniform(m, n), triangle(n)
+    before = a.clone(), w.clone()
+    q = multiply(a, w, sizes(a))
+    assert (q.shape, q.dtype, q.device, q.is_contiguous()) == ((m, n), torch.float32, a.device, True)
+    assert product_errors(q, a, w).max() <= product_bound(n)
+    assert torch.equal(a, before[0])
+    assert torch.equal(w, before[1])
+
+
+@pytest.mark.parametrize("n", [33, 130])
+def test_product_with_the_inverse_of_a_graded_r(multiply: Multiply, n: int) -> None:
+    """Columns over 12 orders of magnitude, and rows of W over as many: their product has neither."""
+    scales = 10.0 ** torch.linspace(-6, 6, n, device=DEVICE)
+    a, w = uniform(100, n) * scales, triangle(n) / scales[:, None]
+    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
+
+
+def test_product_with_columns_of_w_of_any_size(multiply: Multiply) -> None:
+    a, w = uniform(100, 20), triangle(20) * 10.0 ** torch.linspace(-20, 20, 20, device=DEVICE)
+    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(20)
+
+
+def test_product_with_sizes_that_are_not_tight(multiply: Multiply) -> None:
+    """Up to a thousand times the largest element: norms of a million rows are no more."""
+    a, w = uniform(100, 20), triangle(20)
+    largest = a.abs().amax(0).double()
+    for size in (largest, 1e3 * largest):
+        assert product_errors(multiply(a, w, size), a, w).max() <= product_bound(20)
+
+
+def test_product_with_nan(multiply: Multiply) -> None:
+    a, w = uniform(50, 6), triangle(6)
+    nan = torch.full((6,), math.nan, dtype=torch.float64, device=DEVICE)
+    assert multiply(a, torch.full_like(w, math.nan), nan).isnan().all()
+    a[20, 3] = math.nan
+    q = multiply(a, w, sizes(uniform(50, 6)))
+    assert q[20, 3:].isnan().all()
+    assert q[[*range(20), *range(21, 50)]].isfinite().all()
+
+
+# ---------------------------------------------------------------- both
+
+
+def test_any_strides(gram: Gram, multiply: Multiply) -> None:
+    """Columns first, gaps between columns, and rows that begin at multiples of four, or do not."""
+    a, w = uniform(150, 20), triangle(20)
+    whole = torch.full((400, 52), math.nan, device=DEVICE)
+    gaps = [whole[50:350:2, 1:41:2], whole[50:350:2, 8:28], whole[50:200, 7:27], whole[200:350, 28:48]]
+    for view in (a.mT.contiguous().mT, *gaps):
+        view.copy_(a)
+        assert gram_errors(gram(view), a).max() <= gram_bound(150)
+        assert product_errors(multiply(view, w, sizes(a)), a, w).max() <= product_bound(20)
+
+
+@pytest.mark.usefixtures("uninitialized_is_nan")
+def test_new_memory_is_written_before_it_is_read(gram: Gram, multiply: Multiply) -> None:
+    a, w = uniform(100, 37), triangle(37)
+    assert gram_errors(gram(a), a).max() <= gram_bound(100)
+    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(37)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_the_users_default_dtype_does_not_matter(gram: Gram, multiply: Multiply, dtype: torch.dtype) -> None:
+    a, w = uniform(100, 20), triangle(20)
+    expected = gram(a), multiply(a, w, sizes(a))
+    torch.set_default_dtype(dtype)
+    try:
+        found = gram(a), multiply(a, w, sizes(a))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
+        assert x.dtype == y.dtype
+
+
+def test_float64_goes_to_the_reference() -> None:
+    a, w = uniform(100, 8).double(), triangle(8)
+    assert torch.equal(tall_gram(a), tall_gram.reference(a))
+    assert torch.equal(tall_product(a, w, sizes(a)), tall_product.reference(a, w, sizes(a)))
+    assert gram_errors(tall_gram(a), a).max() <= 100 * 2.0**-53 / U
+    assert product_errors(tall_product(a, w, sizes(a)), a, w).max() <= 8 * 2.0**-53 / U
+
+
+# ---------------------------------------------------------------- the QR that is made of them
+
+
+@pytest.fixture(params=["dispatch", KERNEL])
+def passes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """neula.tsqr multiplies with the kernels, also where they are interpreted."""
+    if request.param == "kernel":
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", by_kernel(tall_gram))
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", by_kernel(tall_product))
+
+
+def check_tsqr(a: torch.Tensor) -> int:
+    """Certified, truly: returns the number of attempts."""
+    result = neula.tsqr(a)
+    assert result.converged
+    a, q, r = a.double(), result.Q.double(), result.R.double()
+    norms = torch.linalg.vector_norm(a, dim=0)
+    k = q.shape[1]
+    noise = 4 * FP32.u  # what certificates of a batch may err by
+    norm = torch.linalg.matrix_norm
+    assert norm((a - q @ r) / norms) <= (residual_bound(FP32, k) + noise) * norm(a / norms)
+    identity = torch.eye(k, dtype=torch.float64, device=a.device)
+    assert norm(identity - q.mT @ q) <= (orthogonality_bound(FP32, k) + noise) * math.sqrt(k)
+    return len(result.attempts)
+
+
+@OVERFLOWS
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("cond", [1.0, 2.5, 1e2, 1e4, 1e7])
+def test_tsqr_of_any_condition(cond: float) -> None:
+    """Gram matrices in float32 suffice once up to about 3, twice up to about 1e3; the tree always does."""
+    a = random_matrix("geometric", 1200, 20, cond=cond).to(DEVICE, torch.float32)
+    assert check_tsqr(a) <= {1.0: 1, 2.5: 1, 1e2: 2}.get(cond, 3)
+
+
+@OVERFLOWS
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("row", [0, 100, 499, 999])
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_tsqr_with_an_outlier(row: int, size: float) -> None:
+    a = uniform(1000, 9)
+    a[row, 4] = size
+    check_tsqr(a)
+
+
+@OVERFLOWS
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("decades", [6, 15])
+def test_tsqr_of_columns_of_any_size(decades: int) -> None:
+    check_tsqr(uniform(500, 33) * 10.0 ** torch.linspace(-decades, decades, 33, device=DEVICE))
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("m", "n"), [(10**6, 128), (300_001, 64), (100_003, 130), (70_000, 256), (10**6, 5)])
+def test_large_on_a_gpu(m: int, n: int) -> None:
+    a, w = uniform(m, n), triangle(n)
+    for x in (a, a.abs(), a.mT.contiguous().mT):
+        assert gram_errors(tall_gram(x), x).max() <= gram_bound(m)
+        assert product_errors(tall_product(x, w, sizes(x)), x, w).max() <= product_bound(n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [20, 128, 200])
+def test_repeated_runs_are_identical(n: int) -> None:
+    """A race or a read of what was not written would show: memory comes back filled with NaN."""
+    a, w = uniform(40_001, n), triangle(n)
+    kept: list[torch.Tensor] | None = None
+    for _ in range(20):
+        # As large as the partial sums of as many thread blocks as a GPU may have.
+        poison = [torch.full((parts, n, n), math.nan, device=DEVICE) for parts in range(64, 160)]
+        del poison
+        results = [tall_gram(a), tall_product(a, w, sizes(a))]
+        kept = kept or [x.clone() for x in results]
+        assert all(torch.equal(x, y) for x, y in zip(results, kept, strict=True))
+        for x in results:
+            x.fill_(math.nan)
+        del x, results
+
+
+# ---------------------------------------------------------------- panels, in place
+
+
+def column_major(a: torch.Tensor, rows: int) -> torch.Tensor:
+    """A copy whose columns start at multiples of some rows."""
+    m, n = a.shape
+    return torch.empty(n, rows, device=DEVICE).mT[:m].copy_(a)
+
+
+@pytest.fixture(params=["dispatch", KERNEL])
+def panel(request: pytest.FixtureRequest) -> Callable[..., None]:
+    return multiply_panel if request.param == "dispatch" else by_kernel(multiply_panel)
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (200, 17), (333, 64), (264, 100), (320, 128)])
+@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_panels_of_every_shape(
+    panel: Callable[..., None], m: int, n: int, low: torch.dtype | None, padding: int
+) -> None:
+    scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
+    a, w = uniform(m, n) * scales, (triangle(n) / scales[:, None]).float()
+    q = column_major(a, m + padding)
+    rounded = None if low is None else torch.full((n, m + padding), math.nan, device=DEVICE, dtype=low).mT[:m]
+    panel(q, w, sizes(a).float(), rounded)
+    assert product_errors(q, a, w).max() <= product_bound(n)
+    if rounded is not None:
+        # Triton's interpreter truncates to bf16.
+        spacing = torch.finfo(rounded.dtype).eps * q.abs() + torch.finfo(rounded.dtype).tiny
+        assert ((rounded.float() - q).abs() <= spacing).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (333, 64), (264, 128)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_gram_of_columns_in_order(gram: Gram, m: int, n: int, padding: int) -> None:
+    a = column_major(uniform(m, n), m + padding)
+    assert gram_errors(gram(a), a).max() <= gram_bound(m)
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (333, 64), (264, 128)])
+@pytest.mark.parametrize("padding", [0, 3])
+def test_product_of_columns_in_order(multiply: Multiply, m: int, n: int, padding: int) -> None:
+    scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
+    a, w = column_major(uniform(m, n) * scales, m + padding), triangle(n) / scales[:, None]
+    before = a.clone()
+    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
+    assert torch.equal(a, before)
+
+
+def test_half_gram_has_the_gram_matrix_as_its_symmetric_part() -> None:
+    a = uniform(300, 40)
+    half = half_gram(a)
+    assert torch.allclose((half + half.mT) / 2, tall_gram(a), rtol=0, atol=1e-12)
