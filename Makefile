@@ -19,7 +19,7 @@ CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
 	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
 
-.PHONY: core demo test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
+.PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
 	gpu-test clean
 
 demo: $(CORE)
@@ -70,6 +70,10 @@ docs-serve: $(CORE)  ## on http://127.0.0.1:8000, built again after every change
 
 tables: $(CORE)  ## of README.md, and its picture, from benchmarks/data
 	$(BIN)/python -m benchmarks tables
+
+ahead: $(CORE)  ## machine code of the GPU's kernels, for `make dist` to put into the wheel: minutes, no GPU, 60 MB of NVRTC
+	$(BIN)/python -m pip install --quiet "nvidia-cuda-nvrtc==13.0.*"
+	TRITON_DISABLE_LINE_INFO=1 $(BIN)/python -m neula.kernels.ahead
 
 dist: $(CORE)  ## the source distribution, and the wheel that is built from it, into dist/
 	rm -rf dist

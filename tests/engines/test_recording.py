@@ -56,6 +56,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "get_device_properties": lambda device: SimpleNamespace(total_memory=1 << 40),
     }.items():
         monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(graphs, "BEFORE", 1)
     graphs.clear()
     graphs._beside.cache_clear()
     before = current[0]

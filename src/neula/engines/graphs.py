@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
 A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. The second call for a shape captures them in a CUDA graph, which that call and the following
-ones replay on a copy of the input; they return copies of the results.
+than the GPU. After :data:`BEFORE` calls for a shape the next one captures them in a CUDA graph, which it and the
+following ones replay on a copy of the input; they return copies of the results.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ SMALL = 1 << 16
 ALIGNED = 16
 """Bytes at multiples of which results begin in the buffer that they share."""
 
+BEFORE = 2
+"""Calls for a shape before one captures: that takes as long as ten calls, and many shapes come twice."""
+
 OFTEN = 8
 """Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
 hardly one comes up so often, and a capture takes as long as dozens of calls."""
@@ -66,7 +69,7 @@ _lock = threading.Lock()
 _recording = threading.local()
 """What is called during a capture becomes a part of it, and is not captured by itself."""
 
-_seen: OrderedDict[Hashable, None] = OrderedDict()
+_seen: OrderedDict[Hashable, int] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
 _asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
@@ -173,11 +176,11 @@ def replay(
             graph = _graphs[full_key]
         elif nbytes_of(inputs) > (largest := largest_input(device)):
             graph = None
-        elif full_key in _seen:
+        elif _seen.get(full_key, 0) >= BEFORE:
             graph = _graphs[full_key] = _captured(function, inputs, stream)
             _make_room(KEPT * largest, stream)
         else:
-            _seen[full_key] = graph = None
+            graph, _seen[full_key] = None, _seen.pop(full_key, 0) + 1
             while len(_seen) > MOST:
                 _seen.popitem(last=False)
         if graph is not None:

@@ -40,12 +40,11 @@ class CholeskyFactors(NamedTuple):
 @trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
 def _tried(device: torch.device) -> None:
     # Three blocks, with other numbers everywhere: the second one goes through tensor cores.
-    i = torch.arange(48, device=device)
-    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1) + torch.eye(
-        48, dtype=torch.float32, device=device
-    )
-    found = cholesky_inverse.kernel(upper.mT @ upper).r
-    if not torch.allclose(found.double(), upper, rtol=0.0, atol=2.0**-16):
+    # Made and compared on the host: on a GPU the first call of each of torch's functions takes tens of ms.
+    i = torch.arange(48)
+    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1) + torch.eye(48, dtype=torch.float64)
+    found = cholesky_inverse.kernel((upper.mT @ upper).to(device)).r
+    if not torch.allclose(found.cpu().double(), upper, rtol=0.0, atol=2.0**-16):
         raise ArithmeticError("the factor of a well-conditioned matrix is another one")
     cholesky_lower.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
     cholesky_apart.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
