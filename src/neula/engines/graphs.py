@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
 A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. After :data:`BEFORE` calls for a shape the next one captures them in a CUDA graph, which it and the
-following ones replay on a copy of the input; they return copies of the results.
+than the GPU. After :data:`BEFORE` calls for a shape the next one captures them in a CUDA graph, which it and
+the following ones replay on a copy of the input; they return copies of the results.
 """
 
 from __future__ import annotations

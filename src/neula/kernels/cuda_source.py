@@ -88,7 +88,7 @@ def compiled(
             kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
-    return kernel if torch.version.hip or not hasattr(kernel, "func") else _launching(kernel, utils)
+    return kernel if torch.version.hip or not hasattr(kernel, "func") else _Launch(kernel, utils)
 
 
 @lru_cache
@@ -103,14 +103,14 @@ def driver() -> Any:
     return torch.cuda._utils._get_gpu_runtime_library()  # type: ignore[attr-defined]
 
 
-def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int = 0) -> Launch:
+def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int = 0) -> _Launch:
     """A function of machine code, to be launched on a device with so much dynamic shared memory."""
     utils: Any = torch.cuda._utils
     with torch.cuda.device(device):
         kernel = getattr(utils._cuda_load_module(binary), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
-    return _launching(kernel, utils)
+    return _Launch(kernel, utils)
 
 
 def kept_in(capability: Capability) -> list[Path]:
@@ -231,17 +231,29 @@ def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
         library.nvrtcDestroyProgram(ctypes.byref(program))
 
 
-def _launching(kernel: Any, utils: Any) -> Launch:
-    library, check = utils._get_gpu_runtime_library(), utils._check_cuda
+class _Launch:
+    """A kernel that is launched on the current stream of the current device."""
 
-    def launch(
-        grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
+    def __init__(self, kernel: Any, utils: Any) -> None:
+        self._kernel, self._check = kernel, utils._check_cuda
+        self._launch = utils._get_gpu_runtime_library().cuLaunchKernel
+
+    def __call__(
+        self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_bytes: int = 0
     ) -> None:
-        places = laid_out(arguments)[1]
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        check(library.cuLaunchKernel(kernel.func, *grid, *block, shared_bytes, stream, places, None))
+        self._with(grid, block, laid_out(arguments)[1], shared_bytes)
 
-    return launch
+    def of_words(
+        self, grid: Sequence[int], block: Sequence[int], words: list[int], shared_bytes: int
+    ) -> None:
+        """With arguments of eight bytes each, which are there as whole numbers."""
+        room, places = _room(len(words), _begins(len(words)))
+        room[:] = words
+        self._with(grid, block, places, shared_bytes)
+
+    def _with(self, grid: Sequence[int], block: Sequence[int], places: Any, shared_bytes: int) -> None:
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
+        self._check(self._launch(self._kernel.func, *grid, *block, shared_bytes, stream, places, None))
 
 
 def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
@@ -264,6 +276,11 @@ def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
     room, places = _room(len(values), tuple(begins))
     room[:] = values
     return room, places
+
+
+@lru_cache(maxsize=128)
+def _begins(count: int) -> tuple[int, ...]:
+    return tuple(range(0, 8 * count, 8))
 
 
 def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from neula.kernels.cuda_source import Capability, Launch, can_load, driver, kept_in, loaded
+from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
 from neula.kernels.tensor_map import OLDEST, Tiles
 from neula.kernels.whole_file import read_checked, write_checked
 
@@ -51,6 +51,8 @@ _TYPES = {
     torch.int64: "*i64",
 }
 _POINTERS = {dtype: (name, f"{name}:{ALIGNED}") for dtype, name in _TYPES.items()}
+
+_INT32, _INT64 = (("i32", f"i32:{ALIGNED}"), ("i64", f"i64:{ALIGNED}"))
 
 _CONSTANT, _DOUBLE, _GENERAL, _SPECIAL = range(4)
 """Parameters of a kernel: constants, numbers in double precision, and others, for which 1 and multiples of
@@ -84,12 +86,25 @@ class _Ready:
         For each argument that is read or written in tiles how they are encoded.
     """
 
-    launch: Launch
+    launch: Any
     block: tuple[int, int, int]
     shared_bytes: int
     maps: list[tuple[int, tuple[int, ...]]]
 
-    def expanded(self, values: list[Any]) -> Iterator[Any]:
+    def __call__(
+        self, grid: Sequence[int], args: Sequence[Any], values: list[Any], options: dict[str, Any]
+    ) -> None:
+        x, y, z = (*grid, 1, 1)[:3]
+        if not x * y * z:
+            return
+        # Two addresses of scratch memory, which none of the kernels has, come after all else.
+        values += (0, 0)
+        if self.maps:
+            self.launch((x, y, z), self.block, list(self._expanded(values)), self.shared_bytes)
+        else:
+            self.launch.of_words((x, y, z), self.block, values, self.shared_bytes)
+
+    def _expanded(self, values: list[Any]) -> Iterator[Any]:
         """Arguments with the descriptors of tiles in their place."""
         maps = iter(self.maps)
         for x in values:
@@ -111,7 +126,9 @@ class TritonKernel:
         code = self.function.__code__
         self.names = code.co_varnames[: code.co_argcount]
         self._kinds = tuple(map(self._kind, self.names))
-        self._ready: dict[tuple, _Ready] = {}
+        self._ready: dict[
+            tuple, Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]
+        ] = {}
 
     def _kind(self, name: str) -> int:
         annotation = self.function.__annotations__.get(name, "")
@@ -128,27 +145,18 @@ class TritonKernel:
         raise TypeError(f"{self.names} is a kernel: it is launched, kernel[grid](...)")
 
     def _launch(self, grid: Sequence[int], *args: Any, **options: Any) -> None:
-        args += tuple(options.pop(name) for name in self.names[len(args) :])
-        device = next(x.device for x in args if isinstance(x, torch.Tensor))
-        if device.type != "cuda" or not can_load() or self._is_too_new(args, device):
+        if len(args) < len(self.names):
+            args += tuple(options.pop(name) for name in self.names[len(args) :])
+        first = args[0] if isinstance(args[0], torch.Tensor) else _first_tensor(args)
+        if not first.is_cuda or not can_load():
             self.by_triton[grid](*map(_of_triton, args), **options)
             return
         variant, values = self._variant(args)
-        key = (device.index, variant, *options.items())
+        key = (first.get_device(), variant, *options.items())
         ready = self._ready.get(key)
         if ready is None:
-            ready = self._ready[key] = self._made_ready(variant, tuple(options.items()), device)
-        x, y, z = (*grid, 1, 1)[:3]
-        if x * y * z:
-            if ready.maps:
-                values = list(ready.expanded(values))
-            # Two addresses of scratch memory, which none of the kernels has, come after all else.
-            ready.launch((x, y, z), ready.block, [*values, 0, 0], ready.shared_bytes)
-
-    def _is_too_new(self, args: Sequence[Any], device: torch.device) -> bool:
-        """Whether the GPU is too old for tiles, which Triton then takes apart in a way of its version."""
-        tiles = Tiles in map(type, args)
-        return tiles and torch.cuda.get_device_capability(device) < OLDEST
+            ready = self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
+        ready(grid, args, values, options)
 
     def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
         """What the machine code depends on, and what it is given."""
@@ -160,17 +168,17 @@ class TritonKernel:
             elif kind == _DOUBLE:
                 variant.append("fp64")
                 values.append(_bits("<d", "<q", x))
-            elif x.__class__ is int:
-                if kind == _SPECIAL and x == 1:
-                    variant.append(1)
-                    continue
-                name = "i32" if -INT32 <= x < INT32 else "i64"
-                variant.append(f"{name}:{ALIGNED}" if kind == _SPECIAL and x % ALIGNED == 0 else name)
-                values.append(x)
             elif isinstance(x, torch.Tensor):
                 address = x.data_ptr()
                 variant.append(_POINTERS[x.dtype][address % ALIGNED == 0])
                 values.append(address)
+            elif x.__class__ is int:
+                if kind == _SPECIAL and x == 1:
+                    variant.append(1)
+                else:
+                    names = _INT32 if -INT32 <= x < INT32 else _INT64
+                    variant.append(names[kind == _SPECIAL and x % ALIGNED == 0])
+                    values.append(x)
             elif isinstance(x, bool):
                 variant.append("u1")
                 values.append(int(x))
@@ -186,9 +194,15 @@ class TritonKernel:
                 raise TypeError(f"{self.__name__} takes no {type(x).__name__}")
         return tuple(variant), values
 
-    def _made_ready(self, variant: Variant, options: tuple, device: torch.device) -> _Ready:
+    def _made_ready(
+        self, variant: Variant, options: tuple, device: torch.device
+    ) -> Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]:
         asked[self.function.__module__, self.__name__, variant, options] = None
-        kept = self._kept(variant, options, torch.cuda.get_device_capability(device))
+        capability = torch.cuda.get_device_capability(device)
+        if capability < OLDEST and any(str(x).startswith("tensordesc") for x in variant):
+            # Triton takes tiles apart in a way of its version.
+            return lambda grid, args, _, options: self.by_triton[grid](*map(_of_triton, args), **options)
+        kept = self._kept(variant, options, capability)
         line, _, binary = kept.partition(b"\n")
         about = json.loads(line)
         launch = loaded(binary, about["name"], device, about["shared"])
@@ -288,6 +302,12 @@ def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Collec
     if function is None:
         return partial(jit, do_not_specialize=do_not_specialize)
     return TritonKernel(function, do_not_specialize)
+
+
+def _first_tensor(args: Sequence[Any]) -> torch.Tensor:
+    """Among arguments, or of one of them."""
+    tensors = (x.tensor if isinstance(x, Tiles) else x for x in args)
+    return next(x for x in tensors if isinstance(x, torch.Tensor))
 
 
 def _is_constant(x: Any, kind: int) -> bool:
