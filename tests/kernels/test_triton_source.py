@@ -84,10 +84,10 @@ import os, sys
 sys.path.insert(0, {folder!r})
 import torch
 from test_triton_source import _scale
-for time in range(2):
-    kept = _scale._kept(("*fp32:16", "*fp32", "i32", 1, "fp32", "fp64", 32, torch.float64), (), (9, 0))
-    line, _, binary = kept.partition(b"\\n")
-    print(line.decode(), binary[:4] == b"\\x7fELF", "triton" in sys.modules)
+from neula.kernels import triton_source
+torch.cuda.get_device_capability = lambda device: (9, 0)
+triton_source.loaded = lambda binary, name, *_: print(name, binary[:4] == b"\\x7fELF", "triton" in sys.modules)
+_scale._made_ready(("*fp32:16", "*fp32", "i32", 1, "fp32", "fp64", 32, torch.float64), (), None)
 """
 
 
@@ -106,9 +106,7 @@ def test_compiled_without_a_gpu_and_kept(tmp_path: Path) -> None:
             [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
-        about, elf, triton = done.stdout.splitlines()[0].rsplit(" ", 2)
-        assert json.loads(about)["name"] == "_scale"
-        assert (elf, triton) == ("True", str(imported))
+        assert done.stdout.split() == ["_scale", "True", str(imported)]
 
 
 class Driver:

@@ -76,8 +76,11 @@ def nvrtc() -> Any:
         return torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
     spec = find_spec("nvidia")
     places = list(spec.submodule_search_locations or ()) if spec else []
-    libraries = [file for place in places for file in Path(place).rglob("libnvrtc.so.*")]
-    return ctypes.CDLL(str(libraries[0])) if libraries else None
+    found = None
+    for name in ("libnvrtc-builtins.so.*", "libnvrtc.so.*"):  # the second looks for the first
+        for file in (file for place in places for file in Path(place).rglob(name)):
+            found = ctypes.CDLL(str(file))
+    return found
 
 
 def _written(x: object) -> object:

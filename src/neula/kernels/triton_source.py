@@ -91,6 +91,15 @@ class _Ready:
     shared_bytes: int
     maps: list[tuple[int, tuple[int, ...]]]
 
+    @classmethod
+    def from_content(cls, content: bytes, device: torch.device) -> _Ready:
+        """Of what :meth:`TritonKernel.compiled` returns."""
+        line, _, binary = content.partition(b"\n")
+        about = json.loads(line)
+        launch = loaded(binary, about["name"], device, about["shared"])
+        maps = [(swizzle, tuple(box)) for swizzle, box in about["maps"]]
+        return cls(launch, (32 * about["num_warps"], 1, 1), about["shared"], maps)
+
     def __call__(
         self, grid: Sequence[int], args: Sequence[Any], values: list[Any], options: dict[str, Any]
     ) -> None:
@@ -114,6 +123,10 @@ class _Ready:
                 yield x
 
 
+_Launches = Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]
+"""Takes a grid, the arguments, what of them machine code is given, and the options."""
+
+
 class TritonKernel:
     """A function in Triton's language, for others of its kind or, as ``kernel[grid](...)``, for launches."""
 
@@ -126,9 +139,7 @@ class TritonKernel:
         code = self.function.__code__
         self.names = code.co_varnames[: code.co_argcount]
         self._kinds = tuple(map(self._kind, self.names))
-        self._ready: dict[
-            tuple, Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]
-        ] = {}
+        self._ready: dict[tuple, _Launches] = {}
 
     def _kind(self, name: str) -> int:
         annotation = self.function.__annotations__.get(name, "")
@@ -142,7 +153,7 @@ class TritonKernel:
         return partial(self._launch, grid)
 
     def __call__(self, *args: Any) -> Any:  # from another kernel, which Triton reads
-        raise TypeError(f"{self.names} is a kernel: it is launched, kernel[grid](...)")
+        raise TypeError(f"{self.__name__} is a kernel, and launched as {self.__name__}[grid](...)")
 
     def _launch(self, grid: Sequence[int], *args: Any, **options: Any) -> None:
         if len(args) < len(self.names):
@@ -194,31 +205,20 @@ class TritonKernel:
                 raise TypeError(f"{self.__name__} takes no {type(x).__name__}")
         return tuple(variant), values
 
-    def _made_ready(
-        self, variant: Variant, options: tuple, device: torch.device
-    ) -> Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]:
+    def _made_ready(self, variant: Variant, options: tuple, device: torch.device) -> _Launches:
         asked[self.function.__module__, self.__name__, variant, options] = None
         capability = torch.cuda.get_device_capability(device)
         if capability < OLDEST and any(str(x).startswith("tensordesc") for x in variant):
             # Triton takes tiles apart in a way of its version.
             return lambda grid, args, _, options: self.by_triton[grid](*map(_of_triton, args), **options)
-        kept = self._kept(variant, options, capability)
-        line, _, binary = kept.partition(b"\n")
-        about = json.loads(line)
-        launch = loaded(binary, about["name"], device, about["shared"])
-        maps = [(swizzle, tuple(box)) for swizzle, box in about["maps"]]
-        return _Ready(launch, (32 * about["num_warps"], 1, 1), about["shared"], maps)
-
-    def _kept(self, variant: Variant, options: tuple, capability: Capability) -> bytes:
-        """The machine code, from where it is kept, or compiled now and kept."""
         name = self.file_name(variant, options)
         for folder in kept_in(capability):
-            with suppress(OSError):
-                return read_checked(folder / name)
-        binary = self.compiled(variant, options, capability)
+            with suppress(OSError, RuntimeError):  # it is not there, is damaged, or too new for the driver
+                return _Ready.from_content(read_checked(folder / name), device)
+        content = self.compiled(variant, options, capability)
         with suppress(OSError):
-            write_checked(kept_in(capability)[0] / name, binary)
-        return binary
+            write_checked(kept_in(capability)[0] / name, content)
+        return _Ready.from_content(content, device)
 
     def file_name(self, variant: Variant, options: tuple) -> str:
         """Of the machine code: another one where anything changes that it depends on."""
