@@ -86,7 +86,7 @@ import torch
 from test_triton_source import _scale
 from neula.kernels import triton_source
 torch.cuda.get_device_capability = lambda device: (9, 0)
-triton_source.loaded = lambda binary, name, *_: print(name, binary[:4] == b"\\x7fELF", "triton" in sys.modules)
+triton_source.loaded = lambda code, name, *_: print(name, code[:4] == b"\\x7fELF", "triton" in sys.modules)
 _scale._made_ready(("*fp32:16", "*fp32", "i32", 1, "fp32", "fp64", 32, torch.float64), (), None)
 """
 
