@@ -192,7 +192,7 @@ def _seconds(call: Callable[..., None], case: Case, shape: tuple[int, ...]) -> f
 
 def _measured(call: Callable[..., None], case: Case) -> dict[str, float]:
     """Milliseconds of the first call, or the mean of a series of new shapes, and of what comes after it."""
-    calls = [1e3 * _seconds(call, case, case.shape) for _ in range(22)]
+    calls = [1e3 * _seconds(call, case, case.shape) for _ in range(12)]
     new = calls[:1]
     if case.near:
         draw = random.Random(5)
@@ -201,7 +201,7 @@ def _measured(call: Callable[..., None], case: Case) -> dict[str, float]:
         for _ in range(NEW):
             m, n = (int(size * draw.uniform(0.9, 1.1)) for size in case.shape[-2:])
             new.append(1e3 * _seconds(call, case, (n, n) if square else (m, n)))
-    steady = statistics.median(calls[2:])
+    steady = statistics.median(calls[5:])
     return {"ms": statistics.mean(new), "worst_ms": max(new), "second_ms": calls[1], "steady_ms": steady}
 
 
