@@ -74,9 +74,9 @@ def became(text: str) -> str:
 
 def _verdicts(folder: str, name: str, numbers: str) -> str:
     from neula.papers.data import ExperimentData
+    from neula.papers.figure import judged
     from neula.papers.lu import LU_PAPER
     from neula.papers.qr import QR_PAPER
-    from neula.papers.reproduce import judged
     from neula.papers.tsqr import TSQR_PAPER
 
     [paper] = [paper for paper in (QR_PAPER, LU_PAPER, TSQR_PAPER) if paper.command == folder]

@@ -17,7 +17,7 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.householder import MAX_HEIGHT, WIDTH
-from neula.problems.orthogonal.tsqr import COMPUTE
+from neula.problems.orthogonal.tsqr import COMPUTE, SLIDES
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 U16, U32 = 2.0**-11, 2.0**-24
@@ -140,6 +140,21 @@ def test_correction_is_what_makes_the_modes_as_good_as_fp32(m: int, n: int, devi
         found = errors(A, *neula.tsqr(A, **how(compute, device, "ideal")))
         for error, fp32 in zip(found, reference, strict=True):
             assert error <= 3 * fp32 if compute in CORRECTED else error > 100 * 3 * fp32
+
+
+@DEVICES
+@pytest.mark.parametrize("compute", list(SLIDES))
+def test_as_in_the_slides(compute: str, device: str) -> None:
+    """Tiles of 256 rows, 2^10, reflections on the unit: on one that rounds to nearest errors are fp32's."""
+    A = uniform(1000, 128, device)
+    engine = EmulatedEngine(device, unit="ideal")
+    result = neula.tsqr(A, compute=compute, engine=engine)
+    assert [attempt.method for attempt in result.attempts] == [f"tsqr {compute}"]
+    usual = errors(A, *neula.tsqr(A, compute="fp32_notc", engine=engine))
+    for error, fp32 in zip(errors(A, *result), usual, strict=True):
+        assert error <= 3 * fp32
+    with pytest.raises(ValueError, match="at most 128 columns, got 129"):
+        neula.tsqr(uniform(300, 129, device), compute=compute, engine=engine)
 
 
 @DEVICES

@@ -1,18 +1,21 @@
 # %% [markdown]
 # # The algorithms, step by step
 #
-# This notebook follows four algorithms of the papers on matrices of twelve columns, small enough to see every step: recursive
-# Gram-Schmidt QR, the tree of its panels, LU with two levels of panels, and the corrected product. The building blocks take
+# This notebook follows five algorithms of the papers on matrices of twelve columns, small enough to see every step: recursive
+# Gram-Schmidt QR, the tree of its panels, LU with two levels of panels, the corrected product, and the tree of Householder factorizations. The building blocks take
 # `trace=`, which is called with each panel, product and block of R. `Trace` records them. On the command line,
-# `neula qr`, `neula lu` and `neula lstsq` show the same with `--trace`.
+# `neula qr`, `lu`, `lstsq`, `tsqr` and `matmul` show the same with `--trace`.
 
 # %%
+from functools import partial
+
 import torch
 
-from neula.algorithms.corrected import corrected_product, split
+from neula.algorithms.corrected import corrected_bmm, corrected_product, split
 from neula.algorithms.elimination.lu import lu_factorize
 from neula.algorithms.orthogonal.caqr import caqr
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.tsqr import tsqr
 from neula.algorithms.trace import Trace
 from neula.engines import FP16, CpuEngine, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
@@ -145,3 +148,36 @@ for name, product in {
     errors[name] = float((product.double() - exact).norm() / exact.norm())
     print(f"{name}: {errors[name]:.1e}")
 assert errors["corrected"] < errors["fp16"] / 500
+
+# %% [markdown]
+# The trace shows the two parts of each operand and the three products. The last two are the corrections:
+
+# %%
+trace = Trace()
+corrected_product(A, B, half, trace=trace)
+for event in trace:
+    shape = " x ".join(map(str, event.shape))
+    scale = f", remainder times {event.value:.0f}" if event.value else ""
+    print(f"{event.kind}: {shape} in {event.format}{scale}")
+assert [event.kind for event in trace] == ["split"] * 2 + ["product"] * 3
+
+# %% [markdown]
+# ## TSQR: the tree of Householder factorizations
+#
+# The slides factorize tiles of 256 rows, whose R, one upon the other, are factorized again, until one is left. Here tiles have
+# 24 rows, so that a matrix of 96 rows takes three levels. `neula.tsqr(A, compute="fp16_slides")` takes the values of the slides.
+
+# %%
+tall = random_matrix("uniform", 96, 12, dtype=torch.float32)
+levels = Trace()
+product = partial(corrected_bmm, engine=half)
+q, r = tsqr(tall[None], product, tile_rows=24, trace=levels)
+for event in levels:
+    shape = " x ".join(map(str, event.shape))
+    print(
+        f"{event.kind}: {shape} {event.value if event.kind == 'panel' else ''}"
+    )
+assert torch.equal(levels.only("block of R")[-1].value[0].abs(), r[0].abs())
+residual = float((q[0] @ r[0] - tall).norm() / tall.norm())
+print(f"residual {residual:.1e}, unit roundoff of fp16 {FP16.u:.1e}")
+assert residual < FP16.u / 500

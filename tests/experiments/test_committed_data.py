@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from neula.papers.data import ExperimentData
-from neula.papers.figure import ExperimentScale, Figure
+from neula.papers.figure import ExperimentScale, Figure, Paper, _page
 from neula.papers.lu import LU_PAPER
 from neula.papers.qr import QR_PAPER
-from neula.papers.reproduce import Paper, _page
 from neula.papers.tsqr import TSQR_PAPER
 from neula.papers.verdicts import Outcome
 

@@ -12,7 +12,7 @@ from doctored import axes_drawn, deny, every, stored
 from neula.io.matrices import random_matrix
 from neula.papers.data import Measurements
 from neula.papers.figure import ExperimentScale, Setting
-from neula.papers.qr import errata
+from neula.papers.qr import iterations as errata
 from neula.papers.qr.least_squares import right_hand_side
 
 

@@ -19,15 +19,15 @@ from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix, singular_values
 from neula.papers.data import Measurements, Row
 from neula.papers.figure import ExperimentScale, Figure, Setting
-from neula.papers.qr import low_rank, models
-from neula.papers.qr import performance as perf
-from neula.papers.qr import rates as pieces
+from neula.papers.qr import accuracy as perf
+from neula.papers.qr import least_squares as ls
+from neula.papers.qr import models
 
 # --- what the paper reports -------------------------------------------------------------------------------
 
-(M, N), CAQR_RATE, LIBRARY_RATE = pieces.V100_SHAPE, pieces.V100_CAQR, pieces.V100_LIBRARY
-COLUMNS, PAPERS_TABLE_3 = pieces.V100_COLUMNS, pieces.V100_RATES
-column = both_products = pieces.v100_rates
+(M, N), CAQR_RATE, LIBRARY_RATE = models.V100_SHAPE, models.V100_CAQR, models.V100_LIBRARY
+COLUMNS, PAPERS_TABLE_3 = models.V100_COLUMNS, models.V100_RATES
+column = both_products = models.v100_rates
 EXTRA_OPERATIONS = 1.2
 """Of Gram-Schmidt, in those of Householder QR, for this shape."""
 
@@ -124,8 +124,8 @@ def papers_table4() -> Measurements:
     rows = Measurements()
     for rank, error in {16: 0.977, 64: 0.908, 128: 0.818, 256: 0.649, 512: 0.353}.items():
         head = {"rank": rank, "m": 524288, "n": 1024, "error": error, "smallest": error / 1.0001}
-        rows.append(head | {"method": low_rank.RGSQRF_SVD, "ms": 125.0})
-        rows.append(head | {"method": low_rank.SGEQRF_SVD, "ms": 800.0})
+        rows.append(head | {"method": ls.RGSQRF_SVD, "ms": 125.0})
+        rows.append(head | {"method": ls.SGEQRF_SVD, "ms": 800.0})
     return rows
 
 
@@ -139,13 +139,13 @@ PAPERS: dict[str, Callable[[], Measurements]] = {
     "table4": papers_table4,
 }
 FIGURES = [
-    pieces.TABLE_3,
+    models.TABLE_3,
     models.FIGURE_1,
     models.FIGURE_2,
     perf.FIGURE_5,
     perf.FIGURE_6,
     perf.FIGURE_7,
-    low_rank.TABLE_4,
+    ls.TABLE_4,
 ]
 by_name = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 
@@ -170,10 +170,10 @@ CAQR_128 = {"method": models.RGSQRF_CAQR, "kind": models.MEASURED, "B": 128}
 DEFAULT_128 = {"method": models.RGSQRF_DEFAULT, "kind": models.MEASURED, "B": 128}
 TALL = {"m": 4194304, "n": 128}
 LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (pieces.TABLE_3, 0, "narrow is enough", every({"k": 1024}, **{"low TN": times(1.3)})),
-    (pieces.TABLE_3, 0, "fp32 needs width", every({"k": 16384}, **{"fp32 TN": times(2.0)})),
-    (pieces.TABLE_3, 1, "fast panel", every({}, SGEQRF=times(12.0))),
-    (pieces.TABLE_3, 2, "slow panel", every({}, **{"CAQR panel": times(0.5)})),
+    (models.TABLE_3, 0, "narrow is enough", every({"k": 1024}, **{"low TN": times(1.3)})),
+    (models.TABLE_3, 0, "fp32 needs width", every({"k": 16384}, **{"fp32 TN": times(2.0)})),
+    (models.TABLE_3, 1, "fast panel", every({}, SGEQRF=times(12.0))),
+    (models.TABLE_3, 2, "slow panel", every({}, **{"CAQR panel": times(0.5)})),
     (models.FIGURE_1, 0, "no gain", every(BLOCKED_LOW, tflops=times(0.6))),
     (models.FIGURE_1, 0, "large gain", every(BLOCKED_LOW, tflops=times(1.6))),
     (models.FIGURE_1, 1, "faster", every(BLOCKED_LOW, tflops=times(1.5))),
@@ -198,14 +198,14 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (perf.FIGURE_7, 2, "as accurate", every({"method": perf.ON_ON}, backward_error=times(1 / 3))),
     (perf.FIGURE_7, 2, "as orthogonal", every({"method": perf.ON_ON}, orthogonality=times(0.4))),
     (perf.FIGURE_7, 2, "not finite", every({"method": perf.OFF_ON}, backward_error=lambda x: None)),
-    (low_rank.TABLE_4, 0, "worse", every({"rank": 64, "method": low_rank.RGSQRF_SVD}, error=times(1.01))),
+    (ls.TABLE_4, 0, "worse", every({"rank": 64, "method": ls.RGSQRF_SVD}, error=times(1.01))),
     (
-        low_rank.TABLE_4,
+        ls.TABLE_4,
         0,
         "not finite",
-        every({"rank": 512, "method": low_rank.RGSQRF_SVD}, error=lambda x: None),
+        every({"rank": 512, "method": ls.RGSQRF_SVD}, error=lambda x: None),
     ),
-    (low_rank.TABLE_4, 1, "slower", every({"rank": 512, "method": low_rank.RGSQRF_SVD}, ms=times(7.0))),
+    (ls.TABLE_4, 1, "slower", every({"rank": 512, "method": ls.RGSQRF_SVD}, ms=times(7.0))),
 ]
 
 
@@ -335,13 +335,13 @@ def test_panels_are_less_than_a_hundredth_of_the_operations() -> None:
 # --- measuring --------------------------------------------------------------------------------------------
 
 MEASURE: dict[str, Callable[..., Iterator[Row]]] = {
-    "table3": pieces.measure_rates,
+    "table3": models.measure_rates,
     "figure1": models.measure_householder,
     "figure2": models.measure_recursion,
     "figure5": perf.measure_reortho,
     "figure6": perf.measure_panels,
     "figure7": perf.measure_low_format,
-    "table4": low_rank.measure_low_rank,
+    "table4": ls.measure_low_rank,
 }
 BARS = [(160, 160), (512, 32)]
 TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
@@ -351,7 +351,7 @@ TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
 def measured() -> dict[str, Measurements]:
     """All figures at sizes that take no time."""
     setting = Setting(ExperimentScale.small)
-    with timed_once(pieces, perf, low_rank):
+    with timed_once(models, perf, ls):
         return {name: stored(make(setting, TINY.get(name, (512, 512)))) for name, make in MEASURE.items()}
 
 
@@ -392,7 +392,7 @@ def test_table_3_has_the_rates_that_the_formulas_need(measured: dict[str, Measur
 
 def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pieces at the rate 2: so are all predictions, those of RGSQRF charged with fewer operations."""
-    monkeypatch.setattr(pieces, "tflops", lambda flops, run: 2.0)
+    monkeypatch.setattr(models, "tflops", lambda flops, run: 2.0)
     for measure in (models.measure_householder, models.measure_recursion):
         rows = Measurements(measure(Setting(ExperimentScale.small), (256, 256)))
         assert len(rows) > 4
@@ -403,8 +403,8 @@ def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.Mon
 
 def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row | ({"panel": 2.0} if row["k"] < 512 else {}) for row in papers_table3()]
-    monkeypatch.setattr(pieces, "measure_rates", lambda setting, shape: iter(rows))
-    table = pieces.RateTable(Setting(ExperimentScale.small), None)
+    monkeypatch.setattr(models, "measure_rates", lambda setting, shape: iter(rows))
+    table = models.RateTable(Setting(ExperimentScale.small), None)
     assert table.select("SGEQRF") == column("SGEQRF")
     assert table.select("panel") == {128: 2.0, 256: 2.0}
     assert table.products("low") == pytest.approx(both_products("low"))
@@ -414,8 +414,8 @@ def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> N
 def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every piece is given one second: what is left are its operations."""
     m, n = 512, 256
-    monkeypatch.setattr(pieces, "tflops", lambda flops, run: flops)
-    rows = Measurements(pieces.measure_rates(Setting(ExperimentScale.small), (m, n)))
+    monkeypatch.setattr(models, "tflops", lambda flops, run: flops)
+    rows = Measurements(models.measure_rates(Setting(ExperimentScale.small), (m, n)))
     for row in rows:
         k = row["k"]
         assert row["low TN"] == row["fp32 NN"] == row["SGEQRF"] == row["WY panel"] == 2 * m * k * k
@@ -426,8 +426,8 @@ def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "sustained_seconds", lambda run: 0.5)
-    assert pieces.tflops(3e12, lambda: None) == pytest.approx(6.0)
+    monkeypatch.setattr(models, "sustained_seconds", lambda run: 0.5)
+    assert models.tflops(3e12, lambda: None) == pytest.approx(6.0)
 
 
 @pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
@@ -450,11 +450,11 @@ def test_repeated_steps_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             run()
         return 1.0
 
-    monkeypatch.setattr(pieces, "tflops", repeat)
+    monkeypatch.setattr(models, "tflops", repeat)
     m = 128
     a = random_matrix("normal", m, 64, dtype=torch.float32)
     engine = WatchedEngine("cpu", "fp16")
-    pieces._step_rate(a, 16, 16, engine)
+    models._step_rate(a, 16, 16, engine)
     # ||Q1|| is below 1, so that no column grows, and none is longer than sqrt(m) times the largest entry.
     assert 0 < engine.largest < m**0.5 * float(a.abs().max())
 
@@ -503,25 +503,25 @@ def test_table_4_is_optimal(measured: dict[str, Measurements]) -> None:
         assert 1 - 1e-12 < row["error"] / best[row["rank"] - 1] < 1.005
 
 
-@pytest.mark.parametrize("rank", low_rank.RANKS)
+@pytest.mark.parametrize("rank", ls.RANKS)
 def test_every_rank_of_the_table_is_optimal(rank: int, factors: tuple[torch.Tensor, ...]) -> None:
     a, q, r = factors
-    s = singular_values("arithmetic", a.shape[1], low_rank.COND)
+    s = singular_values("arithmetic", a.shape[1], ls.COND)
     smallest = float(s[rank:].norm() / s.norm())
-    error = low_rank.approximation_error(a, qr_svd(q, r, rank=rank))
+    error = ls.approximation_error(a, qr_svd(q, r, rank=rank))
     assert 1 - 1e-12 < error / smallest < 1.005
 
 
 @pytest.fixture(scope="module")
 def factors() -> tuple[torch.Tensor, ...]:
-    a = random_matrix("arithmetic", 1024, 576, cond=low_rank.COND, seed=9)
+    a = random_matrix("arithmetic", 1024, 576, cond=ls.COND, seed=9)
     return a, *rgsqrf(a.float(), EmulatedEngine("cpu", "fp16"))
 
 
 def test_approximation_error_is_that_of_numpy() -> None:
     a = random_matrix("normal", 30, 12, seed=2)
     u, s, vh = torch.linalg.svd(a, full_matrices=False)
-    error = low_rank.approximation_error(a, (u[:, :5], s[:5], vh[:5]))
+    error = ls.approximation_error(a, (u[:, :5], s[:5], vh[:5]))
     approximation = (u[:, :5] * s[:5]).numpy() @ vh[:5].numpy()
     assert error == pytest.approx(np.linalg.norm(a.numpy() - approximation) / np.linalg.norm(a.numpy()))
     assert error == pytest.approx(float(s[5:].norm() / s.norm()))
@@ -555,7 +555,7 @@ def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("figure", [pieces.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
+@pytest.mark.parametrize("figure", [models.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
 def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
     rows = stored(MEASURE[figure.name](Setting(ExperimentScale.paper), (4096, 1024)))
     assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
@@ -565,5 +565,5 @@ def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
 
 @pytest.mark.gpu
 def test_low_rank_is_measured_on_a_gpu() -> None:
-    rows = stored(low_rank.measure_low_rank(Setting(ExperimentScale.paper), (2048, 320)))
-    assert low_rank.TABLE_4.claims[0].judge(rows).holds
+    rows = stored(ls.measure_low_rank(Setting(ExperimentScale.paper), (2048, 320)))
+    assert ls.TABLE_4.claims[0].judge(rows).holds

@@ -15,11 +15,9 @@ from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
 
 from neula.papers.data import Measurements, Row
 from neula.papers.figure import ExperimentScale, Figure, Setting
-from neula.papers.tsqr import TSQR_PAPER, modes
+from neula.papers.tsqr import TSQR_PAPER
 from neula.papers.tsqr import accuracy as acc
-from neula.papers.tsqr import performance as perf
 from neula.papers.tsqr import products as prod
-from neula.papers.tsqr import underflow as under
 from neula.papers.verdicts import Outcome
 
 U16, U32 = 2.0**-11, 2.0**-24
@@ -29,7 +27,7 @@ U16, U32 = 2.0**-11, 2.0**-24
 
 @pytest.fixture(scope="module")
 def underflow() -> Measurements:
-    return stored(under.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
+    return stored(prod.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +49,16 @@ def on_hardware(rows: Measurements) -> Measurements:
 def made_up_accuracy() -> Measurements:
     """Errors of about a unit roundoff of the format, which grow a little with m."""
     of_mode = {
-        modes.FP16_COR: 1.3 * U32,
-        modes.FP16_NOCOR: U16,
-        modes.TF32_COR: 1.2 * U32,
-        modes.TF32_NOCOR: U16,
-        modes.FP32_NOTC: U32,
-        modes.AUTO: U32,
-        modes.HOUSEHOLDER: U32,
+        acc.FP16_COR: 1.3 * U32,
+        acc.FP16_NOCOR: U16,
+        acc.TF32_COR: 1.2 * U32,
+        acc.TF32_NOCOR: U16,
+        acc.FP32_NOTC: U32,
+        acc.AUTO: U32,
+        acc.HOUSEHOLDER: U32,
     }
-    of_unit = {modes.TRUNCATING: 4.0, modes.NEAREST: 1.3, modes.SLIDES: 5.0}
-    of_mode |= {f"{mode}, {unit}": x * U32 for mode in modes.CORRECTED for unit, x in of_unit.items()}
+    of_unit = {acc.TRUNCATING: 4.0, acc.NEAREST: 1.3, acc.SLIDES: 5.0}
+    of_mode |= {f"{mode}, {unit}": x * U32 for mode in acc.CORRECTED for unit, x in of_unit.items()}
     return Measurements(
         {"m": 2**k, "n": 128, "method": method, "residual": error * k / 5, "orthogonality": error * k / 3}
         for k in range(10, 14)
@@ -69,15 +67,15 @@ def made_up_accuracy() -> Measurements:
 
 
 MILLISECONDS = {
-    modes.FP16_COR: 0.4,
-    modes.FP16_NOCOR: 0.2,
-    modes.TF32_COR: 0.5,
-    modes.TF32_NOCOR: 0.3,
-    modes.FP32_NOTC: 0.9,
-    modes.AUTO: 0.2,
-    modes.HOUSEHOLDER: 8.0,
-    perf.GEQRF: 5.0,
-    perf.COPY: 0.05,
+    acc.FP16_COR: 0.4,
+    acc.FP16_NOCOR: 0.2,
+    acc.TF32_COR: 0.5,
+    acc.TF32_NOCOR: 0.3,
+    acc.FP32_NOTC: 0.9,
+    acc.AUTO: 0.2,
+    acc.HOUSEHOLDER: 8.0,
+    acc.GEQRF: 5.0,
+    acc.COPY: 0.05,
 }
 """For 1024 matrices of 256 x 128, or one of 2^18 rows."""
 
@@ -90,7 +88,7 @@ def made_up_times(sizes: list[Row]) -> Measurements:
         for method, ms in MILLISECONDS.items()
     ]
     return Measurements(
-        row | {"tflops": None if row["method"] == perf.COPY else 1 / row["ms"]} for row in times
+        row | {"tflops": None if row["method"] == acc.COPY else 1 / row["ms"]} for row in times
     )
 
 
@@ -150,36 +148,36 @@ def method(name: str, **change: Callable[[float], float | None]) -> Doctor:
     return every({"method": name}, **change)
 
 
-OURS = max(under.SHIFTS)
+OURS = max(prod.SHIFTS)
 LONG = 2**12
 PERFORMANCE_LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (perf.PERFORMANCE, 0, "slower", method(modes.FP16_COR, ms=times(21.0))),
+    (acc.PERFORMANCE, 0, "slower", method(acc.FP16_COR, ms=times(21.0))),
     (
-        perf.PERFORMANCE,
+        acc.PERFORMANCE,
         0,
         "slower once",
-        every({"method": modes.FP16_COR, "m": 1024}, ms=times(21.0)),
+        every({"method": acc.FP16_COR, "m": 1024}, ms=times(21.0)),
     ),
-    (perf.PERFORMANCE, 1, "slower", every({"method": modes.FP16_COR, "m": 2**19}, ms=times(2.5))),
-    (perf.PERFORMANCE, 2, "expensive", every({"method": modes.FP16_COR, "m": 2**12}, ms=times(1.6))),
-    (perf.PERFORMANCE, 3, "slower", method(modes.AUTO, ms=times(2.1))),
-    (perf.BATCHED, 0, "slower", every({"method": modes.FP16_COR, "batch": 4096}, ms=times(13.0))),
-    (perf.BATCHED, 1, "expensive", every({"method": modes.FP16_COR, "batch": 1}, ms=times(1.6))),
+    (acc.PERFORMANCE, 1, "slower", every({"method": acc.FP16_COR, "m": 2**19}, ms=times(2.5))),
+    (acc.PERFORMANCE, 2, "expensive", every({"method": acc.FP16_COR, "m": 2**12}, ms=times(1.6))),
+    (acc.PERFORMANCE, 3, "slower", method(acc.AUTO, ms=times(2.1))),
+    (acc.BATCHED, 0, "slower", every({"method": acc.FP16_COR, "batch": 4096}, ms=times(13.0))),
+    (acc.BATCHED, 1, "expensive", every({"method": acc.FP16_COR, "batch": 1}, ms=times(1.6))),
     (
-        perf.BATCHED,
+        acc.BATCHED,
         2,
         "only uncorrected",
-        lambda row: row | {"ms": row["ms"] * (6 if row["method"] in (*modes.ACCURATE, modes.AUTO) else 1)},
+        lambda row: row | {"ms": row["ms"] * (6 if row["method"] in (*acc.ACCURATE, acc.AUTO) else 1)},
     ),
-    (perf.BATCHED, 3, "slower", method(modes.AUTO, ms=times(2.1))),
+    (acc.BATCHED, 3, "slower", method(acc.AUTO, ms=times(2.1))),
 ]
 LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (under.UNDERFLOW_FIGURE, 0, "never", every({"shift": 0, "exponent": 0}, subnormal=level(0.0))),
-    (under.UNDERFLOW_FIGURE, 1, "not needed", every({"shift": 0}, underflow=times(0.1))),
-    (under.UNDERFLOW_FIGURE, 1, "no help", every({"shift": 10, "exponent": -14}, underflow=level(0.01))),
-    (under.UNDERFLOW_FIGURE, 2, "off", every({"shift": 0, "exponent": -4}, underflow=times(1.5))),
-    (under.UNDERFLOW_FIGURE, 2, "not zero", every({"shift": 0, "exponent": 10}, underflow=level(0.01))),
-    (under.UNDERFLOW_FIGURE, 3, "more", every({"shift": OURS}, subnormal=times(2.0))),
+    (prod.UNDERFLOW_FIGURE, 0, "never", every({"shift": 0, "exponent": 0}, subnormal=level(0.0))),
+    (prod.UNDERFLOW_FIGURE, 1, "not needed", every({"shift": 0}, underflow=times(0.1))),
+    (prod.UNDERFLOW_FIGURE, 1, "no help", every({"shift": 10, "exponent": -14}, underflow=level(0.01))),
+    (prod.UNDERFLOW_FIGURE, 2, "off", every({"shift": 0, "exponent": -4}, underflow=times(1.5))),
+    (prod.UNDERFLOW_FIGURE, 2, "not zero", every({"shift": 0, "exponent": 10}, underflow=level(0.01))),
+    (prod.UNDERFLOW_FIGURE, 3, "more", every({"shift": OURS}, subnormal=times(2.0))),
     (prod.PRODUCTS, 0, "worse", product(prod.NEAREST, times(3.0), k=LONG)),
     (prod.PRODUCTS, 0, "not finite", product(prod.NEAREST, level(None), k=16)),
     (prod.PRODUCTS, 1, "no growth", grows(prod.HARDWARE, 0.1)),
@@ -192,20 +190,20 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (prod.PRODUCTS, 4, "worse", product(prod.TOWARD_ZERO_RUNS, times(3.0), k=LONG)),
     (prod.PRODUCTS, 5, "worse", product(prod.HARDWARE_RUNS, times(3.0), k=LONG)),
     (prod.PRODUCTS, 5, "not finite", product(prod.HARDWARE_RUNS, level(None), k=LONG)),
-    (acc.ACCURACY, 0, "worse", method(modes.FP16_NOCOR, residual=times(50.0))),
-    (acc.ACCURACY, 0, "as good as fp32", method(modes.TF32_NOCOR, orthogonality=times(1 / 1000))),
-    (acc.ACCURACY, 0, "not finite", method(modes.FP16_NOCOR, orthogonality=level(None))),
-    (acc.ACCURACY, 1, "worse", method(modes.FP16_COR, residual=times(9.0))),
-    (acc.ACCURACY, 1, "less orthogonal", method(modes.TF32_COR, orthogonality=times(9.0))),
-    (acc.ACCURACY, 1, "not finite", method(modes.TF32_COR, residual=level(None))),
-    (acc.ACCURACY, 1, "nothing to compare with", method(modes.FP32_NOTC, residual=level(None))),
-    (acc.ACCURACY, 2, "none", method(modes.TF32_COR, residual=times(0.5))),
-    (acc.ACCURACY, 2, "not finite", method(modes.FP16_COR, residual=level(None))),
-    (acc.ACCURACY, 3, "worse", every({"method": modes.FP32_NOTC, "m": 1024}, residual=times(4.5))),
-    (acc.ACCURACY, 3, "not finite", method(modes.FP32_NOTC, orthogonality=level(None))),
-    (acc.ACCURACY, 4, "less orthogonal", method(modes.AUTO, orthogonality=times(4.0))),
-    (acc.ACCURACY, 5, "truncated as good", method(f"fp16_cor, {modes.TRUNCATING}", residual=times(0.4))),
-    (acc.ACCURACY, 5, "nearest as bad", method(f"tf32_cor, {modes.NEAREST}", orthogonality=times(3.0))),
+    (acc.ACCURACY, 0, "worse", method(acc.FP16_NOCOR, residual=times(50.0))),
+    (acc.ACCURACY, 0, "as good as fp32", method(acc.TF32_NOCOR, orthogonality=times(1 / 1000))),
+    (acc.ACCURACY, 0, "not finite", method(acc.FP16_NOCOR, orthogonality=level(None))),
+    (acc.ACCURACY, 1, "worse", method(acc.FP16_COR, residual=times(9.0))),
+    (acc.ACCURACY, 1, "less orthogonal", method(acc.TF32_COR, orthogonality=times(9.0))),
+    (acc.ACCURACY, 1, "not finite", method(acc.TF32_COR, residual=level(None))),
+    (acc.ACCURACY, 1, "nothing to compare with", method(acc.FP32_NOTC, residual=level(None))),
+    (acc.ACCURACY, 2, "none", method(acc.TF32_COR, residual=times(0.5))),
+    (acc.ACCURACY, 2, "not finite", method(acc.FP16_COR, residual=level(None))),
+    (acc.ACCURACY, 3, "worse", every({"method": acc.FP32_NOTC, "m": 1024}, residual=times(4.5))),
+    (acc.ACCURACY, 3, "not finite", method(acc.FP32_NOTC, orthogonality=level(None))),
+    (acc.ACCURACY, 4, "less orthogonal", method(acc.AUTO, orthogonality=times(4.0))),
+    (acc.ACCURACY, 5, "truncated as good", method(f"fp16_cor, {acc.TRUNCATING}", residual=times(0.4))),
+    (acc.ACCURACY, 5, "nearest as bad", method(f"tf32_cor, {acc.NEAREST}", orthogonality=times(3.0))),
     *PERFORMANCE_LIES,
 ]
 
@@ -226,16 +224,16 @@ def test_claims_about_hardware_have_no_verdict_without_any(products: Measurement
     verdicts = [claim.judge(products) for claim in prod.PRODUCTS.claims]
     assert [verdict.holds for verdict in verdicts] == [True, True, True, False, True, False]
     unknown = [verdict for verdict in verdicts if not verdict.holds]
-    assert all("0 products measured" in verdict.measured for verdict in unknown)
+    assert all("0 cases of hardware" in verdict.measured for verdict in unknown)
     assert all(verdict.outcome() is Outcome.unknown for verdict in unknown)
     assert prod.TOWARD_ZERO in verdicts[1].measured
 
 
 def test_fewer_than_1024_matrices_are_extrapolated() -> None:
     few = made_up_times(BATCHES[:5])
-    verdict = perf.BATCHED.claims[2].judge(few)
+    verdict = acc.BATCHED.claims[2].judge(few)
     assert verdict.holds
-    assert verdict.measured == f"{MILLISECONDS[modes.AUTO]:.2f} ms with auto, from 16 matrices"
+    assert verdict.measured == f"{MILLISECONDS[acc.AUTO]:.2f} ms with auto, from 16 matrices"
 
 
 # --- underflow --------------------------------------------------------------------------------------------
@@ -244,7 +242,7 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
 @pytest.mark.parametrize(
     "exponent",
     [
-        pytest.param(under.EXPONENTS[0], id="nothing left"),
+        pytest.param(prod.EXPONENTS[0], id="nothing left"),
         pytest.param(-36, id="about to vanish"),
         pytest.param(-26, id="fp16(a) is zero"),
         pytest.param(-25, id="fp16(a) is zero or the smallest number"),
@@ -253,33 +251,33 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
         pytest.param(-14, id="fp16(a) is normal"),
         pytest.param(-2, id="the last to underflow"),
         pytest.param(7, id="the last to underflow gradually"),
-        pytest.param(under.EXPONENTS[-1], id="the largest"),
+        pytest.param(prod.EXPONENTS[-1], id="the largest"),
     ],
 )
 def test_formula_counts_every_mantissa(exponent: int) -> None:
     """Frequencies are probabilities, exactly: what is left of a mantissa depends on the bits that are dropped
     and on the one before them, and those take all their values.
     """
-    bits = min(23, under.Remainder(exponent).dropped + 1)
+    bits = min(23, prod.Remainder(exponent).dropped + 1)
     mantissas = torch.arange(1 << 23, (1 << 23) + (1 << bits))
     a = torch.ldexp(mantissas.float(), torch.tensor(exponent - 23))
-    for shift in under.SHIFTS:
-        assert under._frequencies(a, shift) == under.probabilities(exponent, shift)
+    for shift in prod.SHIFTS:
+        assert prod._frequencies(a, shift) == prod.probabilities(exponent, shift)
 
 
 def test_probabilities_by_hand() -> None:
     """Of 13 dropped bits half reach the remainder with either sign, in units of 2^-23 for numbers near 1."""
     # Below 2^-14 are 511 of these units; at 511.5 it would be rounded to 2^-14.
-    assert under.probabilities(0, 0) == {"underflow": 0.0, "subnormal": 2 * 511 / 2**13}
+    assert prod.probabilities(0, 0) == {"underflow": 0.0, "subnormal": 2 * 511 / 2**13}
     # A unit of 2^-25 is tied between zero and the smallest number: to zero, which is even.
-    assert under.probabilities(-2, 0)["underflow"] == 2 / 2**13
-    assert under.probabilities(-14, 0) == {"underflow": 1 - 2.0**-13, "subnormal": 1 - 2.0**-13}
+    assert prod.probabilities(-2, 0)["underflow"] == 2 / 2**13
+    assert prod.probabilities(-14, 0) == {"underflow": 1 - 2.0**-13, "subnormal": 1 - 2.0**-13}
 
 
 def test_scaling_shifts_the_probabilities() -> None:
     for exponent in range(-14, 1):
-        for shift in under.SHIFTS:
-            assert under.probabilities(exponent, shift) == under.probabilities(exponent + shift, 0)
+        for shift in prod.SHIFTS:
+            assert prod.probabilities(exponent, shift) == prod.probabilities(exponent + shift, 0)
 
 
 # --- products ---------------------------------------------------------------------------------------------
@@ -327,9 +325,9 @@ def test_measures_of_a_factorization() -> None:
 
 def test_accuracy_of_the_modes() -> None:
     rows = stored(acc.measure_accuracy(Setting(ExperimentScale.small), range(9, 10)))
-    units = (modes.TRUNCATING, modes.NEAREST, modes.SLIDES)
-    emulated = [f"{mode}, {unit}" for mode in modes.CORRECTED for unit in units]
-    assert rows.column("method") == [*modes.MODES, modes.AUTO, *emulated, modes.HOUSEHOLDER]
+    units = (acc.TRUNCATING, acc.NEAREST, acc.SLIDES)
+    emulated = [f"{mode}, {unit}" for mode in acc.CORRECTED for unit in units]
+    assert rows.column("method") == [*acc.MODES, acc.AUTO, *emulated, acc.HOUSEHOLDER]
     assert set(rows.column("m")) == {512}
     # Not that some accuracy is lost: that depends on the matrix. Nor that it is not much, which is so on the
     # unit that rounds to nearest, and not on the one that truncates: the last claim.
@@ -338,36 +336,36 @@ def test_accuracy_of_the_modes() -> None:
         assert verdict.holds, verdict.measured
 
 
-PEERS = [modes.HOUSEHOLDER, perf.GEQRF, perf.COPY]
-METHODS = [*modes.MODES, modes.AUTO, *PEERS]
+PEERS = [acc.HOUSEHOLDER, acc.GEQRF, acc.COPY]
+METHODS = [*acc.MODES, acc.AUTO, *PEERS]
 
 
 @pytest.mark.parametrize(
     ("figure", "measure", "size"),
     [
-        (perf.PERFORMANCE, perf.measure_performance, {"m": 256, "batch": 1}),
-        (perf.BATCHED, perf.measure_batches, {"m": 256, "batch": 2}),
+        (acc.PERFORMANCE, acc.measure_performance, {"m": 256, "batch": 1}),
+        (acc.BATCHED, acc.measure_batches, {"m": 256, "batch": 2}),
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_times(figure: Figure, measure: Callable[..., Measurements], size: Row) -> None:
-    power = 8 if figure is perf.PERFORMANCE else 1
-    with timed_once(perf):
+    power = 8 if figure is acc.PERFORMANCE else 1
+    with timed_once(acc):
         rows = stored(measure(Setting(ExperimentScale.small), range(power, power + 1)))
     assert figure.measure is measure
     assert rows.column("method") == METHODS
     for row in rows:
         assert row["ms"] > 0
         assert {name: row[name] for name in size} == size
-        assert (row["tflops"] is None) == (row["method"] == perf.COPY)
+        assert (row["tflops"] is None) == (row["method"] == acc.COPY)
     for claim in figure.claims:
         claim.judge(rows)
 
 
 def test_operations() -> None:
     """2 m n^2 - 2 n^3 / 3 for R, as many for Q, for each matrix."""
-    assert perf._flops(torch.Size([3, 1]), forms_q=False) == pytest.approx(6 - 2 / 3)
-    assert perf._flops(torch.Size([5, 2, 3, 1]), forms_q=True) == pytest.approx(20 * (6 - 2 / 3))
+    assert acc._flops(torch.Size([3, 1]), forms_q=False) == pytest.approx(6 - 2 / 3)
+    assert acc._flops(torch.Size([5, 2, 3, 1]), forms_q=True) == pytest.approx(20 * (6 - 2 / 3))
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------
@@ -375,8 +373,8 @@ def test_operations() -> None:
 
 @pytest.mark.gpu
 def test_underflow_on_a_gpu() -> None:
-    rows = stored(under.measure_underflow(Setting(ExperimentScale.paper), 1 << 16))
-    assert under.UNDERFLOW_FIGURE.claims[2].judge(rows).holds
+    rows = stored(prod.measure_underflow(Setting(ExperimentScale.paper), 1 << 16))
+    assert prod.UNDERFLOW_FIGURE.claims[2].judge(rows).holds
 
 
 @pytest.mark.gpu
@@ -401,7 +399,7 @@ def test_accuracy_of_the_modes_on_a_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("figure", "measure"),
-    [(perf.PERFORMANCE, perf.measure_performance), (perf.BATCHED, perf.measure_batches)],
+    [(acc.PERFORMANCE, acc.measure_performance), (acc.BATCHED, acc.measure_batches)],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_times_on_a_gpu(figure: Figure, measure: Callable[..., Measurements]) -> None:

@@ -23,10 +23,12 @@ largest element. That is harmless for the error relative to ``max|a_i| max|b_j|`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
 
+from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine, Format
 from neula.engines.formats import round_to
 from neula.kernels.products.gemm import RUN
@@ -84,7 +86,13 @@ def scaled_product(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Te
 
 # item: T corrected product
 def corrected_product(
-    a: torch.Tensor, b: torch.Tensor, engine: Engine, scheme: Scheme | None = None, *, run: int = RUN
+    a: torch.Tensor,
+    b: torch.Tensor,
+    engine: Engine,
+    scheme: Scheme | None = None,
+    *,
+    run: int = RUN,
+    trace: Tracer | None = None,
 ) -> torch.Tensor:
     """``A B`` from products in the engine's format, about as accurate as one in float32.
 
@@ -99,6 +107,8 @@ def corrected_product(
         Parts and scales; by default those of :data:`neula.kernels.products.parts.SCHEMES` for the format.
     run : int
         Products of leading parts that the unit sums from zero; the sums are added in float32.
+    trace : callable, optional
+        Called with the split of each operand and with each product.
 
     Returns
     -------
@@ -116,6 +126,7 @@ def corrected_product(
     a_scaled, a_exponents = balanced(a, scheme.top)
     b_scaled, b_exponents = balanced(b.mT, scheme.top)
     scale = 2.0**scheme.shift
+    engine = _traced_splits(trace, engine, (a, b), scheme.parts, scale)
     a_parts = [engine.operand(part) for part in split(a_scaled, engine.format, scheme.parts, scale)]
     b_parts = [engine.operand(part).mT for part in split(b_scaled, engine.format, scheme.parts, scale)]
     total = engine.empty(a.shape[0], b.shape[1]).zero_()
@@ -129,7 +140,11 @@ def corrected_product(
 
 
 def corrected_bmm(
-    a: torch.Tensor, b: torch.Tensor, engine: Engine, *, shift: int | None = None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    engine: Engine,
+    *,
+    shift: int | None = None,
 ) -> torch.Tensor:
     """Batch of small products with error correction, of elements that are in the range of the format.
 
@@ -147,6 +162,20 @@ def corrected_bmm(
         Remainders are scaled by ``2**shift``: 10 in the slides, by default one more.
     """
     scale = 2.0 ** (SCHEMES[f"{engine.format.name}_cor"].shift if shift is None else shift)
+    engine = _traced_splits(None, engine, (a, b), 2, scale)
     (a_high, a_low), (b_high, b_low) = (split(x, engine.format, scale=scale) for x in (a, b))
     small = engine.bmm(a_low, b_high) + engine.bmm(a_high, b_low)
     return engine.bmm(a_high, b_high) + small / scale
+
+
+def _traced_splits(
+    trace: Tracer | None, engine: Engine, operands: Iterable[torch.Tensor], parts: int, scale: float
+) -> Engine:
+    """Tell of the parts of the operands, if anybody is told; the engine then tells of its products."""
+    engine = engine if trace is None else traced(engine, trace)
+    told: Tracer | None = getattr(engine, "trace", None)
+    if told is None:
+        return engine
+    for x in operands:
+        told(TraceEvent("split", shape=(parts, *x.shape), format=engine.format.name, value=scale))
+    return engine

@@ -26,17 +26,19 @@ class TraceEvent:
 
     Attributes
     ----------
-    kind : {"panel", "update", "product", "block of R", "iteration"}
+    kind : {"panel", "update", "product", "block of R", "split", "iteration"}
     columns : tuple of int
         First column and the one after the last, of an update those of ``Q1``, of a block of R its rows.
     right : tuple of int
         Of an update or a block of R, the columns of ``A2``.
     shape : tuple of int
-        Of a panel rows and columns; of a product m, k and n.
+        Of a panel rows and columns, of many tiles their number before them; of a product m, k and n; of a
+        split the number of parts and the shape of the operand.
     format : str
         Of the operands.
-    value : Tensor or float, optional
-        A copy of the block of R, or the norm of ``R^-T A^T r`` after an iteration.
+    value : Tensor, float or str, optional
+        A copy of the block of R, the norm of ``R^-T A^T r`` after an iteration, the factor of the remainder
+        of a split, or the level of a tree.
     """
 
     kind: str
@@ -82,7 +84,7 @@ class Trace(list[TraceEvent]):
                 "columns": _columns_text(event),
                 "shape": " x ".join(map(str, event.shape)),
                 "format": event.format,
-                "value": f"{event.value:.3g}" if isinstance(event.value, float) else "",
+                "value": _value_text(event.value),
             }
             for event in self
         ]
@@ -93,6 +95,10 @@ class Trace(list[TraceEvent]):
         ends = [pair[1] for event in shown for pair in (event.columns, event.right) if pair]
         last = max(ends, default=1)
         return "\n".join(f"{event.kind:8}|{_bar(event, last)}| {_columns_text(event)}" for event in shown)
+
+
+def _value_text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else value if isinstance(value, str) else ""
 
 
 def _columns_text(event: TraceEvent) -> str:

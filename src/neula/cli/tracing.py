@@ -84,6 +84,32 @@ def show_lstsq(a: np.ndarray, b: np.ndarray, engine_name: str, algorithm: str, m
     return _shown(trace, f"rgsqrf {engine.format.name} + {solver.__name__}")
 
 
+def show_tsqr(a: np.ndarray, engine_name: str, compute: str) -> Trace:
+    """The tree of Householder factorizations, by default with corrected products in fp16."""
+    from neula.algorithms.orthogonal.tsqr import tsqr
+    from neula.algorithms.scaling import power_of_two_scales
+    from neula.algorithms.trace import Trace, traced
+    from neula.problems.orthogonal.tsqr import tree_options
+
+    matrix, engine = _prepared(a, engine_name)
+    trace, compute = Trace(), "fp16_cor" if compute == "auto" else compute
+    options = tree_options(compute, traced(engine, trace), matrix.shape[1])
+    tsqr((matrix * power_of_two_scales(engine.column_max(matrix)))[None], trace=trace, **options)
+    return _shown(trace, f"tsqr {compute}")
+
+
+def show_matmul(a: np.ndarray, b: np.ndarray, engine_name: str, compute: str | None) -> Trace:
+    """The product with error correction, by default in fp16."""
+    from neula.algorithms.corrected import corrected_product
+    from neula.algorithms.trace import Trace
+
+    format = (compute or "fp16").removesuffix("_cor")
+    (left, engine), (right, _) = (_prepared(x, engine_name, format) for x in (a, b))
+    trace = Trace()
+    corrected_product(left, right, engine, trace=trace)
+    return _shown(trace, f"corrected product in {format}")
+
+
 def _shown(trace: Trace, title: str) -> Trace:
     """Print the steps as a table and the recursion as a picture, to the standard error."""
     console = Console(stderr=True)

@@ -12,18 +12,17 @@ block exactly before they round it: where the unit cuts off is 13 bits further r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Self
 
 import torch
 
 from neula.engines.engine import Engine, Named
-from neula.engines.formats import FP16, FP32, FP64, round_to
+from neula.engines.formats import FP16, FP32, FP64, Format, round_to
 from neula.engines.shipped import EMULATED
 from neula.engines.units import UNITS, Unit, unit_named
 from neula.errors import unknown_name
-from neula.kernels.products.block_fma import block_fma_product
+from neula.kernels.products.block_fma import block_fma_product, narrowed_sums
 
 ACCUMULATIONS = ("fp32", "fp16")
 DEFAULT_UNIT = UNITS["a100"]
@@ -100,16 +99,15 @@ class EmulatedEngine(Engine):
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if self.format in (FP32, FP64):
             return self.gemm(a, b, c, -1.0, 1.0)
-        narrow = partial(round_to, target=self.format)
-        return c.copy_(_sum_in_blocks(-a.double(), b.double(), self.block, narrow, start=c.double()))
+        return c.copy_(self._narrowed(c, -a, b, self.format))
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         low, bits = self.format, self.unit.extra_bits
         if low in (FP32, FP64):
             return a @ b
         if self.accumulate == "fp16":
-            narrow = partial(round_to, target=FP16)
-            return _sum_in_blocks(a.double(), b.double(), self.block, narrow).to(self.storage)
+            start = a.new_zeros((*a.shape[:-1], b.shape[-1]))
+            return self._narrowed(start, a, b, FP16).to(self.storage)
         if bits is None:
             return a @ b
         if low is not FP16:  # products may be beyond the range of fp32
@@ -117,23 +115,14 @@ class EmulatedEngine(Engine):
         least = 1 - low.max_exponent
         return block_fma_product(a, b, block=self.block, extra_bits=bits, min_exponent=least).to(self.storage)
 
+    def _narrowed(
+        self, start: torch.Tensor, a: torch.Tensor, b: torch.Tensor, target: Format
+    ) -> torch.Tensor:
+        """``C + A B``, rounded to a format after each block of products."""
+        return narrowed_sums(start, a, b, self.block, target.dtype, partial(round_to, target=target))
+
     def __str__(self) -> str:
         sums = "" if self.accumulate == "fp32" else f", {self.accumulate} sums"
         block = "" if self._chosen is None else f", {self.block} products at a time"
         plain = self.unit is DEFAULT_UNIT and not sums + block
         return self.name if plain else f"{self.name} ({self.unit.name}{block}{sums})"
-
-
-def _sum_in_blocks(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    block: int,
-    narrow: Callable[[torch.Tensor], torch.Tensor],
-    start: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Sum ``block`` products at a time in float64 (exact up to 2^-53) and narrow the running sum."""
-    total = a.new_zeros((*a.shape[:-1], b.shape[-1])) if start is None else start
-    for first in range(0, a.shape[-1], block):
-        run = slice(first, first + block)
-        total = narrow(total + a[..., run] @ b[..., run, :])
-    return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import tomllib
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,6 +23,12 @@ class ExperimentScale(StrEnum):
 
     small = "small"
     paper = "paper"
+
+
+TEXTS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
+    Path(__file__).with_name("figures.toml").read_text(encoding="utf-8")
+)
+"""For each paper and figure its title, what it shows, and what the small scale changes."""
 
 
 class Measurements(list[Row]):

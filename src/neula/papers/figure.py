@@ -1,21 +1,28 @@
-"""A figure of a paper: what to measure, how to draw it, what the paper claims about it."""
+"""Figures of a paper: what to measure, how to draw it, what the paper claims; and how they are reproduced."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
+from neula.errors import unknown_name
+from neula.io.files import read_matrix
 from neula.io.matrices import random_matrix
-from neula.papers.data import ExperimentScale, Measurements, Row
-from neula.papers.drawing import Canvas
-from neula.papers.measuring import median_seconds
-from neula.papers.verdicts import Claim
+from neula.papers.data import TEXTS, WIDE, ExperimentData, ExperimentScale, Measurements, Row, show
+from neula.papers.drawing import Canvas, new_canvas
+from neula.papers.measuring import circumstances, median_seconds
+from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome
 
 __all__ = ["ExperimentScale", "Figure", "Setting"]
 
@@ -37,8 +44,12 @@ class Figure:
     draw: Callable[[Measurements, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
     size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
-    takes_matrix: bool = True  # whether it can be measured on a matrix of the user's
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
+
+
+def described(paper: str, name: str, **others: Any) -> Figure:
+    """A figure with its texts in ``figures.toml``."""
+    return Figure(name=name, **TEXTS[paper][name], **others)
 
 
 @dataclass
@@ -158,3 +169,242 @@ class Setting:
         probes = sorted(self.probes)
         left_out = len(probes) // 10
         return probes[-1 - left_out] / probes[left_out] if probes else 1.0
+
+
+KIND = ("spectrum", "matrix")
+"""Fields that name the kind of a matrix."""
+
+LONG_TABLE = 16
+"""Tables with more rows than this are left to the data files."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper whose figures are commands."""
+
+    title: str
+    source: str  # where it was published
+    command: str  # on the command line
+    figures: tuple[Figure, ...]
+    unit: str = "a100"  # whose sums are emulated
+
+    def named(self, name: str) -> Sequence[Figure]:
+        """One figure, or those of ``"all"``."""
+        if name == "all":
+            return self.figures
+        found = [figure for figure in self.figures if figure.name == name]
+        if not found:
+            raise unknown_name("figure", name, ("all", *(figure.name for figure in self.figures)))
+        return found
+
+
+def reproduce(
+    paper: Paper,
+    name: str,
+    scale: ExperimentScale,
+    out: Path,
+    *,
+    redraw: bool = False,
+    matrices: Path | None = None,
+    matrix: Path | None = None,
+    console: Console,
+    progress: Callable[[str, float], None],
+) -> None:
+    """Measure figures of a paper; write data, pictures and the page ``index.md`` to ``out``.
+
+    Parameters
+    ----------
+    name : str
+        A figure's name or ``"all"``.
+    out : Path
+        Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
+    redraw : bool
+        Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
+    matrices : Path, optional
+        Folder with matrices of the paper that the user has.
+    matrix : Path, optional
+        File of a matrix to measure in place of the paper's. Claims, which are about those, are not judged.
+    console : rich.console.Console
+        Where verdicts go.
+    progress : callable
+        Called with the step and the part that is done, and with no step before something is printed.
+    """
+    figures = paper.named(name)
+    if matrix is not None:
+        figures = [_on_one_matrix(figure, matrix) for figure in figures]
+        paper = replace(paper, figures=tuple(figures))
+    if redraw and name == "all":
+        figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
+    if not redraw:
+        Setting(scale)  # raises if this machine cannot run it
+        out.mkdir(parents=True, exist_ok=True)
+    measured: dict[object, ExperimentData] = {}
+    for figure in figures:
+        path = out / f"{figure.name}.json"
+        if not redraw:
+            # Figures that show the same data share their function.
+            if figure.measure not in measured:
+                setting = Setting(scale, unit=paper.unit, matrices=matrices)
+                measured[figure.measure] = _measure(figure, setting, progress, matrix)
+            measured[figure.measure].write(path)
+        data = ExperimentData.read(path)
+        _print(figure, data, console)
+        _say(console, f"data: {path}")
+        _say(console, _draw(figure, data.rows, path.with_suffix(".png")))
+    page = out / "index.md"
+    page.write_text(_page(paper, out))
+    console.print(f"page: {escape(str(page))}", soft_wrap=True)
+
+
+def _say(console: Console, text: str, before: str = "") -> None:
+    """Print a text as it is; only what comes before it may be markup."""
+    console.print(before + escape(text), soft_wrap=True, highlight=False)
+
+
+def _on_one_matrix(figure: Figure, matrix: Path) -> Figure:
+    """The experiment without the paper's claims, and without pictures, which show many matrices."""
+    title, text = f"{figure.title} (on {matrix.name})", "tensor cores emulated, times on this CPU"
+    return replace(figure, title=title, scaled_down=text, claims=(), draw=None)
+
+
+def _measure(
+    figure: Figure, setting: Setting, progress: Callable[[str, float], None], matrix: Path | None
+) -> ExperimentData:
+    setting.report = lambda step, part: progress(f"{figure.name}: {step}", part)
+    if matrix is not None:
+        setting.matrix = torch.from_numpy(np.asarray(read_matrix(matrix), dtype=np.float64))
+    rows = list(figure.measure(setting))
+    if matrix is not None:  # in place of the kind of random matrices
+        named: Row = dict.fromkeys(KIND, matrix.name) | {"cond": None}
+        rows = [row | {name: named[name] for name in named if name in row} for row in rows]
+    progress("", 1.0)
+    if not rows:
+        raise ValueError(f"{figure.name}: no matrix fits into memory; {'; '.join(setting.notes)}")
+    about = {"scale": setting.scale.value, "notes": setting.notes, "noise": setting.noise}
+    timed = setting.numerics if figure.emulated_times else setting.speed
+    about |= {"time": repr(timed), "accuracy": repr(setting.numerics)}
+    return ExperimentData.from_rows(about | circumstances(setting.device), rows)
+
+
+def _draw(figure: Figure, rows: Measurements, path: Path) -> str:
+    """Draw the figure; what there is to say about its picture."""
+    if figure.draw is None:
+        return "no picture: a table"
+    try:
+        canvas = new_canvas(*figure.size)
+    except ImportError as error:
+        path.unlink(missing_ok=True)  # one of older data would be misleading
+        return f"no picture: {error}"
+    figure.draw(rows, canvas)
+    canvas.savefig(path, dpi=130)
+    return f"picture: {path}"
+
+
+def _print(figure: Figure, data: ExperimentData, console: Console) -> None:
+    console.print(f"\n[bold]{escape(figure.name)}[/bold]  {escape(figure.title)}", highlight=False)
+    about = data.about
+    lines = [_engines(about)]
+    lines += [f"scaled down: {figure.scaled_down}"] * (about["scale"] == ExperimentScale.small)
+    lines += [f"note: {note}" for note in about["notes"]]
+    for line in lines:
+        _say(console, line)
+    if len(data.rows) <= LONG_TABLE:
+        _print_table(data.rows, console)
+    for claim, check, outcome in judged(figure, data):
+        colour = "green" if outcome is Outcome.holds else "yellow"
+        _say(console, claim.text, before=f"[{colour}]{outcome}[/{colour}]: ")
+        _say(console, f"    claimed: {check.wanted}; ours: {check.ours}")
+        _say(console, f"    measured: {check.measured}")
+
+
+def _engines(about: Mapping[str, Any]) -> str:
+    return f"Engines: {about['time']} for times, {about['accuracy']} for accuracy"
+
+
+def _noise(data: ExperimentData) -> float:
+    """The factor that a time of these data may be off."""
+    return float(data.about.get("noise", ASSUMED_NOISE))
+
+
+def judged(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck, Outcome]]:
+    """The claims with our numbers and the verdicts."""
+    try:
+        found = [(claim, claim.judge(data.rows)) for claim in figure.claims]
+        noise = _noise(data)
+        return [(claim, check, check.outcome(noise if claim.timed else 1.0)) for claim, check in found]
+    except (LookupError, TypeError, ValueError, ArithmeticError, StopIteration) as error:
+        made = data.about.get("neula")
+        text = f"{figure.name}.json of neula {made} lacks what its claims need ({error!r}): measure it again"
+        raise ValueError(text) from error
+
+
+def _print_table(rows: Measurements, console: Console) -> None:
+    table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for cells in _cells(rows):
+        table.add_row(*cells)
+    Console(file=console.file, width=max(WIDE, console.width)).print(table)
+
+
+def _page(paper: Paper, out: Path) -> str:
+    """The page in Markdown: every figure whose data lies in ``out``, with claims and verdicts."""
+    sections = [
+        _section(paper, figure, out) for figure in paper.figures if (out / f"{figure.name}.json").exists()
+    ]
+    head = [
+        f"# {paper.title}",
+        f"{paper.source}. Each section is made by one command, from data that lies beside this page. A claim "
+        "is a number with an interval. It *holds* if our numbers lie in the interval, holds *in part* if at "
+        "least half of them do, or if a weaker claim is true (faster, but not as much), and otherwise *does "
+        "not hold*. Without enough data there is no verdict. Times are compared as ratios, since the paper's "
+        "machine was another one; if the verdict depends on the noise of the run, it is *too noisy*. "
+        "`(neula)` marks what the paper does not say.",
+    ]
+    return "\n\n".join([*head, *sections]) + "\n"
+
+
+def _section(paper: Paper, figure: Figure, out: Path) -> str:
+    data = ExperimentData.read(out / f"{figure.name}.json")
+    about, drawn = data.about, figure.draw is not None and (out / f"{figure.name}.png").exists()
+    small = about["scale"] == ExperimentScale.small
+    unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
+    machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
+    scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
+    claims = _markdown_table(
+        ["the paper", "claimed", "ours", "verdict", "measured"],
+        [
+            [claim.text, check.wanted, check.ours, _verdict_text(outcome), check.measured]
+            for claim, check, outcome in judged(figure, data)
+        ],
+    )
+    picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
+    table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
+    made = (
+        f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
+        f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv)."
+    )
+    notes = [f"Note: {note}." for note in (*about["notes"], *_noise_note(figure, data))]
+    shows = f"{figure.shows} {_engines(about)}."
+    return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
+
+
+def _verdict_text(outcome: Outcome) -> str:
+    return outcome.value if outcome is Outcome.holds else f"**{outcome}**"
+
+
+def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:
+    """How far times may be off, where claims compare some."""
+    if not any(claim.timed for claim in figure.claims):
+        return []
+    measured = (
+        "measured during the run" if "noise" in data.about else "assumed, since the run has not measured it"
+    )
+    return [f"times may be off by a factor of {_noise(data):.2f} ({measured})"]
+
+
+def _cells(rows: Measurements) -> list[list[str]]:
+    return [[show(row.get(name)) for name in rows.fields] for row in rows]
+
+
+def _markdown_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from neula.papers.data import Measurements
+from neula.papers.data import Measurements, span
 
 Interval = tuple[float, float]
+
+MORE: Interval = (1.0, math.inf)
+"""What is claimed of a ratio, or is the tendency of a claim: more at all."""
 
 EVERY: Interval = (1.0, 1.0)
 """What is claimed of cases that are counted: 1 where a statement is true, 0 where it is not."""
@@ -141,6 +144,35 @@ def within(
 def cases(found: Iterable[bool], measured: str, *, least: float = 1.0) -> ClaimCheck:
     """Cases, each of which agrees with the claim or does not."""
     return within(map(float, found), EVERY, measured, least=least)
+
+
+def ratio(
+    text: str,
+    field: str,
+    ours: str,
+    theirs: str,
+    claimed: Interval,
+    *,
+    by: str = "method",
+    last: bool = False,
+    tendency: Interval | None = None,
+    least: float = 1.0,
+    timed: bool = False,
+) -> Claim:
+    """The claim that a field of one series is so many times that of another one, in every case or the last.
+
+    Series are told apart by the field ``by``. One that was not measured leaves the claim without a verdict.
+    """
+
+    def judge(rows: Measurements) -> ClaimCheck:
+        missing = [name for name in (ours, theirs) if not rows.where(**{by: name})]
+        if missing:
+            return within([], claimed, f"0 cases of {' and '.join(missing)}")
+        found = rows.ratios(field, ours, theirs, by)
+        told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} at last" * last
+        return within(found[-1:] if last else found, claimed, told, tendency=tendency, least=least)
+
+    return Claim(text, judge, timed)
 
 
 def about(number: float, factor: float = 1.5) -> Interval:

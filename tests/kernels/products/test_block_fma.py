@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import partial
+from types import ModuleType
 
 import pytest
 import torch
 
 from neula.engines import UNITS, EmulatedEngine
+from neula.engines.formats import round_to
 from neula.kernels.core import core
 from neula.kernels.products import block_fma
 from neula.kernels.products.block_fma import block_fma_product
@@ -87,6 +90,54 @@ def test_compiled_and_in_torch_are_the_same(unit: str, shape: tuple[int, ...], m
     monkeypatch.setattr(block_fma, "core", lambda: None)
     monkeypatch.setitem(block_fma.PRODUCTS, "cpu", 100)
     assert torch.equal(engine.bmm(a, b), found)
+
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+def kernels() -> ModuleType:
+    """The Triton kernels, in its interpreter where there is no GPU."""
+    pytest.importorskip("triton")
+    from neula.kernels.products import block_fma_triton
+
+    return block_fma_triton
+
+
+@UNIT
+@FORMAT
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_truncated_by_the_kernel(kernels: ModuleType, format: str, unit: str, batch: tuple[int, ...]) -> None:
+    """Bit by bit what plain torch computes, also for tiles that are not whole and for a transposed B."""
+    engine = EmulatedEngine("cpu", format, unit)
+    a, b = operands(engine, 37, 21, 70, seed=5)
+    if format != "fp16":
+        a, b = a.double(), b.double()
+    a, b = a.expand(*batch, 37, 21).to(DEVICE), b.T.contiguous().T.expand(*batch, 21, 70).to(DEVICE)
+    assert engine.unit.extra_bits is not None
+    given = a, b, engine.block, 2.0 ** (-23 - engine.unit.extra_bits), 1 - engine.format.max_exponent
+    found = kernels.truncated_sums_triton(*given)
+    assert torch.equal(found, block_fma.truncated_sums.reference(*given))
+    assert found.abs().max() > 0
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@FORMAT
+@pytest.mark.parametrize("block", [1, 4, 100])
+def test_narrowed_by_the_kernel(kernels: ModuleType, format: str, block: int) -> None:
+    """The same numbers; C has subnormal ones, ones about to overflow, and infinite ones."""
+    engine = EmulatedEngine("cpu", format)
+    a, b = operands(engine, 37, 21, 70, seed=6)
+    c = engine.operand(torch.randn(37, 70, generator=torch.Generator().manual_seed(7)))
+    c[0], c[1, 0], c[2] = engine.format.largest, math.inf, 2.0**-16
+    a[1:3] *= 2.0**-14 if format == "fp16" else 1.0
+    given = (x.to(DEVICE) for x in (c, engine.operand(a), b))
+    narrow = partial(round_to, target=engine.format)
+    given = *given, block, engine.format.dtype, narrow
+    found = kernels.narrowed_sums_triton(*given)
+    assert torch.equal(found, block_fma.narrowed_sums.reference(*given))
+    assert bool(found[1, 0].isinf())
 
 
 @pytest.mark.gpu

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.trace import TraceEvent, Tracer
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky.cholesky import cholesky_inverse
 from neula.kernels.qr.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
@@ -28,7 +29,12 @@ fp16. What reflectors make of a column of this length still fits."""
 
 # item: T TSQR; T tiles
 def tsqr(
-    a: torch.Tensor, product: str | Product, *, tile_rows: int | None = None
+    a: torch.Tensor,
+    product: str | Product,
+    *,
+    tile_rows: int | None = None,
+    reflections: Product | None = None,
+    trace: Tracer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each matrix of a batch by a tree of Householder factorizations.
 
@@ -40,7 +46,11 @@ def tsqr(
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
         What multiplies block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
     tile_rows : int, optional
-        Rows of a tile, at least 2n; by default 512, or 2n if that is more.
+        Rows of a tile, at least 2n; 256 in the slides, by default 512, or 2n if that is more.
+    reflections : callable, optional
+        What multiplies a block by a vector: in the slides the product, by default float32.
+    trace : callable, optional
+        Called with each level: its tiles, as a panel of three dimensions, and their R, one upon the other.
 
     Returns
     -------
@@ -62,8 +72,14 @@ def tsqr(
     levels: list[TileReflectors] = []
     r = a
     while not levels or r.shape[1] > n:
-        reflectors, r = factor_tiles(r, min(rows, r.shape[1]), product)
+        height = min(rows, r.shape[1])
+        if trace is not None:
+            tiles = len(a) * -(-r.shape[1] // height)
+            trace(TraceEvent("panel", shape=(tiles, height, n), value=f"level {len(levels) + 1}"))
+        reflectors, r = factor_tiles(r, height, product, *([reflections] if reflections else []))
         levels.append(reflectors)
+        if trace is not None:
+            trace(TraceEvent("block of R", shape=tuple(r.shape[1:]), value=r.clone()))
     signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(r.dtype)
     q = torch.diag_embed(signs * RAISED)
     for reflectors in reversed(levels):

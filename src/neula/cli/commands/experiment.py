@@ -9,28 +9,19 @@ import typer
 from rich.console import Console
 
 from neula.cli.run import running
-from neula.papers.data import ExperimentScale
+from neula.papers.data import TEXTS, ExperimentScale
 
 if TYPE_CHECKING:
-    from neula.papers.reproduce import Paper
+    from neula.papers.figure import Paper
 
 app = typer.Typer(no_args_is_help=True, help="Reproduce the figures of a paper on this machine.")
 
-QR_FIGURES = (
-    "table3, figure1, figure2, figure3, figure4, figure5, figure6, figure7, figure8, figure9, table4, "
-    "overflow, stress, iterations, errata"
-)
-TSQR_FIGURES = "underflow, products, accuracy, performance, batched"
-LU_FIGURES = (
-    "figure1, table1, figure2, figure3, table2, figure4, figure5, table3, figure6, iterations, table-qr"
-)
 
-
-def _figure_of(names: str) -> Any:
+def _figure_of(paper: str) -> Any:
     def complete(incomplete: str) -> list[str]:
-        return [name for name in ("all", *names.split(", ")) if name.startswith(incomplete)]
+        return [name for name in ("all", *TEXTS[paper]) if name.startswith(incomplete)]
 
-    text = f"One of {names}, or all of them."
+    text = f"One of {', '.join(TEXTS[paper])}, or all of them."
     return typer.Argument(metavar="FIGURE|all", help=text, autocompletion=complete)
 
 
@@ -55,7 +46,7 @@ MatrixOption = Annotated[
 
 @app.command("qr-paper")
 def qr_paper(
-    figure: Annotated[str, _figure_of(QR_FIGURES)],
+    figure: Annotated[str, _figure_of("qr-paper")],
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("qr-paper"),
     redraw: RedrawOption = False,
@@ -69,7 +60,7 @@ def qr_paper(
 
 @app.command("tsqr-paper")
 def tsqr_paper(
-    figure: Annotated[str, _figure_of(TSQR_FIGURES)],
+    figure: Annotated[str, _figure_of("tsqr-paper")],
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("tsqr-paper"),
     redraw: RedrawOption = False,
@@ -83,7 +74,7 @@ def tsqr_paper(
 
 @app.command("lu-paper")
 def lu_paper(
-    figure: Annotated[str, _figure_of(LU_FIGURES)],
+    figure: Annotated[str, _figure_of("lu-paper")],
     scale: ScaleOption = ExperimentScale.small,
     out: OutOption = Path("lu-paper"),
     redraw: RedrawOption = False,
@@ -113,7 +104,7 @@ def _experiment(
     matrix: Path | None,
     matrices: Path | None = None,
 ) -> None:
-    from neula.papers.reproduce import reproduce
+    from neula.papers.figure import reproduce
 
     console, files = Console(), {"matrix": matrix, "matrices": matrices}
     with running("experiment") as run:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import tracing
 from neula.cli.options import (
     Decimal,
     DecimalOption,
@@ -14,6 +15,7 @@ from neula.cli.options import (
     HeaderOption,
     JsonOption,
     MatrixFile,
+    TraceOption,
     output_option,
 )
 from neula.cli.run import running
@@ -34,6 +36,7 @@ def matmul(
     output: Annotated[str | None, output_option("the product")] = None,
     decimal: DecimalOption = Decimal.point,
     header: HeaderOption = None,
+    trace: TraceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Multiply A by B, in the arithmetic that you choose."""
@@ -43,6 +46,8 @@ def matmul(
         run.check([a, b], (output, 1))
         given = run.read({"A": a, "B": b}, decimal=decimal.value, header=header)
         product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
+        if trace:
+            tracing.show_matmul(given["A"].values, given["B"].values, engine.value, compute)
         # The columns of the product are those of B, unless A is a row, which it does not have.
         names = given["B"].columns if given["A"].values.ndim > 1 else None
         run.write((output, {"C": Table(product, names)}))

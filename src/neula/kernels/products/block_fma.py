@@ -4,15 +4,20 @@ A unit adds ``block`` products and the running sum at a time (a block fused mult
 the largest exponent among them, cuts off what is further right than the bits that it keeps, adds what is left
 exactly, and truncates the sum to the 24 bits of fp32. The exponent of a product is the sum of those of its
 factors: products are not normalized before they are aligned.
+
+On a CPU the compiled core computes these sums, on a GPU a Triton kernel; the versions in plain torch, which
+move every product through memory, are their references.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
 from neula.kernels.core import core
+from neula.kernels.dispatch import kernel, trial
 
 SINGLE = 24
 """Bits of a significand of fp32."""
@@ -62,12 +67,16 @@ def block_fma_product(
     ulp = 2.0 ** (1 - SINGLE - extra_bits)
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-    compute = _in_torch if a.device.type != "cpu" or core() is None else _compiled
+    compute = truncated_sums if a.device.type != "cpu" or core() is None else _compiled
     found = compute(a, b, block, ulp, min_exponent)
-    if bool(found.isfinite().all()):
-        return found
+    lost = ~(found.isfinite() & _finite(a, -1) & _finite(b, -2))
     # Products with infinite operands and sums that overflow are those of any arithmetic.
-    return torch.where(found.isfinite(), found, a.double() @ b.double())
+    return torch.where(lost, a.double() @ b.double(), found) if bool(lost.any()) else found
+
+
+def _finite(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Whether all numbers of a row (-1) or a column (-2) are finite."""
+    return x.isfinite().all(dim, keepdim=True)
 
 
 def _powers(x: torch.Tensor, min_exponent: int | None = None) -> torch.Tensor:
@@ -98,7 +107,18 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_expo
     return c.transpose(1, 2).reshape(*batch, m, tiles * TILE)[..., :n]
 
 
-def _in_torch(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int) -> torch.Tensor:
+@trial("The kernel that emulates matrix units", "plain torch takes its place, much slower")
+def _tried(device: torch.device) -> None:
+    ones = torch.ones(1, 2, 2, dtype=torch.float32, device=device)
+    truncated_sums.kernel(ones, ones, 2, 2.0**-24, -14)
+    narrowed_sums.kernel(ones, ones, ones, 2, torch.float16, _no_rounding)
+
+
+@kernel("neula.kernels.products.block_fma_triton:truncated_sums_triton", trial=_tried)
+def truncated_sums(
+    a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int
+) -> torch.Tensor:
+    """:func:`block_fma_product` of finite numbers; ``ulp`` is the last bit of an aligned 1."""
     rows = max(1, PRODUCTS[a.device.type] // max(1, block * b.shape[-1] * math.prod(b.shape[:-2])))
     powers = _powers(b, min_exponent)
     parts = [_some_rows(part, b, powers, block, ulp, min_exponent) for part in a.split(rows, -2)]
@@ -119,3 +139,42 @@ def _some_rows(
         total.div_(quantum).trunc_().add_(products.sum(-2, dtype=torch.float64)).mul_(quantum)
         total = (total.view(torch.int64) & ~((1 << 29) - 1)).view(torch.float64)
     return total
+
+
+@kernel("neula.kernels.products.block_fma_triton:narrowed_sums_triton", trial=_tried)
+def narrowed_sums(
+    start: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    block: int,
+    dtype: torch.dtype,
+    narrow: Callable[[torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """``C + A B``, rounded to nearest after each block of products, which are added exactly up to 2^-53.
+
+    Parameters
+    ----------
+    start : Tensor, shape (..., m, n)
+        C, in any dtype: numbers of the narrow format.
+    a : Tensor, shape (..., m, k)
+    b : Tensor, shape (..., k, n)
+    block : int
+    dtype : torch.dtype
+        The narrowest type that holds the format, for the kernel: float16, bfloat16, or float32 for TF32.
+    narrow : callable
+        Rounds a float64 tensor to the format.
+
+    Returns
+    -------
+    Tensor, shape (..., m, n)
+        float64.
+    """
+    total, a, b = start.double(), a.double(), b.double()
+    for first in range(0, a.shape[-1], block):
+        run = slice(first, first + block)
+        total = narrow(total + a[..., run] @ b[..., run, :])
+    return total
+
+
+def _no_rounding(x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -8,7 +8,8 @@ Comput. 10, 1989). The kernel takes blocks of columns from left to right, each r
 it (left-looking), so that a block is read and written once.
 
 What multiplies a matrix by a matrix is the chosen product. The reflections inside a block of 16 columns
-multiply by one vector at a time, which matrix units do not speed up; they are float32 throughout.
+multiply by one vector at a time, which matrix units do not speed up; they are float32 throughout, unless a
+product for them is given, as in the slides.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _tried(device: torch.device) -> None:
     trial=_tried,
     when=lambda a, height, product: not callable(product) and height <= MAX_HEIGHT,
 )
-def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[TileReflectors, torch.Tensor]:
+def factor_tiles(
+    a: torch.Tensor, height: int, product: str | Product, reflections: Product | None = None
+) -> tuple[TileReflectors, torch.Tensor]:
     """Householder QR of tiles of ``height`` rows.
 
     On a GPU by one Triton kernel, one thread block a tile, if the product is named and tiles are at most 512
@@ -86,6 +89,8 @@ def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[
         At least n. The last tile of a matrix may have fewer rows than columns.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
         Of a block by a block; the named ones are for float32.
+    reflections : callable, optional
+        What multiplies a block by a vector, if ``product`` is callable; float32 by default.
 
     Returns
     -------
@@ -105,7 +110,7 @@ def factor_tiles(a: torch.Tensor, height: int, product: str | Product) -> tuple[
     for p in range(panels):
         start, stop = p * WIDTH, min((p + 1) * WIDTH, n)
         panel, rest = tiles[:, start:, start:stop], tiles[:, start:, stop:]
-        block = reflect_columns(panel)
+        block = reflect_columns(panel, reflections) if reflections else reflect_columns(panel)
         t[:, p, : stop - start, : stop - start], r[:, start:stop, start:stop] = block
         rest -= _reflected(panel, block[0].mT, rest, multiply)
         r[:, start:stop, stop:] = rest[:, : stop - start]
@@ -159,15 +164,19 @@ def _reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply: Prod
 @kernel(
     "neula.kernels.qr.householder_triton:reflect_columns_triton",
     trial=_tried,
-    when=lambda panel: panel.shape[1] <= MAX_HEIGHT,
+    when=lambda panel, multiply=None: multiply is None and panel.shape[1] <= MAX_HEIGHT,
 )
-def reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reflect_columns(
+    panel: torch.Tensor, multiply: Product | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Householder QR of one block of columns, column by column.
 
     Parameters
     ----------
     panel : Tensor, shape (batch, m, n), m >= n, n <= 16
         Its columns become the reflectors.
+    multiply : callable, optional
+        Product of the panel and a vector, and of a vector and a row. Norms are in the panel's own precision.
 
     Returns
     -------
@@ -179,8 +188,8 @@ def reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for k in range(width):
         x = panel[..., k : k + 1].clone()
         x[:, :k] = 0
-        products = (x * panel).sum(1)
-        square, alpha = products[:, k], panel[:, k, k]
+        products = (x * panel).sum(1) if multiply is None else multiply(x.mT, panel)[:, 0]
+        square, alpha = products[:, k] if multiply is None else x.square().sum((1, 2)), panel[:, k, k]
         square = torch.where(square < negligible, 0.0, square)
         norm = square.sqrt()
         beta = torch.where(alpha > 0, -norm, norm)
@@ -189,7 +198,8 @@ def reflect_columns(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x[:, k, 0] -= beta
         v = x * scale[:, None, None]
         row = (products - beta[:, None] * panel[:, k]) * scale[:, None]  # V^T v left of k, v^T A right of it
-        panel[..., k + 1 :] -= v * row[:, None, k + 1 :]
+        right = row[:, None, k + 1 :]
+        panel[..., k + 1 :] -= v * right if multiply is None else multiply(v, right)
         r[:, :k, k], r[:, k, k] = panel[:, :k, k], beta
         panel[..., k : k + 1] = v
         t[:, :k, k] = -(t[:, :k, :k] * row[:, None, :k]).sum(2)

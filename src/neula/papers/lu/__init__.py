@@ -4,13 +4,11 @@ Lopez, Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Dat
 Footprint", Int. J. High Perform. Comput. Appl., 2022 (https://hal.science/hal-02937325).
 """
 
+from neula.papers.figure import Paper
 from neula.papers.lu.accuracy import FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_4, FIGURE_5
-from neula.papers.lu.bounds import TABLE_1, TABLE_2
+from neula.papers.lu.bounds import STORAGE_OF_QR, TABLE_1, TABLE_2
 from neula.papers.lu.iterations import ITERATIONS
-from neula.papers.lu.orthogonal import STORAGE_OF_QR
-from neula.papers.lu.performance import FIGURE_6
-from neula.papers.lu.suitesparse import TABLE_3
-from neula.papers.reproduce import Paper
+from neula.papers.lu.performance import FIGURE_6, TABLE_3
 
 LU_PAPER = Paper(
     title="LU factorization on tensor cores: the paper's figures, measured again",

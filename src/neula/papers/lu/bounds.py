@@ -1,21 +1,90 @@
-"""Tables 1 and 2: the constants of the error bounds and the storage, beside what is measured."""
+"""Tables 1 and 2: constants, storage and data movement beside what is measured; section 8: QR stored in fp16.
+
+Section 8 takes the paper's idea to QR: block Gram-Schmidt with panels by Householder's method in fp32. Stored
+in fp16 and updated as Algorithm 3.1 does, A is rounded after every t products: its error is that of n / t
+roundings, and the unit's fp32 sums gain nothing. Left-looking, a panel is updated by all columns of Q in a
+buffer of ``m r`` numbers, and nothing is rounded but A and Q, once each.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 
-from neula.engines import FP16, FP32, Engine
-from neula.papers.data import Measurements, Row
-from neula.papers.figure import Figure, Setting
+from neula.algorithms.elimination.lu import lu_factorize
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.engines import FP16, FP32, UNITS, EmulatedEngine, Engine
+from neula.papers.data import Measurements, Row, span
+from neula.papers.errors import backward_error, orthogonality_defect
+from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.lu.movement import BLOCKS, LEFT_OUT, counted_bytes, modelled_bytes
 from neula.papers.lu.performance import dominant
-from neula.papers.verdicts import ClaimCheck, about, claim, within
+from neula.papers.verdicts import MORE, Claim, ClaimCheck, Interval, about, claim, within
 from neula.pipeline.result import LUFactors
+
+BLOCKS = 128
+"""q = n / r: the model is of the order ``q n^2``, and what it leaves out of the order ``n^2``."""
+
+LEFT_OUT = 7
+"""Bytes an element of A that the model leaves out, at most. Algorithm 4.1: 4 for the buffer, 2 for the L and
+U that are operands of U and of L, 1 for those of the diagonal blocks. Algorithm 3.1: 2 for L and U.
+"""
+
+
+class CountingEngine(EmulatedEngine):
+    """Counts the bytes of the operands of its products, each in its own format.
+
+    As the paper's model has it, fast memory holds blocks of r rows and columns: an element is loaded once for
+    each product that it takes part in. Panels in float32 are factorized by other engines, which do not count.
+    """
+
+    loaded = 0
+
+    def gemm(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        c: torch.Tensor | None = None,
+        alpha: float = 1.0,
+        beta: float = 0.0,
+    ) -> torch.Tensor:
+        added = c.numel() * self.storage.itemsize if c is not None and beta != 0.0 else 0
+        self.loaded += added + (a.numel() + b.numel()) * self.format.dtype.itemsize
+        return super().gemm(a, b, c, alpha, beta)
+
+    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        self.loaded += (a.numel() + b.numel() + c.numel()) * self.format.dtype.itemsize
+        # What the numbers are is no matter here: rounded once.
+        return self.round(c - EmulatedEngine.gemm(self, a, b), c)
+
+
+def panel_of(n: int) -> int:
+    """R with about :data:`BLOCKS` blocks in a row of the matrix."""
+    return max(1, n // BLOCKS)
+
+
+# item: L (4.4) and (4.5)
+def counted_bytes(a: torch.Tensor, name: str) -> int:
+    """What the products of Algorithm 3.1 or 4.1 load, with panels of :func:`panel_of` columns."""
+    engine = CountingEngine(a.device, FP16, "ideal")
+    storage = FP32 if name == lu.SINGLE else FP16
+    lu_factorize(a, engine, variant=lu.variant_of(name), panel=panel_of(len(a)), storage=storage)
+    return engine.loaded
+
+
+# item: L (4.4) and (4.5)
+def modelled_bytes(n: int, name: str) -> float:
+    """Formulas (4.4), for Algorithm 3.1 with a matrix in either format, and (4.5), for Algorithm 4.1."""
+    r = panel_of(n)
+    q = n / r
+    steps = range(1, math.ceil(q) + 1)
+    if name == lu.BUFFERED:
+        return 2 * sum((q - k) * (k - 1) for k in steps) * r**2 * 2
+    return sum((q - k) ** 2 for k in steps) * r**2 * (4 if name == lu.SINGLE else 2)
+
 
 BYTES = 80
 """Memory of an entry: L, U, their product and its bound in float64."""
@@ -25,8 +94,7 @@ AS_GOOD = 3.0
 """How many times the error of another algorithm counts as the same."""
 
 
-@dataclass(frozen=True)
-class Constant:
+class Constant(NamedTuple):
     """A row of Table 2: ``f = c u16 + n u32`` for panels by an algorithm."""
 
     panels: str  # the algorithm that factorizes the panels
@@ -127,40 +195,39 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
 @claim("errors are within the constants")
 def _within(rows: Measurements) -> ClaimCheck:
     """The constant, and a unit roundoff for the rounding of A."""
-    measured = [row for row in rows if row["f"] and row.get("measured as", "") is not None]
-    parts = {
-        str(row.get("panels by", row.get("algorithm"))): (row["measured in u16"], row["f in u16"] + 1)
-        for row in measured
-    }
-    told = ", ".join(
-        f"{name} {'not finite' if error is None else f'{error:.2g}'} of {allowed:.3g}"
-        for name, (error, allowed) in parts.items()
-    )
-    shares = [None if error is None else error / allowed for error, allowed in parts.values()]
+    found = [
+        (row.get("panels by", row.get("algorithm")), row["measured in u16"], row["f in u16"] + 1)
+        for row in rows
+        if row["f"] and row.get("measured as", "") is not None
+    ]
+    shares = [None if error is None else error / allowed for _, error, allowed in found]
+    told = ", ".join(f"{name} {error or math.nan:.2g} of {allowed:.3g}" for name, error, allowed in found)
     return within(shares, (0.0, 1.0), f"in u16, with one for the rounding of A: {told}")
 
 
-@claim("4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r")
-def _half_the_memory(rows: Measurements) -> ClaimCheck:
-    """Peaks where they were measured, and the factors themselves elsewhere."""
-    field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
-    single, buffered = (rows.where(algorithm=name)[0][field] for name in (lu.SINGLE, lu.BUFFERED))
-    text = f"{field}: {buffered:.3g} with 4.1, {single:.3g} with 3.1 and an fp32 matrix"
-    n = rows[0]["n"]
-    # Half, and the buffer of n r numbers in fp32.
-    return within([buffered / single], (0.0, 0.5 + 1.1 * lu.PANEL / n), text, tendency=(0.0, 1.0))
+def _ratio_to_single(text: str, field: str, interval: Callable[[int], Interval], other: str = "") -> Claim:
+    """The claim about a field of 4.1 over that of 3.1 with an fp32 matrix; another one if it is empty."""
+
+    def judge(rows: Measurements) -> ClaimCheck:
+        field_of = other if other and None in rows.column(field) else field
+        ours, theirs = (rows.where(algorithm=name)[0].get(field_of) for name in (lu.BUFFERED, lu.SINGLE))
+        if ours is None or theirs is None:
+            return within([], interval(1), f"0 {field} counted")
+        text = f"{field_of}: {ours:.3g} with 4.1, {theirs:.3g} with 3.1 and an fp32 matrix"
+        return within([ours / theirs], interval(rows[0]["n"]), text, tendency=(0.0, 1.0))
+
+    return Claim(text, judge)
 
 
 @claim("4.1 moves about half the data of 3.1 with an fp32 matrix: (4.4) and (4.5)")
 def _half_the_movement(rows: Measurements) -> ClaimCheck:
-    """By the bytes that the engine counts, where it has."""
-    counted, modelled = (
-        {row["algorithm"]: row[field] for row in rows if row.get(field)}
-        for field in ("MB moved", "MB by the model")
-    )
-    told = ", ".join(f"{x} {counted[x]:.3g} MB, by the model {modelled[x]:.3g}" for x in counted)
-    ratios = [x[lu.BUFFERED] / x[lu.SINGLE] for x in (counted, modelled) if x]
-    return within(ratios, about(0.5, 1.2), f"{told or '0 MB counted'} (q = {BLOCKS})")
+    """By the bytes that the engine counts, and by the model, where there are such."""
+    judges = [
+        _ratio_to_single("", field, lambda n: about(0.5, 1.2)) for field in ("MB moved", "MB by the model")
+    ]
+    checks = [claim.judge(rows) for claim in judges]
+    values = [value for check in checks for value in check.values]
+    return within(values, about(0.5, 1.2), "; ".join(check.measured for check in checks) + f" (q = {BLOCKS})")
 
 
 @claim("(neula) the model leaves out what is of the order n^2")
@@ -168,55 +235,157 @@ def _model_is_right(rows: Measurements) -> ClaimCheck:
     """Bytes an element of A beside the model's."""
     counted = [row for row in rows if row.get("MB moved")]
     beside = [1e6 * (row["MB moved"] - row["MB by the model"]) / row["n"] ** 2 for row in counted]
-    text = ", ".join(f"{row['algorithm']} {x:.1f}" for row, x in zip(counted, beside, strict=True))
-    return within(beside, (0.0, LEFT_OUT), f"bytes an element of A: {text or '0 counted'}")
+    return within(beside, (0.0, LEFT_OUT), f"bytes an element of A: {span(beside, '.1f') if beside else 0}")
 
 
-def _measured(rows: Measurements, panels: str) -> float:
-    return rows.where(**{"panels by": panels}).numbers("measured in u16")[0]
+def _panels(text: str, ours: str, *others: str, claimed: Interval) -> Claim:
+    """The claim about the error of panels by an algorithm over those by others."""
 
+    def judge(rows: Measurements) -> ClaimCheck:
+        first, *rest = (rows.where(**{"panels by": x}).numbers("measured in u16")[0] for x in (ours, *others))
+        text = f"{first:.2g} u16 with panels by {ours}, at most {max(rest):.2g} u16 with {', '.join(others)}"
+        return within([first / other for other in rest], claimed, text)
 
-@claim("panels in plain fp16 are the least accurate ones")
-def _only_fp16_panels(rows: Measurements) -> ClaimCheck:
-    """Panels in plain fp16 against those of the other algorithms."""
-    low, *others = (_measured(rows, panels) for panels in ("2.1 fp16", "2.1 fp32", "4.1", "5.1"))
-    text = f"{low:.2g} u16 with panels by 2.1 in fp16, at most {max(others):.2g} u16 with the others"
-    return within([low / other for other in others], (1.0, math.inf), text)
+    return Claim(text, judge)
 
-
-@claim("tensor cores inside the panels are numerically harmless")
-def _tensor_cores_harmless(rows: Measurements) -> ClaimCheck:
-    ours, fp32 = (_measured(rows, panels) for panels in ("5.1", "2.1 fp32"))
-    text = f"{ours:.2g} u16 with panels by 5.1, {fp32:.2g} u16 with panels in fp32"
-    return within([ours / fp32], (0.0, AS_GOOD), text)
-
-
-SHOWN = (
-    "Largest element of `|A - LU|` relative to `|A| + |L||U|` for an HPL-AI matrix without pivoting, in "
-    f"units of u16 = 2^-11, beside the dominant term f of the bound; r = {lu.PANEL}, s = {lu.INNER_PANEL}. "
-    "What elements of L below the normal range of fp16 lose is subtracted: the bounds know no underflow."
-)
-SCALED_DOWN = "n = 1024 instead of 8192, tensor cores emulated"
 
 # item: L Table 1
-TABLE_1 = Figure(
-    name="table1",
-    title="Table 1: storage and constants of Algorithms 3.1 and 4.1",
-    shows=SHOWN
-    + " Memory is that of the factors as they are stored, and on a GPU the most that was allocated. "
-    f"Moved are the operands of updates, counted by an emulated engine with {BLOCKS} panels.",
-    scaled_down=SCALED_DOWN,
+TABLE_1 = described(
+    "lu-paper",
+    "table1",
     measure=measure_storage,
     draw=None,
-    claims=(_within, _half_the_memory, _half_the_movement, _model_is_right),
+    claims=(
+        _within,
+        _ratio_to_single(
+            "4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r",
+            "MB at most",
+            lambda n: (0.0, 0.5 + 1.1 * lu.PANEL / n),
+            "MB of factors",
+        ),
+        _half_the_movement,
+        _model_is_right,
+    ),
 )
 # item: L Table 2; L harmless
-TABLE_2 = Figure(
-    name="table2",
-    title="Table 2: constants of Algorithm 5.2 by the algorithm of its panels",
-    shows=SHOWN + " With panels by 2.1, Algorithm 5.2 is 4.1 (in fp16) or 5.1 (in fp32).",
-    scaled_down=SCALED_DOWN,
+TABLE_2 = described(
+    "lu-paper",
+    "table2",
     measure=measure_panels,
     draw=None,
-    claims=(_within, _only_fp16_panels, _tensor_cores_harmless),
+    claims=(
+        _within,
+        _panels(
+            "panels in plain fp16 are the least accurate ones",
+            *("2.1 fp16", "2.1 fp32", "4.1", "5.1"),
+            claimed=MORE,
+        ),
+        _panels(
+            "tensor cores inside the panels are numerically harmless",
+            *("5.1", "2.1 fp32"),
+            claimed=(0.0, AS_GOOD),
+        ),
+    ),
+)
+
+
+SINGLE, ROUNDED, BUFFERED = "fp32 storage", "fp16 storage", "fp16 storage, fp32 buffer"
+STORAGES = (SINGLE, ROUNDED, BUFFERED)
+WIDTH = 64
+SPREAD = (12**-0.5, 3**-0.5)
+"""Root mean square of a rounding error, in u of the number, which is spread evenly over half a last place to
+both sides: the ends of a binade.
+"""
+
+
+def block_gram_schmidt(
+    a: torch.Tensor, engine: Engine, storage: str, width: int = WIDTH
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q, in fp16, and R, in float32, of a matrix in the range of fp16, stored in one of :data:`STORAGES`.
+
+    Examples
+    --------
+    >>> from neula.engines import EmulatedEngine
+    >>> from neula.io.matrices import random_matrix
+    >>> a = random_matrix("normal", 96, 48, dtype=torch.float32)
+    >>> for storage in STORAGES:
+    ...     q, r = block_gram_schmidt(a, EmulatedEngine(unit="v100"), storage, 8)
+    ...     print(backward_error(a, q, r) < 4 * FP16.u)
+    True
+    True
+    True
+    """
+    n, low = a.shape[1], storage != SINGLE
+    left = storage == BUFFERED
+    matrix, q = engine.empty(*a.shape), engine.empty(*a.shape)
+    engine.round(a, matrix) if low else matrix.copy_(a)
+    r = engine.empty(n, n).zero_()
+    for k in blocks(slice(0, n), width):
+        panel = matrix[:, k].clone()
+        for j in blocks(slice(0, k.start if left else 0), width):
+            engine.gemm(q[:, j].T, engine.operand(panel), r[j, k])
+            engine.gemm(q[:, j], engine.operand(r[j, k]), panel, alpha=-1.0, beta=1.0)
+        factor, r[k, k] = torch.linalg.qr(panel)
+        engine.round(factor, q[:, k])
+        rest = slice(n if left else k.stop, n)
+        if rest.start < n:
+            engine.gemm(q[:, k].T, engine.operand(matrix[:, rest]), r[k, rest])
+            subtract = engine.gemm_low if low else engine.gemm
+            options = {} if low else {"alpha": -1.0, "beta": 1.0}
+            subtract(q[:, k], engine.operand(r[k, rest]), matrix[:, rest], **options)
+    return q, r
+
+
+def measure_storages(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
+    """Errors for each way to store the matrix and each number of products that a unit adds."""
+    m, n = shape or setting.shape(small=(1024, 512), paper=(8192, 4096), bytes_an_entry=100)
+    a = setting.random("normal", m, n, dtype=torch.float32, seed=n)
+    a = a / a.abs().max()
+    units = [unit for unit in UNITS.values() if unit.extra_bits is not None]
+    for unit in setting.track(units, lambda unit: f"{unit.name}, t = {unit.block}"):
+        engine = type(setting.emulated)(setting.device, FP16, unit)
+        for storage in STORAGES:
+            q, r = block_gram_schmidt(a, engine, storage)
+            loss = float(torch.linalg.matrix_norm(orthogonality_defect(q))) / math.sqrt(n)
+            row = {"m": m, "n": n, "t": unit.block, "storage": storage}
+            yield row | {"residual": backward_error(a, q, r), "orthogonality": loss}
+
+
+# --- claims -----------------------------------------------------------------------------------------------
+
+
+def _residuals(rows: Measurements, storage: str) -> list[float]:
+    return rows.where(storage=storage).numbers("residual")
+
+
+def _root_mean_square(row: Row) -> float:
+    """The residual without a buffer, in SPREAD u16, of a normal matrix by independent rounding errors.
+
+    A and the operand R are rounded once, and an element once more for every t columns of Q that are
+    subtracted, each of which takes a part 1 / m of its square.
+    """
+    m, n, t = (row[name] for name in ("m", "n", "t"))
+    rounded = [k.start * (1 - k.start / (2 * m)) * (k.stop - k.start) for k in blocks(slice(0, n), WIDTH)]
+    return math.sqrt(2 + sum(rounded) / (n * t))
+
+
+@claim("with a buffer, storing the matrix in fp16 loses little (two roundings instead of one: sqrt 2 times)")
+def _buffer_is_enough(rows: Measurements) -> ClaimCheck:
+    pairs = list(zip(_residuals(rows, BUFFERED), _residuals(rows, SINGLE), strict=True))
+    told = ", ".join(f"{ours:.1e} and {theirs:.1e}" for ours, theirs in pairs)
+    roundings = math.hypot(1, SPREAD[1] / SPREAD[0])  # of A and of R, of R alone
+    return within([ours / theirs for ours, theirs in pairs], (0.0, roundings), f"for each t {told}")
+
+
+@claim("(neula) without one the error is that of a rounding after every t products: sqrt(n / t) u16")
+def _roundings_add_up(rows: Measurements) -> ClaimCheck:
+    part = rows.where(storage=ROUNDED)
+    ratios = [row["residual"] / (_root_mean_square(row) * FP16.u) for row in part]
+    told = ", ".join(f"t = {row['t']} {row['residual']:.1e}" for row in part)
+    return within(ratios, SPREAD, f"{told}: {min(ratios):.2f} to {max(ratios):.2f} times that")
+
+
+# item: L QR in fp16
+STORAGE_OF_QR = described(
+    "lu-paper", "table-qr", measure=measure_storages, draw=None, claims=(_buffer_is_enough, _roundings_add_up)
 )

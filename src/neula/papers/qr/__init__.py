@@ -4,16 +4,11 @@ Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines: A S
 its Applications", HPDC 2020 (https://doi.org/10.1145/3369583.3392685).
 """
 
-from neula.papers.qr.accuracy import FIGURE_3, FIGURE_4, OVERFLOW
-from neula.papers.qr.errata import ERRATA
-from neula.papers.qr.iterations import ITERATIONS
-from neula.papers.qr.least_squares import FIGURE_8, FIGURE_9
-from neula.papers.qr.low_rank import TABLE_4
-from neula.papers.qr.models import FIGURE_1, FIGURE_2
-from neula.papers.qr.performance import FIGURE_5, FIGURE_6, FIGURE_7
-from neula.papers.qr.rates import TABLE_3
-from neula.papers.qr.stress import STRESS_FIGURE
-from neula.papers.reproduce import Paper
+from neula.papers.figure import Paper
+from neula.papers.qr.accuracy import FIGURE_3, FIGURE_4, FIGURE_5, FIGURE_6, FIGURE_7, OVERFLOW
+from neula.papers.qr.iterations import ERRATA, ITERATIONS, STRESS_FIGURE
+from neula.papers.qr.least_squares import FIGURE_8, FIGURE_9, TABLE_4
+from neula.papers.qr.models import FIGURE_1, FIGURE_2, TABLE_3
 
 # item: Q Table 1
 QR_PAPER = Paper(

@@ -1,28 +1,31 @@
-"""Figures 3 and 4 and section 3.5: accuracy of the factorization."""
+"""Figures 3 to 7 and section 3.5: accuracy and time of the factorization."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from neula.algorithms.orthogonal.householder import householder
-from neula.algorithms.orthogonal.reorthogonalize import second_passes
+from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_passes
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import largest_singular_value
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
 from neula.io.matrices import SPECTRA
-from neula.papers.data import Measurements, Row
-from neula.papers.drawing import Canvas, lines, log_log
+from neula.papers.data import Measurements, Row, span
+from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, plain_ticks, shape_text
 from neula.papers.errors import backward_error, growth, orthogonality_defect
-from neula.papers.figure import Figure, Setting
-from neula.papers.qr.recursive_householder import rhouqr
-from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
+from neula.papers.figure import Setting, described
+from neula.papers.measuring import householder_flops, median_seconds
+from neula.papers.qr.householder import rhouqr
+from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, within
 
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
 UNTIL = "RGSQRF until orthogonal"
@@ -36,17 +39,18 @@ FLAT = 0.2
 COMPLETE = 0.3
 """From here on Q is about as far from orthogonal as it can get."""
 
+Factors = tuple[torch.Tensor, torch.Tensor]
+
 
 def measure_accuracy(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Backward error and orthogonality against the condition number, for four spectra."""
-    m, n = shape or setting.shape(small=(1024, 512), paper=(32768, 16384), bytes_an_entry=64)
+    m, n = shape or setting.shape(small=(768, 384), paper=(32768, 16384), bytes_an_entry=64)
     cases = setting.kinds([(spectrum, cond) for spectrum in SPECTRA for cond in CONDITIONS])
     for spectrum, cond in setting.track(cases, lambda case: f"{case[0]} {case[1]:.0e}"):
         a = setting.random(spectrum, m, n, cond=cond, seed=3)
+        head = {"spectrum": spectrum, "cond": cond}
         for method, (q, r) in _factorizations(a.float(), setting.numerics):
-            yield {
-                "spectrum": spectrum,
-                "cond": cond,
+            yield head | {
                 "method": method,
                 "m": m,
                 "n": n,
@@ -56,9 +60,7 @@ def measure_accuracy(setting: Setting, shape: tuple[int, int] | None = None) -> 
             del q, r
 
 
-def _factorizations(
-    a: torch.Tensor, engine: Engine
-) -> Iterator[tuple[str, tuple[torch.Tensor, torch.Tensor]]]:
+def _factorizations(a: torch.Tensor, engine: Engine) -> Iterator[tuple[str, Factors]]:
     """The paper's methods with its panel, and one pass with the panel that is the default here."""
     scales = power_of_two_scales(engine.column_max(a))
     q, r = rgsqrf(a * scales, engine, panel="caqr")
@@ -69,9 +71,9 @@ def _factorizations(
     q, r = deque(itertools.chain([(q, r)], passes), maxlen=1).pop()
     yield UNTIL, (q, r / scales)
     del q, r
-    if engine.tuning.recursion(engine.storage).panel != "caqr":
+    if (panel := engine.tuning.recursion(engine.storage).panel) != "caqr":
         q, r = rgsqrf(a * scales, engine)
-        yield f"{RGSQRF} ({engine.tuning.recursion(engine.storage).panel} panel)", (q, r / scales)
+        yield f"{RGSQRF} ({panel} panel)", (q, r / scales)
         del q, r
     factors = rhouqr(a * scales, engine)
     yield RHOUQR, (factors.q(engine), factors.r / scales)
@@ -85,17 +87,8 @@ def orthogonality(q: torch.Tensor) -> float:
     return largest_singular_value(orthogonality_defect(q), NORM_STEPS)
 
 
-def draw_backward_error(rows: Measurements, canvas: Canvas) -> None:
-    """Figure 3: one curve a method, one picture a spectrum."""
-    _draw_spectra(rows, canvas, "backward_error", "||A - QR|| / ||A||")
-
-
-def draw_orthogonality(rows: Measurements, canvas: Canvas) -> None:
-    """Figure 4, likewise."""
-    _draw_spectra(rows, canvas, "orthogonality", "||I - Q$^T$Q||")
-
-
 def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str) -> None:
+    """A picture for each spectrum, with one curve a method; crosses at the top: Inf or NaN."""
     axes = canvas.subplots(2, 2, sharex=True, sharey=True)
     for place, spectrum in zip(axes.flat, (*PAPERS, *OTHERS), strict=True):
         part = rows.where(spectrum=spectrum)
@@ -109,69 +102,62 @@ def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str)
 
 
 def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[str, ...] = PAPERS) -> Claim:
-    """The claim that an error does not grow with the condition number and is that of a format."""
+    """The claim that an error does not grow with the condition number and is that of a format.
+
+    A spectrum for which the error grows counts as one beyond the bound.
+    """
 
     def judge(rows: Measurements) -> ClaimCheck:
         bound_of = residual_bound if quantity == "backward_error" else orthogonality_bound
         bound = bound_of(format, rows[0]["n"])
         # The identity, which condition 1 gives up to rounding, is factorized exactly by some methods.
         parts = [Measurements(rows.where(spectrum=spectrum, method=method)[1:]) for spectrum in spectra]
-        errors = [row[quantity] for part in parts for row in part]
-        if None in errors:
-            lost = [part[0]["spectrum"] for part in parts if None in part.column(quantity)]
-            text = f"not finite for {errors.count(None)} of {len(errors)} matrices: {', '.join(lost)}"
-            return within(
-                [math.nan if error is None else error / bound for error in errors], (0.0, 1.0), text
-            )
-        powers = [growth(part, quantity, "cond") for part in parts]
-        text = (
-            f"error over its bound {bound:.1e}: at most {max(errors):.1e} or {max(errors) / format.u:.1f} u, "
+        errors = [error for part in parts for error in part.numbers(quantity)]
+        finite = [error for error in errors if not math.isnan(error)]
+        lost = len(errors) - len(finite)
+        powers = [math.nan if lost else growth(part, quantity, "cond") for part in parts]
+        power = (
+            "by a power that cannot be fitted"
+            if lost
+            else f"as cond^{max(powers):.2f} (to be flat, below {FLAT})"
         )
-        text += f"growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
-        # A spectrum for which the error grows counts as one beyond the bound.
+        told = (
+            f"error over its bound {bound:.1e}: at most {max(finite, default=math.nan):.1e}, growing at most "
+        )
+        told += f"{power}; not finite for {lost} of {len(errors)}"
         shares = [
-            row[quantity] / bound if power < FLAT else math.nan
+            error / bound if lost or power < FLAT else math.nan
             for part, power in zip(parts, powers, strict=True)
-            for row in part
+            for error in part.numbers(quantity)
         ]
-        return within(shares, (0.0, 1.0), text)
+        return within(shares, (0.0, 1.0), told)
 
     return Claim(text, judge)
 
 
-def _powers(rows: Measurements, spectra: tuple[str, ...]) -> dict[str, float]:
-    """Exponent of the loss of orthogonality from condition 10 until it is complete; two points at least."""
-    powers = {}
-    for spectrum in spectra:
-        part = [row for row in rows.where(spectrum=spectrum, method=RGSQRF)[1:] if row["orthogonality"]]
+def _deteriorates(text: str, spectra: tuple[str, ...], least: float, most: float) -> Claim:
+    """The claim about the exponent of the loss of orthogonality, from condition 10 until it is complete."""
+
+    def power(part: list[Row]) -> float:
         growing = [row for row in part if row["orthogonality"] < COMPLETE]
         growing = part[: max(2, len(growing))]
-        powers[spectrum] = growth(growing, "orthogonality", "cond") if len(growing) > 1 else math.nan
-    return powers
+        return growth(growing, "orthogonality", "cond") if len(growing) > 1 else math.nan
 
-
-def _deteriorates(
-    spectra: tuple[str, ...], least: float, most: float
-) -> Callable[[Measurements], ClaimCheck]:
     def judge(rows: Measurements) -> ClaimCheck:
-        powers = _powers(rows, spectra)
-        text = ", ".join(f"{spectrum} cond^{power:.1f}" for spectrum, power in powers.items())
-        return within(powers.values(), (least, most), f"until it is lost: {text}")
+        parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
+        powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
+        told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
+        return within(powers.values(), (least, most), f"until it is lost: {told}")
 
-    return judge
+    return Claim(text, judge)
 
 
 # item: Q Figure 3; V Figure 2
-FIGURE_3 = Figure(
-    name="figure3",
-    title="Figure 3: backward error against the condition number",
-    shows="Backward error `||A - QR||_F / ||A||_F` of one pass of RGSQRF with the CAQR panel, of two "
-    "passes (Reortho), of as many as neula takes until Q is orthogonal, of recursive Householder QR in the "
-    "low format (RHOUQR, of the paper's first version) and of Householder QR in single precision; for the "
-    "paper's arithmetic spectrum and three more. Crosses at the top: Inf or NaN.",
-    scaled_down="1024 x 512 instead of 32768 x 16384, tensor cores emulated",
+FIGURE_3 = described(
+    "qr-paper",
+    "figure3",
     measure=measure_accuracy,
-    draw=draw_backward_error,
+    draw=partial(_draw_spectra, quantity="backward_error", label="||A - QR|| / ||A||"),
     claims=(
         _flat("RGSQRF: not affected by cond(A), half precision", RGSQRF, "backward_error", FP16),
         _flat("SGEQRF: not affected by cond(A), single precision", SGEQRF, "backward_error", FP32),
@@ -182,18 +168,14 @@ FIGURE_3 = Figure(
 )
 
 # item: Q Figure 4; V Figure 2
-FIGURE_4 = Figure(
-    name="figure4",
-    title="Figure 4: orthogonality against the condition number",
-    shows="Orthogonality `||I - Q^T Q||_2` for the factorizations of Figure 3.",
-    scaled_down=FIGURE_3.scaled_down,
+FIGURE_4 = described(
+    "qr-paper",
+    "figure4",
     measure=measure_accuracy,
-    draw=draw_orthogonality,
+    draw=partial(_draw_spectra, quantity="orthogonality", label="||I - Q$^T$Q||"),
     claims=(
-        Claim(
-            "RGSQRF: deteriorates, closer to u cond(A) than to its square", _deteriorates(PAPERS, 0.8, 1.5)
-        ),
-        Claim("(neula) RGSQRF: between the two for the other spectra", _deteriorates(OTHERS, 0.8, 2.3)),
+        _deteriorates("RGSQRF: deteriorates, closer to u cond(A) than to its square", PAPERS, 0.8, 1.5),
+        _deteriorates("(neula) RGSQRF: between the two for the other spectra", OTHERS, 0.8, 2.3),
         _flat("RGSQRF-Reortho: full working precision (half)", REORTHO, "orthogonality", FP16),
         _flat("SGEQRF: orthogonal to working precision (single)", SGEQRF, "orthogonality", FP32),
         _flat("(neula) two passes for the other spectra", REORTHO, "orthogonality", FP16, OTHERS),
@@ -212,7 +194,7 @@ EXPONENTS = [-30, -20, -15, -12, -10, -9, -8, -7, -6, -4, -2, 0, 2, 4, 5, 6, 8, 
 
 def measure_overflow(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Columns from 1 to ``10^e`` in random order, factorized with and without scaling."""
-    m, n = shape or setting.shape(small=(2048, 512), paper=(32768, 4096), bytes_an_entry=64)
+    m, n = shape or setting.shape(small=(1024, 256), paper=(32768, 4096), bytes_an_entry=64)
     engine = setting.numerics
     a = setting.random("normal", m, n, dtype=torch.float32, seed=5)
     order = torch.randperm(n, generator=torch.Generator("cpu").manual_seed(6), device="cpu").to(a.device)
@@ -267,10 +249,9 @@ def _overflows(rows: Measurements) -> ClaimCheck:
 @claim("without scaling, small columns suffer from underflow")
 def _underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
-    worst = max(part, key=lambda row: row["backward_error"])
-    text = f"worst column {part[-1]['backward_error']:.1e}; with columns to 1e{worst['exponent']} "
-    ratio = worst["backward_error"] / part[-1]["backward_error"]
-    return within([ratio], (10.0, math.inf), f"{text}{worst['backward_error']:.1e}", tendency=(2.0, math.inf))
+    worst, best = max(part, key=lambda row: row["backward_error"]), part[-1]["backward_error"]
+    text = f"worst column {best:.1e}; with columns to 1e{worst['exponent']} {worst['backward_error']:.1e}"
+    return within([worst["backward_error"] / best], (10.0, math.inf), text, tendency=(2.0, math.inf))
 
 
 @claim("with scaling there is neither overflow nor underflow")
@@ -284,15 +265,236 @@ def _scaling_helps(rows: Measurements) -> ClaimCheck:
     return cases([ok and error <= bound for ok, error in zip(finite, errors, strict=True)], text)
 
 
-OVERFLOW = Figure(
-    name="overflow",
-    title="Section 3.5: overflow with and without scaling",
-    shows="A random normal matrix whose columns are multiplied by numbers from 1 to 10^e in random order, "
-    "factorized by RGSQRF as it is and after scaling its columns by powers of two; R is scaled back, which "
-    "is exact.",
-    scaled_down="2048 x 512 instead of 32768 x 4096, tensor cores emulated",
+OVERFLOW = described(
+    "qr-paper",
+    "overflow",
     measure=measure_overflow,
     draw=draw_overflow,
     claims=(_overflows, _underflows, _scaling_helps),
     size=(11, 5),
+)
+
+
+SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
+PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
+SMALL_SHAPES = [(1024, 1024), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
+BYTES = 40
+"""Memory of an entry: A, work, Q of two passes and the peer's copies."""
+
+Shapes = Sequence[tuple[int, int]]
+
+
+def _matrices(setting: Setting, shapes: Shapes) -> Iterator[torch.Tensor]:
+    """A matrix of each shape, one after the other."""
+    fitting = setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES)
+    for shape in setting.track(fitting, lambda shape: shape_text(*shape)):
+        yield setting.column_major_normal(*shape)
+
+
+def _compare(
+    setting: Setting, a: torch.Tensor, peer: str, methods: Mapping[str, Callable[[], Any]]
+) -> Iterator[Row]:
+    """Time methods side by side; TFLOP/s count the operations of Householder QR for all of them."""
+    m, n = a.shape
+    seconds = {name: median_seconds(method, repeats=3) for name, method in methods.items()}
+    head, format = {"m": m, "n": n}, setting.speed.format.name
+    for name, time in seconds.items():
+        rates = {"ms": 1e3 * time, "tflops": 1e-12 * householder_flops(m, n) / time}
+        yield head | {"method": name, "format": format} | rates | {"speedup": seconds[peer] / time}
+
+
+def _draw_bars(rows: Measurements, canvas: Canvas) -> None:
+    """Bars of TFLOP/s on a logarithmic axis, labelled with time, rate and speedup."""
+    axes = canvas.subplots()
+    shapes = {shape_text(row["m"], row["n"]): (row["m"], row["n"]) for row in rows}
+    series, labels = {}, {}
+    for method, part in rows.by("method").items():
+        found = [part.where(m=m, n=n)[0] for m, n in shapes.values()]
+        series[str(method)] = [row["tflops"] for row in found]
+        labels[str(method)] = [_label(row) for row in found]
+    grouped_bars(axes, list(shapes), series, labels)
+    axes.set(yscale="log", ylabel="TFLOP/s", title=f"products in {rows[0]['format']}")
+    axes.set_ylim(top=12 * axes.get_ylim()[1])
+    plain_ticks(axes)
+    canvas.legend(loc="outside upper center", ncols=len(series), fontsize=10)
+
+
+def _label(row: Row) -> str:
+    ms = f"{row['ms']:.0f}" if row["ms"] >= 100 else f"{row['ms']:.3g}"
+    return f"{ms} ms  {row['tflops']:.3g} TF  {row['speedup']:.1f}x"
+
+
+# --- Figure 5 ---------------------------------------------------------------------------------------------
+
+TWICE, WITH_Q = "RGSQRF, two passes", "SGEQRF + SORGQR"
+
+
+def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """RGSQRF with a second pass against Householder QR that forms Q."""
+    engine = setting.speed
+    for a in _matrices(setting, shapes):
+        methods: dict[str, Callable[[], Any]] = {
+            REORTHO: partial(_passes, a, engine, reorthogonalize),
+            TWICE: partial(_passes, a, engine, lambda *factors: next(second_passes(*factors))),
+            WITH_Q: partial(torch.linalg.qr, a),
+        }
+        passes = 1 + sum(1 for _ in second_passes(*rgsqrf(a, engine), engine))
+        for row in _compare(setting, a, WITH_Q, methods):
+            yield row | {"passes": passes if row["method"] == REORTHO else None}
+
+
+def _passes(a: torch.Tensor, engine: Engine, more: Callable[..., object]) -> None:
+    """One pass and more: until orthogonal, or a second one, as in the paper."""
+    more(*rgsqrf(a, engine), engine)
+
+
+@claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)", timed=True)
+def _reortho_faster(rows: Measurements) -> ClaimCheck:
+    part = rows.where(method=REORTHO)
+    thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
+    speedups = (rows.where(method=TWICE) or part).column("speedup")
+    text = f"{span(speedups, '.1f')} times faster; more than two passes until orthogonal: "
+    return within(speedups, (3.7, 7.7), text + (", ".join(thrice) or "none"), tendency=MORE)
+
+
+# item: Q Figure 5
+FIGURE_5 = described(
+    "qr-paper", "figure5", measure=measure_reortho, draw=_draw_bars, claims=(_reortho_faster,), size=(11, 6)
+)
+
+
+# --- Figure 6 ---------------------------------------------------------------------------------------------
+
+CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
+
+
+def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
+    engine = setting.speed
+    for a in _matrices(setting, shapes):
+        methods: dict[str, Callable[[], Any]] = {
+            CAQR_PANEL: partial(rgsqrf, a, engine, panel="caqr", cutoff=128),
+            SGEQRF_PANEL: partial(rgsqrf, a, engine, panel="householder", cutoff=128),
+            f"RGSQRF, {engine.tuning.recursion(engine.storage).panel} panel": partial(rgsqrf, a, engine),
+            SGEQRF: partial(torch.geqrf, a),
+        }
+        yield from _compare(setting, a, SGEQRF, methods)
+
+
+@claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)", timed=True)
+def _rgsqrf_faster(rows: Measurements) -> ClaimCheck:
+    speedups = rows.where(method=CAQR_PANEL).column("speedup")
+    return within(speedups, (3.0, 14.6), f"{span(speedups, '.1f')} times faster", tendency=MORE)
+
+
+@claim("the CAQR panel contributes more when the matrix is skinny", timed=True)
+def _panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
+    """Gain of the CAQR panel over the SGEQRF panel on the squarest, largest matrix and on the tallest."""
+    shapes = dict.fromkeys((row["m"], row["n"]) for row in rows)
+    gains = dict(zip(shapes, rows.ratios("speedup", CAQR_PANEL, SGEQRF_PANEL), strict=True))
+    by_aspect = sorted(gains, key=lambda shape: (shape[0] / shape[1], -shape[0]))
+    square, tall = by_aspect[0], by_aspect[-1]
+    text = ", ".join(f"{gains[shape]:.1f} times faster at {shape_text(*shape)}" for shape in (square, tall))
+    return within([gains[tall] / max(gains[square], 1.0)], MORE, text)
+
+
+@claim("(neula) the default panel is the fastest", timed=True)
+def _default_panel_best(rows: Measurements) -> ClaimCheck:
+    default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
+    ratios = list(map(min, *(rows.ratios("speedup", default, x) for x in (CAQR_PANEL, SGEQRF_PANEL))))
+    return within(ratios, MORE, f"{span(ratios)} times the speed of the better one")
+
+
+# item: Q Figure 6; Q 36.6 TFLOP/s; V Figure 1
+FIGURE_6 = described(
+    "qr-paper",
+    "figure6",
+    measure=measure_panels,
+    draw=_draw_bars,
+    claims=(_rgsqrf_faster, _panel_matters_when_skinny, _default_panel_best),
+    size=(12, 6),
+)
+
+
+# --- Figure 7 ---------------------------------------------------------------------------------------------
+
+WORTH = 1.3
+VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"
+
+
+def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
+    """Low format on or off in panel and update: time, and what it does to accuracy."""
+    yield from _low_format_accuracy(setting)
+    for a in _matrices(setting, shapes):
+        variants = {name: partial(_rgsqrf_with, a, setting.speed, name) for name in VARIANTS}
+        yield from _compare(setting, a, OFF_OFF, variants)
+
+
+def _rgsqrf_with(a: torch.Tensor, engine: Engine, variant: str) -> tuple[torch.Tensor, torch.Tensor]:
+    panel = engine.format.name if variant == ON_ON else "fp32"
+    update = engine.using("fp32") if variant == OFF_OFF else engine
+    return rgsqrf(a, update, panel="caqr", panel_format=panel, cutoff=128)
+
+
+def _low_format_accuracy(setting: Setting) -> Iterator[Row]:
+    """Errors of the three variants for a matrix of condition 1e3."""
+    m, n = setting.shape(small=(1024, 512), paper=(32768, 4096), bytes_an_entry=48)
+    a = setting.random("arithmetic", m, n, cond=1e3, seed=11)
+    for variant in VARIANTS:
+        q, r = _rgsqrf_with(a.float(), setting.numerics, variant)
+        errors = {"backward_error": backward_error(a, q, r), "orthogonality": orthogonality(q)}
+        yield {"m": m, "n": n, "method": variant, "format": setting.numerics.format.name} | errors
+
+
+def _draw_low_format(rows: Measurements, canvas: Canvas) -> None:
+    """The rows with times; the legend explains the pairs."""
+    _draw_bars(_timed(rows), canvas)
+    canvas.legends[0].set_title("low format in (panel, update)")
+
+
+def _timed(rows: Measurements) -> Measurements:
+    return Measurements(row for row in rows if row.get("ms") is not None)
+
+
+@claim("the low format in the update is critical for large matrices", timed=True)
+def _update_matters(rows: Measurements) -> ClaimCheck:
+    """On the matrix with the most operations, where products are most of the work."""
+    part = _timed(rows).where(method=OFF_ON)
+    largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
+    worth = sum(row["speedup"] > WORTH for row in part)
+    text = f"(off, on) is {largest['speedup']:.1f} times as fast as (off, off) at "
+    text += (
+        f"{shape_text(largest['m'], largest['n'])}, more than {WORTH} times in {worth} of {len(part)} shapes"
+    )
+    return within([largest["speedup"]], (WORTH, math.inf), text, tendency=MORE)
+
+
+@claim("the low format does not help much in the panel", timed=True)
+def _panel_does_not(rows: Measurements) -> ClaimCheck:
+    gains = _timed(rows).ratios("speedup", ON_ON, OFF_ON)
+    return within(gains, (0.0, 1.2), f"(on, on) is {span(gains)} times as fast as (off, on)")
+
+
+@claim("in the panel it costs accuracy")
+def _panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
+    """Backward error and orthogonality; an error that is not finite is infinite."""
+    errors = Measurements(row for row in rows if row.get("ms") is None)
+    lossy, best = (
+        [math.inf if row[name] is None else row[name] for name in ("backward_error", "orthogonality")]
+        for variant in (ON_ON, OFF_ON)
+        for row in errors.where(method=variant)
+    )
+    text = f"{ON_ON}: {lossy[0]:.1e} and {lossy[1]:.1e}, {OFF_ON}: {best[0]:.1e} and {best[1]:.1e}"
+    ratios = [x / y for x, y in zip(lossy, best, strict=True)]
+    return within(ratios, MORE, f"backward error and orthogonality {text}")
+
+
+# item: Q Figure 7
+FIGURE_7 = described(
+    "qr-paper",
+    "figure7",
+    measure=measure_low_format,
+    draw=_draw_low_format,
+    claims=(_update_matters, _panel_does_not, _panel_costs_accuracy),
+    size=(11, 6),
 )

@@ -1,7 +1,8 @@
-"""Figures 1 and 2: what the rates of the pieces predict for the whole, and what is measured."""
+"""Table 3, Figures 1 and 2: rates of the pieces, what they predict for the whole, and what is measured."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,17 +11,203 @@ from functools import partial
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.engines import Engine
+from neula.engines.tuning import Recursion
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Canvas, plain_ticks
-from neula.papers.figure import Figure, Setting
-from neula.papers.measuring import householder_flops
-from neula.papers.qr import rates
-from neula.papers.qr.blocked_householder import blocked_householder
-from neula.papers.qr.rates import FP32, LOW, WY_PANEL, Rates, Shape
-from neula.papers.qr.recursive_householder import rhouqr
-from neula.papers.verdicts import Claim, ClaimCheck, about, claim, within
+from neula.papers.figure import Setting, described
+from neula.papers.measuring import householder_flops, sustained_seconds
+from neula.papers.qr.householder import blocked_householder, householder_wy, rhouqr
+from neula.papers.verdicts import HALF_AN_ORDER, MORE, Claim, ClaimCheck, about, claim, within
 
-FIGURE_TEXT = "4096 x 1024 on this CPU instead of 32768 x 16384 on a GPU"
+Shape = tuple[int, int]
+Rates = dict[int, float]
+"""TFLOP/s for each width."""
+
+V100_SHAPE, V100_CAQR, V100_LIBRARY = (32768, 16384), 0.33, 6.67
+"""Of the paper: the matrix, and TFLOP/s of the CAQR panel of 128 columns and of SGEQRF of all columns."""
+V100_COLUMNS = ("low TN", "fp32 TN", "low NN", "fp32 NN", "SGEQRF")
+V100_RATES = {
+    128: (8.45, 1.83, 4.44, 2.28, 0.10),
+    256: (30.17, 4.19, 11.39, 5.91, 0.14),
+    512: (56.48, 8.23, 58.05, 10.19, 0.36),
+    1024: (72.39, 12.43, 77.58, 12.80, 0.79),
+    2048: (93.53, 13.54, 87.29, 13.56, 1.55),
+    4096: (97.82, 12.31, 92.72, 12.81, 2.71),
+    8192: (92.75, 12.94, 92.20, 13.04, 4.39),
+    16384: (82.32, 12.96, 83.40, 13.12, 6.67),
+}
+"""Table 3 of the paper: TFLOP/s of a V100 for each width k, with 32768 rows."""
+
+
+def v100_rates(column: str) -> Rates:
+    """One column of the paper's Table 3; ``"low"`` or ``"fp32"``: its two products one after the other."""
+    if column not in V100_COLUMNS:
+        return both(v100_rates(f"{column} TN"), v100_rates(f"{column} NN"))
+    return {k: rates[V100_COLUMNS.index(column)] for k, rates in V100_RATES.items()}
+
+
+def both(first: Rates, second: Rates) -> Rates:
+    """Rates of two pieces of equal work, one after the other."""
+    return {k: 2 / (1 / first[k] + 1 / second[k]) for k in first}
+
+
+def rate_at(rates: Rates, width: int) -> float:
+    """The rate of this width, or of the widest below it that was measured, or of the narrowest."""
+    return rates[max((k for k in rates if k <= width), default=min(rates))]
+
+
+SGEQRF, WY_PANEL = "SGEQRF", "WY panel"
+LOW, FP32 = "low", "fp32"
+WIDEST_PANEL = 4096
+"""Wider ones are most of a matrix."""
+
+
+def matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
+    """The matrix of Table 3 and Figures 1 and 2."""
+    shape = shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
+    return setting.column_major_normal(*shape)
+
+
+def widths(setting: Setting, small: range, paper: range, most: int) -> list[int]:
+    """Powers of two up to ``most``; of the user's matrix from 4 on."""
+    exponents = setting.pick(small=small, paper=paper) if setting.matrix is None else range(2, paper.stop)
+    return [2**k for k in exponents if 2**k <= most]
+
+
+def engines(setting: Setting) -> dict[str, Engine]:
+    """Engines in the cheapest format and in fp32."""
+    return {LOW: setting.speed, FP32: setting.speed.using("fp32")}
+
+
+def tflops(flops: float, run: Callable[[], object]) -> float:
+    """TFLOP/s of a run of so many operations."""
+    return 1e-12 * flops / sustained_seconds(run)
+
+
+def best_recursion(engine: Engine) -> Recursion:
+    """How the recursion ends by default."""
+    return engine.tuning.recursion(engine.storage)
+
+
+def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
+    """Rates of products, of a step of the recursion, and of panels, against the width k."""
+    a, best = matrix(setting, shape), best_recursion(setting.speed).panel
+    m, n = a.shape
+    for k in setting.track(widths(setting, range(5, 11), range(7, 15), n), lambda k: f"k = {k}"):
+        row: Row = {"m": m, "k": k}
+        for name, engine in engines(setting).items():
+            rates = _product_rates(a[:, :k], engine)
+            rates |= {
+                "step": _step_rate(a, k, k, engine),
+                "wide step": _step_rate(a, k, max(k, n // 2), engine),
+            }
+            row |= {f"{name} {piece}": rate for piece, rate in rates.items()}
+        row[SGEQRF] = tflops(2 * m * k * k, partial(torch.geqrf, a[:, :k]))
+        row[WY_PANEL] = tflops(2 * m * k * k, partial(householder_wy, a[:, :k]))
+        panels = ("householder", "caqr", best) if k <= min(n // 4, WIDEST_PANEL) else ()
+        yield row | {panel_column(panel): _panel_rate(a, k, setting.speed, panel) for panel in panels}
+
+
+def panel_column(panel: str) -> str:
+    """The column of Table 3 for a panel."""
+    return {"householder": "SGEQRF panel", "caqr": "CAQR panel"}.get(panel, f"{panel} panel")
+
+
+def _product_rates(a: torch.Tensor, engine: Engine) -> Row:
+    """The paper's two products: k x m by m x k, and m x k by k x k."""
+    m, k = a.shape
+    tall, small = engine.operand(a), engine.operand(a[:k])
+    gram, product = engine.empty(k, k), engine.empty(m, k)
+    return {
+        "TN": tflops(2 * m * k * k, lambda: engine.gemm(tall.T, tall, gram)),
+        "NN": tflops(2 * m * k * k, lambda: engine.gemm(tall, small, product)),
+    }
+
+
+def _step_rate(a: torch.Tensor, k: int, width: int, engine: Engine) -> float:
+    """Both products of a step with the rounding between them, on one block of columns after the other.
+
+    ``A2 - Q1 (Q1^T A2)`` with k columns in Q1 and ``width`` in A2. The blocks are those of the whole matrix,
+    so that they come from memory as they do in the recursion.
+    """
+    m, n = a.shape
+    # Halved, so that repeated updates stay bounded.
+    q1 = engine.operand(engine.empty(m, k).copy_(a[:, :k] / (2 * m**0.5)))
+    work = engine.empty(m, n).copy_(a)
+    low = engine.operand_buffer(work)
+    r12 = engine.empty(k, width)
+    columns = itertools.cycle(range(0, n - width + 1, width))
+
+    def step() -> None:
+        block = slice(start := next(columns), start + width)
+        a2 = work[:, block]
+        engine.gemm(q1.T, engine.operand(a2, None if low is None else low[:, block]), r12)
+        engine.gemm(q1, engine.operand(r12), a2, alpha=-1.0, beta=1.0)
+
+    return tflops(4 * m * k * width, step)
+
+
+def _panel_rate(a: torch.Tensor, k: int, engine: Engine, panel: str) -> float:
+    """A panel as RGSQRF runs it, in place and with the rounded copy of Q, on one block after the other."""
+    m, n = a.shape
+    blocks = itertools.cycle(engine.empty(m, n).copy_(a)[:, : n // k * k].split(k, dim=1))
+    run = lambda: rgsqrf(next(blocks), engine, cutoff=k, panel=panel, overwrite_a=True)  # noqa: E731
+    return tflops(2 * m * k * k, run)
+
+
+@claim("products in the low format need a larger k for their full rate (2048) than fp32 (1024)", timed=True)
+def _low_needs_wider(rows: Measurements) -> ClaimCheck:
+    """The first width at 90% of the best rate, in both formats."""
+    first = {}
+    for name in (LOW, FP32):
+        best = max(rows.column(f"{name} TN"))
+        first[name] = min(row["k"] for row in rows if row[f"{name} TN"] > 0.9 * best)
+    text = f"90% of the best rate from k = {first[LOW]} on in the low format, {first[FP32]} in fp32"
+    return within([first[LOW] / first[FP32]], about(2.0), text, tendency=(1.5, MORE[1]))
+
+
+@claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)", timed=True)
+def _panel_is_slow(rows: Measurements) -> ClaimCheck:
+    narrow = next(row for row in rows if row["k"] >= 128)
+    part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
+    text = f"SGEQRF at k = {narrow['k']}: {100 * part:.2g}% of the best"
+    return within([part], about(0.001, HALF_AN_ORDER), text, tendency=(0.0, 0.01))
+
+
+@claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)", timed=True)
+def _caqr_is_faster(rows: Measurements) -> ClaimCheck:
+    row = rows.where(k=128)[0]
+    ratio = row["CAQR panel"] / row[SGEQRF]
+    text = f"at k = 128 {row['CAQR panel']:.2g} TFLOP/s with Q, SGEQRF {row[SGEQRF]:.2g} without"
+    return within([ratio], about(3.3), f"{text}: {ratio:.2g} times", tendency=MORE)
+
+
+# item: Q Table 3; Q CAQR rate
+TABLE_3 = described(
+    "qr-paper",
+    "table3",
+    measure=measure_rates,
+    draw=None,
+    claims=(_low_needs_wider, _panel_is_slow, _caqr_is_faster),
+)
+
+
+class RateTable:
+    """Table 3 as the formulas need it: the rate of each width."""
+
+    def __init__(self, setting: Setting, shape: Shape | None) -> None:
+        self._rows = Measurements(measure_rates(setting, shape))
+
+    def select(self, column: str) -> Rates:
+        """One column, as far as it goes."""
+        return {row["k"]: row[column] for row in self._rows if column in row}
+
+    def products(self, format: str) -> Rates:
+        """Both products of the paper one after the other, nothing between them."""
+        return both(self.select(f"{format} TN"), self.select(f"{format} NN"))
+
+
 AIM = 0.25
 """How far a measurement may be from the model to count as predicted."""
 
@@ -36,8 +223,8 @@ def predicted_householder(n: int, block: int, panel: Rates, product: Rates, pane
 def predicted_rgsqrf(n: int, cutoff: int, panel: Rates, product: Rates) -> float:
     """Formula (7): TFLOP/s of RGSQRF, half of each level in products and half in the level below."""
     if n <= cutoff:
-        return panel[n]
-    return 2 / (1 / predicted_rgsqrf(n // 2, cutoff, panel, product) + 1 / product[n // 2])
+        return rate_at(panel, n)
+    return 2 / (1 / predicted_rgsqrf(n // 2, cutoff, panel, product) + 1 / rate_at(product, n // 2))
 
 
 # item: Q (5)
@@ -74,74 +261,63 @@ class _Study:
         """Operations of Householder QR, which all methods are charged with: rates compare as times do."""
         return householder_flops(*self.a.shape)
 
-    def charged(self, rgsqrf_rate: float) -> float:
-        """A rate in terms of RGSQRF's own ``2 m n^2`` operations in terms of those of Householder QR."""
-        m, n = self.a.shape
-        return rgsqrf_rate * self.flops / (2 * m * n * n)
-
     def blocks(self) -> Iterator[int]:
-        n = self.a.shape[1]
-        sizes = [2**k for k in self.setting.pick(small=range(5, 10), paper=range(7, 13)) if 2**k <= n // 2]
+        sizes = widths(self.setting, range(5, 10), range(7, 13), self.a.shape[1] // 2)
         return self.setting.track(sizes, lambda block: f"B = {block}")
 
-    def library(self) -> Row:
+    def library(self) -> list[Row]:
         """The library's own factorization, whose block size is its affair."""
-        tflops = rates.tflops(self.flops, partial(torch.geqrf, self.a))
-        return self.row(LIBRARY, FP32, None, {MEASURED: tflops})[0]
+        return self.rows(LIBRARY, FP32, None, partial(torch.geqrf, self.a))
 
-    def row(self, method: str, format: str, block: int | None, found: dict[str, float]) -> list[Row]:
-        """A row for each of the rates."""
+    def rows(
+        self, method: str, format: str, block: int | None, run: Callable[[], object], **predicted: float
+    ) -> list[Row]:
+        """A row for the measured rate and one for each prediction, by its name."""
         m, n = self.a.shape
         head = {"m": m, "n": n, "method": method, "format": format, "B": block}
-        default = block == rates.best_recursion(self.setting.speed).cutoff
+        default = block == best_recursion(self.setting.speed).cutoff
+        found = predicted | {MEASURED: tflops(self.flops, run)}
         return [head | {"kind": kind, "tflops": rate, "default": default} for kind, rate in found.items()]
 
 
 def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (4) and blocked Householder QR as it is, against the block size."""
-    table, study = rates.RateTable(setting, shape), _Study(setting, rates.matrix(setting, shape))
-    n = study.a.shape[1]
-    yield study.library()
+    table, study = RateTable(setting, shape), _Study(setting, matrix(setting, shape))
+    predict = partial(predicted_householder, study.a.shape[1], panel=table.select(WY_PANEL))
+    yield from study.library()
     for block in study.blocks():
-        for format, engine in rates.engines(setting).items():
-            run = partial(blocked_householder, study.a, engine, block=block)
+        for format, engine in engines(setting).items():
+            step, wide = (table.select(f"{format} {name}") for name in ("step", "wide step"))
             found = {
-                PREDICTED: predicted_householder(
-                    n, block, table.select(WY_PANEL), table.select(f"{format} step")
-                ),
-                WIDE: predicted_householder(
-                    n, block, table.select(WY_PANEL), table.select(f"{format} wide step"), 1
-                ),
-                MEASURED: rates.tflops(study.flops, run),
+                PREDICTED: predict(block, product=step),
+                WIDE: predict(block, product=wide, panel_parts=1),
             }
-            yield from study.row(BLOCKED, format, block, found)
+            run = partial(blocked_householder, study.a, engine, block=block)
+            yield from study.rows(BLOCKED, format, block, run, **found)
 
 
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
-    table, study = rates.RateTable(setting, shape), _Study(setting, rates.matrix(setting, shape))
-    n, default = study.a.shape[1], rates.best_recursion(setting.speed).panel
+    table, study = RateTable(setting, shape), _Study(setting, matrix(setting, shape))
+    m, n = study.a.shape
+    charged = study.flops / (2 * m * n * n)  # of the operations of RGSQRF itself
     variants = [
-        (RGSQRF, LOW, "householder", table.select(rates.panel_column("householder"))),
-        (RGSQRF, FP32, "householder", table.select(rates.panel_column("householder"))),
-        (RGSQRF_CAQR, LOW, "caqr", table.select(rates.panel_column("caqr"))),
-        (RGSQRF_DEFAULT, LOW, default, table.select(rates.panel_column(default))),
+        (RGSQRF, LOW, "householder"),
+        (RGSQRF, FP32, "householder"),
+        (RGSQRF_CAQR, LOW, "caqr"),
+        (RGSQRF_DEFAULT, LOW, best_recursion(setting.speed).panel),
     ]
-    yield study.library()
+    yield from study.library()
     for block in study.blocks():
-        for method, format, panel, panel_rates in variants:
+        for method, format, panel in variants:
+            panel_rates = table.select(panel_column(panel))
             if block not in panel_rates:
                 continue
-            run = partial(rgsqrf, study.a, rates.engines(setting)[format], panel=panel, cutoff=block)
-            found = {
-                PREDICTED: predicted_rgsqrf(n, block, panel_rates, table.select(f"{format} step")),
-                PRODUCTS: predicted_rgsqrf(n, block, panel_rates, table.products(format)),
-            }
-            found = {kind: study.charged(rate) for kind, rate in found.items()}
-            found[MEASURED] = rates.tflops(study.flops, run)
-            yield from study.row(method, format, block, found)
-        recursion = partial(rhouqr, study.a, setting.speed, cutoff=block)
-        yield from study.row(RECURSIVE, LOW, block, {MEASURED: rates.tflops(study.flops, recursion)})
+            pieces = {PREDICTED: table.select(f"{format} step"), PRODUCTS: table.products(format)}
+            found = {x: charged * predicted_rgsqrf(n, block, panel_rates, y) for x, y in pieces.items()}
+            run = partial(rgsqrf, study.a, engines(setting)[format], panel=panel, cutoff=block)
+            yield from study.rows(method, format, block, run, **found)
+        yield from study.rows(RECURSIVE, LOW, block, partial(rhouqr, study.a, setting.speed, cutoff=block))
 
 
 def _draw(rows: Measurements, canvas: Canvas) -> None:
@@ -166,32 +342,37 @@ def _draw(rows: Measurements, canvas: Canvas) -> None:
     canvas.legend(loc="outside lower center", ncols=2, fontsize=10)
 
 
-def _best_ms(rows: Measurements, method: str, format: str = LOW) -> float:
-    """Shortest time over all block sizes."""
+def _best(rows: Measurements, method: str, format: str = LOW) -> tuple[float, str]:
+    """Shortest time in milliseconds over all block sizes, and in words."""
     tflops = max(rows.where(method=method, format=format, kind=MEASURED).column("tflops"))
-    return 1e-9 * householder_flops(rows[0]["m"], rows[0]["n"]) / tflops
+    ms = 1e-9 * householder_flops(rows[0]["m"], rows[0]["n"]) / tflops
+    return ms, f"{method} {ms:.3g} ms" + f" in {format}" * (method != LIBRARY)
+
+
+def _compared(rows: Measurements, ours: tuple[str, str], theirs: tuple[str, str]) -> tuple[float, str]:
+    """How many times as fast as another one a method is at its best block size, and both times in words."""
+    (ms, text), (peer_ms, peer_text) = _best(rows, *ours), _best(rows, *theirs)
+    return peer_ms / ms, f"{text}, {peer_text}: {peer_ms / ms:.2f} times as fast"
 
 
 @claim("the low format makes blocked Householder QR around 30% faster, no more", timed=True)
 def _low_gains_little(rows: Measurements) -> ClaimCheck:
-    low, fp32 = _best_ms(rows, BLOCKED, LOW), _best_ms(rows, BLOCKED, FP32)
-    text = f"{low:.3g} ms at the best block size, {fp32:.3g} ms in fp32: {fp32 / low:.2f} times as fast"
-    return within([fp32 / low], (1.15, 1.45), text, tendency=(1.0, 1.15))
+    gain, text = _compared(rows, (BLOCKED, LOW), (BLOCKED, FP32))
+    return within([gain], (1.15, 1.45), text, tendency=(1.0, 1.15))
 
 
 @claim("even then it is no better than SGEQRF", timed=True)
 def _no_better_than_library(rows: Measurements) -> ClaimCheck:
-    low, library = _best_ms(rows, BLOCKED), _best_ms(rows, LIBRARY, FP32)
-    return within([library / low], (0.0, 1.0), f"{low:.3g} ms, SGEQRF {library:.3g} ms")
+    gain, text = _compared(rows, (BLOCKED, LOW), (LIBRARY, FP32))
+    return within([gain], (0.0, 1.0), text)
 
 
 @claim("RGSQRF gains significantly from the low format and surpasses SGEQRF (by about 37%)", timed=True)
 def _recursion_gains(rows: Measurements) -> ClaimCheck:
-    low, fp32 = _best_ms(rows, RGSQRF, LOW), _best_ms(rows, RGSQRF, FP32)
-    library = _best_ms(rows, LIBRARY, FP32)
-    text = f"{low:.3g} ms, {fp32:.3g} ms in fp32, SGEQRF {library:.3g} ms"
-    gain = library / low if low < fp32 / 1.3 else math.nan
-    return within([gain], about(1.37, 1.25), f"{text}: {library / low:.2f} times", tendency=(1.0, math.inf))
+    gain, text = _compared(rows, (RGSQRF, LOW), (LIBRARY, FP32))
+    from_format, more = _compared(rows, (RGSQRF, LOW), (RGSQRF, FP32))
+    found = gain if from_format > 1.3 else math.nan
+    return within([found], about(1.37, 1.25), f"{text}; {more}", tendency=MORE)
 
 
 @claim("a small cutoff (128) is as good as any", timed=True)
@@ -204,24 +385,22 @@ def _small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
 
 @claim("Gram-Schmidt beats Householder in the same recursion", timed=True)
 def _beats_recursive_householder(rows: Measurements) -> ClaimCheck:
-    ours, theirs = _best_ms(rows, RGSQRF), _best_ms(rows, RECURSIVE)
-    text = f"{ours:.3g} ms with Q; RHOUQR, the same panel, {theirs:.3g} ms without Q"
-    return within([theirs / ours], (1.0, math.inf), text)
+    gain, text = _compared(rows, (RGSQRF, LOW), (RECURSIVE, LOW))
+    return within([gain], MORE, f"{text}; the same panel, RHOUQR without Q")
 
 
-def _predicted(method: str, by: str = PREDICTED) -> Callable[[Measurements], ClaimCheck]:
+def _predicted(text: str, method: str, by: str = PREDICTED) -> Claim:
     """Measured against predicted at the default block size; 128, as the paper, for its own panels."""
 
     def judge(rows: Measurements) -> ClaimCheck:
         part = rows.where(method=method, format=LOW)
         part = part.where(B=128) if method == RGSQRF_CAQR else part.where(default=True)
-        block = part[0]["B"]
         measured, predicted = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
         ratio = measured / predicted
-        text = f"B = {block}: {measured:.3g} TFLOP/s measured, {predicted:.3g} predicted, ratio {ratio:.2f}"
-        return within([ratio], (1 - AIM, 1 + AIM), text, tendency=about(1.0, 2.0))
+        told = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {predicted:.3g} predicted, "
+        return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", tendency=about(1.0, 2.0))
 
-    return judge
+    return Claim(text, judge, timed=True)
 
 
 _V100_BLOCKS = (128, 256, 512, 1024)
@@ -230,79 +409,59 @@ _V100_BLOCKS = (128, 256, 512, 1024)
 
 @claim("formula (4) with the paper's own rates: low format gains around 30%, and stays below SGEQRF (6.67)")
 def _v100_householder(rows: Measurements) -> ClaimCheck:
-    _, n = rates.V100_SHAPE
-    panel = rates.v100_rates("SGEQRF")
+    predict = partial(predicted_householder, V100_SHAPE[1], panel=v100_rates("SGEQRF"))
     low, fp32 = (
-        max(
-            predicted_householder(n, block, panel, rates.v100_rates(f"{format} NN")) for block in _V100_BLOCKS
-        )
+        max(predict(block, product=v100_rates(f"{format} NN")) for block in _V100_BLOCKS)
         for format in (LOW, FP32)
     )
     text = f"{low:.2f} TFLOP/s, {fp32:.2f} in fp32: {low / fp32:.2f} times as fast"
-    return within([low / fp32 if low < rates.V100_LIBRARY else math.nan], (1.15, 1.45), text)
+    return within([low / fp32 if low < V100_LIBRARY else math.nan], (1.15, 1.45), text)
 
 
 @claim("formula (7) with the paper's own rates and the CAQR panel: 27 TFLOP/s")
 def _v100_rgsqrf(rows: Measurements) -> ClaimCheck:
-    rate = predicted_rgsqrf(rates.V100_SHAPE[1], 128, {128: rates.V100_CAQR}, rates.v100_rates(LOW))
+    rate = predicted_rgsqrf(V100_SHAPE[1], 128, {128: V100_CAQR}, v100_rates(LOW))
     return within([rate], about(27.0, 1.1), f"{rate:.1f} TFLOP/s")
 
 
 @claim("with the SGEQRF panel over 80% of the time is in the panel (first version, by the paper's own rates)")
 def _v100_panel(rows: Measurements) -> ClaimCheck:
-    share = panel_share(*rates.V100_SHAPE, 128, rates.v100_rates("SGEQRF"), rates.v100_rates(LOW))
+    share = panel_share(*V100_SHAPE, 128, v100_rates("SGEQRF"), v100_rates(LOW))
     return within([share], (0.8, 1.0), f"{share:.0%} at B = 128")
 
 
 # item: Q Figure 1
-FIGURE_1 = Figure(
-    name="figure1",
-    title="Figure 1: blocked Householder QR against the block size",
-    shows="Formula (4) fed with this machine's rates of products (a step of the recursion, rounding "
-    "included) and of panels (SGEQRF with Y and T), and blocked Householder QR itself, products in the low "
-    "format or in fp32. The second prediction corrects two things: products have n/2 columns instead of B "
-    "on their wide side, and panels one part of the operations (2mnB of 2mn^2) instead of two.",
-    scaled_down=FIGURE_TEXT,
+FIGURE_1 = described(
+    "qr-paper",
+    "figure1",
     measure=measure_householder,
     draw=_draw,
     claims=(
         _low_gains_little,
         _no_better_than_library,
-        Claim("(neula) formula (4) is within 25% at the default width", _predicted(BLOCKED), timed=True),
-        Claim("(neula) corrected for wide products and panels it is", _predicted(BLOCKED, WIDE), timed=True),
+        _predicted("(neula) formula (4) is within 25% at the default width", BLOCKED),
+        _predicted("(neula) corrected for wide products and panels it is", BLOCKED, WIDE),
         _v100_householder,
     ),
     size=(11, 7),
-    takes_matrix=False,
 )
 
 # item: Q Figure 2; Q 27 TFLOP/s; V 1.4 times
-FIGURE_2 = Figure(
-    name="figure2",
-    title="Figure 2: recursive Gram-Schmidt QR against the cutoff",
-    shows="Formula (7) fed with this machine's rates, and RGSQRF itself, with the SGEQRF panel (and "
-    "SORGQR, since Gram-Schmidt needs the Q of a panel), with the CAQR panel and with the panel that is "
-    "the default here. The dotted lines leave out the rounding between the products. RHOUQR is recursive "
-    "Householder QR (Y, T, R) with the SGEQRF panel, its Q not formed. All are charged with the 2mn^2 - "
-    "2n^3/3 operations of Householder QR, so that a higher point is a shorter time.",
-    scaled_down=FIGURE_TEXT,
+FIGURE_2 = described(
+    "qr-paper",
+    "figure2",
     measure=measure_recursion,
     draw=_draw,
     claims=(
         _recursion_gains,
         _small_cutoff_is_best,
-        Claim(
-            "with the CAQR panel formula (7) predicts the speed (27 TFLOP/s, 26.2 measured)",
-            _predicted(RGSQRF_CAQR),
-            timed=True,
+        _predicted(
+            "with the CAQR panel formula (7) predicts the speed (27 TFLOP/s, 26.2 measured)", RGSQRF_CAQR
         ),
         _beats_recursive_householder,
-        Claim(
-            "(neula) formula (7) is within 25% at the default cutoff", _predicted(RGSQRF_DEFAULT), timed=True
-        ),
+        _predicted("(neula) formula (7) is within 25% at the default cutoff", RGSQRF_DEFAULT),
         _v100_rgsqrf,
         _v100_panel,
     ),
     size=(12, 8),
-    takes_matrix=False,
 )

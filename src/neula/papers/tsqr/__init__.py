@@ -3,11 +3,9 @@
 Ootomo, Yokota, "TSQR on TensorCores with error correction", 2021 (https://github.com/enp1s0/tsqr-tc).
 """
 
-from neula.papers.reproduce import Paper
-from neula.papers.tsqr.accuracy import ACCURACY
-from neula.papers.tsqr.performance import BATCHED, PERFORMANCE
-from neula.papers.tsqr.products import PRODUCTS
-from neula.papers.tsqr.underflow import UNDERFLOW_FIGURE
+from neula.papers.figure import Paper
+from neula.papers.tsqr.accuracy import ACCURACY, BATCHED, PERFORMANCE
+from neula.papers.tsqr.products import PRODUCTS, UNDERFLOW_FIGURE
 
 TSQR_PAPER = Paper(
     title="TSQR with error correction: the paper's figures, measured again",

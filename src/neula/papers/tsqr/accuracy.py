@@ -1,21 +1,58 @@
-"""The figures "Evaluation of accuracy": residual and orthogonality against the number of rows."""
+"""The figures "Evaluation of accuracy" and "Evaluation of performance", in the paper's modes."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import Any
 
 import torch
 
+import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
-from neula.engines import FP16
+from neula.engines import FP16, EmulatedEngine
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
-from neula.papers.figure import Figure, Setting
-from neula.papers.tsqr import modes
-from neula.papers.verdicts import Claim, ClaimCheck, cases, claim, within
+from neula.papers.figure import Setting, described
+from neula.papers.measuring import householder_flops, median_seconds
+from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, ratio, within
+
+CORRECTED = FP16_COR, TF32_COR = "fp16_cor", "tf32_cor"
+UNCORRECTED = FP16_NOCOR, TF32_NOCOR = "fp16_nocor", "tf32_nocor"
+FP32_NOTC = "fp32_notc"
+# item: T modes
+MODES = (FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC)
+ACCURATE = (*CORRECTED, FP32_NOTC)
+AUTO = "auto"
+"""The default of ``neula.tsqr``."""
+
+HOUSEHOLDER = "torch.linalg.qr"
+"""Householder QR of cuSOLVER on a GPU, of LAPACK on a CPU."""
+
+COLUMNS = 128
+BYTES = 40
+"""Memory of an entry: A, Q, and the copies that they are made from."""
+
+TRUNCATING, NEAREST, SLIDES = "emulated", "to nearest", "as in the slides"
+"""Emulated units: one that truncates as an A100 does, one that rounds to nearest, and the former with tiles,
+scaling and reflections of the slides.
+"""
+
+
+def emulated(a: torch.Tensor, mode: str) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Name, Q and R in a corrected mode on each of the emulated units."""
+    slides = mode.replace("_cor", "_slides")
+    for name, unit, compute in (
+        (TRUNCATING, "a100", mode),
+        (NEAREST, "ideal", mode),
+        (SLIDES, "a100", slides if a.shape[1] <= COLUMNS else mode),
+    ):
+        yield f"{mode}, {name}", *neula.tsqr(a, compute=compute, engine=EmulatedEngine(a.device, unit=unit))
+
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
@@ -29,16 +66,17 @@ APART = 30.0
 
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Errors of the five modes, the default and Householder QR in float32, for matrices of 2^e rows."""
-    powers = exponents or setting.pick(small=range(10, 14), paper=range(10, 23))
-    shapes = setting.fitting([(2**power, modes.COLUMNS) for power in powers], modes.BYTES)
+    powers = exponents or setting.pick(small=range(10, 13), paper=range(10, 23))
+    emulated_up_to = setting.pick(small=1 << 11, paper=1 << 13)
+    shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
         a = setting.random("uniform", m, n, dtype=torch.float32, seed=m)
-        for mode in (*modes.MODES, modes.AUTO):
-            yield _row(a, mode, *modes.tsqr(a, mode, setting))
-        for mode in modes.CORRECTED if m <= modes.EMULATED_UP_TO else ():
-            for name, (q, r) in modes.emulated(a, mode).items():
-                yield _row(a.cpu(), name, q, r)
-        yield _row(a, modes.HOUSEHOLDER, *torch.linalg.qr(a))
+        for mode in (*MODES, AUTO):
+            yield _row(a, mode, *neula.tsqr(a, compute=mode, engine=setting.numerics))
+        for mode in CORRECTED if m <= emulated_up_to else ():
+            for found in emulated(a, mode):
+                yield _row(a, *found)
+        yield _row(a, HOUSEHOLDER, *torch.linalg.qr(a))
 
 
 def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
@@ -54,66 +92,55 @@ def draw_accuracy(rows: Measurements, canvas: Canvas) -> None:
     curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
 
-# --- claims -----------------------------------------------------------------------------------------------
+def _ratios(rows: Measurements, methods: tuple[str, ...], peer: str) -> dict[str, list[float]]:
+    """Errors of some methods over those of another, for each m, by method and quantity."""
+    return {f"{x} {quantity}": rows.ratios(quantity, x, peer) for x in methods for quantity in QUANTITIES}
 
 
-def _ratios(rows: Measurements, method: str, peer: str) -> dict[str, list[float]]:
-    """Errors of one method over those of another, for each m."""
-    return {quantity: rows.ratios(quantity, method, peer) for quantity in QUANTITIES}
+def _told(ratios: dict[str, list[float]], peer: str) -> str:
+    return f"times {peer}: " + ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
-def _told(ratios: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
-
-
-def _at_most(factor: float, methods: tuple[str, ...], peer: str) -> Callable[[Measurements], ClaimCheck]:
-    """The claim that methods are at most so many times worse than another one, for every m."""
+def _at_most(text: str, methods: tuple[str, ...], peer: str) -> Claim:
+    """The claim that the errors of methods are of the level of another one, for every m."""
 
     def judge(rows: Measurements) -> ClaimCheck:
-        found = {method: _ratios(rows, method, peer) for method in methods}
-        text = "; ".join(f"{method} {_told(ratios)}" for method, ratios in found.items())
-        values = [x for ratios in found.values() for part in ratios.values() for x in part]
-        return within(values, (0.0, factor), f"times {peer}: {text}")
+        found = _ratios(rows, methods, peer)
+        return within(chain(*found.values()), (0.0, AS_GOOD), _told(found, peer))
 
-    return judge
+    return Claim(text, judge)
 
 
 @claim("without correction, the errors are those of the low format")
 def _level_of_format(rows: Measurements) -> ClaimCheck:
     """Within the bounds of fp16, and far from those of fp32."""
-    shares, gaps, texts = [], [], []
-    for method in modes.UNCORRECTED:
-        ratios = _ratios(rows, method, modes.FP32_NOTC)
-        for quantity, bound in BOUNDS.items():
-            errors = rows.where(method=method).numbers(quantity)
-            shares += [error / bound(FP16, rows[0]["n"]) for error in errors]
-            gaps += ratios[quantity]
-            texts.append(f"{method} {quantity} {span(errors, '.1e')}")
-    text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {modes.FP32_NOTC}"
-    found = [share <= 1.0 for share in shares] + [gap >= APART for gap in gaps]
-    return cases(found, f"{', '.join(texts)}: {text} (to hold, 1 and {APART:g})")
+    gaps = list(chain(*_ratios(rows, UNCORRECTED, FP32_NOTC).values()))
+    shares = [
+        error / bound(FP16, rows[0]["n"])
+        for method in UNCORRECTED
+        for quantity, bound in BOUNDS.items()
+        for error in rows.where(method=method).numbers(quantity)
+    ]
+    text = f"at most {max(shares):.2f} of the bound of fp16, at least {min(gaps):.0f} times {FP32_NOTC}"
+    return cases([share <= 1.0 for share in shares] + [gap > APART for gap in gaps], text)
 
 
 @claim("(neula) in fp32 no level of the tree errs more than Householder QR")
 def _an_error_a_level(rows: Measurements) -> ClaimCheck:
     """A tree of ``log2(m / n)`` levels above its leaves, each of which multiplies Q by orthogonal tiles."""
-    allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=modes.FP32_NOTC)]
-    ratios = _ratios(rows, modes.FP32_NOTC, modes.HOUSEHOLDER)
+    allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=FP32_NOTC)]
+    ratios = _ratios(rows, (FP32_NOTC,), HOUSEHOLDER)
     kept = [x <= y for part in ratios.values() for x, y in zip(part, allowed, strict=True)]
-    text = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
-    return cases(kept, f"times {modes.HOUSEHOLDER}: {_told(ratios)} ({text})")
+    levels = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
+    return cases(kept, f"{_told(ratios, HOUSEHOLDER)} ({levels})")
 
 
 @claim("with correction there is some loss, compared to FP32_NoTC")
 def _some_loss(rows: Measurements) -> ClaimCheck:
     """On average over m, the geometric mean."""
-    means = {
-        f"{method} {quantity}": statistics.geometric_mean(part)
-        for method in modes.CORRECTED
-        for quantity, part in _ratios(rows, method, modes.FP32_NOTC).items()
-    }
-    text = ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-    return within(means.values(), (1.0, math.inf), f"on average, times {modes.FP32_NOTC}: {text}")
+    ratios = _ratios(rows, CORRECTED, FP32_NOTC)
+    means = [statistics.geometric_mean(part) for part in ratios.values()]
+    return within(means, MORE, f"on average {span(means)}; {_told(ratios, FP32_NOTC)}")
 
 
 @claim("the unit's truncation is why: rounded to nearest, corrected modes are as good as FP32_NoTC")
@@ -121,51 +148,165 @@ def _truncation_is_why(rows: Measurements) -> ClaimCheck:
     """For each m that is emulated, on the unit of an A100 and on one that rounds to nearest."""
     found: list[bool] = []
     texts = []
-    for mode in modes.CORRECTED:
-        single = {row["m"]: row for row in rows.where(method=modes.FP32_NOTC)}
-        cut, near, slides = (
-            rows.where(method=f"{mode}, {unit}") for unit in (modes.TRUNCATING, modes.NEAREST, modes.SLIDES)
-        )
-        for quantity in QUANTITIES if cut else ():
-            ratios, nearest, paper = (
-                [row[quantity] / single[row["m"]][quantity] for row in part] for part in (cut, near, slides)
+    single = {row["m"]: row for row in rows.where(method=FP32_NOTC)}
+    for mode in CORRECTED if rows.where(method=f"{FP16_COR}, {NEAREST}") else ():
+        for quantity in QUANTITIES:
+            cut, nearest, slides = (
+                [row[quantity] / single[row["m"]][quantity] for row in rows.where(method=f"{mode}, {unit}")]
+                for unit in (TRUNCATING, NEAREST, SLIDES)
             )
-            found += [x > MESSAGE * y for x, y in zip(ratios, nearest, strict=True)]
+            found += [x > MESSAGE * y for x, y in zip(cut, nearest, strict=True)]
             found += [y <= AS_GOOD for y in nearest]
-            texts.append(
-                f"{mode} {quantity} {ratios[0]:.1f} at m = {cut[0]['m']} ({paper[0]:.1f} as in the slides), "
-                f"to nearest {nearest[0]:.1f}"
-            )
+            texts.append(f"{mode} {quantity} {cut[0]:.1f} ({slides[0]:.1f} {SLIDES}), to nearest ")
+            texts[-1] += f"{nearest[0]:.1f}"
     text = "; ".join(texts) or "0 sizes emulated"
-    return cases(found, f"times {modes.FP32_NOTC}, emulated: {text}")
+    return cases(found, f"times {FP32_NOTC}, emulated, at the smallest m: {text}")
 
 
 # item: T residual and orthogonality; T with correction; T 22 bits
-ACCURACY = Figure(
-    name="accuracy",
-    title="Evaluation of accuracy: residual and orthogonality against m",
-    shows="Residual `||A - QR||_F / ||A||_F` and orthogonality `||Q^T Q - I||_F / sqrt(n)`, computed in "
-    "double precision, of `neula.tsqr` in the paper's five modes and by default (auto), and of "
-    "`torch.linalg.qr` (cuSOLVER on a GPU, LAPACK on a CPU) in float32; uniform (-1, 1) matrices of 128 "
-    f"columns. Up to {modes.EMULATED_UP_TO} rows the corrected modes also on emulated units: an A100's, "
-    "which truncates, one that rounds to nearest, and the former in the slides' tiles of 256 rows with "
-    "remainders times 2^10.",
-    scaled_down="2^10 to 2^13 rows instead of 2^10 to 2^22, tensor cores emulated",
+ACCURACY = described(
+    "tsqr-paper",
+    "accuracy",
     measure=measure_accuracy,
     draw=draw_accuracy,
     claims=(
         _level_of_format,
-        Claim(
+        _at_most(
             "with correction there is not much loss of accuracy (neula: three times at most)",
-            _at_most(AS_GOOD, modes.CORRECTED, modes.FP32_NOTC),
+            CORRECTED,
+            FP32_NOTC,
         ),
         _some_loss,
         _an_error_a_level,
-        Claim(
-            "(neula) the default is as accurate as Householder QR",
-            _at_most(AS_GOOD, (modes.AUTO,), modes.HOUSEHOLDER),
-        ),
+        _at_most("(neula) the default is as accurate as Householder QR", (AUTO,), HOUSEHOLDER),
         _truncation_is_why,
     ),
     size=(11, 6),
+)
+
+
+GEQRF = "torch.geqrf"
+"""Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
+COPY = "copy of A"
+"""Reads one matrix and writes another: no QR with Q is faster."""
+
+BATCH_ROWS = 256
+RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
+WANTED_BATCH, WANTED_MS = 1024, 1.0
+EXTRA_OPERATIONS = 3.0
+"""Products that a corrected product is made of."""
+
+
+def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
+    """Times for matrices of 2^e rows."""
+    powers = exponents or setting.pick(small=range(10, 12), paper=range(10, 23))
+    shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
+    for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
+        yield from _times(setting.random("uniform", m, n, dtype=torch.float32, seed=m), setting)
+
+
+def measure_batches(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
+    """Times for 2^e matrices at once: random ones, or copies of the user's."""
+    powers = exponents or setting.pick(small=range(4), paper=range(14))
+    for batch in setting.track([2**power for power in powers], lambda batch: f"{batch} matrices"):
+        rows = batch * BATCH_ROWS
+        a = setting.random("uniform", rows, COLUMNS, dtype=torch.float32, seed=rows)
+        many = a.view(batch, BATCH_ROWS, -1) if setting.matrix is None else a.repeat(batch, 1, 1)
+        yield from _times(many, setting)
+
+
+def _times(a: torch.Tensor, setting: Setting) -> Iterator[Row]:
+    """All methods side by side; LAPACK gets the matrix as it wants it, so that it need not transpose."""
+    column_major = a.mT.contiguous().mT
+    methods: dict[str, Callable[[], Any]] = {
+        mode: partial(neula.tsqr, a, compute=mode, engine=setting.numerics) for mode in (*MODES, AUTO)
+    }
+    methods |= {HOUSEHOLDER: partial(torch.linalg.qr, column_major)}
+    methods |= {GEQRF: partial(torch.geqrf, column_major), COPY: a.clone}
+    for name, method in methods.items():
+        seconds = median_seconds(method, repeats=setting.pick(small=1, paper=3))
+        rate = None if name == COPY else 1e-12 * _flops(a.shape, forms_q=name != GEQRF) / seconds
+        size = {"m": a.shape[-2], "batch": a.shape[:-2].numel()}
+        yield size | {"method": name, "ms": 1e3 * seconds, "tflops": rate}
+
+
+def _flops(shape: torch.Size, *, forms_q: bool) -> float:
+    """Operations of Householder QR, whatever the method; forming Q takes as many again."""
+    return shape[:-2].numel() * householder_flops(*shape[-2:]) * (2 if forms_q else 1)
+
+
+_cost_of_correction = ratio(
+    "error correction needs three times the operations: at most three times as long",
+    *("ms", FP16_COR, FP16_NOCOR, (0.0, EXTRA_OPERATIONS)),
+    timed=True,
+)
+
+
+@claim("(neula) the default is faster than the modes that are as accurate", timed=True)
+def _default_fastest(rows: Measurements) -> ClaimCheck:
+    """For the largest size, among the modes of the same accuracy."""
+    speedups = {mode: rows.ratios("ms", mode, AUTO)[-1] for mode in ACCURATE}
+    text = ", ".join(f"{speedup:.2f} times as fast as {mode}" for mode, speedup in speedups.items())
+    return within(speedups.values(), MORE, f"for the largest {text}")
+
+
+@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision", timed=True)
+def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
+    """The time of so many is extrapolated from fewer, where fewer are measured."""
+    batch = min(WANTED_BATCH, max(rows.column("batch")))
+    times: dict[str, float] = {
+        mode: rows.where(batch=batch, method=mode)[0]["ms"] * WANTED_BATCH / batch
+        for mode in (*ACCURATE, AUTO)
+    }
+    best = min(times, key=lambda mode: times[mode])
+    text = f"{times[best]:.2f} ms with {best}" + ("" if batch == WANTED_BATCH else f", from {batch} matrices")
+    return within([times[best]], (0.0, WANTED_MS), text)
+
+
+# item: T one matrix; T 3x operations
+PERFORMANCE = described(
+    "tsqr-paper",
+    "performance",
+    measure=measure_performance,
+    draw=partial(curves, x="m", xlabel="m", quantities=RATES, series="method", ncols=4),
+    claims=(
+        ratio(
+            "TSQR with error correction is faster than cuSOLVER",
+            *("ms", HOUSEHOLDER, FP16_COR, MORE),
+            timed=True,
+        ),
+        ratio(
+            "tensor cores with correction are faster than fp32 without them, for large m",
+            *("ms", FP32_NOTC, FP16_COR, MORE),
+            last=True,
+            timed=True,
+        ),
+        _cost_of_correction,
+        _default_fastest,
+    ),
+    size=(12, 6),
+    emulated_times=True,
+)
+
+# item: T batch
+BATCHED = described(
+    "tsqr-paper",
+    "batched",
+    measure=measure_batches,
+    draw=partial(
+        curves, x="batch", xlabel="matrices of 256 x 128", quantities=RATES, series="method", ncols=4
+    ),
+    claims=(
+        ratio(
+            "many matrices are factorized faster than by cublasSgeqrfBatched, which forms no Q",
+            *("ms", GEQRF, FP16_COR, MORE),
+            last=True,
+            timed=True,
+        ),
+        _cost_of_correction,
+        _thousand_in_a_millisecond,
+        _default_fastest,
+    ),
+    size=(12, 6),
+    emulated_times=True,
 )

@@ -38,6 +38,12 @@ COMPUTE = {
 }
 """The paper's five modes, and the format whose accuracy each has."""
 
+SLIDES = {"fp16_slides": "fp32", "tf32_slides": "fp32"}
+"""The corrected modes with all values of the slides."""
+
+SLIDES_ROWS, SLIDES_SHIFT = 256, 10
+"""Rows of a tile, and the exponent by which remainders are scaled."""
+
 MAX_COLUMNS = 256
 
 
@@ -71,11 +77,14 @@ def tsqr(
         Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
-    compute : {"auto", "fp16_cor", "fp16_nocor", "tf32_cor", "tf32_nocor", "fp32_notc"}, optional
+    compute : str, optional
         What the products of block reflectors are computed in: two numbers of fp16 or of tf32 for each
-        element (error correction), one, or float32 without matrix units. A float64 matrix is rounded to
+        element (error correction, ``"fp16_cor"`` and ``"tf32_cor"``), one (``"fp16_nocor"`` and
+        ``"tf32_nocor"``), or float32 without matrix units (``"fp32_notc"``). A float64 matrix is rounded to
         float32 for them. A reflection in float32 errs by some 10 u, more than what one to three columns are
-        certified to: those may come with a warning.
+        certified to: those may come with a warning. ``"fp16_slides"`` and ``"tf32_slides"`` are the corrected
+        modes exactly as in the slides, for at most 128 columns: tiles of 256 rows, remainders times 2^10, and
+        reflections by matrix units, too. ``"auto"`` is the default.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
         What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no fp16 and no tf32.
     strict : bool, optional
@@ -137,11 +146,11 @@ def tsqr(
             "use neula.qr"
         )
     check_name("mode", mode, MODES)
-    check_name("compute", compute, ("auto", *COMPUTE))
+    check_name("compute", compute, ("auto", *COMPUTE, *SLIDES))
     if compute != "auto":
-        target = max(target, FORMATS[COMPUTE[compute]], key=lambda format: format.u)
+        target = max(target, FORMATS[(COMPUTE | SLIDES)[compute]], key=lambda format: format.u)
     options, matrices = QROptions(target, call.engine), call.matrices()
-    links = _chain(matrices, options) if compute == "auto" else [_named(compute, call.engine)]
+    links = _chain(matrices, options) if compute == "auto" else [_named(compute, call.engine, a.shape[-1])]
     if a.numel() == 0:
         factors = QRFactors.of_nothing(matrices, mode, target)
     else:
@@ -162,10 +171,21 @@ def _chain(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
     return chain_tall(m, n, options)
 
 
-def _named(compute: str, engine: Engine) -> QRLink:
+def _named(compute: str, engine: Engine, columns: int) -> QRLink:
     """Exactly this mode of the tree."""
-    method = partial(tree, product=_product(compute, engine))
+    method = partial(tree, **tree_options(compute, engine, columns))
     return together(f"tsqr {compute}", torch.float32, partial(engine.over_rows.merged, factorize=method))
+
+
+def tree_options(compute: str, engine: Engine, columns: int) -> dict[str, Any]:
+    """What :func:`neula.algorithms.orthogonal.tsqr.tsqr` takes for one of the modes."""
+    if compute not in SLIDES:
+        return {"product": _product(compute, engine)}
+    if 2 * columns > SLIDES_ROWS:
+        raise ValueError(f"compute={compute!r} takes at most {SLIDES_ROWS // 2} columns, got {columns}")
+    low = _multiplying(compute.removesuffix("_slides"), engine)
+    product = partial(corrected_bmm, engine=low, shift=SLIDES_SHIFT)
+    return {"product": product, "tile_rows": SLIDES_ROWS, "reflections": product}
 
 
 def _product(compute: str, engine: Engine) -> str | Product:
@@ -173,12 +193,17 @@ def _product(compute: str, engine: Engine) -> str | Product:
     format, _, correction = compute.partition("_")
     if format == "fp32":
         return exact_matmul
+    low = _multiplying(format, engine)
+    if engine.device.type == "cuda":  # whose kernels know them by name
+        return format if correction == "nocor" else f"{format}_cor"
+    return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
+
+
+def _multiplying(format: str, engine: Engine) -> Engine:
+    """The engine in a low format that it has."""
     if format not in engine.formats:
         raise ValueError(
             f"the {engine.name} engine does not multiply in {format!r} (it gains nothing there): "
             "pass compute='fp32_notc' or engine='emulated'"
         )
-    if engine.device.type == "cuda":  # whose kernels know them by name
-        return format if correction == "nocor" else f"{format}_cor"
-    low = engine.using(format)
-    return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
+    return engine.using(format)
