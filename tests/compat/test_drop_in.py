@@ -22,7 +22,7 @@ import neula.compat
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
-from neula.compat.least_squares import is_pseudoinverse
+from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, is_pseudoinverse
 
 PEERS: dict[ModuleType, ModuleType] = {
     np_compat: np.linalg,
@@ -148,8 +148,9 @@ class TestNeulaAnswers:
         squares = ((a @ exact - b) ** 2).sum(0) if shape[0] > shape[1] else np.empty(0)
         scalar = compat is sp_compat and not k and squares.size
         assert np.shape(residuals) == (() if scalar else np.atleast_1d(squares).shape)
-        assert np.allclose(residuals, squares, rtol=1e3 * np.finfo(dtype).eps)
-        assert told == ["lstsq"]
+        assert np.allclose(residuals, squares, rtol=1e3 * np.finfo(dtype).eps, atol=1e3 * np.finfo(dtype).eps)
+        if dtype == np.float64:  # float32 has half of its digits up to condition numbers of a hundred
+            assert told == ["lstsq"] * (shape[0] < shape[1])
 
     @pytest.mark.parametrize("shape", [(8, 3), (3, 3), (3, 8), (2, 8, 3)])
     def test_qr(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
@@ -197,28 +198,7 @@ class TestNeulaAnswers:
         found = sp_compat.lu_solve(pair, (a @ x).astype(dtype))
         assert found.dtype == dtype
         assert close(found, x, a)
-        assert told == ["lu_factor", "lu_solve"]
-
-    @pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6)])
-    @pytest.mark.parametrize("lower", [True, False])
-    def test_cholesky(self, shape: tuple[int, ...], lower: bool, dtype: type, told: list[str]) -> None:
-        root = np.random.default_rng(13).standard_normal(shape)
-        a = (root @ root.swapaxes(-1, -2) + np.eye(6)).astype(dtype)
-        read = np.tril(a) if lower else np.triu(a)
-        factor, which = sp_compat.cho_factor(read, lower=lower)
-        assert np.array_equal(which, np.full(shape[:-2], lower))
-        assert isinstance(which, np.ndarray if shape[:-2] else bool)
-        for found in (
-            np_compat.cholesky(read, upper=not lower),
-            sp_compat.cholesky(read, lower),
-            torch_compat.cholesky(torch.from_numpy(read), upper=not lower).numpy(),
-            factor,
-        ):
-            assert found.dtype == dtype
-            assert np.array_equal(found, np.tril(found) if lower else np.triu(found))
-            L = found if lower else found.swapaxes(-1, -2)
-            assert np.abs(L @ L.swapaxes(-1, -2) - a).max() < 100 * np.finfo(dtype).eps * np.abs(a).max()
-        assert told == ["cholesky"] * 4
+        assert told == ["lu_solve"]
 
     @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
     def test_pinv(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
@@ -265,6 +245,80 @@ class TestNeulaAnswers:
         assert told == ["lstsq", "qr", "qr"]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestCholesky:
+    """Of the library, unless numbers are so large or so small that it loses digits."""
+
+    @pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6)])
+    @pytest.mark.parametrize("lower", [True, False])
+    def test_of_safe_numbers(self, shape: tuple[int, ...], lower: bool, dtype: type, told: list[str]) -> None:
+        root = np.random.default_rng(13).standard_normal(shape)
+        a = (root @ root.swapaxes(-1, -2) + np.eye(6)).astype(dtype)
+        read = np.tril(a) if lower else np.triu(a)
+        factor, which = sp_compat.cho_factor(read, lower=lower)
+        assert np.array_equal(which, np.full(shape[:-2], lower))
+        assert isinstance(which, np.ndarray if shape[:-2] else bool)
+        for found in (
+            np_compat.cholesky(read, upper=not lower),
+            sp_compat.cholesky(read, lower),
+            torch_compat.cholesky(torch.from_numpy(read), upper=not lower).numpy(),
+            factor,
+        ):
+            assert found.dtype == dtype
+            assert np.array_equal(found, np.tril(found) if lower else np.triu(found))
+            L = found if lower else found.swapaxes(-1, -2)
+            assert np.abs(L @ L.swapaxes(-1, -2) - a).max() < 100 * np.finfo(dtype).eps * np.abs(a).max()
+        assert told == []
+
+    def test_badly_scaled(self, dtype: type, told: list[str]) -> None:
+        """Elements that are subnormal, of which LAPACK's factor has a few digits."""
+        units = 2.0 ** (np.array([-74, 0, 3]) if dtype == np.float32 else np.array([-537, 0, 3]))
+        near = np.array([[4.0, 1.0, 1.0], [1.0, 5.0, 2.0], [1.0, 2.0, 3.0]])
+        a = (near * units * units[:, None]).astype(dtype)
+        exact = np.linalg.cholesky(near) * units[:, None]
+        with np.errstate(all="ignore"):
+            found = [
+                sp_compat.cholesky(a, lower=True),
+                torch_compat.cholesky(torch.from_numpy(a)).numpy(),
+                np_compat.cholesky(a),
+            ]
+        for L in found:
+            assert np.abs(L / units[:, None] - exact / units[:, None]).max() < 1e-6
+        assert told == ["cholesky"] * (2 if dtype == np.float32 else 3)
+
+
+@pytest.mark.parametrize("k", [(), (2,)])
+def test_solutions_are_measured(k: tuple[int, ...]) -> None:
+    """An x that is wrong by a millionth, and any x of an ill-conditioned A, are not accepted."""
+    rng = np.random.default_rng(18)
+    a, b = rng.standard_normal((30, 4)), rng.standard_normal((30, *k))
+    x, _, _, s = np.linalg.lstsq(a, b, rcond=None)
+    assert is_accurate_solution(a, b, x, s)
+    wrong = x.copy()
+    wrong[..., -1] *= 1 + 1e-6
+    assert not is_accurate_solution(a, b, wrong, s)
+    assert not is_accurate_solution(a, b, np.nan * x, s)
+    a[:, 3] = a[:, 2] + 1e-6 * a[:, 3]
+    x, _, _, s = np.linalg.lstsq(a, b, rcond=None)
+    assert not is_accurate_solution(a, b, x, s)
+
+
+def test_an_inaccurate_solution_is_refined(told: list[str]) -> None:
+    """A column in small units: peers lose the digits of the other unknowns."""
+    a, units = (
+        np.random.default_rng(19).integers(-9, 10, (20, 3)).astype(float),
+        np.array([1.0, 2.0**-33, 1.0]),
+    )
+    x = np.array([1.0, 2.0**35, 3.0])
+    b = a * units @ x
+    found = [compat.lstsq(a * units, b) for compat in (np_compat, sp_compat)]
+    for solution, squares, rank, _ in found:
+        assert np.allclose(solution, x, rtol=1e-13, atol=0)
+        assert np.size(squares) == 1
+        assert rank == 3
+    assert told == ["lstsq"] * 2
+
+
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (9, 4), (4, 4), (4, 9), (2, 9, 4), (300, 40)])
 def test_pseudoinverses_are_measured(shape: tuple[int, ...], wrap: Any) -> None:
@@ -275,6 +329,7 @@ def test_pseudoinverses_are_measured(shape: tuple[int, ...], wrap: Any) -> None:
     k = min(shape[-2:])
     x = (u[..., :k] / s[..., None, :] @ vt[..., :k, :]).swapaxes(-1, -2)
     assert is_pseudoinverse(wrap(a), wrap(x))
+    assert is_accurate_inverse(wrap(a), wrap(x))
     one_row, rounded = x.copy(), x * (1 + 1e-6 * rng.standard_normal(x.shape))
     one_row[..., :1, :1] += 0.01 * np.linalg.norm(x[..., :1, :], axis=-1, keepdims=True)
     wrong = [one_row, rounded, 0 * x, np.nan * x]
@@ -453,7 +508,7 @@ class TestPairs:
         lu, piv = sp_compat.lu_factor(self.a)
         assert np.allclose(self.a @ sp_compat.lu_solve((lu, piv), self.b), self.b, atol=1e-12)
         assert np.allclose(self.a @ scipy.linalg.lu_solve((lu, piv), self.b), self.b, atol=1e-12)
-        assert told == ["lu_factor"]
+        assert told == []
 
     def test_transposed(self) -> None:
         x = sp_compat.lu_solve(sp_compat.lu_factor(self.a), self.b, trans=1)
@@ -464,7 +519,7 @@ class TestPairs:
         pair = sp_compat.lu_factor(a)
         a[:] = 0.0
         assert np.allclose(self.a @ sp_compat.lu_solve(pair, self.b), self.b, atol=1e-12)
-        assert not sp_compat.lu_factor(self.a, overwrite_a=True).factors.keeps_a
+        assert type(sp_compat.lu_factor(self.a, overwrite_a=True)) is tuple
 
     def test_singular(self) -> None:
         with pytest.warns(scipy.linalg.LinAlgWarning, match="exactly zero"):

@@ -47,6 +47,9 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
     "dependent": (neula.lstsq, dependent(20, 5), normal(20), {"rcond": 1e-10}),
     "all digits": (neula.lstsq, normal(20, 5), normal(20), {"certify": "forward"}),
     "one column": (neula.lstsq, normal(3, 1), normal(3, 1), {}),
+    "columns of a view": (neula.lstsq, normal(5, 20).T, normal(20, 2)[:, 0], {}),
+    "damped": (neula.lstsq, normal(20, 5), normal(20), {"damp": 0.5}),
+    "damped, wide": (neula.lstsq, normal(5, 20, dtype=np.float32), normal(5, 2), {"damp": 0.5}),
 }
 
 

@@ -116,6 +116,22 @@ def need_finite(a: np.ndarray, error: Exception) -> None:
         raise Refused(error)
 
 
+def has_safe_diagonal(a: Any) -> bool:
+    """Whether a Cholesky factor by LAPACK, if there is one, is as accurate as its precision allows.
+
+    ``A - L L^T`` is at most ``(n + 1) u sqrt(a_ii a_jj)`` elementwise, for every A: N. J. Higham, "Accuracy
+    and Stability of Numerical Algorithms", 2002, theorem 10.3. The condition is that nothing overflows or
+    underflows, so that the diagonal is between the square roots of the smallest and the largest number.
+
+    Parameters
+    ----------
+    a : ndarray or Tensor, shape (..., n, n)
+    """
+    diagonal = a.diagonal(0, -2, -1)
+    numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
+    return bool(diagonal.min() >= numbers.tiny**0.5) and bool(diagonal.max() <= numbers.max**0.5)
+
+
 def need(suited: bool) -> None:
     """Leave it to the peer unless a condition holds.
 

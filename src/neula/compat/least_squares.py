@@ -1,4 +1,4 @@
-"""Least squares and pseudoinverses with ranks as the peers count them: by the singular values of A."""
+"""How accurate least squares and pseudoinverses of other libraries are, and better ones of the same rank."""
 
 from __future__ import annotations
 
@@ -9,61 +9,69 @@ import torch
 
 import neula
 from neula.certificates.probes import PROBES, gaussian_probes
-from neula.compat.drop_in import need
-from neula.pipeline.inputs import take
 
 
-def singular_values(a: np.ndarray) -> np.ndarray:
-    """Those of matrices, by torch: threads of another library would hold up those of what comes next.
+def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray) -> bool:
+    """Whether half of the digits, or more, of solutions of least squares of full rank are correct.
+
+    The error is ``(A^T A)^-1 A^T (b - A x)``; its norm is at most that of the gradient, which is computed,
+    and of the rounding errors of that over the square of the smallest singular value.
 
     Parameters
     ----------
-    a : ndarray, shape (..., m, n)
-        float32 or float64.
-
-    Returns
-    -------
-    ndarray, shape (..., min(m, n))
-
-    Raises
-    ------
-    RuntimeError
-        If they are not found, for NaN as well.
+    a : ndarray, shape (m, n)
+        Wide matrices have other solutions: of these nothing is said.
+    b : ndarray, shape (m,) or (m, k)
+    x : ndarray, shape (n,) or (n, k)
+    s : ndarray, shape (n,)
+        Singular values of a.
     """
-    found: np.ndarray = torch.linalg.svdvals(take(a, "a").tensor).numpy()
-    return found
+    if len(a) < a.shape[1]:
+        return False
+    with np.errstate(all="ignore"):  # NaN is not accepted
+        residual = b - a @ x
+        gradient, size, left = (np.sqrt((y * y).sum(0)) for y in (a.T @ residual, x, residual))
+        largest, smallest = (float(each) for each in (s[0], s[-1]))
+        rounding = sum(a.shape) * np.finfo(x.dtype).eps * largest * (left + largest * size)
+        return bool((gradient + rounding <= np.finfo(x.dtype).eps ** 0.5 * smallest**2 * size).all())
 
 
-def full_rank_solution(
-    a: np.ndarray, b: np.ndarray, s: np.ndarray, rcond: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The solution of a problem of full rank, and the squares of its residuals.
+def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The solution of a problem of full rank by :func:`neula.lstsq`, and the squares of its residuals.
+
+    neula's cutoff is for A with normalized columns. What has full rank by another one keeps it here.
 
     Parameters
     ----------
     a : ndarray, shape (m, n)
     b : ndarray, shape (m,) or (m, k)
-    s : ndarray, shape (min(m, n),)
-        Singular values of a.
-    rcond : float
-        Those of at most ``rcond`` times the largest count as zero.
 
     Returns
     -------
     x : ndarray, shape (n,) or (n, k)
-    squares : ndarray, shape (k,) or (1,)
-
-    Raises
-    ------
-    Unsuited
-        If the rank is not full: neula's cutoff is for A with normalized columns, and solutions of a smaller
-        rank would differ.
+    squares : ndarray, shape (k,) or (1,), or (0,) unless ``m > n``
     """
-    need(a.ndim == 2 and b.ndim in (1, 2) and a.size > 0 and b.size > 0)
-    need(bool(s[-1] > rcond * s[0]))
-    # Of full rank, as has just been decided: nothing is to be cut off.
     result = neula.lstsq(a, b, rcond=0.0)
-    return result.x, np.square(np.atleast_1d(result.residual_norm))
+    squares = np.square(np.atleast_1d(result.residual_norm)).astype(result.x.dtype)
+    return result.x, squares if len(a) > a.shape[1] else squares[:0]
+
+
+def is_accurate_inverse(a: Any, x: Any) -> bool:
+    """Whether half of the digits, or more, of all rows of pseudoinverses by an SVD are correct.
+
+    The SVD is that of A + E, with ``||E|| <= max(m, n) u ||A||``. Whatever counts as zero,
+    ``X (A + E) X = X`` and ``(A + E) X`` is symmetric: what :func:`is_pseudoinverse` measures is at most
+    ``3 ||E|| ||X||``, and need not be measured where A is well-conditioned.
+
+    Parameters
+    ----------
+    a, x : as for :func:`is_pseudoinverse`
+    """
+    norm = torch.linalg.vector_norm if isinstance(x, torch.Tensor) else np.linalg.norm
+    numbers = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
+    # Norms of whole batches: each matrix has a smaller one.
+    error = 3 * max(a.shape[-2:]) * numbers.eps * float(norm(a)) * float(norm(x))
+    return error <= numbers.eps**0.5 or is_pseudoinverse(a, x)
 
 
 def is_pseudoinverse(a: Any, x: Any) -> bool:

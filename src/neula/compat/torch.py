@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, linalg
 
 import neula
-from neula.compat.drop_in import Refused, drop_in, names_of, need
-from neula.compat.least_squares import is_pseudoinverse
+from neula.compat.drop_in import Refused, drop_in, has_safe_diagonal, names_of, need
+from neula.compat.least_squares import is_accurate_inverse
+from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
 
 return_types: Any = torch.return_types
@@ -116,8 +117,10 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     """
     need(isinstance(A, Tensor) and isinstance(B, Tensor) and A.ndim >= 2 and B.ndim in (A.ndim, A.ndim - 1))
     need(A.dtype == B.dtype and A.shape[:-1] == B.shape[: A.ndim - 1])
-    _need_finite(A, "linalg.lstsq")
-    need(driver is None and _same_kind(A, B) and A.numel() > 0 and B.numel() > 0)
+    suited = driver is None and _same_kind(A, B) and A.numel() > 0 and B.numel() > 0
+    if not (suited and A.is_cpu and A.ndim == 2):  # that is looked at where neula refuses it
+        _need_finite(A, "linalg.lstsq")
+        need(suited)
     is_vector = B.ndim == A.ndim - 1
     b = B.unsqueeze(-1) if is_vector else B
     m, n = A.shape[-2:]
@@ -126,7 +129,11 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
         x, rank = neula.lstsq(A, b).x, torch.empty(0, dtype=torch.int64, device=A.device)
         residuals = (A @ x - b).square().sum(-2) if m > n else none
     else:
-        x, rank = _ranked_solution(A, b, max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond)
+        try:
+            x, rank = _ranked_solution(A, b, max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond)
+        except ValueError:
+            _need_finite(A, "linalg.lstsq")
+            raise
         residuals = none
     return return_types.linalg_lstsq((x.squeeze(-1) if is_vector else x, residuals, rank, none))
 
@@ -166,11 +173,8 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     tensor([[5.]])
     """
     need(out is None and _same_kind(A))
-    try:
-        finite = _is_finite(A)
-    except RuntimeError:  # there are no numbers to look at
+    if is_traced((A,)):
         return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
-    need(finite)
     result = neula.qr(A, mode=cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
@@ -178,6 +182,8 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
 @drop_in(linalg)
 def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Tensor:
     """Cholesky factor as by :func:`torch.linalg.cholesky`, by :func:`neula.cholesky`.
+
+    On a CPU it is torch's own unless A is badly scaled.
 
     Parameters
     ----------
@@ -211,7 +217,8 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
     tensor([[2., 0.],
             [1., 2.]])
     """
-    need(out is None and _same_kind(A))
+    need(out is None and _same_kind(A) and A.ndim >= 2)
+    need(is_traced((A,)) or not A.is_cpu or not has_safe_diagonal(A.detach()))
     factor: Tensor = neula.cholesky(A, upper=upper).factor
     return factor
 
@@ -267,7 +274,7 @@ def pinv(
     need(out is None and not hermitian and _same_kind(A) and A.numel() > 0)
     need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor))
     found: Tensor = linalg.pinv(A, atol=atol, rtol=rtol)
-    if is_pseudoinverse(A.detach(), found.detach()):
+    if is_accurate_inverse(A.detach(), found.detach()):
         return found
     s = linalg.svdvals(A.detach())
     by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
@@ -311,12 +318,11 @@ def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
 def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor]:
     """Solutions and ranks; singular values of A of at most ``rcond`` times the largest count as zero."""
     result = neula.lstsq(A, b, rcond=rcond)
-    norms = linalg.vector_norm(A.detach(), dim=-2)
-    # The singular values of B D lie between those of B times the smallest and the largest element of D.
-    ratios = norms.amax(-1).double() / norms.amin(-1)
     full = result.rank == min(A.shape[-2:])
+    # The singular values of B D lie between those of B times the smallest and the largest element of D.
+    shortest, longest = linalg.vector_norm(A.detach(), dim=-2).aminmax()  # of the batch
     # What is not clear by a factor of three is looked at: condition numbers are estimates.
-    if not (full and bool((3 * rcond * result.conditions * ratios < 1).all())):
+    if not (full and 3 * rcond * result.condition * float(longest) < float(shortest)):
         s = linalg.svdvals(A.detach())
         if not bool((s[..., -1] > rcond * s[..., 0]).all()):
             # Not torch's default: its 'gelsy' does not initialize the pivots, and may cut off too much.

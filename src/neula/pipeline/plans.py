@@ -31,6 +31,9 @@ KEPT = 512
 
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32), torch.float64, torch.float32)
 
+COPIED = 1 << 15
+"""Elements of a view up to which its copy takes less time than the front end."""
+
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]
@@ -67,7 +70,8 @@ class Given(NamedTuple):
     Attributes
     ----------
     arrays : sequence of array, or of Tensor
-        float64 or float32, with contiguous rows: arrays on the host, tensors where they are on a device.
+        float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where
+        they are on a device.
     wrap : callable
     begun : float
         When the call began, in seconds of ``time.perf_counter``.
@@ -97,7 +101,7 @@ class Plans:
         From what a first link has found, and the arguments of a call, to the result: for plans that return
         answers.
     fetches : bool, optional
-        Whether a plan on the host also takes what is fetched from a device.
+        Whether a plan on the host also takes copies: of views, and what is fetched from a device.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if len(args) != self._operands or (given := given_arrays(args, begun)) is None:
+        if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
         key: list[Any] = []
         for x in given.arrays:
@@ -171,14 +175,19 @@ def forget_all() -> None:
         plans.forget()
 
 
-def given_arrays(args: Sequence[Any], begun: float) -> Given | None:
+def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
     """Aligned arrays of one library in one place, row by row, that nobody differentiates by; else None."""
     if type(args[0]) is np.ndarray:
-        for x in args:
+        arrays = args
+        for place, x in enumerate(args):
             # A single row is contiguous whatever its stride, and torch takes no negative one.
-            if type(x) is not np.ndarray or not x.flags.carray or min(x.strides, default=0) < 0:
+            if type(x) is not np.ndarray:
                 return None
-        return Given(args, _as_it_is, begun, _in_numpy, args)
+            if not x.flags.carray or min(x.strides, default=0) < 0:
+                if not copies or x.size > COPIED or x.dtype not in DTYPES:
+                    return None
+                arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
+        return Given(arrays, _as_it_is, begun, _in_numpy, args)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:
         return None
     device = args[0].device

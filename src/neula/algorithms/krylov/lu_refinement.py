@@ -131,7 +131,7 @@ class KeptMatrix:
         exponent = math.frexp(largest)[1]
         scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
         here = a.to(engine.device)
-        return cls(a, engine, scale, ScaledOperator(here, scale) @ _direction(len(a), engine.device))
+        return cls(a, engine, scale, ScaledOperator(here, scale) @ direction(len(a), engine.device))
 
     @cached_property
     def row_norms(self) -> torch.Tensor:
@@ -149,12 +149,12 @@ class KeptMatrix:
             If A was changed.
         """
         products = self._products()
-        self._check(products @ _direction(len(self.a), self.engine.device))
+        self._check(products @ direction(len(self.a), self.engine.device))
         return products
 
     def images(self, x: torch.Tensor) -> torch.Tensor:
         """``scale A x``, if A is what it was (else a ValueError): both in one pass."""
-        images = self._products() @ torch.cat([_direction(len(x), x.device), x], 1)
+        images = self._products() @ torch.cat([direction(len(x), x.device), x], 1)
         self._check(images[:, :1])
         return images[:, 1:]
 
@@ -389,7 +389,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
 
 
 @lru_cache(maxsize=16)
-def _direction(n: int, device: torch.device) -> torch.Tensor:
+def direction(n: int, device: torch.device) -> torch.Tensor:
     """A fixed random vector, shape (n, 1), of magnitudes in [1/2, 1]: no change of one element is hidden."""
     generator = torch.Generator("cpu").manual_seed(n)
     r = 2 * torch.rand(n, 1, generator=generator, dtype=torch.float64, device="cpu") - 1

@@ -8,13 +8,13 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import drop_in, need
+from neula.compat.drop_in import drop_in, has_safe_diagonal, need
 from neula.compat.scipy.inputs import lapack_arrays
 
 
 @drop_in(linalg)
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> np.ndarray:
-    """Cholesky factor as by :func:`scipy.linalg.cholesky`, by :func:`neula.cholesky`.
+    """Cholesky factor by :func:`scipy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
     lower : bool, optional
         Whether to return L with ``a = L L^T`` in place of U with ``a = U^T U``.
     overwrite_a, check_finite : bool, optional
-        Accepted; nothing is overwritten, and everything is checked.
+        As for SciPy, which factorizes unless A is badly scaled.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
 def cho_factor(
     a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
 ) -> tuple[np.ndarray, bool | np.ndarray]:
-    """Cholesky factor for :func:`scipy.linalg.cho_solve`, by :func:`neula.cholesky`.
+    """Cholesky factor for :func:`scipy.linalg.cho_solve`, as by :func:`cholesky`.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def cho_factor(
     Returns
     -------
     c : ndarray, shape (..., n, n)
-        The factor; zero in the other triangle, of which SciPy says nothing.
+        The factor; the other triangle holds anything.
     lower : bool, or ndarray of bool, shape (...), for a batch
 
     Raises
@@ -91,6 +91,6 @@ def cho_factor(
 
 def _factor(a: Any, *, lower: bool) -> np.ndarray:
     (A,) = lapack_arrays(a)
-    need(A.size > 0 and bool(np.isfinite(A).all()))
+    need(A.size > 0 and not has_safe_diagonal(A) and bool(np.isfinite(A).all()))
     factor: np.ndarray = neula.cholesky(A, upper=not lower).factor
     return factor

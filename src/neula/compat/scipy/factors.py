@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import linalg
 
 import neula
+from neula.algorithms.krylov.lu_refinement import direction
 from neula.compat.drop_in import drop_in, need
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.compat.scipy.systems import AccuracyLinAlgWarning
 from neula.errors import warn
+from neula.kernels.magnitudes import MODERATE
+from neula.problems.systems.lu_plan import factors_of
 
 
 class LUPair(tuple[np.ndarray, np.ndarray]):
-    """``lu, piv`` as SciPy has them, which remember how they were made.
+    """``lu, piv`` as SciPy has them, which remember what they are the factors of.
 
     Attributes
     ----------
-    factors : LUFactors
-        The same factors, with which :func:`lu_solve` refines.
+    matrix : ndarray, shape (n, n)
+        In the memory of the user.
+    image : ndarray, shape (n, 1)
+        Its product with a fixed vector, which tells whether it still is the same.
     """
 
-    factors: neula.LUFactors
+    matrix: np.ndarray
+    image: np.ndarray
 
-    @classmethod
-    def from_factors(cls, factors: neula.LUFactors) -> LUPair:
-        """The pair of a square matrix."""
-        lu = factors.packed.lu.numpy()
-        pair = cls((lu, factors.packed.pivots.numpy().astype(np.int32)))
-        pair.factors = factors
-        return pair
+    @cached_property
+    def factors(self) -> neula.LUFactors | None:
+        """The same factors, with which :func:`lu_solve` refines."""
+        return factors_of(self.matrix, *self, self.image)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies, and what travels between processes, are plain tuples: a is left behind."""
@@ -40,19 +46,16 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
 
 @drop_in(linalg)
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
-    """Pivoted LU factors as by :func:`scipy.linalg.lu_factor`, by :func:`neula.lu_factor`.
+    """Pivoted LU factors by :func:`scipy.linalg.lu_factor`, for :func:`lu_solve` to refine with.
 
-    They are as accurate as the dtype, and the pair remembers a, by reference, for :func:`lu_solve` to refine
-    with, unless ``overwrite_a`` says that it will not last.
+    The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, a is singular, or
+    its numbers are far from 1.
 
     Parameters
     ----------
     a : array_like, shape (n, n)
-        Others are SciPy's to factorize, and so are singular ones.
-    overwrite_a : bool, optional
-        Do not keep a; it is not overwritten.
-    check_finite : bool, optional
-        Accepted; everything is checked.
+    overwrite_a, check_finite : bool, optional
+        As for SciPy.
 
     Returns
     -------
@@ -72,9 +75,14 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     ([[2.0, 1.0], [0.5, 1.5]], [1, 1])
     """
     (A,) = lapack_arrays(a)
-    need(A.ndim == 2 and A.size > 0)
-    compute: Any = {4: "fp32", 8: "fp64"}[A.itemsize]
-    return LUPair.from_factors(neula.lu_factor(A, compute=compute, keep_a=not overwrite_a))
+    need(A.ndim == 2 and 0 < len(A) == A.shape[1] and not overwrite_a)
+    found = lu, _ = linalg.lu_factor(A, check_finite=check_finite)
+    norm = float(np.linalg.norm(A))
+    if not (1 / MODERATE < norm < MODERATE and lu.diagonal().all() and math.isfinite(lu.sum())):
+        return found
+    pair = LUPair(found)
+    pair.matrix, pair.image = A, A @ direction(len(A), torch.device("cpu")).numpy()
+    return pair
 
 
 @drop_in(linalg)
@@ -118,14 +126,15 @@ def lu_solve(
     >>> la.lu_solve(la.lu_factor([[2.0, 1.0], [1.0, 3.0]]), [4.0, 7.0]).round(12)
     array([1., 2.])
     """
-    need(isinstance(lu_and_piv, LUPair) and lu_and_piv.factors.keeps_a and trans == 0)
+    need(isinstance(lu_and_piv, LUPair) and trans == 0)
+    factors = lu_and_piv.factors
     (B,) = lapack_arrays(b)
-    need(B.ndim in (1, 2))
-    measured = lu_and_piv.factors.solvers.measured
+    need(factors is not None and B.ndim in (1, 2))
+    measured = factors.solvers.measured
     if measured is not None and (soon := measured(B)) is not None:
         return soon
     try:
-        x: np.ndarray = neula.lu_solve(lu_and_piv.factors, B, strict=True)
+        x: np.ndarray = neula.lu_solve(factors, B, strict=True)
     except neula.AccuracyError as error:
         warn(str(error), AccuracyLinAlgWarning)
         x = error.result

@@ -135,7 +135,7 @@ def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     for x in (matrix, rhs):
         need_finite(x, ValueError("array must not contain infs or NaNs"))
     need(matrix.ndim == 2 and all(x.dtype.kind in "iubf" for x in (matrix, rhs)))
-    matrix, rhs = matrix.astype(np.float64), rhs.astype(np.float64)
+    matrix, rhs = (x.astype(np.float64, copy=False) for x in (matrix, rhs))
     need(rhs.shape in ((len(matrix),), (len(matrix), 1)))
     return matrix, rhs.ravel()
 

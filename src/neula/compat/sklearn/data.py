@@ -136,10 +136,11 @@ def _deviations(
         zeros = x.new_zeros(x.shape[1:])
         return x, zeros, zeros
     row = x[part.argmax()]
-    mean = row + part @ (x - row)
-    x = x - mean
-    left = part @ x
-    return x.sub_(left), mean, left
+    x = x - row  # the only memory: to touch more of it takes as long as the arithmetic
+    offset = part @ x
+    x -= offset
+    left, mean = part @ x, row + offset
+    return x.sub_(left), mean, left + (offset - (mean - row))
 
 
 def _forgotten() -> None:

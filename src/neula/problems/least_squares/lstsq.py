@@ -316,24 +316,27 @@ def _asked(
     return call, shapes, options
 
 
-PLANNED = ("accuracy", "engine", "rcond", "max_iterations", "certify", "strict")
+PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
 
 
 def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
-    """That of plain problems which the core takes, or whose first link launches its work."""
+    """That of problems which the core takes, or of plain ones whose first link launches its work."""
+    keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None
     check_name("certify", keywords.get("certify", "backward"), CERTIFIED)
     for name, checked in (("rcond", part_of_one), ("max_iterations", whole_number)):
         if name in keywords:
             keywords[name] = checked(name, keywords[name])
+    keywords["damp"] = check_damp(keywords.get("damp", 0.0))
     _, shapes, options = _asked(A, b, wait=wait, **keywords)
 
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
         return LinearFit(*_asked(*operands, **keywords), x, norms)
 
     plan = plan_for(shapes, options, fit_of)
-    return plan if wait or isinstance(plan, LeastSquaresPlan) else None
+    launches = wait and not options.damp
+    return plan if launches or isinstance(plan, LeastSquaresPlan) else None
 
 
 def _gone_on(

@@ -42,13 +42,13 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 
 
 class LeastSquaresPlan:
-    """What single plain problems with k right-hand sides are solved with.
+    """What single problems with k right-hand sides are solved with.
 
     Parameters
     ----------
     m, n, k : int
     options : LeastSquaresOptions
-        Without damping and weights.
+        Without weights.
     fit_of : callable, optional
         From the user's operands, x and norms of residuals to what statistics are made of.
     """
@@ -62,7 +62,8 @@ class LeastSquaresPlan:
         fit_of: FitOf = lambda *_: None,
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
-        solve = kernel_for(m, n, options)
+        self._damping = options.damp * np.eye(n) if options.damp else None
+        solve = kernel_for(options.rows(m, n), n, replace(options, damp=0.0))
         assert solve is not None
         self._solve = solve
         self._limits = replace(options.limits((m, n)), forward_error=options.first_error(m, n))
@@ -77,6 +78,8 @@ class LeastSquaresPlan:
     def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
         """X, shape (n, k), and what is known of it; None where it is not accepted."""
         (n, k), written = self._shape, np.empty(self._size)
+        if self._damping is not None:
+            a, b = np.concatenate([a, self._damping]), np.concatenate([b, np.zeros((n, k))])
         if not self._solve(a, b, written):
             return None
         numbers = written[n * k :].tolist()
@@ -190,10 +193,10 @@ def _plan(kernels: Core, m: int, n: int, k: int, options: LeastSquaresOptions) -
 def plan_for(
     shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
 ) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
-    """One plain problem on the host that the core takes, or problems whose first link launches its work."""
+    """One problem on the host that the core takes, or problems whose first link launches its work."""
     a, b, kernels = shapes.a, shapes.b, core()
     (m, n), k = a.shape[-2:], b.shape[-1]
-    special = options.damp or options.weights is not None or options.progress is not None
+    special = options.weights is not None or options.progress is not None
     if not (kernels is None or special or shapes.batch or a.ndim != 2) and a.is_cpu and b.is_cpu:
         fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
         if fits and takes(m, n, options):

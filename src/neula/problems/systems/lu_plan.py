@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +18,7 @@ from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import Engine, Format, format_of
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.inputs import Taken
+from neula.pipeline.inputs import Taken, take
 from neula.pipeline.plans import Given, host_arrays
 from neula.pipeline.result import LUFactors
 from neula.problems.systems.lu_checks import (
@@ -74,23 +75,56 @@ class LUPlan:
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         if int(info) or not math.isfinite(float(lu.sum())):  # of finite numbers, unless it overflows
             return None
-        interchanges = Interchanges(pivots.long().sub_(1))
-        nothing = a.new_empty(0)
         wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else _as_it_is
-        return LUFactors(
-            packed=PackedLU(lu, interchanges.permutation(), storage, interchanges),
-            variant="lapack",
-            panel=None,
-            inner_panel=None,
-            compute=engine.format.name,
-            storage=storage.name,
-            engine=str(engine),
-            dtype=a.dtype,
-            measure_growth=growth_of_factors(lu, largest, engine),
-            give_back=Taken(nothing, wrap, nothing).give_back,
-            kept=kept,
-            seconds=perf_counter() - given.begun,
-        )
+        return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
+
+
+def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndarray) -> LUFactors[Any] | None:
+    """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none.
+
+    Parameters
+    ----------
+    a : array, shape (n, n)
+        Float64 or float32, with numbers near 1, in the memory of the user.
+    lu, pivots : array
+        As of SciPy.
+    image : array, shape (n, 1)
+        ``A v`` when it was factorized, for the fixed v of :class:`KeptMatrix`.
+    """
+    begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.itemsize])
+    if plan is None:
+        return None
+    tensor, options, wrap = take(a, "A").tensor, plan.options, torch.Tensor.numpy
+    kept = KeptMatrix(tensor, options.engine, 1.0, torch.from_numpy(image))
+    packed, where = torch.from_numpy(lu), torch.from_numpy(pivots).long()
+    return _factors(packed, where, largest_of(tensor), options, kept, wrap, begun)
+
+
+def _factors(
+    lu: torch.Tensor,
+    pivots: torch.Tensor,
+    largest: torch.Tensor,
+    options: LUPlanOptions,
+    kept: KeptMatrix | None,
+    wrap: Callable[[torch.Tensor], Any],
+    begun: float,
+) -> LUFactors[Any]:
+    engine, storage, _ = options
+    interchanges, nothing = Interchanges(pivots), lu.new_empty(0)
+    return LUFactors(
+        packed=PackedLU(lu, interchanges.permutation(), storage, interchanges),
+        variant="lapack",
+        panel=None,
+        inner_panel=None,
+        compute=engine.format.name,
+        storage=storage.name,
+        engine=str(engine),
+        dtype=lu.dtype,
+        measure_growth=growth_of_factors(lu, largest, engine),
+        give_back=Taken(nothing, wrap, nothing).give_back,
+        kept=kept,
+        seconds=perf_counter() - begun,
+    )
 
 
 def plan_of(
