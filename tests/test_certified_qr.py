@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests import matrices
 
 from neula.engines import FP16_COR, FP64, EmulatedEngine, select_engine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
@@ -25,10 +26,7 @@ def errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[float, fl
 
 
 def with_condition(m: int, n: int, condition: float, seed: int = 0) -> torch.Tensor:
-    rng = np.random.default_rng(seed)
-    u = np.linalg.qr(rng.standard_normal((m, n)))[0]
-    v = np.linalg.qr(rng.standard_normal((n, n)))[0]
-    return torch.from_numpy(u * np.logspace(0, -np.log10(condition), n) @ v.T)
+    return torch.from_numpy(matrices.with_condition(np.random.default_rng(seed), m, n, condition))
 
 
 @pytest.mark.parametrize("engine", [CPU, EmulatedEngine()], ids=str)

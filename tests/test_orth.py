@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests.matrices import normal
 
 import neula
 from neula.algorithms.spectra import numerical_rank
@@ -27,10 +28,6 @@ def no_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def of_spectrum(m: int, n: int, s: list[float], seed: int = 0) -> torch.Tensor:
@@ -55,12 +52,6 @@ def is_orthonormal(q: torch.Tensor, u: float) -> bool:
 def test_nothing_to_say_of_independent_columns(shape, dtype, engine, no_warnings):
     q = neula.orth(normal(*shape).to(dtype), engine=engine)
     assert q.shape == (*shape[:-1], min(shape[-2:]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [30, 300])
-def test_nor_of_square_ones(n, dtype, no_warnings):
-    neula.orth(normal(n, n).to(dtype))
 
 
 @each_engine
@@ -177,11 +168,6 @@ def test_units_of_the_matrix_do_not_matter(size):
     a = size * of_spectrum(20, 6, [1, 1, 0.5, 1e-9, 1e-9, 1e-10])
     assert neula.orth(a, 1e-6).shape == (20, 3)
     assert neula.orth(a / 1e300 if size > 1 else a, 1e-11).shape == (20, 6)
-
-
-def test_no_columns_of_zeros():
-    assert neula.orth(np.zeros((4, 3)), 0.1).shape == scipy.linalg.orth(np.zeros((4, 3)), 0.1).shape == (4, 0)
-    assert neula.orth(np.zeros((2, 4, 3)), 0.0).shape == (2, 4, 0)
 
 
 @each_engine

@@ -117,17 +117,6 @@ def test_norms_out_of_range_are_not_trusted(dtype: torch.dtype) -> None:
     assert [c.accepted for c in found] == [False, True, True, True, False]
 
 
-def test_wide_matrices_get_the_rest_of_r() -> None:
-    a = normal(3, 4, 9)
-    for scaled in (False, True):
-        method = Recorded()
-        factors = factorized(a, [method.link("square", scaled=scaled)])
-        assert method.given[0].shape == (3, 4, 4)
-        assert (factors.q.shape, factors.r.shape) == ((3, 4, 4), (3, 4, 9))
-        torch.testing.assert_close(factors.q @ factors.r, a)
-        assert factors.attempts[-1].accepted
-
-
 def test_what_is_not_finite_is_not_tried_again() -> None:
     a = normal(3, 20, 3)
     a[1, 7, 2] = math.nan
@@ -147,31 +136,6 @@ def test_a_method_that_returns_nan_is_tried_again() -> None:
     assert len(second.given[0]) == 1
     assert factors.attempts[-1].accepted
     torch.testing.assert_close(factors.q @ factors.r, a)
-
-
-def test_the_input_is_not_overwritten() -> None:
-    a = normal(2, 20, 3)
-    before = a.clone()
-
-    def greedy(x: torch.Tensor) -> Factors:
-        q, r = exact(x)
-        x.fill_(math.nan)
-        return q, r
-
-    factors = factorized(a, [together("greedy", torch.float32, greedy)])
-    assert torch.equal(a, before)
-    assert factors.attempts[-1].accepted
-
-
-@pytest.mark.parametrize(("m", "n"), [(6, 2), (2, 6), (3, 3)])
-def test_complete_factors(m: int, n: int) -> None:
-    a = normal(2, m, n)
-    factors = factorized(a, [Recorded().link("exact")]).completed()
-    assert (factors.q.shape, factors.r.shape) == ((2, m, m), (2, m, n))
-    torch.testing.assert_close(factors.q @ factors.r, a)
-    torch.testing.assert_close(factors.q.mT @ factors.q, torch.eye(m).expand(2, m, m))
-    none = QRFactors.of_nothing(a[:0], "complete", FP32)
-    assert (none.q.shape[1:], none.r.shape[1:]) == (factors.q.shape[1:], factors.r.shape[1:])
 
 
 def test_scales_of_a_batch() -> None:

@@ -7,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.matrices import normal
 
 import neula
 from neula.io.matrices import random_matrix
 from neula.kernels.qr import cholesky_qr_host
 from neula.problems.orthogonal import by_kernel
 from neula.problems.orthogonal.by_kernel import LABEL
-
-
-def normal(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
 def is_qr(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import scipy.linalg
 import scipy.sparse
 import torch
+from tests.matrices import definite
 
 import neula
 from neula.certificates.bounds import solve_bound
@@ -48,12 +48,6 @@ def dominant(n: int, rng: np.random.Generator) -> np.ndarray:
     return A
 
 
-def definite(n: int, rng: np.random.Generator, cond: float = 10.0) -> np.ndarray:
-    q = np.linalg.qr(rng.standard_normal((n, n)))[0]
-    A = (q * np.geomspace(1, 1 / cond, n)) @ q.T
-    return (A + A.T) / 2
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
@@ -66,16 +60,6 @@ def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
     reference = np.linalg.solve(A, b)
     allowed = 4 * np.linalg.cond(A, np.inf) * solve_bound(FP64, N)
     assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
-
-
-@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 5e12])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_any_condition_number(cond, engine, rng):
-    A = random_matrix("geometric", N, N, cond=cond).numpy()
-    b = A @ rng.standard_normal(N)
-    result = neula.solve(A, b, engine=engine)
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -107,32 +91,6 @@ def test_sizes_and_dtypes(n, dtype, engine, rng):
     np.testing.assert_array_equal(b, before[1])
 
 
-def test_diagonally_dominant_matrices_need_no_pivoting(rng):
-    A, b = dominant(N, rng), rng.standard_normal(N)
-    result = neula.solve(A, b, engine="emulated")
-    assert result.method == "lu fp16"
-    # Wilkinson's bound for diagonal dominance is 2.
-    assert 1 <= result.growth <= 2
-    assert len(result.attempts) == 1
-    # Half precision gains three digits a step, double precision needs sixteen.
-    assert result.iterations <= 6
-
-
-def test_matrices_that_need_pivoting_get_it(rng):
-    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    result = neula.solve(A, b, engine="emulated")
-    assert result.method == "lu fp16 with pivoting"
-    assert result.growth < 50
-
-
-def test_gmres_where_classical_refinement_does_not_converge(rng):
-    A = random_matrix("geometric", N, N, cond=3e4).numpy()
-    result = neula.solve(A, rng.standard_normal(N), engine="emulated")
-    assert result.converged
-    assert result.method == "lu fp16 with pivoting + gmres"
-    assert result.iterations < 60
-
-
 def test_falls_through_to_better_arithmetic(rng):
     A = random_matrix("geometric", N, N, cond=1e12).numpy()
     result = neula.solve(A, rng.standard_normal(N), engine="emulated")
@@ -144,25 +102,6 @@ def test_falls_through_to_better_arithmetic(rng):
     assert methods[3] == result.method == "lu fp64 with pivoting"
     assert [a.accepted for a in result.attempts] == [False, False, False, True]
     assert all("backward error" in a.reason for a in result.attempts)
-
-
-def test_small_systems_are_solved_in_double_precision_at_once(rng):
-    A, b = rng.standard_normal((50, 50)), rng.standard_normal(50)
-    for engine in ENGINES:
-        assert [a.method for a in neula.solve(A, b, engine=engine).attempts] == ["lu fp64 with pivoting"]
-        assert "fp32" in neula.solve(A, b, engine=engine, compute="fp32").method
-
-
-@pytest.mark.parametrize(
-    ("pivot", "method"),
-    [("none", "lu {}"), ("rbt", "rbt + lu {}"), ("partial", "lu {} with pivoting")],
-)
-@pytest.mark.parametrize("n", [37, 130])
-@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
-def test_named_variants(pivot, method, n, compute, rng):
-    result = neula.solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
-    assert result.converged
-    assert [a.method for a in result.attempts] == [method.format(compute)]
 
 
 def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
@@ -212,14 +151,6 @@ def test_tiny_and_huge_matrices(size, rng):
     np.testing.assert_allclose(result.x, x, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e200])
-def test_tiny_and_huge_right_hand_sides(size, rng):
-    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    result = neula.solve(A, size * b, engine="emulated")
-    assert result.converged
-    np.testing.assert_allclose(result.x / size, np.linalg.solve(A, b), rtol=1e-9, atol=1e-12)
-
-
 def test_overflow_of_the_output_dtype_is_an_error():
     with pytest.raises(OverflowError, match="wider dtype"):
         neula.solve(np.full((1, 1), 1e-4, dtype=np.float16), np.full(1, 6e4, dtype=np.float16))
@@ -252,7 +183,7 @@ def test_exponential_growth_with_partial_pivoting(rng):
 
 @pytest.mark.parametrize(("engine", "method"), [("cpu", "cholesky fp32"), ("emulated", "cholesky fp16")])
 def test_positive_definite(engine, method, rng):
-    A, b = definite(N, rng), rng.standard_normal((N, 2))
+    A, b = definite(rng, N, 10.0), rng.standard_normal((N, 2))
     result = neula.solve(A, b, assume_a="pos", engine=engine)
     assert result.converged
     assert result.method == method
@@ -264,25 +195,15 @@ def test_positive_definite(engine, method, rng):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("cond", [1e4, 1e8, 1e12])
 def test_ill_conditioned_positive_definite(cond, engine, rng):
-    A = definite(N, rng, cond)
+    A = definite(rng, N, cond)
     result = neula.solve(A, rng.standard_normal(N), assume_a="pos", engine=engine)
     assert result.converged
     assert result.method.startswith("cholesky")
 
 
-def test_badly_scaled_positive_definite(rng):
-    d = 10.0 ** rng.permutation(np.linspace(-12, 12, N))
-    A = d[:, None] * definite(N, rng) * d
-    A, y = (A + A.T) / 2, rng.standard_normal(N)
-    result = neula.solve(A, (A * d**-1) @ y, assume_a="pos", engine="emulated")
-    assert result.converged
-    assert result.method == "cholesky fp16"
-    np.testing.assert_allclose(result.x * d, y, rtol=0, atol=1e-11)
-
-
 @pytest.mark.parametrize("n", [20, N])
 def test_not_positive_definite_is_said(n, rng):
-    A = definite(n, rng)
+    A = definite(rng, n, 10.0)
     A[:, 7] *= -1
     A[7] *= -1
     A[7, 7] *= -1
@@ -292,14 +213,6 @@ def test_not_positive_definite_is_said(n, rng):
     indefinite[4, 3] = indefinite[3, 4] = 3
     with pytest.raises(np.linalg.LinAlgError, match=r"leading minor of order 5 .* assume_a='gen'"):
         neula.solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
-
-
-def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
-    A = definite(N, rng) + np.triu(rng.standard_normal((N, N)), 1)
-    b = rng.standard_normal(N)
-    result = neula.solve(A, b, assume_a="pos")
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
 
 
 # --- singular ---------------------------------------------------------------------------------------------
@@ -348,22 +261,6 @@ def test_several_right_hand_sides_and_zero_among_them(rng):
     assert (nothing.x == 0).all()
 
 
-def test_batches(rng):
-    A, b = rng.standard_normal((2, 3, 8, 8)), rng.standard_normal((2, 3, 8))
-    result = neula.solve(A, b)
-    assert result.x.shape == (2, 3, 8)
-    assert result.converged
-    np.testing.assert_allclose(result.x[1, 2], np.linalg.solve(A[1, 2], b[1, 2]), rtol=1e-9)
-    assert neula.solve(A, rng.standard_normal((2, 3, 8, 5))).x.shape == (2, 3, 8, 5)
-
-
-def test_an_empty_batch():
-    result = neula.solve(np.zeros((2, 0, 3, 3)), np.zeros((2, 0, 3, 4)))
-    assert result.x.shape == (2, 0, 3, 4)
-    assert result.converged
-    assert result.accepted.shape == (2, 0)
-
-
 def test_each_system_of_a_batch_has_its_evidence(rng):
     A, b = rng.standard_normal((2, 2, N, N)), rng.standard_normal((2, 2, N))
     A[1, 0] = random_matrix("geometric", N, N, cond=1e10).numpy()
@@ -396,42 +293,6 @@ def test_which_matrix_of_a_batch_is_singular(rng):
     permuted = np.stack([np.eye(4), np.roll(np.eye(4), 1, 0)])
     with pytest.raises(ArithmeticError, match=r"A\[1\] of the batch: no attempt gave a solution"):
         neula.solve(permuted, np.ones((2, 4)), pivot="none", compute="fp32")
-
-
-def test_libraries_and_dtypes_go_in_and_out(rng):
-    A, b = rng.standard_normal((9, 9)), rng.standard_normal(9)
-    expected = np.linalg.solve(A, b)
-    x = neula.solve(torch.from_numpy(A), torch.from_numpy(b)).x
-    assert isinstance(x, torch.Tensor)
-    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-9)
-    np.testing.assert_allclose(neula.solve(A.tolist(), b.tolist()).x, expected, rtol=1e-9)
-    assert neula.solve(A.astype(np.float32), rng.integers(0, 9, 9)).x.dtype == np.float64
-    np.testing.assert_allclose(neula.solve(np.asfortranarray(A), b[::-1]).x, np.linalg.solve(A, b[::-1]))
-    half = neula.solve(torch.from_numpy(A).to(torch.bfloat16), torch.from_numpy(b).to(torch.bfloat16))
-    assert half.x.dtype == torch.bfloat16
-
-
-def test_accuracy_levels_cost_what_they_should(rng):
-    A, b = dominant(N, rng), rng.standard_normal(N)
-    iterations = [
-        neula.solve(A, b, accuracy=accuracy, engine="emulated").iterations
-        for accuracy in ("bf16", "fp32", "fp64")
-    ]
-    assert iterations[0] == 1
-    assert iterations == sorted(iterations)
-    assert iterations[0] < iterations[-1]
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ((7,), r"A is \(10, 10\), b is \(7,\).*b must have shape \(10,\), \(10, k\)"),
-        ((), r"b must be a vector.*shape \(\)"),
-    ],
-)
-def test_right_hand_sides_that_do_not_fit(shape, message, rng):
-    with pytest.raises(ValueError, match=message):
-        neula.solve(rng.standard_normal((10, 10)), np.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -479,55 +340,11 @@ def test_nan_in_the_right_hand_side_and_in_a_batch(rng):
 # --- good manners -----------------------------------------------------------------------------------------
 
 
-def test_global_state_is_left_alone(global_state, rng):
-    before = global_state()
-    for engine in ENGINES:
-        neula.solve(rng.standard_normal((N, N)), rng.standard_normal(N), engine=engine)
-    neula.solve(
-        rng.standard_normal((N, N)),
-        rng.standard_normal(N),
-        engine="emulated",
-        pivot="rbt",
-        compute="fp32",
-    )
-    assert global_state() == before
-
-
-def test_default_dtype_and_autocast_do_not_matter(rng):
-    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    x = neula.solve(A, b, engine="emulated").x
-    torch.set_default_dtype(torch.float64)
-    try:
-        again = neula.solve(A, b, engine="emulated").x
-    finally:
-        torch.set_default_dtype(torch.float32)
-    np.testing.assert_array_equal(again, x)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        np.testing.assert_array_equal(neula.solve(A, b, engine="emulated").x, x)
-
-
-def test_threads_do_not_disturb_each_other(rng):
-    problems = [(rng.standard_normal((N, N)), rng.standard_normal(N)) for _ in range(3)]
-    alone = [neula.solve(A, b).x for A, b in problems]
-    together: list = [None] * 3
-
-    def work(i: int) -> None:
-        together[i] = neula.solve(*problems[i]).x
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for x, y in zip(alone, together, strict=True):
-        assert np.linalg.norm(x - y) <= 1e-10 * np.linalg.norm(x)
-
-
 @pytest.mark.parametrize("assume_a", ["gen", "pos"])
 def test_progress_reports_stages(assume_a, rng):
     stages: dict[str, list[float]] = {}
     neula.solve(
-        definite(N, rng),
+        definite(rng, N, 10.0),
         rng.standard_normal(N),
         assume_a=assume_a,
         engine="cpu",
@@ -537,14 +354,6 @@ def test_progress_reports_stages(assume_a, rng):
     for fractions in stages.values():
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0
-
-
-def test_an_engine_of_ones_own(rng):
-    """Tensor cores that truncate their sums: the same answer, a little later."""
-    engine = EmulatedEngine(format="fp16", unit="h100")
-    result = neula.solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
-    assert result.converged
-    assert result.engine == "emulated (h100)"
 
 
 @pytest.mark.gpu
@@ -562,14 +371,6 @@ def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
 
 
 @pytest.mark.gpu
-def test_only_formats_with_tournaments_are_pivoted_on_a_gpu(rng):
-    A, b = rng.standard_normal((300, 300)), rng.standard_normal(300)
-    result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="tf32")
-    assert result.converged
-    assert "lu tf32 with pivoting" not in [attempt.method for attempt in result.attempts]
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["normal", "dominant", "geometric", "positive"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_on_a_gpu(kind, dtype, rng):
@@ -577,7 +378,7 @@ def test_on_a_gpu(kind, dtype, rng):
         "normal": lambda: rng.standard_normal((700, 700)),
         "dominant": lambda: dominant(700, rng),
         "geometric": lambda: random_matrix("geometric", 700, 700, cond=1e8).numpy(),
-        "positive": lambda: definite(700, rng),
+        "positive": lambda: definite(rng, 700, 10.0),
     }[kind]().astype(dtype)
     b = rng.standard_normal((700, 3)).astype(dtype)
     assume_a = "pos" if kind == "positive" else "gen"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.matrices import normal
 from torch.autograd import forward_ad
 from torch.autograd.functional import hessian as all_hessian
 from torch.autograd.functional import jacobian as all_jacobian
@@ -16,10 +17,6 @@ import neula
 import neula.compat.torch as la
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 A, B, EYE = normal(5, 3), normal(5, 2, seed=1), torch.eye(3, dtype=torch.float64)

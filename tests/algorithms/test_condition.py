@@ -13,7 +13,6 @@ from neula.algorithms.spectra.condition import (
     solve_r,
     solve_rt,
 )
-from neula.algorithms.triangular.triangular import BlockTriangular
 from neula.io.matrices import SPECTRA, random_matrix
 
 U64 = 2.0**-53
@@ -28,9 +27,9 @@ def smallest_singular_value(r: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", [*SPECTRA, "normal", "uniform01"])
-@pytest.mark.parametrize("n", [1, 7, 33, 129, 257])
-@pytest.mark.parametrize("cond", [1.0, 1e3, 1e8, 1e14])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("n", [1, 33, 257])
+@pytest.mark.parametrize("cond", [1.0, 1e8, 1e14])
+@pytest.mark.parametrize("seed", [0])
 def test_extreme_singular_values(kind: str, n: int, cond: float, seed: int) -> None:
     """Rayleigh quotients: the largest value from below, the smallest from above, up to rounding.
 
@@ -58,17 +57,6 @@ def test_usually_within_a_few_percent(n: int) -> None:
     assert smallest_singular_value(r) == pytest.approx(float(s[-1]), rel=0.1)
 
 
-@pytest.mark.parametrize("width", [None, 128])
-def test_both_at_once(width: int | None) -> None:
-    r = triangular("geometric", 150, 1e4)
-    triangle = r if width is None else BlockTriangular.from_factor(r, width)
-    both = extreme_singular_values(r, triangle).tolist()
-    assert both[0] == largest_singular_value(r)
-    assert both[1] == pytest.approx(smallest_singular_value(r), rel=1e-10)
-    r[70, 70] = 0
-    assert extreme_singular_values(r, r)[1] == 0
-
-
 @pytest.mark.parametrize("n", [64, 300])
 def test_the_decay_of_a_diagonal_is_seen_half_way(n: int) -> None:
     """A geometric spectrum makes the diagonal fall geometrically; a few large or small values do not."""
@@ -89,13 +77,6 @@ def test_a_step_in_the_diagonal_does_not_go_on() -> None:
     assert expected_decay(diagonal, 1200) == 40
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-30, 1e30, 1e60])
-def test_in_any_unit(scale: float) -> None:
-    r = triangular("arithmetic", 40)
-    assert largest_singular_value(r * scale) == pytest.approx(largest_singular_value(r) * scale, rel=1e-10)
-    assert smallest_singular_value(r * scale) == pytest.approx(smallest_singular_value(r) * scale, rel=1e-10)
-
-
 def test_exactly_singular() -> None:
     r = triangular("normal", 20)
     r[7, 7] = 0
@@ -113,27 +94,6 @@ def test_nan_stays_nan() -> None:
     r[3, 5] = math.nan
     assert not math.isfinite(largest_singular_value(r))
     assert not smallest_singular_value(r) > 0
-
-
-def test_float32_and_views() -> None:
-    r = triangular("arithmetic", 40, 100.0)
-    store = torch.zeros(80, 80)
-    store[::2, ::2] = r.float()
-    view = store[::2, ::2]
-    copy = view.contiguous()
-    assert largest_singular_value(view) == pytest.approx(largest_singular_value(copy), rel=1e-4)
-    assert smallest_singular_value(view) == pytest.approx(smallest_singular_value(copy), rel=1e-4)
-
-
-def test_the_random_state_and_the_default_device_do_not_matter() -> None:
-    """Whoever computes on the default device fails on this one."""
-    r = triangular("arithmetic", 40)
-    expected = largest_singular_value(r), smallest_singular_value(r)
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    with torch.device("meta"):
-        assert (largest_singular_value(r), smallest_singular_value(r)) == expected
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 1), (33, 5)])

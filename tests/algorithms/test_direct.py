@@ -108,13 +108,3 @@ def test_normal_equations_break_down_visibly(format: str) -> None:
     assert r.isnan().all()
     zero = torch.zeros(8, 2, dtype=engine.storage)
     assert normal_equations(zero, torch.ones(8, 1, dtype=engine.storage), engine)[0].isnan().all()
-
-
-def test_inputs_are_left_alone() -> None:
-    a, b = random_matrix("normal", 50, 5), random_matrix("normal", 50, 2, seed=1)
-    q, r = torch.linalg.qr(a)
-    kept = [x.clone() for x in (a, b, q, r)]
-    normal_equations(a, b, DOUBLE)
-    qr_solve(q, r, b)
-    for given, before in zip((a, b, q, r), kept, strict=True):
-        assert torch.equal(given, before)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.matrices import normal
 
 from neula.algorithms.orthogonal import gram_pivots
 from neula.algorithms.orthogonal.gram_pivots import basis_by_gram
@@ -20,10 +21,6 @@ U = 2.0**-53
 def _by_gram(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel finds the pivots."""
     monkeypatch.setattr(gram_pivots, "pivots_on_device", lambda a: True)
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def with_singular_values(s: torch.Tensor, m: int) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """Panels against their definitions: A = Q R, Q orthonormal, R triangular with nonnegative diagonal."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,15 +12,11 @@ from neula.algorithms.orthogonal.cholesky_qr import (
     cholesky_qr,
     cholesky_qr2,
     cholesky_qr32_in_place,
-    cholesky_qr_low,
     shifted_cholesky_r,
-    upper_cholesky,
 )
-from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import PANELS, panel_named
-from neula.engines import ENGINES, EmulatedEngine, Engine
+from neula.engines import ENGINES, Engine
 from neula.io.matrices import SPECTRA, random_matrix
-from neula.kernels import mgs
 
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 EACH_ENGINE = pytest.mark.parametrize("engine", ["emulated", "cpu"])
@@ -113,32 +108,9 @@ def test_every_shape(panel: str, engine: str, m: int, n: int, format: str) -> No
 
 
 @EACH_PANEL
-def test_r_is_that_of_lapack(panel: str) -> None:
-    """R is unique but for signs, which all panels choose alike (Sun 1991: dR is at most cond times dA)."""
-    a = spectrum("arithmetic", 300, 40, cond=10)
-    reference = torch.linalg.qr(a.double(), mode="r").R
-    reference *= reference.diagonal().sign()[:, None]
-    _, r = PANELS[panel](a, make("emulated"))
-    error = torch.linalg.matrix_norm(r.double() - reference) / torch.linalg.matrix_norm(reference)
-    assert error <= math.sqrt(2) * 10 * panel_bound(U32, 40)
-
-
-@EACH_PANEL
-@EACH_ENGINE
-def test_strided_views(panel: str, engine: str) -> None:
-    """A view gives what its copy gives; libraries may sum in another order, so up to rounding."""
-    a = normal(600, 120)
-    for view in (a[::2, ::3], a[1:301, 5:38], a.T.contiguous().T[100:, 7:8], a[:120].T):
-        q, r = PANELS[panel](view, make(engine))
-        cond = float(torch.linalg.cond(view.double()))
-        assert residual(view, q, r) <= panel_bound(U32, view.shape[1])
-        assert orthogonality(q) <= orthogonality_bound(U32, *view.shape) * (cond + cond**2 * U64 / U32)
-
-
-@EACH_PANEL
 @EACH_ENGINE
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1e2, 1e4, 1e6])
+@pytest.mark.parametrize("cond", [1e2, 1e6])
 def test_backward_error_does_not_depend_on_the_condition(
     panel: str, engine: str, kind: str, cond: float
 ) -> None:
@@ -149,8 +121,8 @@ def test_backward_error_does_not_depend_on_the_condition(
 
 @EACH_ENGINE
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e6, 1e7])
-@pytest.mark.parametrize(("m", "n"), [(1000, 128), (257, 129), (33, 33), (129, 129)])
+@pytest.mark.parametrize("cond", [1.0, 1e4, 1e7])
+@pytest.mark.parametrize(("m", "n"), [(257, 129), (33, 33)])
 @pytest.mark.parametrize("panel", ["cholesky2", "householder"])
 def test_panels_that_keep_orthogonality(
     panel: str, engine: str, kind: str, cond: float, m: int, n: int
@@ -170,26 +142,10 @@ def test_caqr_loses_orthogonality_in_proportion_to_the_condition(kind: str, cond
     assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond
 
 
-@pytest.mark.parametrize("cond", [1.0, 10.0, 1e2, 1e3])
-def test_caqr_at_worst_loses_orthogonality_like_classical_gram_schmidt(cond: float) -> None:
-    """All but one singular value small: blocks feel the square of the condition (section 3.6)."""
-    q, _ = caqr(spectrum("cluster_large", 1000, 64, cond), make("emulated"))
-    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond**2
-
-
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e6])
-def test_cholesky_with_a_gram_matrix_in_double(kind: str, cond: float) -> None:
-    """Q errs by the rounding of ``R^-1`` to float32, ``u cond``, and of the Gram matrix, ``cond^2 u64``."""
-    a = spectrum(kind, 1000, 64, cond)
-    q, _ = cholesky_qr(a, make("emulated"))
-    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * (cond + cond**2 * U64 / U32)
-
-
 # ---------------------------------------------------------------- tiles and trees
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (8, 4), (64, 32), (70, 13), (256, 32), (1000, 500)])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (64, 32), (70, 13), (1000, 500)])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (65, 32), (129, 33), (257, 7), (300, 300), (1025, 20)])
 def test_tiles_of_any_size(rows: int, columns: int, m: int, n: int) -> None:
     """A tree of ``log(m / rows)`` levels: each multiplies once more."""
@@ -206,35 +162,6 @@ def test_tiles_of_any_size(rows: int, columns: int, m: int, n: int) -> None:
 def test_tiles_that_do_not_shrink_are_refused(rows: int, columns: int) -> None:
     with pytest.raises(ValueError, match=rf"tiles of {rows} x {columns}.*tile_rows >= {2 * columns}"):
         caqr(normal(300, 40), make("emulated"), tile_rows=rows, tile_columns=columns)
-
-
-def test_mgs_of_a_batch_is_that_of_each_tile() -> None:
-    tiles = torch.stack([normal(40, 9, seed=s) for s in range(5)])
-    before = tiles.clone()
-    q, r = mgs(tiles)
-    assert torch.equal(tiles, before)
-    for i in range(5):
-        cond = float(torch.linalg.cond(tiles[i].double()))
-        assert residual(tiles[i], q[i], r[i]) <= panel_bound(U32, 9)
-        assert orthogonality(q[i]) <= orthogonality_bound(U32, 40, 9) * cond
-
-
-def test_mgs_is_algorithm_2() -> None:
-    """The paper's loop, written out in float64."""
-    a = normal(30, 6, dtype=torch.float64)
-    q, r = a.clone(), torch.zeros(6, 6, dtype=torch.float64)
-    for k in range(6):
-        r[k, k] = q[:, k].square().sum().sqrt()
-        q[:, k] /= r[k, k]
-        for j in range(k + 1, 6):
-            r[k, j] = q[:, k] @ q[:, j]
-            q[:, j] -= r[k, j] * q[:, k]
-    computed_q, computed_r = mgs(a)
-    # Two computations with errors of panel_bound each, amplified by cond < 3.
-    assert torch.linalg.matrix_norm(computed_q - q) <= 2 * 3 * panel_bound(U64, 6)
-    assert torch.linalg.matrix_norm(computed_r - r) <= 2 * 3 * panel_bound(U64, 6) * torch.linalg.matrix_norm(
-        r
-    )
 
 
 @pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
@@ -261,25 +188,6 @@ def test_a_zero_column_is_factorized_or_shows(panel: str, engine: str, where: in
     a[:, where] = 0
     q, r = PANELS[panel](a, make(engine))
     assert bool(r.isnan().any()) or residual(a, q, r) <= panel_bound(U32, 40)
-
-
-@pytest.mark.parametrize("where", [0, 17, 39])
-def test_caqr_of_a_zero_column_is_a_zero_column(where: int) -> None:
-    a = normal(300, 40)
-    a[:, where] = 0
-    q, r = caqr(a, make("emulated"))
-    assert not q[:, where].any()
-    assert r[where, where] == 0
-    rest = torch.arange(40) != where
-    cond = float(torch.linalg.cond(a[:, rest].double()))
-    assert orthogonality(q[:, rest]) <= orthogonality_bound(U32, 300, 40) * cond
-
-
-@EACH_PANEL
-def test_a_zero_matrix(panel: str) -> None:
-    a = torch.zeros(300, 5)
-    q, r = PANELS[panel](a, make("emulated"))
-    assert bool(r.isnan().any()) or not (q @ r).any()
 
 
 @EACH_PANEL
@@ -314,25 +222,6 @@ def test_cholesky_without_a_factor_is_nan() -> None:
     assert r.isnan().all()
 
 
-def test_columns_of_zeros_beside_a_matrix_change_nothing() -> None:
-    engine = make("emulated", "fp16")
-    a = engine.operand(normal(200, 13))
-    q, r = cholesky_qr_low(a, engine)
-    wide_q, wide_r = cholesky_qr_low(torch.nn.functional.pad(a, (0, 3)), engine, 13)
-    assert wide_q.shape == q.shape
-    # Sums in another order, in float32, before Q is multiplied in half precision.
-    assert (wide_r - r).norm() <= 200 * U32 * r.norm()
-    assert (wide_q - q).norm() <= 13 * 2.0**-11 * q.norm()
-
-
-def test_upper_cholesky() -> None:
-    gram = torch.tensor([[4.0, 2.0], [2.0, 10.0]], dtype=torch.float64)
-    r, info = upper_cholesky(gram)
-    assert torch.equal(r, torch.tensor([[2.0, 1.0], [0.0, 3.0]], dtype=torch.float64))
-    assert int(info) == 0
-    assert int(upper_cholesky(-gram)[1]) == 1
-
-
 @pytest.mark.parametrize("m", [300, 100_000])
 def test_a_shifted_gram_matrix_always_has_a_factor(m: int) -> None:
     """The shift exceeds the error of a singular Gram matrix, and stays below a thousandth of it."""
@@ -345,22 +234,3 @@ def test_a_shifted_gram_matrix_always_has_a_factor(m: int) -> None:
     assert torch.linalg.matrix_norm(shift - shift.diagonal().diag()) <= 10 * U64 * size
     assert (shift.diagonal() > 0).all()
     assert (shift.diagonal() <= 1.001e-3 * size).all()
-
-
-def test_a_shift_does_not_hide_nan() -> None:
-    w = torch.full((5, 2), math.nan)
-    assert shifted_cholesky_r(w, (w.T @ w).double()).isnan().all()
-
-
-def test_householder_needs_no_engine() -> None:
-    a = normal(50, 6, dtype=torch.float64)
-    q, r = householder(a)
-    assert (r.diagonal() >= 0).all()
-    assert residual(a, q, r) <= panel_bound(U64, 6)
-
-
-@pytest.mark.parametrize("function", [caqr, cholesky_qr, cholesky_qr2, householder])
-def test_panels_do_not_disturb_the_random_state(function: Callable[..., object]) -> None:
-    before = torch.get_rng_state()
-    function(normal(300, 40), EmulatedEngine("cpu", "fp32"))
-    assert torch.equal(torch.get_rng_state(), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.matrices import normal
 
 from neula.algorithms.orthogonal.r_only import (
     SAMPLED,
@@ -17,11 +18,6 @@ from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 
 U = 2.0**-53
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def deviation(a: torch.Tensor, r: torch.Tensor) -> float:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.matrices import normal_array
 
 import neula
 from campaign.oracle import LeastSquares
@@ -19,6 +21,8 @@ from neula.pipeline import call, left_to_host
 from neula.pipeline.solutions import SolutionOptions
 from neula.problems.least_squares import run
 from neula.problems.systems import together
+
+noise = partial(normal_array, seed=1)
 
 LIBRARY = "lu fp64 with pivoting"
 
@@ -63,10 +67,6 @@ def limit(most: int) -> Iterator[None]:
         yield
     finally:
         OnAGPU.tuning = before
-
-
-def noise(*shape: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def of_condition(cond: float, m: int, n: int) -> np.ndarray:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.matrices import normal_array
 
 import neula
 from campaign.oracle import System
-from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
 from neula.algorithms.elimination.in_place import lu_in_place
 from neula.certificates.bounds import solve_bound
@@ -19,23 +20,12 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
 from neula.kernels.core import core
-from neula.problems.systems import by_kernel, plan
+
+normal = partial(normal_array, seed=1)
 
 U64 = 2.0**-53
 
 pytestmark = pytest.mark.skipif(core() is None, reason="no compiled core")
-
-
-@pytest.fixture(name="instructions", params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instructions up to those that this processor has."""
-    kernels = core_of(request.param)
-    for module in (compiled, factored):
-        monkeypatch.setattr(module, "core", lambda: kernels)
-
-
-def normal(*shape: int, seed: int = 1) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape)
 
 
 def with_condition(n: int, condition: float, seed: int) -> np.ndarray:
@@ -373,30 +363,6 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
         assert accepted_of(beside, n).tolist() == [i % 2 == 1 for i in range(61)]
 
 
-VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "rows": lambda a: a,
-    "columns": lambda a: a.mT.contiguous().mT,
-    "strided": lambda a: torch.zeros(*(2 * s for s in a.shape), dtype=a.dtype)[
-        tuple(slice(None, None, 2) for _ in a.shape)
-    ].copy_(a),
-    "negative": lambda a: torch.view_as_real(torch.complex(a, -a).conj().resolve_conj())[..., 1],
-    "one for all": lambda a: a[:1].expand(a.shape) if a.ndim == 3 else a,
-}
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("shape", [(7,), (30,), (240,), (5, 7), (5, 30)])
-def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    a, b = (torch.from_numpy(normal(*shape, k)).to(dtype) for k in (shape[-1], 2))
-    seen, right = VIEWS[view](a), VIEWS[view](b)
-    found, expected = neula.solve(seen, right), neula.solve(seen.clone(), right.clone())
-    assert found.converged
-    assert torch.allclose(found.x, expected.x, rtol=1e-5 if dtype == torch.float32 else 1e-9)
-    exact = torch.linalg.solve(seen.double(), right.double())
-    assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
-
-
 @pytest.mark.parametrize("n", [12, 250])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("batch", [(), (4,)])
@@ -436,31 +402,6 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that says so is one that is not there."""
     monkeypatch.setattr(compiled, "core", WithoutMemory)
     assert neula.solve(normal(5, 5), normal(5)).converged
-
-
-def test_what_it_is_not_for() -> None:
-    called = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_kernel, "solved", lambda *_, **__: called.append(1))
-        patch.setattr(by_kernel, "solved_by_factors", lambda *_, **__: called.append(1))
-        patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
-        a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
-        neula.solve(a, b, pivot="partial")
-        large = np.eye(by_kernel.LARGEST + 1)
-        neula.solve(large, large[0], assume_a="pos", certify="forward")
-        neula.solve(a.astype(np.float16), b.astype(np.float16))
-        neula.solve(a, normal(5, by_kernel.COLUMNS + 1))
-        neula.solve(a[:0, :0], b[:0])
-        assert not called
-        neula.solve(a, b)
-        assert called
-
-
-@pytest.mark.parametrize("n", [40, 250])
-def test_conditions(n: int) -> None:
-    for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
-        true = np.linalg.cond(a / np.linalg.norm(a, axis=0))
-        assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

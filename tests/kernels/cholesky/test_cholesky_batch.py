@@ -38,7 +38,7 @@ def definite(count: int, n: int) -> torch.Tensor:
     return (g @ g.mT / n).float().masked_fill(above, math.nan).to(DEVICE)
 
 
-@pytest.mark.parametrize("n", [1, 20, 64, 75, 130])
+@pytest.mark.parametrize("n", [1, 64, 75])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block", "one for all"])
 def test_factors(factor: Factor, n: int, layout: str) -> None:
     """``|A - L L^T| <= gamma |L| |L^T|`` (Higham 2002, theorem 10.3), and products with inverses."""
@@ -71,7 +71,7 @@ def test_numbers_far_from_one(factor: Factor) -> None:
         assert (error.abs() <= 150 * U * (lower.abs() @ lower.abs().mT)).all()
 
 
-@pytest.mark.parametrize("index", [0, 31, 32, 64, 70])
+@pytest.mark.parametrize("index", [0, 31, 32, 70])
 @pytest.mark.parametrize("pivot", [-1.0, 0.0, math.nan])
 def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot: float) -> None:
     a = torch.eye(75, device=DEVICE).repeat(3, 1, 1)

@@ -43,7 +43,7 @@ def definite(n: int) -> torch.Tensor:
     return whole.T[2 : n + 2, 3 : n + 3].copy_((g @ g.T / n).float().masked_fill(above, torch.nan))
 
 
-@pytest.mark.parametrize("n", [1, 20, 32, 75, 200])
+@pytest.mark.parametrize("n", [1, 32, 75])
 def test_factors_and_inverses(factor: Factor, n: int) -> None:
     """``|A - L L^T| <= gamma |L| |L^T|`` (Higham, Theorem 10.3), with what products with inverses lose."""
     a = definite(n)

@@ -62,7 +62,7 @@ def gram_of(a: torch.Tensor) -> torch.Tensor:
     return a.double().mT @ a.double()
 
 
-@pytest.mark.parametrize("n", [1, 2, 31, 32, 33, 64, 65, 100, 127, 128])
+@pytest.mark.parametrize("n", [1, 32, 33, 128])
 def test_factor_and_inverse(factorize: Factorize, n: int) -> None:
     a = random_matrix("normal", 3 * n + 5, n, seed=n).to(DEVICE)
     gram = gram_of(a)
@@ -152,7 +152,7 @@ def test_dependent_columns_are_seen_also_where_all_have_a_direction_in_common(
     one of some dozens of matrices they would pass for a pivot if all sixteen columns were summed up first.
     """
     generator, rank = torch.Generator().manual_seed(1), 120
-    for _ in range(60):
+    for _ in range(60 if mean else 10):
         a = torch.randn(400, 128, generator=generator, dtype=torch.float64) + mean
         mixed = torch.randn(rank, 128 - rank, generator=generator, dtype=torch.float64) / rank**0.5
         a[:, rank:] = a[:, :rank] @ mixed

@@ -56,7 +56,7 @@ def symmetric(a: torch.Tensor) -> torch.Tensor:
     return lower + lower.tril(-1).mT
 
 
-@pytest.mark.parametrize("n", [1, 2, 16, 33, 65, 128])
+@pytest.mark.parametrize("n", [1, 16, 33, 128])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block"])
 def test_factors_and_inverses(factorize: Factorize, n: int, layout: str) -> None:
     given = definite(2, n)
@@ -82,8 +82,8 @@ def test_factors_and_inverses(factorize: Factorize, n: int, layout: str) -> None
         assert int(room.isnan().sum()) == room.numel() - 2 * n * n
 
 
-@pytest.mark.parametrize("index", [0, 3, 15, 16, 40])
-@pytest.mark.parametrize("pivot", [-1.0, 0.0, -1e-30, math.nan])
+@pytest.mark.parametrize("index", [0, 15, 16, 40])
+@pytest.mark.parametrize("pivot", [-1e-30, 0.0, math.nan])
 def test_the_first_minor_that_is_not_positive(factorize: Factorize, index: int, pivot: float) -> None:
     a = torch.eye(41, device=DEVICE).repeat(3, 1, 1)
     a[1, index, index] = pivot
@@ -103,9 +103,7 @@ def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) ->
 
 
 @pytest.mark.parametrize("by", ["reference", "on host", pytest.param("kernel", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(
-    ("n", "width"), [(1, 32), (17, 32), (32, 32), (17, 64), (50, 64), (64, 64), (128, 128)]
-)
+@pytest.mark.parametrize(("n", "width"), [(1, 32), (17, 32), (32, 32), (50, 64)])
 def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
     """On the host with room for so many columns."""
     a = definite(3, n)

@@ -51,7 +51,7 @@ def definite(n: int) -> torch.Tensor:
     return g @ g.mT / n + 1e-3 * torch.eye(n, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (100, 100), (150, 64), (200, 128)])
+@pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (150, 64)])
 @pytest.mark.parametrize("layout", ["rows", "columns", "block"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str, dtype: torch.dtype) -> None:
@@ -102,7 +102,7 @@ def test_hard_matrices(factor: Factor, kind: str) -> None:
     assert (error <= 2 * n * U * scale[:, None] * scale).all()
 
 
-@pytest.mark.parametrize("index", [0, 9, 63, 64, 140])
+@pytest.mark.parametrize("index", [0, 63, 64])
 @pytest.mark.parametrize("pivot", [-1.0, 0.0, math.nan])
 def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot: float) -> None:
     a = torch.eye(150, dtype=torch.float64)

@@ -38,7 +38,7 @@ def factored(g: torch.Tensor, tolerance: float) -> PivotedFactors:
 
 
 @pytest.mark.usefixtures("_by")
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (20, 20), (40, 3), (70, 33), (70, 64)])
+@pytest.mark.parametrize(("n", "rank"), [(1, 1), (20, 20), (40, 3), (70, 64)])
 def test_the_rank_shows(n: int, rank: int) -> None:
     g = gram(n, rank)
     size = float(g.diagonal().max())

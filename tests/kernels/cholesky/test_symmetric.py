@@ -15,7 +15,7 @@ DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch
 
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 70, 0), (2, 5, 8)])
+@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 64, 0)])
 def test_one_triangle_becomes_two(count: int, n: int, rows: int, dtype: torch.dtype, by_kernel: bool) -> None:
     if by_kernel:
         pytest.importorskip("triton")
@@ -37,7 +37,7 @@ def test_one_triangle_becomes_two(count: int, n: int, rows: int, dtype: torch.dt
 
 @pytest.mark.parametrize("by_kernel", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 70, 0), (2, 5, 8)])
+@pytest.mark.parametrize(("count", "n", "rows"), [(1, 1, 0), (3, 33, 40), (1, 64, 0)])
 def test_a_triangle_in_the_units_that_were_given(
     count: int, n: int, rows: int, dtype: torch.dtype, by_kernel: bool
 ) -> None:

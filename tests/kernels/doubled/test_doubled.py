@@ -127,7 +127,7 @@ def graded(*shape: int) -> torch.Tensor:
     return a * torch.logspace(0, -30, a.numel(), dtype=a.dtype, device=DEVICE).reshape(shape)
 
 
-SHAPES = [(2, 7, 5, 1), (1, 12, 9, 2), (2, 1, 9, 3), (2, 9, 1, 3), (1, 1, 1, 1), (1, 3, 17, 5), (9, 3, 2, 1)]
+SHAPES = [(2, 7, 5, 1), (2, 1, 9, 3), (2, 9, 1, 3), (1, 1, 1, 1), (1, 3, 17, 5)]
 
 
 @pytest.mark.usefixtures("way", "uninitialized_is_nan")

@@ -54,7 +54,7 @@ def normal(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("uninitialized_is_nan")
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (70, 20), (61, 32), (40, 33), (150, 3)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (61, 32), (70, 3)])
 @pytest.mark.parametrize("consistent", [False, True])
 def test_errors_are_those_of_twice_the_precision(
     evaluate: Evaluate, m: int, n: int, *, consistent: bool

@@ -39,7 +39,7 @@ def operands(m: int, n: int, k: int, low: torch.dtype, wide: torch.dtype) -> tup
     )
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (64, 32, 1), (130, 70, 2), (7, 100, 8), (200, 5, 1)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (64, 32, 1), (130, 70, 2), (7, 100, 8)])
 @pytest.mark.parametrize("low", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 def test_errors_are_those_of_the_wider_precision(

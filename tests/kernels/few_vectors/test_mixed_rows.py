@@ -27,7 +27,7 @@ def expected(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("mix", [mixed, pytest.param(kernel, marks=GPU)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("h", "k"), [(1, 1), (5, 3), (40, 1), (130, 6), (33, 200)])
+@pytest.mark.parametrize(("h", "k"), [(1, 1), (5, 3), (130, 6), (33, 200)])
 @pytest.mark.parametrize("lacking", [0, 3])
 @pytest.mark.parametrize("by_columns", [False, True])
 def test_rows_are_mixed(mix, dtype: torch.dtype, h: int, k: int, lacking: int, by_columns: bool) -> None:  # type: ignore[no-untyped-def]

@@ -32,9 +32,7 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (20, 400, 32), (130, 129, 17), (64, 640, 32), (8, 3000, 20)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (130, 129, 17), (64, 640, 32)])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("vectors_by_columns", [False, True])
 def test_errors_are_those_of_float32(

@@ -38,8 +38,8 @@ def normal(*shape: int) -> torch.Tensor:
 
 # Interpreted, sums of several vectors take long: rows that all thread blocks go through twice.
 @pytest.mark.usefixtures("uninitialized_is_nan")
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (530, 32), (70, 129), (7, 1030)])
-@pytest.mark.parametrize("k", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (70, 129)])
+@pytest.mark.parametrize("k", [1, 4, 5])
 @pytest.mark.parametrize("with_b", [False, True])
 def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
     a, x = normal(m, n), normal(n, k)
@@ -55,7 +55,7 @@ def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int,
 
 
 @pytest.mark.usefixtures("uninitialized_is_nan")
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (130, 129)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (130, 129)])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_transposed_products(multiply: Multiply, m: int, n: int, k: int) -> None:
     a, y = normal(m, n), normal(k, m).T

@@ -17,7 +17,7 @@ from neula.kernels.few_vectors import one_pass_host
 from neula.kernels.few_vectors.one_pass_host import OnePass, takes
 
 U = 2.0**-53
-SHAPES = [(1, 1), (3, 5), (9, 8), (7, 17), (257, 100), (1030, 13), (40, 300)]
+SHAPES = [(1, 1), (9, 8), (7, 17), (257, 100), (40, 300)]
 
 
 @pytest.fixture(params=[1, 3, 64], autouse=True)

@@ -49,7 +49,7 @@ def test_scales_of_subnormal_numbers_in_double_precision() -> None:
 @pytest.mark.usefixtures("of_this_device")
 @pytest.mark.parametrize("by", BY)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("n", [1, 5, 33, 100])
+@pytest.mark.parametrize("n", [1, 33, 64])
 def test_residuals(by: str, dtype: torch.dtype, n: int) -> None:
     generator = torch.Generator().manual_seed(n)
     g = torch.randn(3, n, 2 * n, generator=generator, dtype=torch.float64)

@@ -35,7 +35,7 @@ def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (20, 110, 8), (130, 129, 5), (7, 300, 2)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (130, 129, 5)])
 @pytest.mark.parametrize("low", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])

@@ -43,7 +43,7 @@ def expected(t: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
     return full @ x
 
 
-@pytest.mark.parametrize(("count", "n"), [(1, 1), (2, 16), (3, 17), (1, 70), (5, 3)])
+@pytest.mark.parametrize(("count", "n"), [(1, 1), (2, 16), (3, 17)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["lower", "transposed", "symmetric"])
 @pytest.mark.parametrize("by_columns", [False, True])

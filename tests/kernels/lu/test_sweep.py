@@ -66,7 +66,7 @@ def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tens
 
 @pytest.mark.parametrize(
     ("n", "pieces", "k"),
-    [(1, 1, 1), (512, 1, 1), (700, 1, 3), (1601, 1, 8), (2100, 2, 2)],
+    [(1, 1, 1), (512, 1, 1), (700, 1, 3), (1601, 2, 8)],
 )
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("rows", [False, True])

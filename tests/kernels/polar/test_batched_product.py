@@ -51,7 +51,7 @@ def bound(
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (33, 70, 90), (65, 31, 40), (64, 64, 64)])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (33, 70, 64), (64, 31, 40)])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_products(
     multiply: Multiply, parts: int, dtype: torch.dtype, m: int, k: int, n: int, transposed: bool
@@ -66,7 +66,7 @@ def test_products(
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-@pytest.mark.parametrize(("m", "k"), [(1, 5), (40, 90), (97, 33), (128, 64)])
+@pytest.mark.parametrize(("m", "k"), [(1, 5), (97, 33), (64, 64)])
 def test_symmetric_products(multiply: Multiply, parts: int, m: int, k: int) -> None:
     a = split(normal(2, m, k), torch.float16, parts)
     found = multiply(a, a.mT, factor=0.1, shift=1.5, symmetric=True)

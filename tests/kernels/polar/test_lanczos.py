@@ -33,7 +33,7 @@ def of(function: Any, variant: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("k", [1, 3, 70, 1500])
+@pytest.mark.parametrize("k", [1, 70, 1500])
 def test_steps_make_a_tridiagonal_matrix(variant: str, dtype: torch.dtype, k: int) -> None:
     a = normal(2, k, k, dtype=dtype)
     a = a + a.mT
@@ -64,7 +64,7 @@ def test_an_invariant_subspace_ends_in_zeros(variant: str) -> None:
     assert not beside[2].isfinite()
 
 
-@pytest.mark.parametrize("n", [1, 2, 6, 10])
+@pytest.mark.parametrize("n", [1, 2, 10])
 def test_extreme_values(variant: str, n: int) -> None:
     scales = torch.tensor([1.0, 1e-8, 1e200, 0.0], dtype=torch.float64, device=DEVICE)[:, None]
     d, b = normal(4, n) * scales, normal(4, n + 1)[:, :n] * scales

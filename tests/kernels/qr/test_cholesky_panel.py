@@ -63,7 +63,7 @@ def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> None:
     assert (norm(q.mT @ q - identity, 2) <= 8 * (n + math.sqrt(m)) * U).all()
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (32, 32), (65, 31), (300, 17), (700, 5)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (32, 32), (65, 31), (300, 5)])
 def test_every_shape(panel: Panel, m: int, n: int) -> None:
     a = geometric(m, n, 1.0, 1e3, 1e6)
     q, r = a.clone(), torch.full((3, n, n), 7.0, dtype=torch.float64, device=DEVICE)

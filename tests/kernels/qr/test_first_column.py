@@ -35,7 +35,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 1), (70, 33), (130, 66)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 1), (70, 33)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_what_is_taken_out_is_put_back(

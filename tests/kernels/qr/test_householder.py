@@ -31,7 +31,7 @@ U = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 U16, U32 = 2.0**-11, U[torch.float32]
 
 # n = 1, square, three blocks of columns, a last tile shorter than n (30 < 33), tiles of one row.
-SHAPES = [(1, 1, 1, 1), (2, 7, 7, 7), (2, 3, 1, 1), (1, 70, 33, 40), (1, 44, 5, 20), (1, 48, 40, 48)]
+SHAPES = [(1, 1, 1, 1), (2, 7, 7, 7), (1, 44, 5, 20), (1, 48, 33, 48)]
 # A single block of columns is factorized without products: one of them will do.
 CASES = [(*s, product) for s in SHAPES for product in PRODUCTS if s[2] > WIDTH or product == "fp16_cor"]
 EACH_PRODUCT = pytest.mark.parametrize("product", PRODUCTS)
@@ -247,7 +247,7 @@ def test_an_unknown_product() -> None:
 # ---------------------------------------------------------------- one block of columns
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (9, 9), (16, 16), (50, 13), (257, 2)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (16, 16), (50, 13)])
 @pytest.mark.parametrize("dtype", U, ids=str)
 def test_columns_in_place_of_a_wider_matrix(
     reflect_columns: Callable[..., tuple[torch.Tensor, torch.Tensor]], m: int, n: int, dtype: torch.dtype
@@ -280,7 +280,7 @@ def test_reflectors_have_the_length_they_should(
     assert ((squares[rest] - 2).abs() <= 2 * (math.sqrt(60) + 4) * U32).all()
 
 
-@pytest.mark.parametrize("size", [1e-10, 1e-18, 1e-21, 1e-22, 1e-23])
+@pytest.mark.parametrize("size", [1e-10, 1e-21, 1e-23])
 def test_what_is_left_of_a_column_is_reflected_well_or_not_at_all(
     reflect_columns: Callable[..., tuple[torch.Tensor, torch.Tensor]], size: float
 ) -> None:

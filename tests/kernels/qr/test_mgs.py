@@ -19,7 +19,7 @@ from neula.kernels.qr.mgs import fits, mgs
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 DTYPES = [torch.float32, torch.float64]
-SHAPES = [(1, 1), (5, 1), (2, 2), (7, 7), (33, 32), (256, 32), (100, 7), (64, 31), (250, 17), (129, 16)]
+SHAPES = [(1, 1), (5, 1), (7, 7), (33, 32), (100, 7), (129, 16)]
 
 Qr = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -154,7 +154,7 @@ def test_both_agree(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
 # ---------------------------------------------------------------- columns beyond repair
 
 
-@pytest.mark.parametrize("where", [0, 3, 4, 6])
+@pytest.mark.parametrize("where", [0, 3, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_zero_column(qr: Qr, where: int, dtype: torch.dtype) -> None:
     """At the ends of the halves in which the kernel keeps the columns."""
@@ -192,8 +192,8 @@ def test_fewer_rows_than_columns(qr: Qr) -> None:
     assert not r[1].any()
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("where", [0, 3, 5])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("where", [0, 5])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, in the interpreter
 def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
     tiles = normal(3, 50, 7)

@@ -46,7 +46,7 @@ def check(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, passes: int, gr
     assert (torch.linalg.matrix_norm(identity - q.mT @ q, 2) <= 4 * (n + math.sqrt(m)) * u * growth).all()
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (32, 32), (40, 17), (256, 32), (300, 5)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (32, 32), (40, 17), (70, 5)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_place_once(into: Into, m: int, n: int, dtype: torch.dtype) -> None:
     tiles = geometric(3, m, n, 1e2, dtype)
@@ -55,7 +55,7 @@ def test_in_place_once(into: Into, m: int, n: int, dtype: torch.dtype) -> None:
     check(tiles, work, r, 1, 1e2)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (7, 7), (32, 32), (40, 17), (129, 30)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (32, 32), (40, 17)])
 def test_twice_is_enough(into: Into, m: int, n: int) -> None:
     """A condition number of up to ``1 / (c u)`` is repaired by the second pass; 2 is that of the first Q."""
     tiles = geometric(3, m, n, 1e5, torch.float32)

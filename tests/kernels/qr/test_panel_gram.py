@@ -24,7 +24,7 @@ SUMS = 20
 """Errors in units of u: products are exact, a unit that truncates takes up to 2 u off after 16 of at most
 128, and the few runs of so many are added to nearest."""
 
-SHAPES = [(1, 1), (7, 3), (300, 128), (333, 100), (300, 129), (200, 200), (520, 256)]
+SHAPES = [(1, 1), (7, 3), (256, 128), (333, 100), (300, 129)]
 
 
 def by_kernel(function: Kernel) -> Callable:
@@ -94,7 +94,7 @@ def test_gram_of_what_is_not_finite(chosen, bad: float) -> None:
     assert not gram.second[2].isfinite().any()
 
 
-@pytest.mark.parametrize(("m", "n"), [(300, 129), (200, 200), (520, 256)])
+@pytest.mark.parametrize(("m", "n"), [(300, 129), (256, 256)])
 @pytest.mark.parametrize("by_rows", [True, False])
 def test_elimination(chosen, m: int, n: int, by_rows: bool) -> None:
     """Against the Cholesky factor in float64: products of 128 numbers, of which a unit takes three each."""
@@ -124,7 +124,7 @@ def test_what_elimination_leaves_of_a_copy(chosen) -> None:
     assert ((diagonal >= 0.999 * LOST) & (diagonal < 8 * LOST)).all()
 
 
-@pytest.mark.parametrize(("m", "n"), [(7, 3), (300, 128), (333, 100)])
+@pytest.mark.parametrize(("m", "n"), [(7, 3), (256, 128), (333, 100)])
 def test_products_of_panels(chosen, m: int, n: int) -> None:
     """Rounded to half precision once, whatever the size of the columns."""
     sizes = 2.0 ** torch.linspace(-12, 8, n, device=DEVICE)

@@ -150,9 +150,7 @@ def test_names_are_those_that_judges_read() -> None:
     assert LeastSquaresSolutions.names == NAMES
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(1, 1, 1), (5, 1, 2), (9, 9, 1), (16, 6, 1), (37, 7, 2), (20, 17, 1)]
-)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (9, 9, 1), (16, 6, 1), (37, 7, 2), (20, 17, 1)])
 def test_solutions_and_their_evidence(solve: Solve, m: int, n: int, k: int) -> None:
     """Every number by its definition; the forward error holds, and is that of rounding x."""
     a, b = matrices(2, m, n), noise(2, m, k)
@@ -355,7 +353,7 @@ def test_columns_of_a_problem() -> None:
 
 
 @pytest.mark.parametrize("cond", [1.0, 1e4])
-@pytest.mark.parametrize(("m", "n"), [(33, 33), (40, 16), (90, 49), (64, 64)])
+@pytest.mark.parametrize(("m", "n"), [(40, 16), (90, 49), (64, 64)])
 def test_wide_matrices(in_cuda: Callable[..., SeminormalSolutions], m: int, n: int, cond: float) -> None:
     a, b = matrices(1, m, n, cond), noise(1, m, 1)
     found = SeminormalSolutions(
@@ -481,7 +479,7 @@ def test_least_squares_go_on_where_the_kernel_has_no_answer(engine: str) -> None
     assert (exact <= torch.as_tensor(result.forward_errors)[2:].cpu()).all()
 
 
-@pytest.mark.parametrize("units", [1e-300, 1e-201, 1e-160, 1e-70, 1e160])
+@pytest.mark.parametrize("units", [1e-300, 1e-160, 1e160])
 @pytest.mark.parametrize("n", [1, 3])
 def test_right_hand_sides_in_any_units(engine: str, n: int, units: float) -> None:
     """The next link solves what the kernel leaves alone, and nothing that this has said gets in the way."""

@@ -26,7 +26,7 @@ from shortest_solutions import UNITS, integers, scaled, shortest
 
 U = FP64.u
 LIMITS = limits_of(U / 2, 5)
-SHAPES = [(3, 2, 1), (10, 3, 2), (9, 6, 4), (12, 12, 7), (5, 9, 3), (20, 8, 7), (25, 20, 11), (6, 17, 5)]
+SHAPES = [(3, 2, 1), (9, 6, 4), (12, 12, 7), (5, 9, 3), (25, 20, 11)]
 
 
 @pytest.fixture(params=LEVELS, autouse=True)
