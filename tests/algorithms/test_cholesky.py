@@ -23,7 +23,8 @@ from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
-from neula.kernels.cholesky.cholesky_block import LEAF, BlockFactors, factor_lower
+from neula.kernels.cholesky.cholesky import MAX_COLUMNS as LEAF
+from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.kernels.products.kept import Kept, multiply_kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
@@ -129,11 +130,11 @@ class AsOnAGPU:
     """The kernel of diagonal blocks: by the reference."""
 
     @staticmethod
-    def takes(a: torch.Tensor) -> bool:
-        return a.dtype == torch.float32
+    def takes(a: torch.Tensor, width: int) -> bool:
+        return len(a) == 1
 
-    def __call__(self, a: torch.Tensor) -> BlockFactors:
-        return factor_lower.reference(a)
+    def __call__(self, a: torch.Tensor, width: int) -> InvertedFactor:
+        return factor_inverted.reference(a, width)
 
 
 @pytest.mark.parametrize("give_up", [False, True])
@@ -142,7 +143,7 @@ def test_diagonal_blocks_by_a_kernel_are_rounded_once(
     name: str, give_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, n, block = HalfEngine("cpu", name), 5 * LEAF // 2, 2 * LEAF
-    monkeypatch.setattr("neula.algorithms.elimination.cholesky.factor_lower", AsOnAGPU())
+    monkeypatch.setattr("neula.algorithms.elimination.cholesky.factor_inverted", AsOnAGPU())
     a = definite(n)
     found = factorized(a, engine, LEAF, block=block, give_up=give_up)
     lower = found.lower[0].double().tril()

@@ -1,4 +1,4 @@
-"""Cholesky factors of batches: reference by leaves of columns and kernel by tiles against the same bounds."""
+"""Cholesky factors of batches: reference and kernel by tiles against the same bounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from neula.kernels.cholesky import cholesky_batch, cholesky_tiles_cuda
+from neula.kernels.cholesky import cholesky_tiles_cuda
 from neula.kernels.cholesky.cholesky_batch import BatchFactors, factor_batch
 
 HAS_GPU = torch.cuda.is_available()
@@ -19,10 +19,7 @@ Factor = Callable[[torch.Tensor], BatchFactors]
 
 
 @pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Factor:
-    """With leaves as small as they can be, where there is no GPU."""
-    if not HAS_GPU:
-        monkeypatch.setattr(cholesky_batch, "LEAF", 32)
+def factor(request: pytest.FixtureRequest) -> Factor:
     if request.param == "reference":
         return factor_batch.reference
     if request.param == "on_host":

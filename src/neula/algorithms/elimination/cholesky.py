@@ -29,10 +29,12 @@ from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import LeadingColumns
 from neula.algorithms.elimination.lu_panels import blocks, halves
 from neula.engines import FP32, Engine, format_of
-from neula.kernels.cholesky.cholesky import cholesky_lower
-from neula.kernels.cholesky.cholesky_block import LEAF, factor_lower
+from neula.kernels.cholesky.cholesky import MAX_COLUMNS, cholesky_lower
+from neula.kernels.cholesky.cholesky_tiles import factor_inverted
+from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.kept import Kept, keep, multiply_kept
+from neula.kernels.transposed_copy import transposed_copy
 
 SHIFT = 4.0
 """Multiple of u by which the diagonal of a matrix grows before its factors are rounded to a low format:
@@ -355,17 +357,22 @@ class _BlockedCholesky:
             self.inverses = dict(zip(starts, inverses, strict=True))
 
     def _has_kernel(self, k: slice) -> bool:
-        return len(self.a) == 1 and self.leaf == LEAF and factor_lower.takes(self.a[0, k, k])
+        block = self.a[:, k, k]
+        single = block.dtype == torch.float32 and self.leaf == MAX_COLUMNS
+        return single and factor_inverted.takes(block, block.shape[-1])
 
     def _by_kernel(self, k: slice) -> bool:
         """The same for one matrix, with the inverse; of a batch the library's products take less time."""
         if not self._has_kernel(k):
             return False
-        block = self.a[0, k, k]
-        inverse, order = factor_lower(block)
-        self.orders.append(order)
-        for part in blocks(slice(0, len(block)), self.inverted):
-            self.inverses[k.start + part.start] = inverse[None, part, part]
+        block = self.a[:, k, k]
+        n = block.shape[-1]
+        (lower,), (inverse,), order = factor_inverted(block, n)
+        transposed_copy(block[0], lower)
+        # Counted from the first leaf on.
+        self.orders.append(torch.cat([order[None], order.new_zeros(ceil_div(n, self.leaf) - 1, 1)]))
+        for part in blocks(slice(0, n), self.inverted):
+            self.inverses[k.start + part.start] = inverse.mT[:, part, part]
         self._round(k, k)
         return True
 

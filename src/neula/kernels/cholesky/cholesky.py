@@ -42,8 +42,9 @@ def _tried(device: torch.device) -> None:
     # Three blocks, with other numbers everywhere: the second one goes through tensor cores.
     # Made and compared on the host: on a GPU the first call of each of torch's functions takes tens of ms.
     i = torch.arange(48, device="cpu")
-    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1)
-    upper += torch.eye(48, dtype=torch.float64, device="cpu")
+    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1) + torch.eye(
+        48, dtype=torch.float64, device="cpu"
+    )
     found = cholesky_inverse.kernel((upper.mT @ upper).to(device)).r
     if not torch.allclose(found.cpu().double(), upper, rtol=0.0, atol=2.0**-16):
         raise ArithmeticError("the factor of a well-conditioned matrix is another one")

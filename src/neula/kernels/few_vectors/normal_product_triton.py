@@ -7,13 +7,14 @@ registers of the thread that holds the column, and what thread blocks found is a
 that does not depend on what finishes first.
 """
 
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="assignment,misc"
 
 from __future__ import annotations
 
 import torch
 
 from neula.kernels.few_vectors.normal_product import ONE_WARP
+from neula.kernels.few_vectors.vectors_triton import load_vectors, store_vectors
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -104,20 +105,10 @@ def _normal_product(
     """What every so many blocks of rows contribute."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
-    zero, none = tl.zeros((WIDTH,), tl.float64), tl.zeros((ROWS,), tl.float64)
-    x0, x1, x2, x3, x4 = zero, zero, zero, zero, zero
-    y0, y1, y2, y3, y4 = none, none, none, none, none
-    z0, z1, z2, z3, z4 = zero, zero, zero, zero, zero
+    none = tl.zeros((ROWS,), tl.float64)
+    totals, images = (tl.zeros((WIDTH,), tl.float64),) * VECTORS, (none,) * VECTORS
     if FROM_X:
-        x0 = tl.load(x + j, mask=j < n, other=0.0)
-        if VECTORS > 1:
-            x1 = tl.load(x + n + j, mask=j < n, other=0.0)
-        if VECTORS > 2:
-            x2 = tl.load(x + 2 * n + j, mask=j < n, other=0.0)
-        if VECTORS > 3:
-            x3 = tl.load(x + 3 * n + j, mask=j < n, other=0.0)
-        if VECTORS > 4:
-            x4 = tl.load(x + 4 * n + j, mask=j < n, other=0.0)
+        vectors = load_vectors(x + j, n, j < n, VECTORS, tl.float64)
     first = tl.program_id(0).to(tl.int64) * ROWS
     step = tl.num_programs(0).to(tl.int64) * ROWS
     for start in tl.range(first, m, step, num_stages=STAGES):
@@ -129,46 +120,34 @@ def _normal_product(
             block = tl.load(place, mask=(i < m)[:, None] & (j < n)[None, :], other=0.0)
         b_place, y_place = b + i * b_row, y + i
         if FROM_X:
-            y0, y1, y2, y3, y4 = _images(block, x0, x1, x2, x3, x4, VECTORS)
-        z0 += _product(block, y0, b_place, y_place, i < m, FROM_X, FROM_B)
-        if VECTORS > 1:
-            z1 += _product(block, y1, b_place + b_column, y_place + m, i < m, FROM_X, FROM_B)
-        if VECTORS > 2:
-            z2 += _product(block, y2, b_place + 2 * b_column, y_place + 2 * m, i < m, FROM_X, FROM_B)
-        if VECTORS > 3:
-            z3 += _product(block, y3, b_place + 3 * b_column, y_place + 3 * m, i < m, FROM_X, FROM_B)
-        if VECTORS > 4:
-            z4 += _product(block, y4, b_place + 4 * b_column, y_place + 4 * m, i < m, FROM_X, FROM_B)
-    sums += tl.program_id(0).to(tl.int64) * VECTORS * n
-    tl.store(sums + j, z0, mask=j < n)
-    if VECTORS > 1:
-        tl.store(sums + n + j, z1, mask=j < n)
-    if VECTORS > 2:
-        tl.store(sums + 2 * n + j, z2, mask=j < n)
-    if VECTORS > 3:
-        tl.store(sums + 3 * n + j, z3, mask=j < n)
-    if VECTORS > 4:
-        tl.store(sums + 4 * n + j, z4, mask=j < n)
+            images = _images(block, vectors, VECTORS)
+        found = ()
+        for v in tl.static_range(VECTORS):
+            product = _product(
+                block, images[v], b_place + v * b_column, y_place + v * m, i < m, FROM_X, FROM_B
+            )
+            found = found + (totals[v] + product,)
+        totals = found
+    store_vectors(sums + tl.program_id(0).to(tl.int64) * VECTORS * n + j, n, j < n, totals, VECTORS)
 
 
 @jit
-def _images(block, x0, x1, x2, x3, x4, VECTORS: tl.constexpr):
+def _images(block, vectors, VECTORS: tl.constexpr):
     """Some rows times each vector, added up for all vectors at once: the warps wait for one another once."""
-    p0, p1, p2 = block * x0[None, :], block * x1[None, :], block * x2[None, :]
-    p3, p4 = block * x3[None, :], block * x4[None, :]
-    y0 = tl.zeros((block.shape[0],), tl.float64)
-    y1, y2, y3, y4 = y0, y0, y0, y0
+    products = ()
+    for v in tl.static_range(VECTORS):
+        products = products + (block * vectors[v][None, :],)
     if VECTORS == 1:
-        y0 = tl.sum(p0, axis=1)
+        images = (tl.sum(products[0], axis=1),)
     if VECTORS == 2:
-        y0, y1 = tl.reduce((p0, p1), 1, _add2)
+        images = tl.reduce(products, 1, _add2)
     if VECTORS == 3:
-        y0, y1, y2 = tl.reduce((p0, p1, p2), 1, _add3)
+        images = tl.reduce(products, 1, _add3)
     if VECTORS == 4:
-        y0, y1, y2, y3 = tl.reduce((p0, p1, p2, p3), 1, _add4)
+        images = tl.reduce(products, 1, _add4)
     if VECTORS == 5:
-        y0, y1, y2, y3, y4 = tl.reduce((p0, p1, p2, p3, p4), 1, _add5)
-    return y0, y1, y2, y3, y4
+        images = tl.reduce(products, 1, _add5)
+    return images
 
 
 @jit

@@ -15,13 +15,20 @@ thousands, add up to an element of the result, and their errors are independent:
 remains, less than ``u / 5`` for 4194304 rows.
 """
 
-# mypy: allow-untyped-defs
+# mypy: allow-untyped-defs, disable-error-code="assignment,misc"
 
 from __future__ import annotations
 
 import torch
 
 from neula.kernels.few_vectors.probes import norms, spectral_norms
+from neula.kernels.few_vectors.vectors_triton import (
+    add_images,
+    load_vectors,
+    scaled_vectors,
+    store_vectors,
+    sum_of_squares,
+)
 from neula.kernels.launch import VECTOR, ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
 from neula.kernels.triton_source import jit, tl
 
@@ -108,21 +115,11 @@ def _scaled_product(
     matrix = (tl.program_id(0) // blocks).to(tl.int64)
     i = tl.program_id(0) % blocks * ROWS + tl.arange(0, ROWS)
     rows = r + matrix * r_batch + i.to(tl.int64)[:, None] * r_row
-    p0, p1, p2, p3 = _times_scaled(
-        rows,
-        r_column,
-        i < k,
-        n,
-        scales + matrix * scales_batch,
-        scales_column,
-        g,
-        g_row,
-        g_column,
-        ROWS,
-        COLUMNS,
-        WIDE,
+    p = _times_scaled(
+        *(rows, r_column, i < k, n, scales + matrix * scales_batch, scales_column, g, g_row, g_column),
+        *(ROWS, COLUMNS, WIDE),
     )
-    _store(rg + matrix * 4 * k + i, k, i < k, p0, p1, p2, p3)
+    store_vectors(rg + matrix * 4 * k + i, k, i < k, p, 4)
 
 
 @jit
@@ -136,40 +133,21 @@ def _errors(
     i = part * ROWS + tl.arange(0, ROWS)
     a_rows = a + matrix * a_batch + i.to(tl.int64)[:, None] * a_row
     q_rows = q + matrix * q_batch + i.to(tl.int64)[:, None] * q_row
-    x0, x1, x2, x3 = _times_scaled(
-        a_rows,
-        a_column,
-        i < m,
-        n,
-        scales + matrix * scales_batch,
-        scales_column,
-        g,
-        g_row,
-        g_column,
-        ROWS,
-        COLUMNS,
-        WIDE,
+    x = _times_scaled(
+        *(a_rows, a_column, i < m, n, scales + matrix * scales_batch, scales_column, g, g_row, g_column),
+        *(ROWS, COLUMNS, WIDE),
     )
-    size = tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, axis=0)
+    size = tl.sum(sum_of_squares(x, 4), axis=0)
 
-    y0, y1, y2, y3 = _zeros(ROWS, WIDE)
+    y = (tl.zeros((ROWS,), WIDE),) * 4
     for start in range(0, k, COLUMNS):
         j = start + tl.arange(0, COLUMNS)
         inside = (i[:, None] < m) & (j[None, :] < k)
         block = tl.load(q_rows + j.to(tl.int64)[None, :] * q_column, mask=inside, other=0.0).to(WIDE)
-        r0, r1, r2, r3 = _vectors(rg + matrix * 4 * k + j, k, j < k, WIDE)
-        x0 -= tl.sum(block * r0[None, :], axis=1)
-        x1 -= tl.sum(block * r1[None, :], axis=1)
-        x2 -= tl.sum(block * r2[None, :], axis=1)
-        x3 -= tl.sum(block * r3[None, :], axis=1)
-        h0, h1, h2, h3 = _vectors(h + j * h_row, h_column, j < k, WIDE)
-        y0 += tl.sum(block * h0[None, :], axis=1)
-        y1 += tl.sum(block * h1[None, :], axis=1)
-        y2 += tl.sum(block * h2[None, :], axis=1)
-        y3 += tl.sum(block * h3[None, :], axis=1)
-    gap = tl.sum(x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3, axis=0)
+        x = add_images(x, block, load_vectors(rg + matrix * 4 * k + j, k, j < k, 4, WIDE), -1, 4)
+        y = add_images(y, block, load_vectors(h + j * h_row, h_column, j < k, 4, WIDE), 1, 4)
     place = sums + tl.program_id(0).to(tl.int64) * 2
-    tl.store(place, gap)
+    tl.store(place, tl.sum(sum_of_squares(x, 4), axis=0))
     tl.store(place + 1, size)
 
     for start in range(0, k, COLUMNS):
@@ -177,12 +155,10 @@ def _errors(
         inside = (i[:, None] < m) & (j[None, :] < k)
         block = tl.load(q_rows + j.to(tl.int64)[None, :] * q_column, mask=inside, other=0.0).to(WIDE)
         # H is subtracted once, by the first block.
-        h0, h1, h2, h3 = _vectors(h + j * h_row, h_column, j < tl.where(part == 0, k, 0), WIDE)
-        p0 = tl.sum(block * y0[:, None], axis=0) - h0
-        p1 = tl.sum(block * y1[:, None], axis=0) - h1
-        p2 = tl.sum(block * y2[:, None], axis=0) - h2
-        p3 = tl.sum(block * y3[:, None], axis=0) - h3
-        _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
+        once = load_vectors(h + j * h_row, h_column, j < tl.where(part == 0, k, 0), 4, WIDE)
+        to = parts + tl.program_id(0).to(tl.int64) * 4 * k + j
+        for v in tl.static_range(4):
+            tl.store(to + v * k, tl.sum(block * y[v][:, None], axis=0) - once[v], mask=j < k)
 
 
 @jit(do_not_specialize=["m", "n", "k", "blocks", "chunk"])
@@ -203,41 +179,35 @@ def _tall_errors(
     a_place = a + matrix * a_batch + j.to(tl.int64) * a_column
     q_place = q + matrix * q_batch + j.to(tl.int64) * q_column
     d = tl.load(scales + matrix * scales_batch + j * scales_column, mask=j < n, other=0.0).to(tl.float32)
-    g0, g1, g2, g3 = _vectors(g + j * g_row, g_column, j < n, tl.float32)
-    g0, g1, g2, g3 = d * g0, d * g1, d * g2, d * g3
-    r0, r1, r2, r3 = _vectors(rg + matrix * 4 * k + j, k, j < k, tl.float32)
-    h0, h1, h2, h3 = _vectors(h + j * h_row, h_column, j < k, tl.float32)
+    g_vectors = scaled_vectors(d, load_vectors(g + j * g_row, g_column, j < n, 4, tl.float32), 4)
+    r_vectors = load_vectors(rg + matrix * 4 * k + j, k, j < k, 4, tl.float32)
+    h_vectors = load_vectors(h + j * h_row, h_column, j < k, 4, tl.float32)
     size = tl.zeros((ROWS,), tl.float32)
     gap = tl.zeros((ROWS,), tl.float32)
-    p0 = tl.zeros((ROWS, 2, HALF), tl.float32)
-    p1 = tl.zeros((ROWS, 2, HALF), tl.float32)
-    p2 = tl.zeros((ROWS, 2, HALF), tl.float32)
-    p3 = tl.zeros((ROWS, 2, HALF), tl.float32)
+    p = (tl.zeros((ROWS, 2, HALF), tl.float32),) * 4
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
         x = tl.load(a_place + row * a_row, mask=(row < last) & (j < n), other=0.0).to(tl.float32)
         y = tl.load(q_place + row * q_row, mask=(row < last) & (j < k), other=0.0).to(tl.float32)
-        x0, x1, x2, x3 = _along(x, g0), _along(x, g1), _along(x, g2), _along(x, g3)
-        size += x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3
-        x0 -= _along(y, r0)
-        x1 -= _along(y, r1)
-        x2 -= _along(y, r2)
-        x3 -= _along(y, r3)
-        gap += x0 * x0 + x1 * x1 + x2 * x2 + x3 * x3
-        p0 += y * _along(y, h0)[:, None, None]
-        p1 += y * _along(y, h1)[:, None, None]
-        p2 += y * _along(y, h2)[:, None, None]
-        p3 += y * _along(y, h3)[:, None, None]
+        images, losses, products = (), (), ()
+        for v in tl.static_range(4):
+            images = images + (_along(x, g_vectors[v]),)
+        size += sum_of_squares(images, 4)
+        for v in tl.static_range(4):
+            losses = losses + (images[v] - _along(y, r_vectors[v]),)
+        gap += sum_of_squares(losses, 4)
+        for v in tl.static_range(4):
+            products = products + (p[v] + y * _along(y, h_vectors[v])[:, None, None],)
+        p = products
     place = sums + tl.program_id(0).to(tl.int64) * 2
     tl.store(place, tl.sum(gap, axis=0))
     tl.store(place + 1, tl.sum(size, axis=0))
-    p0 = tl.sum(p0, axis=0)[None, :, :]
-    p1 = tl.sum(p1, axis=0)[None, :, :]
-    p2 = tl.sum(p2, axis=0)[None, :, :]
-    p3 = tl.sum(p3, axis=0)[None, :, :]
-    if part == 0:  # H is subtracted once
-        p0, p1, p2, p3 = p0 - h0, p1 - h1, p2 - h2, p3 - h3
-    _store(parts + tl.program_id(0).to(tl.int64) * 4 * k + j, k, j < k, p0, p1, p2, p3)
+    place = parts + tl.program_id(0).to(tl.int64) * 4 * k + j
+    for v in tl.static_range(4):
+        total = tl.sum(p[v], axis=0)[None, :, :]
+        if part == 0:  # H is subtracted once
+            total -= h_vectors[v]
+        tl.store(place + v * k, total, mask=j < k)
 
 
 @jit
@@ -252,41 +222,12 @@ def _times_scaled(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A block of rows, which start at ``rows`` where they exist, times ``D G``."""
-    p0, p1, p2, p3 = _zeros(ROWS, WIDE)
+    p = (tl.zeros((ROWS,), WIDE),) * 4
     for start in range(0, n, COLUMNS):
         j = start + tl.arange(0, COLUMNS)
         inside = exists[:, None] & (j[None, :] < n)
         block = tl.load(rows + j.to(tl.int64)[None, :] * column, mask=inside, other=0.0).to(WIDE)
         d = tl.load(scales + j * scales_column, mask=j < n, other=0.0).to(WIDE)
-        g0, g1, g2, g3 = _vectors(g + j * g_row, g_column, j < n, WIDE)
-        p0 += tl.sum(block * (d * g0)[None, :], axis=1)
-        p1 += tl.sum(block * (d * g1)[None, :], axis=1)
-        p2 += tl.sum(block * (d * g2)[None, :], axis=1)
-        p3 += tl.sum(block * (d * g3)[None, :], axis=1)
-    return p0, p1, p2, p3
-
-
-@jit
-def _zeros(SIZE: tl.constexpr, WIDE: tl.constexpr):
-    zero = tl.zeros((SIZE,), WIDE)
-    return zero, zero, zero, zero
-
-
-@jit
-def _vectors(start, stride, mask, WIDE: tl.constexpr):
-    """A piece of each of the four vectors."""
-    return (
-        tl.load(start, mask=mask, other=0.0).to(WIDE),
-        tl.load(start + stride, mask=mask, other=0.0).to(WIDE),
-        tl.load(start + 2 * stride, mask=mask, other=0.0).to(WIDE),
-        tl.load(start + 3 * stride, mask=mask, other=0.0).to(WIDE),
-    )
-
-
-@jit
-def _store(start, stride, mask, x0, x1, x2, x3):
-    """A piece of each of four vectors."""
-    tl.store(start, x0, mask=mask)
-    tl.store(start + stride, x1, mask=mask)
-    tl.store(start + 2 * stride, x2, mask=mask)
-    tl.store(start + 3 * stride, x3, mask=mask)
+        vectors = scaled_vectors(d, load_vectors(g + j * g_row, g_column, j < n, 4, WIDE), 4)
+        p = add_images(p, block, vectors, 1, 4)
+    return p

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from neula.kernels.few_vectors.vectors_triton import add_rows_times, load_vectors
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.triton_source import jit, tl
 
@@ -72,45 +73,13 @@ def _thin_product(
     first = tl.program_id(1) * piece
     last = tl.minimum(first + piece, n)
     rows = a + i.to(tl.int64)[:, None] * a_row
-    s0 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s1 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s2 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s3 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s4 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s5 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s6 = tl.zeros((ROWS, COLUMNS), WIDE)
-    s7 = tl.zeros((ROWS, COLUMNS), WIDE)
+    totals = (tl.zeros((ROWS, COLUMNS), WIDE),) * VECTORS
     for start in tl.range(first, last, COLUMNS, num_stages=STAGES):
         j = start + tl.arange(0, COLUMNS)
         inside = (i[:, None] < m) & (j[None, :] < last)
         block = tl.load(rows + j.to(tl.int64)[None, :] * a_column, mask=inside, other=0.0).to(WIDE)
-        place = x + j.to(tl.int64) * x_row
-        s0 += block * _vector(place, 0, x_column, j < last)
-        s1 += block * _vector(place, 1, x_column, j < last)
-        s2 += block * _vector(place, 2, x_column, j < last)
-        s3 += block * _vector(place, 3, x_column, j < last)
-        if VECTORS == 8:
-            s4 += block * _vector(place, 4, x_column, j < last)
-            s5 += block * _vector(place, 5, x_column, j < last)
-            s6 += block * _vector(place, 6, x_column, j < last)
-            s7 += block * _vector(place, 7, x_column, j < last)
+        vectors = load_vectors(x + j.to(tl.int64) * x_row, x_column, j < last, VECTORS, WIDE)
+        totals = add_rows_times(totals, block, vectors, VECTORS)
     sums += tl.program_id(1).to(tl.int64) * VECTORS * m + i
-    _store(sums, 0, s0, i, m)
-    _store(sums, 1, s1, i, m)
-    _store(sums, 2, s2, i, m)
-    _store(sums, 3, s3, i, m)
-    if VECTORS == 8:
-        _store(sums, 4, s4, i, m)
-        _store(sums, 5, s5, i, m)
-        _store(sums, 6, s6, i, m)
-        _store(sums, 7, s7, i, m)
-
-
-@jit
-def _vector(place, vector, x_column, mask):
-    return tl.load(place + vector * x_column, mask=mask, other=0.0)[None, :]
-
-
-@jit
-def _store(sums, vector, total, i, m):
-    tl.store(sums + vector * m, tl.sum(total, axis=1), mask=i < m)
+    for v in tl.static_range(VECTORS):
+        tl.store(sums + v * m, tl.sum(totals[v], axis=1), mask=i < m)

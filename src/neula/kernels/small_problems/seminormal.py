@@ -9,12 +9,14 @@ their place but those steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import torch
 
 from neula.kernels.dispatch import trial
+from neula.kernels.magnitudes import MODERATE
 
 MAX_COLUMNS = 64
 """Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
@@ -127,6 +129,31 @@ class SeminormalSolutions(NamedTuple):
         )
         rank = torch.empty(count, dtype=torch.int64, device=device)
         return cls(x, numbers, forward_error, residual_norm, rank, rank.new_empty(count, dtype=torch.bool))
+
+
+def limits_on(
+    device: torch.device, limits: RefinementLimits, square: SquareSystemLimits | None
+) -> torch.Tensor:
+    """All limits as float64 numbers where kernels read them: those of refinement, ``MODERATE``, and those of
+    linear systems.
+    """
+    near, alike = (square.near, square.alike) if square else (0.0, 0.0)
+    numbers = (*astuple(limits), MODERATE, near, alike)
+    recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return (_filled if recorded else _copied)(numbers, device)
+
+
+@lru_cache(maxsize=64)
+def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """The same by launches, which a graph can hold, and no copy from the host."""
+    room = torch.empty(len(numbers), dtype=torch.float64, device=device)
+    for place, number in zip(room, numbers, strict=True):
+        place.fill_(number)
+    return room
 
 
 def columns_of(n: int) -> int:

@@ -8,19 +8,18 @@ takes a third of the time of Triton's compiler, which a program with one problem
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import astuple
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import multiprocessors, shared_memory
-from neula.kernels.magnitudes import MODERATE
 from neula.kernels.small_problems.seminormal import (
     MAX_COLUMNS,
     RefinementLimits,
     SeminormalSolutions,
     SquareSystemLimits,
+    limits_on,
 )
 
 THREADS = 256
@@ -75,9 +74,7 @@ def seminormal_cuda(
     if square is not None and chunk < m:
         raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
     macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
-    near, alike = (square.near, square.alike) if square else (0.0, 0.0)
-    recorded = a.is_cuda and torch.cuda.is_current_stream_capturing()
-    numbers = (_filled if recorded else _copied)((*astuple(limits), MODERATE, near, alike), a.device)
+    numbers = limits_on(a.device, limits, square)
     with torch.cuda.device_of(a):
         kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
         arguments = [
@@ -87,17 +84,3 @@ def seminormal_cuda(
         ]
         kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
     return found
-
-
-@lru_cache(maxsize=64)
-def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """``RefinementLimits`` of the kernel, where it reads them."""
-    return torch.tensor(numbers, dtype=torch.float64, device=device)
-
-
-def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """The same by launches, which a graph can hold, and no copy from the host."""
-    room = torch.empty(len(numbers), dtype=torch.float64, device=device)
-    for place, number in zip(room, numbers, strict=True):
-        place.fill_(number)
-    return room

@@ -19,6 +19,7 @@ from neula.kernels.small_problems.seminormal import (
     SeminormalSolutions,
     SquareSystemLimits,
     columns_of,
+    limits_on,
 )
 from neula.kernels.small_problems.tiles_triton import (
     block_of,
@@ -72,14 +73,12 @@ def seminormal_triton(
     columns = columns_of(n)
     narrow = columns <= PER_WARP
     together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)
-    near, alike, definite = (square.near, square.alike, int(square.definite)) if square else (0.0, 0.0, 0)
     with torch.cuda.device_of(a):
         _seminormal[(ceil_div(count, together),)](
             *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.doubtful.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
-            *(limits.tolerance, limits.max_steps, limits.max_rate, limits.rounding, limits.noise),
-            *(limits.floor, limits.stagnation, limits.computed, near, alike, definite),
-            *(rows, columns, together, dtype, MODERATE, square is not None, a.is_cuda),
+            *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
+            *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
+            *(rows, columns, together, dtype, square is not None, a.is_cuda),
             num_warps=columns // PER_WARP,
             maxnreg=REGISTERS,
             # Contracted to a multiply-add, a sum of rounded products has another rounding error.
@@ -91,27 +90,24 @@ def seminormal_triton(
 UNIT = 2.0**-53
 
 SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_row", "b_column")
-STEPS = ("max_steps", "definite")
-TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_doubtful")
+TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_doubtful", "limits")
 
 
 # Otherwise it would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
-# multiples of 16 bytes, and for other limits.
-@jit(do_not_specialize=[*SIZES, *STEPS, *TENSORS])
+# multiples of 16 bytes.
+@jit(do_not_specialize=[*SIZES, "definite", *TENSORS])
 def _seminormal(
-    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, m, n, k, count,
-    a_batch, a_row, a_column, b_batch, b_row, b_column,
-    tolerance: tl.float64, max_steps, max_rate: tl.float64, rounding: tl.float64, noise: tl.float64,
-    floor: tl.float64, stagnation: tl.float64, computed: tl.float64,
-    near: tl.float64, alike: tl.float64, definite,
+    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, limits, m, n, k, count,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, definite,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, DTYPE: tl.constexpr,
-    MODERATE: tl.constexpr, SQUARE: tl.constexpr, FUSED: tl.constexpr,
+    SQUARE: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Some problems: their matrices, and then one right-hand side after the other, of which the worst counts.
 
     Every array has three dimensions, the first of which counts problems and the second columns. The last
     program may have some that others have as well, and stores the same for them.
     """
+    max_rate, rounding, computed = tl.load(limits + 2), tl.load(limits + 3), tl.load(limits + 7)
     member = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)  # offsets may exceed 2^31
     member = tl.minimum(member, count - 1)[:, None, None]
     l = tl.arange(0, ROWS).to(tl.int64)[None, None, :]  # noqa: E741
@@ -128,6 +124,7 @@ def _seminormal(
     optimality, largest, rows = zero, zero, zero
     good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
+        near, alike = tl.load(limits + 9), tl.load(limits + 10)
         rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
         good &= moderate
         if definite != 0:
@@ -136,13 +133,12 @@ def _seminormal(
     for column in range(k):
         target = b + column * b_column
         high, low, left, b_norm, g, projected, r_norm, r_largest = _refined(
-            *(a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row),
-            *(tolerance, max_steps, noise, floor, stagnation, FUSED),
+            a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row, limits, FUSED
         )
         rounded = rounded_to(high, DTYPE)
         given_norm, b_largest = _given(a, target, rounded, m, n, l, j, a_row, b_row)
         of_x, lost, error = _errors(
-            *(size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed, MODERATE)
+            size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed
         )
         if SQUARE:
             stewart = zero + 1.0
@@ -239,13 +235,15 @@ def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
 @jit
 def _refined(
     a, b, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row,  # noqa: E741
-    tolerance, max_steps, noise, at_least, stagnation, FUSED: tl.constexpr,
+    limits, FUSED: tl.constexpr,
 ):  # fmt: skip
     """A solution as a sum of two numbers, the bound on its error, ``||b||``, and of its residual the
     gradient, the projection, the norm and the largest element.
 
     The last residual updates nothing.
     """
+    tolerance, max_steps, noise = tl.load(limits), tl.load(limits + 1).to(tl.int32), tl.load(limits + 4)
+    at_least, stagnation = tl.load(limits + 5), tl.load(limits + 6)
     high, b_norm = _start(a, b, inverse, m, n, l, j, a_row, b_row)
     low = tl.zeros_like(high)
     left = b_norm * 0.0 + float("inf")
@@ -270,9 +268,7 @@ def _refined(
 
 
 @jit
-def _errors(
-    size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed, MODERATE: tl.constexpr
-):  # fmt: skip
+def _errors(size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed):
     """``||D x||``, what of x is lost when it becomes one number and is rounded, and the forward error."""
     of_x = length(size * high)
     of_low = quotient(length(size * low), of_x)
