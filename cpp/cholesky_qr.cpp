@@ -171,10 +171,7 @@ template <typename T> void pass_over(Part &p)
 
 void work(Part &p)
 {
-    if (p.problem->a.single)
-        pass_over<float>(p);
-    else
-        pass_over<double>(p);
+    with_type(p.problem->a.single, [&](auto type) { pass_over<decltype(type)>(p); });
 }
 
 // Factorizations of matrices of one shape.

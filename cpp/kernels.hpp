@@ -196,31 +196,30 @@ struct LargeSystem {
 
 enum class Status { done, failed, no_memory };
 
+// The functions of the table: what each returns, its name, and its arguments.
+#define NEULA_KERNELS(KERNEL) \
+    KERNEL(Status, bounded, const BoundedProblem &, BoundedSolution &) \
+    KERNEL(Status, kit_solve, const KitProblem &) \
+    KERNEL(Status, probe_errors, const QRProblem &) \
+    KERNEL(Status, cholesky_qr, const QRProblem &) \
+    KERNEL(Status, one_pass, const OnePassProblem &) \
+    KERNEL(void, block_fma, const BlockFmaProblem &) \
+    KERNEL(Status, seminormal, const SeminormalProblems &, const SeminormalSolutions &) \
+    KERNEL(Status, solve_systems, const SystemsProblem &, SystemsSolution &) \
+    KERNEL(Index, large_workspace, const LargeSystem &) \
+    KERNEL(double, copy_large, const LargeSystem &) \
+    KERNEL(void, solve_large, const LargeSystem &, double largest, bool definite, SystemsSolution &) \
+    KERNEL(Status, solve_large_in_blocks, const LargeSystem &, SystemsSolution &)
 struct Kernels {
     const char *level;
     bool (*arithmetic_is_exact)();
-    Status (*bounded)(const BoundedProblem &, BoundedSolution &);
-    Status (*kit_solve)(const KitProblem &);
-    Status (*probe_errors)(const QRProblem &);
-    Status (*cholesky_qr)(const QRProblem &);
-    Status (*one_pass)(const OnePassProblem &);
-    void (*block_fma)(const BlockFmaProblem &);
-    Status (*seminormal)(const SeminormalProblems &, const SeminormalSolutions &);
-    Status (*solve_systems)(const SystemsProblem &, SystemsSolution &);
-    Index (*large_workspace)(const LargeSystem &);
-    double (*copy_large)(const LargeSystem &);
-    void (*solve_large)(const LargeSystem &, double largest, bool definite, SystemsSolution &);
-    Status (*solve_large_in_blocks)(const LargeSystem &, SystemsSolution &);
+#define KERNEL(result, name, ...) result (*name)(__VA_ARGS__);
+    NEULA_KERNELS(KERNEL)
+#undef KERNEL
 };
 
-namespace baseline {
-extern const Kernels kernels;
-}
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;
-}
+namespace baseline { extern const Kernels kernels; }
+namespace avx2 { extern const Kernels kernels; }
+namespace avx512 { extern const Kernels kernels; }
 
 }  // namespace neula

@@ -256,10 +256,7 @@ Status solve_large_in_blocks(const LargeSystem &system, SystemsSolution &to)
     Blocks *shared[MOST_THREADS];
     for (Blocks *&each : shared)
         each = &blocks;
-    if (system.single_factors)
-        side_by_side<advance_blocks<float>>(shared, system.threads);
-    else
-        side_by_side<advance_blocks<double>>(shared, system.threads);
+    with_type(system.single_factors, [&](auto type) { side_by_side<advance_blocks<decltype(type)>>(shared, system.threads); });
     if (blocks.singular)
         return Status::failed;
     solve_with_factors(system, largest, to);

@@ -22,3 +22,16 @@
 
 // Loops that are specialized where their arguments are constants.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
+
+NEULA_BEGIN
+
+// Call work(float()) or work(double()): its parameter has the type of the elements.
+template <typename Work> inline void with_type(bool single, const Work &work)
+{
+    if (single)
+        work(float());
+    else
+        work(double());
+}
+
+NEULA_END

@@ -118,10 +118,7 @@ template <typename T> void multiply_part(const Part &part)
 
 void work(Part &part)
 {
-    if (part.problem->single)
-        multiply_part<float>(part);
-    else
-        multiply_part<double>(part);
+    with_type(part.problem->single, [&](auto type) { multiply_part<decltype(type)>(part); });
 }
 
 }  // namespace

@@ -73,10 +73,7 @@ template <typename T> void probe_part(Part &p)
 
 void work_on_rows(Part &p)
 {
-    if (p.problem->a.single)
-        probe_part<float>(p);
-    else
-        probe_part<double>(p);
+    with_type(p.problem->a.single, [&](auto type) { probe_part<decltype(type)>(p); });
 }
 
 // Signs of a diagonal of R that is to be nonnegative; whether any is negative.
@@ -112,10 +109,7 @@ template <typename T> void probe_part_of_r(Part &p)
 
 void work_on_r(Part &p)
 {
-    if (p.problem->r.single)
-        probe_part_of_r<float>(p);
-    else
-        probe_part_of_r<double>(p);
+    with_type(p.problem->r.single, [&](auto type) { probe_part_of_r<decltype(type)>(p); });
 }
 
 QRErrors probe_member(const QRProblem &problem, Index member, Part *parts, Index count)

@@ -321,10 +321,7 @@ Status seminormal(const SeminormalProblems &problems, const SeminormalSolutions 
     Batch batch(problems);
     if (!batch.workspace)
         return Status::no_memory;
-    if (problems.a.single)
-        batch.solve<float>(solutions);
-    else
-        batch.solve<double>(solutions);
+    with_type(problems.a.single, [&](auto type) { batch.solve<decltype(type)>(solutions); });
     return Status::done;
 }
 

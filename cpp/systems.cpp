@@ -328,10 +328,7 @@ template <typename Lanes> void solve_group(Group<Lanes> &g, SystemsSolution &to,
     const SystemsProblem &p = g.problem;
     const SystemLimits &limits = p.limits;
     Index k = p.k, height = g.height;
-    if (p.a.single)
-        read_matrices<float>(g, first);
-    else
-        read_matrices<double>(g, first);
+    with_type(p.a.single, [&](auto type) { read_matrices<decltype(type)>(g, first); });
     SystemNorms<Lanes> norms = measure_matrices(g);
     Lanes growth = g.factorize(g.a, !p.definite) / norms.largest, square = {};
     if (p.definite) {

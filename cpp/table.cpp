@@ -6,18 +6,9 @@
 
 NEULA_BEGIN
 
-Status bounded(const BoundedProblem &, BoundedSolution &);
-Status kit_solve(const KitProblem &);
-Status probe_errors(const QRProblem &);
-Status cholesky_qr(const QRProblem &);
-Status one_pass(const OnePassProblem &);
-void block_fma(const BlockFmaProblem &);
-Status seminormal(const SeminormalProblems &, const SeminormalSolutions &);
-Status solve_systems(const SystemsProblem &, SystemsSolution &);
-Index large_workspace(const LargeSystem &);
-double copy_large(const LargeSystem &);
-void solve_large(const LargeSystem &, double largest, bool definite, SystemsSolution &);
-Status solve_large_in_blocks(const LargeSystem &, SystemsSolution &);
+#define KERNEL(result, name, ...) result name(__VA_ARGS__);
+NEULA_KERNELS(KERNEL)
+#undef KERNEL
 
 // Whether sums and products have the errors that they have in IEEE arithmetic: no flag of a compiler, and no mode of the
 // processor, has changed that. The numbers are not known when this is compiled.
@@ -30,9 +21,8 @@ static bool arithmetic_is_exact()
     return sum == 1.0 && error == 0x1p-60 && product == 1.0 + 0x1p-29 && rest == 0x1p-60 && tiny * 0.5 > 0.0;
 }
 
-extern const Kernels kernels = {
-    NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, bounded, kit_solve, probe_errors, cholesky_qr, one_pass, block_fma,
-    seminormal, solve_systems, large_workspace, copy_large, solve_large, solve_large_in_blocks,
-};
+#define KERNEL(result, name, ...) name,
+extern const Kernels kernels = {NEULA_NAME_OF(NEULA_LEVEL), arithmetic_is_exact, NEULA_KERNELS(KERNEL)};
+#undef KERNEL
 
 NEULA_END

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, GriffeError, Module, Object
+from griffe import Class, Extension, GriffeError, Module, Object
 
 _ROLE = re.compile(r":\w+:`~?([\w.]+)`")
 _CITATION = re.compile(r"\[(\d+)\]_")
 _REFERENCE = re.compile(r"^\.\. (\[\d+\] .+(?:\n   .+)*)", re.M)
 _CHOICES = re.compile(r"^(\w+ : )\{(.+?)\}", re.M)
 _SHAPE = re.compile(r"^((?:\w[\w, ]* : )?\w+), shape \(", re.M)
+_SPECIAL = re.compile(r"[*_<\[\]]")
 _DEFINITION = re.compile(r"^(``.+``)\n((?: {4}.+(?:\n|$))+)", re.M)
 
 
@@ -19,7 +20,8 @@ class Numpydoc(Extension):
     """Turns roles into links, citations and references into text, definition lists into Markdown's.
 
     Types are kept from looking like Python, as which Griffe would read them: it takes the first of several
-    choices for the default, and a shape for a call.
+    choices for the default, and a shape for a call. Comments about the fields of a class become a section of
+    its docstring.
     """
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
@@ -29,10 +31,29 @@ class Numpydoc(Extension):
 
 def _rewrite(obj: Object) -> None:
     if obj.docstring is not None:
-        obj.docstring.value = _markdown(obj.docstring.value, obj)
+        fields = _fields(obj) if isinstance(obj, Class) else ""
+        obj.docstring.value = _markdown(obj.docstring.value, obj) + fields
     for member in obj.members.values():
         if not member.is_alias:
             _rewrite(member)
+
+
+def _fields(cls: Class) -> str:
+    """The fields of a class as a section, if comments beside or above some of them explain them."""
+    lines, entries, explained = cls.lines, [], False
+    for name, member in cls.members.items():
+        is_field = lines and not member.is_alias and member.is_attribute and not member.docstring
+        if not is_field or member.annotation is None:
+            continue
+        place = member.lineno - cls.lineno
+        text, above = lines[place].partition("  # ")[2], place - 1
+        while not text and lines[above].lstrip().startswith("# "):
+            above -= 1
+        comments = [text, *(line.strip()[2:] for line in lines[above + 1 : place])]
+        text = _SPECIAL.sub(r"\\\g<0>", " ".join(x for x in comments if not x.startswith(("noqa", "type:"))))
+        explained = explained or bool(text.strip())
+        entries.append(f"{name} : {member.annotation}\n    {text.strip()}")
+    return "\n\nAttributes\n----------\n" + "\n".join(entries) if explained else ""
 
 
 def _markdown(text: str, obj: Object) -> str:

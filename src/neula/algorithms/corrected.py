@@ -42,8 +42,6 @@ def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**1
     ----------
     x : Tensor
         float32 or float64, in the range of the format.
-    format : Format
-    parts : int
     scale : float
         Each remainder is multiplied by it before it is rounded, so that it stays clear of subnormal numbers.
 

@@ -42,42 +42,24 @@ Sum = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class ScaledProblems(ScaledUnknowns):
-    """``min ||A x - b||`` with the columns of A and b scaled by powers of two.
+    """``min ||A x - b||`` with the columns of A and b scaled by powers of two."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (..., m, n)
-        float64, the largest element of each column in [1/2, 1); attached to the graph of what was given.
-    a_low : Tensor or None
-        What rounding ``a`` has lost.
-    columns : Tensor of int, shape (..., 1, n)
-        Exponents by which its columns were divided; 0 for zero columns.
-    b, b_low : Tensor, shape (..., m, k)
-        Likewise.
-    b_columns : Tensor of int, shape (..., 1, k)
-    wide : bool
-        Whether a solution of minimum norm is asked for: fewer rows than columns, no damping.
-    given : bool
-        Whether nothing was scaled.
-    over_rows : Reduction
-        Where other rows are; those of the damping are with the first.
-    limited : Tensor of bool, shape (..., 1), or None
-        Of which matrices the damping was limited; None for none.
-    unit : float
-        Unit roundoff of the format in which A was given.
-    """
-
+    # Shape (..., m, n): float64, the largest element of each column in [1/2, 1); attached to the graph of
+    # what was given.
     a: torch.Tensor
-    a_low: torch.Tensor | None
+    a_low: torch.Tensor | None  # what rounding a has lost
+    # int, shape (..., 1, n): exponents by which its columns were divided; 0 for zero columns.
     columns: torch.Tensor
+    # b, b_low, shape (..., m, k): likewise.
     b: torch.Tensor
     b_low: torch.Tensor | None
-    b_columns: torch.Tensor
-    wide: bool
-    given: bool = False
-    over_rows: Reduction = HERE
+    b_columns: torch.Tensor  # int, shape (..., 1, k)
+    wide: bool  # whether a solution of minimum norm is asked for: fewer rows than columns, no damping
+    given: bool = False  # whether nothing was scaled
+    over_rows: Reduction = HERE  # where other rows are; those of the damping are with the first
+    # bool, shape (..., 1): of which matrices the damping was limited; None for none.
     limited: torch.Tensor | None = None
-    unit: float = FP64.u
+    unit: float = FP64.u  # unit roundoff of the format in which A was given
 
     @classmethod
     def as_given(
@@ -89,7 +71,6 @@ class ScaledProblems(ScaledUnknowns):
         ----------
         a : Tensor, shape (batch, m, n), m >= n
         b : Tensor, shape (batch, m, k)
-        over_rows : Reduction
         narrow : bool
             Whether A stays in its dtype, for products that widen it as they read it.
         """
@@ -119,7 +100,6 @@ class ScaledProblems(ScaledUnknowns):
         weights : Tensor, shape (m,), or None
         damp : float
             0 for none.
-        over_rows : Reduction
         factor : Tensor, shape (m, m), optional
             Lower Cholesky factor of a covariance, in place of weights.
         limits_damping : bool
@@ -350,11 +330,7 @@ def _scaled(
 
 
 def _weighted(
-    x: torch.Tensor,
-    weights: torch.Tensor | None,
-    over_rows: Reduction = HERE,
-    *,
-    keeps_rounding: bool = True,
+    x: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE, *, keeps_rounding: bool = True
 ) -> tuple[Sum, torch.Tensor]:
     """``diag(weights) X`` with scaled columns, and their exponents, shape (..., 1, columns)."""
     if not x.shape[-2]:

@@ -72,19 +72,13 @@ def _halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class ScaledUnknowns:
-    """Solutions of problems whose A has its columns, and b its own, scaled by powers of two.
+    """Solutions of problems whose A has its columns, and b its own, scaled by powers of two."""
 
-    Attributes
-    ----------
-    columns, b_columns : Tensor, shape (..., 1, n), (..., 1, k)
-        Exponents by which columns of A and of b were divided.
-    given : bool
-        Whether nothing was scaled.
-    """
-
+    # columns, b_columns, shape (..., 1, n), (..., 1, k): exponents by which columns of A and of b were
+    # divided.
     columns: torch.Tensor
     b_columns: torch.Tensor
-    given: bool
+    given: bool  # whether nothing was scaled
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""

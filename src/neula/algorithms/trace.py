@@ -22,30 +22,18 @@ WIDTH = 48
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """One step of an algorithm.
+    """One step of an algorithm."""
 
-    Attributes
-    ----------
-    kind : {"panel", "update", "product", "block of R", "split", "iteration"}
-    columns : tuple of int
-        First column and the one after the last, of an update those of ``Q1``, of a block of R its rows.
-    right : tuple of int
-        Of an update or a block of R, the columns of ``A2``.
-    shape : tuple of int
-        Of a panel rows and columns, of many tiles their number before them; of a product m, k and n; of a
-        split the number of parts and the shape of the operand.
-    format : str
-        Of the operands.
-    value : Tensor, float or str, optional
-        A copy of the block of R, the norm of ``R^-T A^T r`` after an iteration, the factor of the remainder
-        of a split, or the level of a tree.
-    """
-
-    kind: str
+    kind: str  # {"panel", "update", "product", "block of R", "split", "iteration"}
+    # First column and the one after the last, of an update those of Q1, of a block of R its rows.
     columns: tuple[int, int] | None = None
-    right: tuple[int, int] | None = None
+    right: tuple[int, int] | None = None  # of an update or a block of R, the columns of A2
+    # Of a panel rows and columns, of many tiles their number before them; of a product m, k and n; of a split
+    # the number of parts and the shape of the operand.
     shape: tuple[int, ...] = ()
-    format: str = ""
+    format: str = ""  # of the operands
+    # A copy of the block of R, the norm of R^-T A^T r after an iteration, the factor of the remainder of a
+    # split, or the level of a tree.
     value: Any = None
 
 

@@ -18,36 +18,23 @@ from neula.kernels.small_problems.refining import over, perturbations
 
 @dataclass(frozen=True)
 class Scale:
-    """Norms against which errors are measured.
+    """Norms against which errors are measured."""
 
-    Attributes
-    ----------
-    columns : Tensor, shape (n,)
-        Column scales D: every measure is that of the problem ``min ||(A D) y - b||``, so that a column in
-        small units counts as much as one in large units.
-    norm : float
-        ``||A D||_2``.
-    smallest : float
-        Smallest singular value of ``A R^-1``, by which ``||R^-T A^T r||`` may be smaller than the projection
-        of r on the range of A.
-    """
-
+    # Shape (n,): column scales D: every measure is that of the problem min ||(A D) y - b||, so that a column
+    # in small units counts as much as one in large units.
     columns: torch.Tensor
-    norm: float
+    norm: float  # ||A D||_2
+    # Smallest singular value of A R^-1, by which ||R^-T A^T r|| may be smaller than the projection of r on
+    # the range of A.
     smallest: float = 1.0
 
 
 @dataclass
 class Measures:
-    """Of each right-hand side: an upper bound on its backward error, and its optimality.
+    """Of each right-hand side: an upper bound on its backward error, and its optimality."""
 
-    Attributes
-    ----------
-    backward_error, optimality : Tensor, shape (k,)
-    """
-
-    backward_error: torch.Tensor
-    optimality: torch.Tensor
+    backward_error: torch.Tensor  # shape (k,)
+    optimality: torch.Tensor  # shape (k,)
 
     def where(self, known: torch.Tensor) -> Measures:
         """Replace measures that are not known by infinity."""
@@ -56,22 +43,15 @@ class Measures:
 
 @dataclass
 class Norms:
-    """Norms of each right-hand side from which all measures follow.
+    """Norms of each right-hand side from which all measures follow."""
 
-    Attributes
-    ----------
-    residual, gradient, projected : Tensor, shape (k,)
-        ``||r||``, ``||D A^T r||`` and ``||P r||``, P the projector on the range of A.
-    image : Tensor, shape (k,)
-        ``||A D||_2 ||D^-1 x||``.
-    b : Tensor, shape (k,)
-    """
-
+    # residual, gradient, projected, shape (k,): ||r||, ||D A^T r|| and ||P r||, P the projector on the range
+    # of A.
     residual: torch.Tensor
     gradient: torch.Tensor
     projected: torch.Tensor
-    image: torch.Tensor
-    b: torch.Tensor
+    image: torch.Tensor  # shape (k,): ||A D||_2 ||D^-1 x||
+    b: torch.Tensor  # shape (k,)
 
     @property
     def stacked(self) -> torch.Tensor:
@@ -115,17 +95,10 @@ def norms_of(
 
 @dataclass(frozen=True)
 class Scaling:
-    """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal.
+    """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal."""
 
-    Attributes
-    ----------
-    norm : Tensor, shape ()
-        ``||R A C||`` in the infinity norm.
-    rows, columns : Tensor, shape (n,), or None
-        Their diagonals; None for the identity.
-    """
-
-    norm: torch.Tensor
+    norm: torch.Tensor  # shape (): ||R A C|| in the infinity norm
+    # rows, columns, shape (n,): their diagonals; None for the identity.
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
 

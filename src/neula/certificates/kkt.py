@@ -22,29 +22,15 @@ from neula.engines import FP64
 
 @dataclass(frozen=True)
 class KKTNorms(Generic[X]):
-    """Norms of a problem, or of each of many, from which bounds on its errors follow.
+    """Norms of a problem, or of each of many, from which bounds on its errors follow."""
 
-    Attributes
-    ----------
-    residual : float, ndarray or Tensor
-        ``||r||``.
-    wrong : float, ndarray or Tensor
-        ``||D^-1 w||``.
-    projected : float, ndarray or Tensor
-        ``||P r||``, P the projector on the range of the columns whose gradient should vanish; infinite where
-        that is not known.
-    rest : float, ndarray or Tensor
-        ``||D^-1 w||`` of the residual ``r - P r``.
-    image : float, ndarray or Tensor
-        ``||D x||``, which is at most ``||B|| ||D x||``.
-    b : float, ndarray or Tensor
-    """
-
-    residual: X
-    wrong: X
+    residual: X  # ||r||
+    wrong: X  # ||D^-1 w||
+    # ||P r||, P the projector on the range of the columns whose gradient should vanish; infinite where that
+    # is not known.
     projected: X
-    rest: X
-    image: X
+    rest: X  # ||D^-1 w|| of the residual r - P r
+    image: X  # ||D x||, which is at most ||B|| ||D x||
     b: X
 
     @cached_property

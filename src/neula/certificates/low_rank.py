@@ -97,21 +97,11 @@ def visible(vectors: int = VECTORS, missed: float = MISSED) -> float:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What is left of a matrix beside singular triplets, ``D = (I - U U^T) A (I - V V^T)``.
+    """What is left of a matrix beside singular triplets, ``D = (I - U U^T) A (I - V V^T)``."""
 
-    Attributes
-    ----------
-    bound : float
-        On ``||D||_2``; infinite where A is not finite.
-    size : float
-        Estimate of ``||D||_F``.
-    products : int
-        By ``A^T A`` that it took.
-    """
-
-    bound: float
-    size: float
-    products: int
+    bound: float  # on ||D||_2; infinite where A is not finite
+    size: float  # estimate of ||D||_F
+    products: int  # by A^T A that it took
 
 
 def largest_beyond(
@@ -152,10 +142,6 @@ def largest_beyond(
         Largest degree.
     carried : tuple of Tensor, shapes (m, p) and (n, p), optional
         ``D G`` and ``A^T D G`` of :func:`random_vectors`, where other products with A brought them along.
-
-    Returns
-    -------
-    Beyond
 
     Examples
     --------
@@ -235,12 +221,7 @@ def _first_product(
 
 
 def upper_bounds(
-    s: np.ndarray,
-    rest: np.ndarray,
-    rank: int,
-    beyond: float,
-    margin: float,
-    enough: np.ndarray | None = None,
+    s: np.ndarray, rest: np.ndarray, rank: int, beyond: float, margin: float, enough: np.ndarray | None = None
 ) -> np.ndarray:
     """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
 

@@ -66,19 +66,6 @@ def gamma(k: float, u: float, *, probabilistic: bool = False) -> float:
 class BlockFma:
     """Error bounds of Lopez and Mary (2022) for a unit that adds t products at a time.
 
-    Attributes
-    ----------
-    block : int
-        t, 4 in the paper. Sums that are kept in the low format are rounded once for t products.
-    low : Format
-        Of the operands.
-    unit : Unit, optional
-        What cuts off instead of rounding to nearest, as the paper has it: sums of its products err by
-        :meth:`neula.engines.units.Unit.sum_error`, and t is its block.
-    probabilistic : bool
-        Square roots of the numbers of rounding errors instead of these. Truncation errs to one side: the sums
-        of a unit stay what they are.
-
     Examples
     --------
     >>> paper, ampere = BlockFma(4), BlockFma(8)
@@ -88,9 +75,13 @@ class BlockFma:
     True
     """
 
-    block: int = 4
-    low: Format = FP16
+    block: int = 4  # t, 4 in the paper. Sums that are kept in the low format are rounded once for t products.
+    low: Format = FP16  # of the operands
+    # What cuts off instead of rounding to nearest, as the paper has it: sums of its products err by
+    # neula.engines.units.Unit.sum_error, and t is its block.
     unit: Unit | None = None
+    # Square roots of the numbers of rounding errors instead of these. Truncation errs to one side: the sums
+    # of a unit stay what they are.
     probabilistic: bool = False
 
     @classmethod
@@ -211,7 +202,6 @@ def lu_bound(
     variant : str
         ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``, ``"5.2/5.1"``, ``"5.2/3.1"`` or
         ``"5.2/3.1-fp32"``.
-    n : int
     panel, inner_panel : int
         Widths r and s; of inner panels that are partitioned again a tuple.
     low : Format

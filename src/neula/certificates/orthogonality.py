@@ -83,7 +83,6 @@ def by_power_method(
         ``E H`` for the vectors of :func:`directions`.
     multiply : callable
         E times vectors.
-    n : int
     """
     for _ in range(products_needed(n) - 1):
         size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
@@ -111,7 +110,6 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
     q : Tensor, shape (batch, m, n)
     enough : float
         An upper estimate of no more is returned as it is.
-    over_rows : Reduction
     """
     n = q.shape[2]
     if n <= COLUMNS:

@@ -55,18 +55,10 @@ SQUARINGS = 5
 
 @dataclass(frozen=True)
 class PolarBounds:
-    """What is asked of a polar decomposition.
+    """What is asked of a polar decomposition."""
 
-    Attributes
-    ----------
-    residual : float
-        Of ``||A - U H|| / ||A||``.
-    orthogonality : float
-        Of the distance of a singular value of U from 1.
-    """
-
-    residual: float
-    orthogonality: float
+    residual: float  # of ||A - U H|| / ||A||
+    orthogonality: float  # of the distance of a singular value of U from 1
 
     @classmethod
     def for_shape(cls, target: Format, m: int, n: int) -> PolarBounds:
@@ -103,7 +95,6 @@ def polar_measures(
         The matrices, as the engine has them.
     x : Tensor, shape (parts, batch, k, m)
         Their factors.
-    engine : Engine
     exactly : bool
         Whether vectors are multiplied in the engine's storage precision, and not in its format.
     within : bool
@@ -208,19 +199,12 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 
 
 class LanczosDecomposition(NamedTuple):
-    """What a few Lanczos steps have made of a batch of symmetric matrices.
+    """What a few Lanczos steps have made of a batch of symmetric matrices."""
 
-    Attributes
-    ----------
-    numbers : tuple of Tensor, shape (batch, steps) each
-        Diagonal of the tridiagonal matrices, and what is beside it; the last one of these leads out of the
-        basis.
-    basis : Tensor, shape (batch, k, steps)
-        Zero from where an invariant subspace was found.
-    """
-
+    # Shape (batch, steps) each: diagonal of the tridiagonal matrices, and what is beside it; the last one of
+    # these leads out of the basis.
     numbers: tuple[torch.Tensor, torch.Tensor]
-    basis: torch.Tensor
+    basis: torch.Tensor  # shape (batch, k, steps): zero from where an invariant subspace was found
 
 
 def lanczos(
@@ -248,28 +232,16 @@ def lanczos(
 
 
 class PolarNumbers(NamedTuple):
-    """The measured numbers of a batch, on its device or on the host.
+    """The measured numbers of a batch, on its device or on the host."""
 
-    Attributes
-    ----------
-    residual : array of float, shape (batch,)
-        Estimate of ``||A - U H||_F / ||A||_F``.
-    orthogonality : array of float, shape (batch,)
-        Estimate of the largest distance of a singular value of U from 1; of a partial isometry half of
-        ``||U U^T U - U||``; at the accuracy of bf16, of those that are too small, no more than half of
-        ``||A - A U^T U|| / ||A||``.
-    distance : array of float, shape (batch,)
-        The same without that exception.
-    positive : array of float, shape (batch,)
-        1 where H is positive semidefinite, as far as its Lanczos steps see.
-    count : array of float, shape (batch,)
-        About how many singular values of U are near 1: their number without ``||I - U^T U||_F^2``.
-    """
-
-    residual: Any
+    residual: Any  # shape (batch,): estimate of ||A - U H||_F / ||A||_F
+    # Shape (batch,): estimate of the largest distance of a singular value of U from 1; of a partial isometry
+    # half of ||U U^T U - U||; at the accuracy of bf16, of those that are too small, no more than half of ||A
+    # - A U^T U|| / ||A||.
     orthogonality: Any
-    distance: Any
-    positive: Any
+    distance: Any  # shape (batch,): the same without that exception
+    positive: Any  # shape (batch,): 1 where H is positive semidefinite, as far as its Lanczos steps see
+    # Shape (batch,): about how many singular values of U are near 1: their number without ||I - U^T U||_F^2.
     count: Any
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:

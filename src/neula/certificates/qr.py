@@ -22,11 +22,7 @@ from neula.certificates.bounds import (
     probing_error,
     residual_bound,
 )
-from neula.certificates.orthogonality import (
-    directions,
-    margin,
-    measured_again,
-)
+from neula.certificates.orthogonality import directions, margin, measured_again
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
@@ -55,11 +51,6 @@ def qr_certificate(
         Factor of ``a``.
     scales : Tensor, shape (n,)
         Column scales: errors are measured in ``A diag(scales)``.
-    target : Format
-
-    Returns
-    -------
-    QRCertificate
     """
     found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
     if not found.doubtful:
@@ -150,7 +141,6 @@ def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction 
     q : Tensor, shape (m, n)
     counts : sequence of int
         The k, so few that all random vectors together are multiplied while Q is read once.
-    over_rows : Reduction
 
     Returns
     -------
@@ -193,7 +183,6 @@ def qr_measures(
     r : Tensor, shape (batch, k, n)
     scales : Tensor, shape (batch, n)
         Where one is NaN, that matrix will not be accepted.
-    over_rows : Reduction
 
     Returns
     -------
@@ -223,7 +212,6 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
         From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
-    target : Format
 
     Returns
     -------
@@ -278,7 +266,6 @@ def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) ->
         From :func:`qr_measures`, in the precision of the measurement.
     shape : (int, int)
         Of each matrix.
-    target : Format
     """
     residual, size, loss, norm = measures.double()
     found = *_relative(residual, size, loss, where=torch.where, shape=shape), norm

@@ -62,7 +62,6 @@ def rank_doubt(
         Components of the residuals along their left singular vectors.
     length : Tensor, shape (k,)
         Norms of the residuals.
-    rank : int
     rows : int
         Of A and b, without those that vanish.
     rounding : float

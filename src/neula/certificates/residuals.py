@@ -49,7 +49,6 @@ def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> floa
 
     Parameters
     ----------
-    terms : float
     doubled : bool
         Whether products are in twice the working precision.
     random : bool, optional

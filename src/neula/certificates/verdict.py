@@ -27,31 +27,17 @@ that is refined with: ``1 / sqrt(3/4) = 1.155``."""
 
 
 class Evidence(NamedTuple, Generic[X]):
-    """Measured quality of a solution; with several right-hand sides, the largest of each number.
+    """Measured quality of a solution; with several right-hand sides, the largest of each number."""
 
-    Attributes
-    ----------
-    doubtful : float, ndarray or Tensor
-        1 if something forbids any use of the solution: an ambiguous rank, factors that may be those of
-        another matrix, numbers out of range, a refinement that was not ended; else 0.
-    residual : float, ndarray or Tensor
-        ``||b - A x|| / ||b||`` for x as it is returned, from above; 0 for 0/0.
-    refined_error : float, ndarray or Tensor
-        Backward error before x was rounded to its dtype.
-    backward_error : float, ndarray or Tensor
-        Of x as it is returned.
-    forward_error : float, ndarray or Tensor
-        Bound by one of the functions of :mod:`neula.certificates.forward_error`.
-    condition_bound : float, ndarray or Tensor
-        Condition number of A with columns of norm 1: proven, or three times an estimate; 0 if singular
-        values have decided the rank, which then need not be full.
-    """
-
+    # 1 if something forbids any use of the solution: an ambiguous rank, factors that may be those of another
+    # matrix, numbers out of range, a refinement that was not ended; else 0.
     doubtful: X
-    residual: X
-    refined_error: X
-    backward_error: X
-    forward_error: X
+    residual: X  # ||b - A x|| / ||b|| for x as it is returned, from above; 0 for 0/0
+    refined_error: X  # backward error before x was rounded to its dtype
+    backward_error: X  # of x as it is returned
+    forward_error: X  # bound by one of the functions of neula.certificates.forward_error
+    # Condition number of A with columns of norm 1: proven, or three times an estimate; 0 if singular values
+    # have decided the rank, which then need not be full.
     condition_bound: X
 
     @classmethod
@@ -72,16 +58,6 @@ class Evidence(NamedTuple, Generic[X]):
 class Limits:
     """Upper limits of the numbers of :class:`Evidence`.
 
-    Attributes
-    ----------
-    backward_error : float
-        Of both backward errors.
-    forward_error : float
-    residual : float
-        1, which is that of x = 0, and rounding errors.
-    condition : float
-        Up to this condition number full rank is certain: ``1 / (1.2 (rcond + max(m, n) u))``.
-
     Examples
     --------
     >>> limits = Limits.for_shape((3, 2), 1e-15, 0.1, rcond=2.0**-52)
@@ -90,9 +66,10 @@ class Limits:
     (True, False)
     """
 
-    backward_error: float
+    backward_error: float  # of both backward errors
     forward_error: float
-    residual: float
+    residual: float  # 1, which is that of x = 0, and rounding errors
+    # Up to this condition number full rank is certain: 1 / (1.2 (rcond + max(m, n) u)).
     condition: float = math.inf
 
     @classmethod
@@ -103,8 +80,6 @@ class Limits:
 
         Parameters
         ----------
-        shape : (int, int)
-        backward_error, forward_error : float
         rcond : float, optional
             Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
             ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.

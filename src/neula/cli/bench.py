@@ -18,9 +18,9 @@ from rich.table import Table
 
 import neula
 from neula.certificates.low_rank import low_rank_error
-from neula.certificates.qr import qr_certificate
 from neula.cli import sweep
-from neula.engines import FP64, CudaEngine
+from neula.cli.sweep import normal
+from neula.engines import CudaEngine
 from neula.engines.cpu import measured_rates
 from neula.engines.cuda import measured_rate
 from neula.engines.formats import FormatName
@@ -160,32 +160,21 @@ def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int,
 # --- the problems ---
 
 
-def _normal(m: int, n: int, device: torch.device, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
-
-
 def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
 
 def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
-        a = _normal(m, n, device, torch.float32)
-        peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(_qr_error, a)
+        a = normal((m, n), torch.float32, device)
+        peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(sweep.qr_error, a)
         for accuracy in _low_accuracies(device):
             yield BenchmarkCase((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
 
 
-def _qr_error(a: torch.Tensor, factors: Any) -> float:
-    q, r = factors
-    certificate = qr_certificate(a, q, r, torch.ones(a.shape[1], dtype=torch.float32, device=a.device), FP64)
-    return max(certificate.residual, certificate.orthogonality)
-
-
 def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
-        a, b = (_normal(m, k, device, torch.float64, seed) for seed, k in ((1, n), (2, 1)))
+        a, b = (normal((m, k), torch.float64, device, seed) for seed, k in ((1, n), (2, 1)))
         peer = partial(torch.linalg.lstsq, a, b, driver="gels")
         error = partial(_lstsq_error, a, b)
         yield BenchmarkCase((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
@@ -197,13 +186,13 @@ def _lstsq_error(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
 
 def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     for m, n in shapes:
-        a, rank = _normal(m, n, device, torch.float32), n // 16
+        a, rank = normal((m, n), torch.float32, device), n // 16
         for accuracy in _low_accuracies(device):
             yield BenchmarkCase(
                 (m, n, rank),
                 accuracy,
                 partial(neula.svd_lowrank, a, rank, accuracy=accuracy),
-                partial(_truncated_svd, a, rank),
+                partial(sweep.truncated_svd, a, rank),
                 2 * m * n * n,
                 partial(_svd_error, a),
             )
@@ -220,8 +209,8 @@ def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[Be
 
 def _decaying(m: int, n: int, rank: int, device: torch.device) -> torch.Tensor:
     """Singular values from 1 to 0.01, and noise of 1e-4."""
-    u, v = (_normal(size, rank, device, torch.float32, seed) / size**0.5 for seed, size in ((1, m), (2, n)))
-    noise = _normal(m, n, device, torch.float32, seed=3).mul_(1e-4 / (m**0.5 + n**0.5))
+    u, v = (normal((size, rank), torch.float32, device, seed) / size**0.5 for seed, size in ((1, m), (2, n)))
+    noise = normal((m, n), torch.float32, device, seed=3).mul_(1e-4 / (m**0.5 + n**0.5))
     return noise.addmm_(u * torch.logspace(0, -2, rank, dtype=torch.float32, device=device), v.T)
 
 
@@ -241,15 +230,10 @@ def _svd_error(a: torch.Tensor, triplets: Any) -> float:
     return low_rank_error(a, u, s, v if v.shape[1] == a.shape[1] else v.T)
 
 
-def _truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
-    u, s, vh = torch.linalg.svd(a, full_matrices=False)
-    return u[:, :rank], s[:rank], vh[:rank]
-
-
 def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
     modes = ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",)
     for m, n in shapes:
-        a, b = (_normal(rows, n, device, torch.float32, seed) for seed, rows in ((1, m), (2, n)))
+        a, b = (normal((rows, n), torch.float32, device, seed) for seed, rows in ((1, m), (2, n)))
         error = partial(_gemm_error, a[:GEMM_ROWS].double() @ b.double())
         peer = partial(exact_matmul, a, b)
         for mode in modes:

@@ -101,7 +101,6 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
         Folder for the pictures ``fit.png`` and ``gravity.png``; made if it does not exist.
     degree : int
         Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns, ten times as many observations.
-    console : rich.console.Console
     """
     gravity.coefficient_count(degree)
     out.mkdir(parents=True, exist_ok=True)

@@ -12,28 +12,15 @@ from neula.papers.drawing import new_canvas
 
 @dataclass(frozen=True)
 class FitPicture:
-    """What is drawn.
-
-    Attributes
-    ----------
-    title : str
-    labels : (str, str)
-        Of the axes.
-    data : (ndarray, ndarray)
-        Observations.
-    residuals : ndarray
-    curve : (ndarray, ndarray, ndarray)
-        Points of the curve, and half the width of its band there.
-    level : float
-        The probability of the band.
-    """
+    """What is drawn."""
 
     title: str
-    labels: tuple[str, str]
-    data: tuple[np.ndarray, np.ndarray]
+    labels: tuple[str, str]  # of the axes
+    data: tuple[np.ndarray, np.ndarray]  # observations
     residuals: np.ndarray
+    # Points of the curve, and half the width of its band there.
     curve: tuple[np.ndarray, np.ndarray, np.ndarray]
-    level: float
+    level: float  # the probability of the band
 
 
 def draw(path: Path, picture: FitPicture) -> None:

@@ -20,24 +20,11 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class Fitting:
-    """What is fitted to what.
-
-    Attributes
-    ----------
-    formula : Formula
-    label : str
-        The response, as the caller named it.
-    predictors : dict of str to Tensor
-        Columns in the formula.
-    observed : Tensor
-    deviations : ndarray or None
-    parameters : tuple of str
-    start : ndarray
-    """
+    """What is fitted to what."""
 
     formula: Formula
-    label: str
-    predictors: dict[str, torch.Tensor]
+    label: str  # the response, as the caller named it
+    predictors: dict[str, torch.Tensor]  # columns in the formula
     observed: torch.Tensor
     deviations: np.ndarray | None
     parameters: tuple[str, ...]
@@ -168,11 +155,7 @@ def _sides(text: str) -> tuple[str | None, str]:
 
 
 def _response(
-    left: str | None,
-    named: str | None,
-    columns: dict[str, np.ndarray],
-    formula: Formula,
-    sigma: str | None,
+    left: str | None, named: str | None, columns: dict[str, np.ndarray], formula: Formula, sigma: str | None
 ) -> str:
     if left is not None and named is not None:
         raise ValueError(f"the formula says {left!r} and --response {named!r}: leave one out")

@@ -38,40 +38,24 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class GravityProblem:
-    """Least-squares problem ``min ||A x - b||`` for the coefficients of a gravity field.
+    """Least-squares problem ``min ||A x - b||`` for the coefficients of a gravity field."""
 
-    Attributes
-    ----------
-    A : Tensor, shape (m, n), column-major
-        Second radial derivative of the potential at each observation for a coefficient of 1, Eoetvoes
-        (1e-9/s^2).
-    b : Tensor, shape (m,)
-        Observations with noise, Eoetvoes.
-    truth : Tensor, shape (n,), float64
-        Coefficients of the simulated field: fully normalized, dimensionless.
-    degrees, orders : ndarray of int, shape (n,)
-        Degree and order of each coefficient. Degree by degree, cosine coefficients (order 0, 1, ...) before
-        sine coefficients (order 1, 2, ...).
-    is_sine : ndarray of bool, shape (n,)
-        Whether a coefficient belongs to a sine.
-    latitude, longitude : Tensor, shape (m,), float64
-        Geocentric position of the observations, radians.
-    radius : float
-        Distance of the observations from the centre of the Earth, m.
-    noise : float
-        Standard deviation of the noise in ``b``, Eoetvoes.
-    """
-
+    # Shape (m, n), column-major: second radial derivative of the potential at each observation for a
+    # coefficient of 1, Eoetvoes (1e-9/s^2).
     A: torch.Tensor
-    b: torch.Tensor
+    b: torch.Tensor  # shape (m,): observations with noise, Eoetvoes
+    # Shape (n,), float64: coefficients of the simulated field: fully normalized, dimensionless.
     truth: torch.Tensor
+    # degrees, orders, int, shape (n,): Degree and order of each coefficient. Degree by degree, cosine
+    # coefficients (order 0, 1, ...) before sine coefficients (order 1, 2, ...).
     degrees: IntArray
     orders: IntArray
-    is_sine: npt.NDArray[np.bool_]
+    is_sine: npt.NDArray[np.bool_]  # bool, shape (n,): whether a coefficient belongs to a sine
+    # latitude, longitude, shape (m,), float64: geocentric position of the observations, radians.
     latitude: torch.Tensor
     longitude: torch.Tensor
-    radius: float
-    noise: float
+    radius: float  # distance of the observations from the centre of the Earth, m
+    noise: float  # standard deviation of the noise in b, Eoetvoes
 
     @property
     def degree(self) -> int:

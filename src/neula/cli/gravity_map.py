@@ -45,14 +45,7 @@ def _map(figure: Figure, place: Any, values: FloatArray, title: str, label: str,
     limit = float(np.abs(values).max()) or 1.0
     axes = figure.add_subplot(place, projection="mollweide")
     image = axes.pcolormesh(
-        longitude,
-        latitude,
-        values,
-        cmap=cmap,
-        vmin=-limit,
-        vmax=limit,
-        shading="gouraud",
-        rasterized=True,
+        longitude, latitude, values, cmap=cmap, vmin=-limit, vmax=limit, shading="gouraud", rasterized=True
     )
     axes.set_title(title, pad=12)
     axes.grid(color="black", alpha=0.15, linewidth=0.5)

@@ -37,7 +37,6 @@ def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
 
     Parameters
     ----------
-    path : Path
     table : Table, shape (m, n)
         A, with the names of its columns where it has some.
     b : ndarray, shape (m,)

@@ -47,24 +47,13 @@ Matrix = Callable[[tuple[int, ...]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Task:
-    """One problem of one size.
-
-    Attributes
-    ----------
-    problem : str
-    shape : tuple of int
-        Leading dimensions count problems.
-    dtype : torch.dtype
-    flops : float
-        Of the classical algorithm.
-    calls : callable
-        Makes the numbers; returns neula's call, those of the peers, and the error of a result of either.
-    """
+    """One problem of one size."""
 
     problem: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # leading dimensions count problems
     dtype: torch.dtype
-    flops: float
+    flops: float  # of the classical algorithm
+    # Makes the numbers; returns neula's call, those of the peers, and the error of a result of either.
     calls: Callable[[], tuple[Callable[[], Any], Calls, Callable[[Any], float]]]
 
 
@@ -164,7 +153,8 @@ def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task
             yield Task("svd_lowrank", (m, n, rank), dtype, 20 * m * n * rank, calls)
 
 
-def _normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
+def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
+    """Normally distributed numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
 
@@ -174,7 +164,7 @@ def _matrix(
 ) -> torch.Tensor:
     """Normal matrices, or those of geometric singular values."""
     if condition is None:
-        return _normal(shape, dtype, device)
+        return normal(shape, dtype, device)
     *batch, m, n = shape
     geometric = partial(random_matrix, "geometric", m, n, cond=condition, device=device)
     return torch.stack([geometric(seed=seed) for seed in range(math.prod(batch))]).reshape(shape).to(dtype)
@@ -189,10 +179,11 @@ def _qr(matrix: Matrix, shape: tuple[int, ...]) -> Any:
     a = matrix(shape)
     scipys = {"scipy qr": lambda: scipy.linalg.qr(a.numpy(), mode="economic", check_finite=False)}
     torchs = {"torch qr": partial(torch.linalg.qr, a)}
-    return partial(neula.qr, a), _calls(torchs, scipys, a), partial(_qr_error, a)
+    return partial(neula.qr, a), _calls(torchs, scipys, a), partial(qr_error, a)
 
 
-def _qr_error(a: torch.Tensor, factors: Any) -> float:
+def qr_error(a: torch.Tensor, factors: Any) -> float:
+    """The larger of the residual and the loss of orthogonality, the largest of a batch."""
     q, r = (torch.as_tensor(x, device=a.device)[None] if a.ndim == 2 else x for x in factors)
     one = torch.ones(a.shape[-1], dtype=torch.float32, device=a.device)
     found = [
@@ -203,7 +194,7 @@ def _qr_error(a: torch.Tensor, factors: Any) -> float:
 
 def _lstsq(matrix: Matrix, shape: tuple[int, ...]) -> Any:
     a = matrix(shape)
-    b = _normal((*shape[:-1], 1), a.dtype, a.device, seed=2)
+    b = normal((*shape[:-1], 1), a.dtype, a.device, seed=2)
     return _least_squares(partial(neula.lstsq, a, b), a, b)
 
 
@@ -230,7 +221,7 @@ def _least_squares(
 
 def _solve(matrix: Matrix, shape: tuple[int, ...]) -> Any:
     a = matrix((*shape, shape[-1]))
-    b = _normal((*shape, 1), a.dtype, a.device, seed=2)
+    b = normal((*shape, 1), a.dtype, a.device, seed=2)
     torchs = {"torch solve": partial(torch.linalg.solve, a, b)}
     # By default newer ones look for structure first.
     options = {"assume_a": "gen", "check_finite": False}
@@ -255,14 +246,10 @@ def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) ->
     Four power iterations of the peer are the fewest but one for triplets as accurate as neula's: with three
     ``||A V - U S||`` is at rounding errors, with two 1000 times as large. That three would do nobody knows.
     """
-    u, v = (torch.linalg.qr(_normal((size, rank), dtype, device, seed=size))[0] for size in (m, n + 1))
+    u, v = (torch.linalg.qr(normal((size, rank), dtype, device, seed=size))[0] for size in (m, n + 1))
     values = torch.logspace(0, -2, rank, dtype=dtype, device=device)
-    noise = 1e-4 / (math.sqrt(m) + math.sqrt(n)) * _normal((m, n), dtype, device, seed=3)
+    noise = 1e-4 / (math.sqrt(m) + math.sqrt(n)) * normal((m, n), dtype, device, seed=3)
     a = u * values @ v[:n].T + noise
-
-    def whole() -> Any:
-        left, s, right = torch.linalg.svd(a, full_matrices=False)
-        return left[:, :rank], s[:rank], right[:rank]
 
     def randomized() -> Any:
         left, s, right = torch.svd_lowrank(a, rank + 5, niter=4)
@@ -270,8 +257,14 @@ def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) ->
 
     peers = {"torch svd_lowrank": randomized}
     if m * n * n <= 1e9:
-        peers["torch svd"] = whole
+        peers["torch svd"] = partial(truncated_svd, a, rank)
     return partial(neula.svd_lowrank, a, rank), peers, lambda found: low_rank_error(a, *found)
+
+
+def truncated_svd(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, ...]:
+    """Leading triplets of all that there are."""
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    return u[:, :rank], s[:rank], vh[:rank]
 
 
 FEW_ROWS = ((3, 10), (32, 64), (40, 300), (100, 600), (500, 2000))
@@ -295,7 +288,7 @@ def special_tasks(device: torch.device) -> Iterator[Task]:
 
 
 def _system(m: int, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return _normal((m, n), torch.float64, device), _normal((m, 1), torch.float64, device, seed=2)
+    return normal((m, n), torch.float64, device), normal((m, 1), torch.float64, device, seed=2)
 
 
 def _plain(m: int, n: int, device: torch.device) -> Any:
@@ -305,7 +298,7 @@ def _plain(m: int, n: int, device: torch.device) -> Any:
 
 def _dependent(m: int, n: int, device: torch.device) -> Any:
     a, b = _system(m, 3 * n // 4, device)
-    a = a @ _normal((3 * n // 4, n), a.dtype, device, seed=3)
+    a = a @ normal((3 * n // 4, n), a.dtype, device, seed=3)
     return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=False)
 
 
@@ -320,7 +313,7 @@ def _damped(m: int, n: int, device: torch.device) -> Any:
 def _weighted(m: int, n: int, device: torch.device) -> Any:
     """Peers are given rows times weights."""
     a, b = _system(m, n, device)
-    weights = _normal((m, 1), a.dtype, device, seed=3).exp()
+    weights = normal((m, 1), a.dtype, device, seed=3).exp()
     return _least_squares(partial(neula.lstsq, a, b, weights=weights[:, 0]), weights * a, weights * b)
 
 

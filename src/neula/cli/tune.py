@@ -15,6 +15,7 @@ import torch
 from rich.table import Table
 
 import neula
+from neula.cli.sweep import normal
 from neula.engines import Engine, select_engine, tuned
 from neula.papers.measuring import interleaved_seconds
 from neula.pipeline.progress import Progress
@@ -35,28 +36,18 @@ Problem = Callable[[int, torch.device], Callable[[Engine], Any]]
 
 @dataclass(frozen=True)
 class Crossover:
-    """A threshold between two ways.
+    """A threshold between two ways."""
 
-    Attributes
-    ----------
-    name : str
-        Field of :class:`neula.engines.tuning.Tuning`.
-    sizes : tuple of int
-        Ascending.
-    problem : Problem
-    up_to : bool
-        Whether the threshold is the last size of the first way, and not the first of the second.
-    """
-
-    name: str
-    sizes: tuple[int, ...]
+    name: str  # field of neula.engines.tuning.Tuning
+    sizes: tuple[int, ...]  # ascending
     problem: Problem
+    # Whether the threshold is the last size of the first way, and not the first of the second.
     up_to: bool = False
 
 
 def _system(dtype: torch.dtype, assume_a: Literal["gen", "pos"] = "gen") -> Problem:
     def problem(n: int, device: torch.device) -> Callable[[Engine], Any]:
-        a, b = _normal(n, n, dtype, device), _normal(n, 1, dtype, device)
+        a, b = normal((n, n), dtype, device), normal((n, 1), dtype, device, seed=2)
         if assume_a == "pos":
             a = a @ a.T / n + torch.eye(n, dtype=dtype, device=device)
         return lambda engine: neula.solve(a, b, assume_a=assume_a, engine=engine)
@@ -66,21 +57,16 @@ def _system(dtype: torch.dtype, assume_a: Literal["gen", "pos"] = "gen") -> Prob
 
 def _least_squares(rows: int) -> Problem:
     def problem(n: int, device: torch.device) -> Callable[[Engine], Any]:
-        a, b = (_normal(rows * n, k, torch.float64, device) for k in (n, 1))
+        a, b = (normal((rows * n, k), torch.float64, device, seed=k) for k in (n, 1))
         return lambda engine: neula.lstsq(a, b, engine=engine)
 
     return problem
 
 
 def _factors(n: int, device: torch.device) -> Callable[[Engine], Any]:
-    a = _normal(n, n, torch.float32, device)
+    a = normal((n, n), torch.float32, device)
     a = a @ a.T / n + torch.eye(n, dtype=torch.float32, device=device)
     return lambda engine: neula.cholesky(a, engine=engine)
-
-
-def _normal(m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    generator = torch.Generator(device).manual_seed(m + n)
-    return torch.randn(m, n, dtype=dtype, device=device, generator=generator)
 
 
 CPU = (

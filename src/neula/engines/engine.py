@@ -270,7 +270,6 @@ class Engine(ABC):
 
         Parameters
         ----------
-        rows, columns : int
         largest : Tensor, shape (rows,)
             What no element of a row exceeds in magnitude.
         exact : bool

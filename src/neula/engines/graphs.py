@@ -82,20 +82,11 @@ after the other, and its results are copied before the next one.
 
 @dataclass(frozen=True)
 class _Packed:
-    """Results of a graph, the small ones in one buffer: to copy each by itself would take launches.
+    """Results of a graph, the small ones in one buffer: to copy each by itself would take launches."""
 
-    Attributes
-    ----------
-    results : tuple of Tensor
-        In memory of the graph.
-    buffer : Tensor of bytes
-    places : tuple of int
-        Where each result begins in the buffer; -1 for those that are too large for it.
-    """
-
-    results: Tensors
-    buffer: torch.Tensor
-    places: tuple[int, ...]
+    results: Tensors  # in memory of the graph
+    buffer: torch.Tensor  # bytes
+    places: tuple[int, ...]  # where each result begins in the buffer; -1 for those that are too large for it
 
     @cached_property
     def _layouts(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:

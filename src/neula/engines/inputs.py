@@ -18,15 +18,6 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
 class Written(NamedTuple):
     """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied.
 
-    Attributes
-    ----------
-    shapes : tuple of torch.Size
-        Of tensors in row-major order.
-    like : tuple of Tensor
-        Whose dtypes and device they have.
-    write : callable
-        Writes all elements of such tensors, without synchronizing.
-
     Examples
     --------
     >>> x = torch.ones(2)
@@ -34,9 +25,9 @@ class Written(NamedTuple):
     (tensor([7., 7., 7.]),)
     """
 
-    shapes: tuple[torch.Size, ...]
-    like: tuple[torch.Tensor, ...]
-    write: Callable[[Tensors], object]
+    shapes: tuple[torch.Size, ...]  # of tensors in row-major order
+    like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
+    write: Callable[[Tensors], object]  # writes all elements of such tensors, without synchronizing
 
     def layouts(self) -> list[Layout]:
         """What the tensors will be."""

@@ -37,10 +37,6 @@ def gaussian(
 
     Parameters
     ----------
-    rows, columns : int
-    dtype : torch.dtype
-    device : torch.device
-    seed : int
     orthogonal_rows : bool
         Whether rows, no more of them than columns, are to be orthogonal, of norm ``sqrt(columns)``.
 

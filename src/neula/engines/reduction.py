@@ -18,22 +18,13 @@ Factorize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Reduction:
-    """Rows that are all here.
+    """Rows that are all here."""
 
-    Attributes
-    ----------
-    spread : bool
-        Whether other processes have rows as well.
-    begins : bool
-        Whether this process has the first rows: what a problem has beside those of the user (the rows of a
-        damping) belongs to it.
-    first : int
-        Place of the first row here among all rows.
-    """
-
-    spread: bool = False
+    spread: bool = False  # whether other processes have rows as well
+    # Whether this process has the first rows: what a problem has beside those of the user (the rows of a
+    # damping) belongs to it.
     begins: bool = True
-    first: int = 0
+    first: int = 0  # place of the first row here among all rows
 
     def count(self, m: int) -> int:
         """Number of all rows, given those of a matrix here."""

@@ -250,23 +250,13 @@ class RowsOfGroup(Reduction):
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two R factors, one above the other, that were merged.
+    """Two R factors, one above the other, that were merged."""
 
-    Attributes
-    ----------
-    q : Tensor or None
-        Orthogonal factor of the two; None where they have fewer rows than columns, and stay what they are.
-    above : int
-        Rows of the first.
-    below : int
-    other : int
-        Whose the second is.
-    """
-
+    # Orthogonal factor of the two; None where they have fewer rows than columns, and stay what they are.
     q: torch.Tensor | None
-    above: int
+    above: int  # rows of the first
     below: int
-    other: int
+    other: int  # whose the second is
 
 
 def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -363,7 +353,6 @@ def sharded(engine: Engine, over_rows: Reduction) -> Engine:
     ----------
     engine : Engine
         That of the rows here.
-    over_rows : Reduction
     """
     return _sharded_class(type(engine))(engine, over_rows)
 

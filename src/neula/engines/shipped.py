@@ -154,9 +154,4 @@ def cuda_tuning(
     )
     if not tournament_width:
         return found
-    return replace(
-        found,
-        tournaments=True,
-        pivoted_panel=512,
-        pivoted_inner_panel=tournament_width,
-    )
+    return replace(found, tournaments=True, pivoted_panel=512, pivoted_inner_panel=tournament_width)

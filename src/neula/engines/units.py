@@ -60,7 +60,6 @@ class Unit:
 
         Parameters
         ----------
-        k : int
         block : int
             Products that are added at a time.
         """

@@ -27,33 +27,15 @@ _SWAPPED = str.maketrans(",.", ".,")
 
 @dataclass(frozen=True)
 class TextLayout:
-    """How the lines of a file are to be read.
+    """How the lines of a file are to be read."""
 
-    Attributes
-    ----------
-    delimiter : str or None
-        None is any white space.
-    decimal : str
-        A point or a comma.
-    header : int
-        Number of the line with the names of the columns; 0 if there is none.
-    names : tuple of str
-        What it names; of a first column without a name the empty text.
-    width : int
-        Fields of a line.
-    closed : bool
-        Whether every line ends with a delimiter, behind which there is no column.
-    assumed : str
-        What to give if the first line is not what it was taken for; empty if that is certain.
-    """
-
-    delimiter: str | None
-    decimal: str
-    header: int = 0
-    names: tuple[str, ...] = ()
-    width: int = 0
-    closed: bool = False
-    assumed: str = ""
+    delimiter: str | None  # None is any white space
+    decimal: str  # a point or a comma
+    header: int = 0  # number of the line with the names of the columns; 0 if there is none
+    names: tuple[str, ...] = ()  # what it names; of a first column without a name the empty text
+    width: int = 0  # fields of a line
+    closed: bool = False  # whether every line ends with a delimiter, behind which there is no column
+    assumed: str = ""  # what to give if the first line is not what it was taken for; empty if that is certain
 
     @property
     def columns(self) -> int:

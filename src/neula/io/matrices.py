@@ -240,12 +240,7 @@ def _condition(n: int, beta: float, ratio: float) -> float:
 
 
 def wathen_matrix(
-    nx: int,
-    ny: int,
-    *,
-    dtype: torch.dtype = torch.float64,
-    device: torch.device | str = "cpu",
-    seed: int = 0,
+    nx: int, ny: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu", seed: int = 0
 ) -> torch.Tensor:
     """Wathen's finite-element mass matrix with random densities, as a dense matrix.
 

@@ -52,21 +52,11 @@ class FileError(ValueError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read.
+    """A file to read."""
 
-    Attributes
-    ----------
-    path : Path
-        Where its bytes are.
-    kind : str
-        Its extension, one of those that can be read.
-    name : str
-        What messages call it.
-    """
-
-    path: Path
-    kind: str
-    name: str
+    path: Path  # where its bytes are
+    kind: str  # its extension, one of those that can be read
+    name: str  # what messages call it
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> Self:

@@ -113,12 +113,7 @@ def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
 
 @dataclass(frozen=True)
 class SlicedArray:
-    """An array that is read by slices: of a library for arrays in files, a memory map, or in memory.
-
-    Attributes
-    ----------
-    array : array
-    """
+    """An array that is read by slices: of a library for arrays in files, a memory map, or in memory."""
 
     array: Any
 
@@ -168,16 +163,7 @@ def _check_size(x: Any) -> None:
 
 @dataclass(frozen=True)
 class Parquet:
-    """Columns of Parquet files.
-
-    Attributes
-    ----------
-    dataset : pyarrow.dataset.Dataset
-    columns : tuple of str
-    is_vector : bool
-    shape : tuple of int
-    dtype : dtype
-    """
+    """Columns of Parquet files."""
 
     dataset: Any
     columns: tuple[str, ...]
@@ -202,12 +188,7 @@ class Parquet:
 
 @dataclass(frozen=True)
 class ForeignSource:
-    """A source of somebody else's, whose blocks are as long as it likes.
-
-    Attributes
-    ----------
-    source : object
-    """
+    """A source of somebody else's, whose blocks are as long as it likes."""
 
     source: Any
 
@@ -279,12 +260,7 @@ def _numbers(name: str, kind: Any) -> np.dtype:
 
 @dataclass(frozen=True)
 class _OneFile:
-    """A ``ParquetFile`` that is read like a dataset.
-
-    Attributes
-    ----------
-    file : pyarrow.parquet.ParquetFile
-    """
+    """A ``ParquetFile`` that is read like a dataset."""
 
     file: Any
 

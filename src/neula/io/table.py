@@ -21,20 +21,11 @@ MissingValues = Literal["error", "nan", "needed"]
 
 @dataclass(frozen=True)
 class Table:
-    """An array, with names where there are some.
-
-    Attributes
-    ----------
-    values : ndarray
-    columns : tuple of str, optional
-        Names of its columns; of a vector one name.
-    rows : tuple of str, optional
-        Names of its rows.
-    """
+    """An array, with names where there are some."""
 
     values: np.ndarray
-    columns: tuple[str, ...] | None = None
-    rows: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None  # names of its columns; of a vector one name
+    rows: tuple[str, ...] | None = None  # names of its rows
 
 
 def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool = True) -> list[int]:
@@ -46,7 +37,6 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
         Of the file.
     columns : sequence of str
         The names in it.
-    key : str
     named : bool, optional
         Whether the file gives the names, or columns are counted.
 

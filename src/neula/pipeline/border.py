@@ -22,14 +22,9 @@ LEAST_ROWS, LEAST_COLUMNS = 32, 8
 
 @dataclass(frozen=True)
 class Border:
-    """How a problem is bordered.
+    """How a problem is bordered."""
 
-    Attributes
-    ----------
-    rows, columns : int
-        How many are added.
-    """
-
+    # rows, columns: how many are added.
     rows: int = 0
     columns: int = 0
 

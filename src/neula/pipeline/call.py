@@ -24,36 +24,18 @@ from neula.pipeline.result import report_missed
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a public function.
+    """One call of a public function."""
 
-    Attributes
-    ----------
-    operands : dict of str to Taken
-        By the names that the user knows them by. The answer goes back to the library and the device of the
-        first.
-    engine : Engine
-    dtype : torch.dtype
-        The common one of the operands.
-    target : Format
-        Whose accuracy the answer is to have.
-    strict : bool
-        Whether it is an error to miss that.
-    differentiable : bool
-        Whether the answer is to be attached to the graph of an operand.
-    weights : Taken or None
-        Factors of the rows of the operands, if there are any.
-    begun : float
-        When, in seconds of ``time.perf_counter``.
-    """
-
+    # By the names that the user knows them by. The answer goes back to the library and the device of the
+    # first.
     operands: dict[str, Taken]
     engine: Engine
-    dtype: torch.dtype
-    target: Format
-    strict: bool = False
-    differentiable: bool = False
-    weights: Taken | None = None
-    begun: float = field(default_factory=perf_counter)
+    dtype: torch.dtype  # the common one of the operands
+    target: Format  # whose accuracy the answer is to have
+    strict: bool = False  # whether it is an error to miss that
+    differentiable: bool = False  # whether the answer is to be attached to the graph of an operand
+    weights: Taken | None = None  # factors of the rows of the operands, if there are any
+    begun: float = field(default_factory=perf_counter)  # when, in seconds of time.perf_counter
 
     @classmethod
     def begin(
@@ -79,7 +61,6 @@ class Call:
         bound : callable, optional
             What backward errors may be with a format, for a first operand of some shape: what an accuracy
             that is a number is held against.
-        strict : bool, optional
         gradients : bool, optional
             Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
         weights : array_like, optional
@@ -194,7 +175,6 @@ class Call:
 
         Parameters
         ----------
-        what, why : str
         result
             The best that was found.
         indices : sequence of sequence of int

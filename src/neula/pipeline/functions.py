@@ -45,20 +45,11 @@ def no_answer(*inputs: torch.Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Answerer:
-    """What answers, and what the derivatives of the answer need.
+    """What answers, and what the derivatives of the answer need."""
 
-    Attributes
-    ----------
-    call : callable
-        From the input to the answer, and the evidence, which has no derivatives.
-    again : callable
-        Solves, factorizes or multiplies anew.
-    may_raise : bool
-        Whether the host may read the numbers, so that what has no gradient is an error and not NaN.
-    """
-
-    call: Callable[..., Tensors]
-    again: Callable[..., Any] = no_answer
+    call: Callable[..., Tensors]  # from the input to the answer, and the evidence, which has no derivatives
+    again: Callable[..., Any] = no_answer  # solves, factorizes or multiplies anew
+    # Whether the host may read the numbers, so that what has no gradient is an error and not NaN.
     may_raise: bool = True
 
 

@@ -249,7 +249,6 @@ def stacked_problem(
     a : Tensor, shape (..., m, n)
     b : Tensor, shape (..., m, k)
     weights : Tensor, shape (m,), optional
-    damp : float
 
     Returns
     -------

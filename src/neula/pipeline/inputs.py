@@ -21,24 +21,15 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Taken:
-    """An array of the user as a tensor, and the way back.
+    """An array of the user as a tensor, and the way back."""
 
-    Attributes
-    ----------
-    tensor : Tensor
-        Shares memory with the user's array where it can: write to it only if the user says so.
-    wrap : callable
-        Turns a tensor on the user's device into an array of the user's library.
-    graph : Tensor
-        The same tensor, not detached: where it requires a gradient, the answer has to be attached to it.
-    places : tuple of int
-        Of a stack the places of its matrices in the user's list.
-    """
-
+    # Shares memory with the user's array where it can: write to it only if the user says so.
     tensor: torch.Tensor
+    # Turns a tensor on the user's device into an array of the user's library.
     wrap: Callable[[torch.Tensor], Any]
+    # The same tensor, not detached: where it requires a gradient, the answer has to be attached to it.
     graph: torch.Tensor
-    places: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()  # of a stack the places of its matrices in the user's list
 
     @property
     def is_variable(self) -> bool:
@@ -96,17 +87,10 @@ def _in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
 
 @dataclass(frozen=True)
 class Stack:
-    """Some matrices of a list that the user gave, in one tensor.
+    """Some matrices of a list that the user gave, in one tensor."""
 
-    Attributes
-    ----------
-    tensor : Tensor, shape (batch, m, n)
-    places : tuple of int
-        Where each was in the list.
-    """
-
-    tensor: torch.Tensor
-    places: tuple[int, ...]
+    tensor: torch.Tensor  # shape (batch, m, n)
+    places: tuple[int, ...]  # where each was in the list
 
 
 class Spread:

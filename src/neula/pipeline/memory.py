@@ -25,11 +25,6 @@ class MemoryGuard:
     device : torch.device
         Whose memory it is.
 
-    Attributes
-    ----------
-    shortages : list of str
-        What did not suffice for which attempt: ``"LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free"``.
-
     Examples
     --------
     >>> import torch
@@ -42,6 +37,7 @@ class MemoryGuard:
     """
 
     device: torch.device
+    # What did not suffice for which attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".
     shortages: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager

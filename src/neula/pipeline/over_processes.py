@@ -33,21 +33,11 @@ V = TypeVar("V", bound=Values)
 
 @dataclass(frozen=True)
 class _Operand:
-    """What was given for a matrix that is spread over processes.
+    """What was given for a matrix that is spread over processes."""
 
-    Attributes
-    ----------
-    taken : Taken
-        The rows here, and the way back.
-    mesh : DeviceMesh or None
-        That of a DTensor.
-    over_rows : RowsOfGroup or None
-        That of a :class:`RowSharded`.
-    """
-
-    taken: Taken
-    mesh: Any = None
-    over_rows: RowsOfGroup | None = None
+    taken: Taken  # the rows here, and the way back
+    mesh: Any = None  # that of a DTensor
+    over_rows: RowsOfGroup | None = None  # that of a RowSharded
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -115,30 +105,18 @@ Give = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class OverProcesses:
-    """What a public function does with matrices whose rows are spread over processes: a decorator.
+    """What a public function does with matrices whose rows are spread over processes: a decorator."""
 
-    Attributes
-    ----------
-    give_back : callable
-        From a result with tensors, and what gives tall and replicated ones back, to that of the user.
-    operands : tuple of str
-        Names of the arguments whose rows are spread, A first.
-    refused : dict
-        Some values of arguments that are for whole matrices only, by name.
-    ignored : dict
-        Values of arguments that are permissions, and not made use of.
-    wide : callable
-        Whether fewer rows than columns are possible, by the arguments.
-    instead : str
-        What to do with a wide matrix.
-    """
-
+    # From a result with tensors, and what gives tall and replicated ones back, to that of the user.
     give_back: Callable[[Any, Give, Give], Any]
-    operands: tuple[str, ...] = ("A",)
+    operands: tuple[str, ...] = ("A",)  # names of the arguments whose rows are spread, A first
+    # Some values of arguments that are for whole matrices only, by name.
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    # Values of arguments that are permissions, and not made use of.
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    # Whether fewer rows than columns are possible, by the arguments.
     wide: Callable[[Mapping[str, Any]], bool] = lambda asked: False
-    instead: str = "pass A.full()"
+    instead: str = "pass A.full()"  # what to do with a wide matrix
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function for both kinds of matrices."""

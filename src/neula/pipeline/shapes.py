@@ -21,22 +21,12 @@ class BatchedProblem:
 
     Where b has leading dimensions that A does not have, or has of size 1, these become columns: no matrix is
     factorized twice. Everything here is a view or a differentiable operation on what was given.
-
-    Attributes
-    ----------
-    a : Tensor, shape (..., m, n)
-        As it was given.
-    b : Tensor, shape (..., m, k)
-        Likewise; a vector as a column.
-    batch : tuple of int
-        The leading dimensions of A and b, broadcast.
-    is_vector : bool
-        Whether the right-hand sides were given as vectors: then x has no last dimension for them.
     """
 
-    a: torch.Tensor
-    b: torch.Tensor
-    batch: tuple[int, ...]
+    a: torch.Tensor  # shape (..., m, n): as it was given
+    b: torch.Tensor  # shape (..., m, k): likewise; a vector as a column
+    batch: tuple[int, ...]  # the leading dimensions of A and b, broadcast
+    # Whether the right-hand sides were given as vectors: then x has no last dimension for them.
     is_vector: bool
     _layout: _BroadcastLayout = field(repr=False)
 
@@ -120,21 +110,12 @@ class BatchedProblem:
 
 @dataclass(frozen=True)
 class _BroadcastLayout:
-    """Which leading dimensions count matrices, and which right-hand sides of one matrix.
+    """Which leading dimensions count matrices, and which right-hand sides of one matrix."""
 
-    Attributes
-    ----------
-    batch : tuple of int
-        Leading dimensions of the problem.
-    members : tuple of int
-        Those of A, as many as in ``batch``: where they are 1, right-hand sides are counted.
-    width : int
-        Columns of one right-hand side of the user's.
-    """
-
-    batch: tuple[int, ...]
+    batch: tuple[int, ...]  # leading dimensions of the problem
+    # Those of A, as many as in batch: where they are 1, right-hand sides are counted.
     members: tuple[int, ...]
-    width: int
+    width: int  # columns of one right-hand side of the user's
 
     @property
     def order(self) -> list[int]:

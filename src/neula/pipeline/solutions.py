@@ -30,30 +30,17 @@ rounded by another, and the rest are margins of what is measured."""
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionOptions:
-    """What is asked for.
-
-    Attributes
-    ----------
-    target : Format
-        Whose accuracy the result is to have.
-    dtype : torch.dtype
-        Of x as it is given back.
-    max_iterations : int
-    forward : bool
-        Whether to refine until the forward error is that of the accuracy.
-    may_wait : bool
-        Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
-    by_host : bool
-        Whether the host may take over small problems that a first link has left: nobody named an engine.
-    """
+    """What is asked for."""
 
     engine: Engine
-    target: Format
-    dtype: torch.dtype
+    target: Format  # whose accuracy the result is to have
+    dtype: torch.dtype  # of x as it is given back
     max_iterations: int
-    forward: bool
+    forward: bool  # whether to refine until the forward error is that of the accuracy
     progress: Progress | None
+    # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
+    # Whether the host may take over small problems that a first link has left: nobody named an engine.
     by_host: bool = False
 
     @property
@@ -75,28 +62,18 @@ class SolutionOptions:
 
 @dataclass(frozen=True)
 class Solutions(Values):
-    """Solutions of a batch with the evidence of each.
+    """Solutions of a batch with the evidence of each."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (batch, n, k)
-        float64, already rounded to the dtype of the result.
-    forward_error : Tensor, shape (batch, k)
-    doubtful : Tensor of bool, shape (batch,)
-    residual, refined_error, backward_error, condition_bound : Tensor, shape (batch,)
-        As of :class:`neula.certificates.verdict.Evidence`: the worst right-hand side counts.
-    condition : Tensor, shape (batch,)
-        Estimate of the condition number, which users see.
-    """
-
-    x: torch.Tensor
-    forward_error: torch.Tensor
-    doubtful: torch.Tensor
+    x: torch.Tensor  # shape (batch, n, k): float64, already rounded to the dtype of the result
+    forward_error: torch.Tensor  # shape (batch, k)
+    doubtful: torch.Tensor  # bool, shape (batch,)
+    # residual, refined_error, backward_error, condition_bound, shape (batch,): as of
+    # neula.certificates.verdict.Evidence: the worst right-hand side counts.
     residual: torch.Tensor
     refined_error: torch.Tensor
     backward_error: torch.Tensor
     condition_bound: torch.Tensor
-    condition: torch.Tensor
+    condition: torch.Tensor  # shape (batch,): estimate of the condition number, which users see
 
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
@@ -208,29 +185,18 @@ def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
 
 @dataclass
 class Report:
-    """A run as a user is told of it.
-
-    Attributes
-    ----------
-    call : Call
-    shapes : BatchedProblem
-    options : SolutionOptions
-    run : Run
-    spoilt : Tensor of bool, shape (P, copies), or None
-        Right-hand sides with NaN or Inf among those that share a matrix: nothing is known of them.
-    layout : BatchedProblem
-        The shapes, without numbers.
-    worst : dict of str to float
-        What was measured of the worst problem, by name; nothing where there are none.
-    """
+    """A run as a user is told of it."""
 
     call: Call
     shapes: BatchedProblem
     options: SolutionOptions
     run: Run[Any]
+    # bool, shape (P, copies): right-hand sides with NaN or Inf among those that share a matrix: nothing is
+    # known of them.
     spoilt: torch.Tensor | None = None
-    layout: BatchedProblem = field(init=False)
+    layout: BatchedProblem = field(init=False)  # the shapes, without numbers
 
+    # What was measured of the worst problem, by name; nothing where there are none.
     worst: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -312,8 +278,6 @@ def attached(
 
     Parameters
     ----------
-    call : Call
-    shapes : BatchedProblem
     result : LstsqResult or SolveResult
     attach : callable
         From A, b and x, matrices of one batch, to x.

@@ -31,18 +31,10 @@ SLOTS = 3
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of all operands, in order; whoever gets it may overwrite it until the next one.
+    """Some rows of all operands, in order; whoever gets it may overwrite it until the next one."""
 
-    Attributes
-    ----------
-    first : int
-        Place of its first row.
-    rows : tuple of Tensor, shape (rows, columns) each
-        float64, on the device.
-    """
-
-    first: int
-    rows: tuple[torch.Tensor, ...]
+    first: int  # place of its first row
+    rows: tuple[torch.Tensor, ...]  # shape (rows, columns) each: float64, on the device
 
     @property
     def stop(self) -> int:
@@ -52,25 +44,13 @@ class Block:
 
 @dataclass
 class Reader:
-    """Operands with the same number of rows, read together.
+    """Operands with the same number of rows, read together."""
 
-    Attributes
-    ----------
-    sources : dict of str to Source
-        By the names that the user knows them by.
-    device : torch.device
-    rows : int
-        Of a block.
-    progress : callable, optional
-    passes : int
-        How often all rows have been read.
-    """
-
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Source]  # by the names that the user knows them by
     device: torch.device
-    rows: int
+    rows: int  # of a block
     progress: Progress | None = None
-    passes: int = 0
+    passes: int = 0  # how often all rows have been read
     _sums: dict[tuple[int, str], int] = field(default_factory=dict)
     _slots: list[_Slot] = field(default_factory=list)
 
@@ -221,14 +201,7 @@ class _Slot:
 
 
 class _Cursor:
-    """The next rows of one operand, whatever the length of its blocks.
-
-    Parameters
-    ----------
-    name : str
-    source : Source
-    reader : Reader
-    """
+    """The next rows of one operand, whatever the length of its blocks."""
 
     def __init__(self, name: str, source: Source, reader: Reader) -> None:
         self.name, self.width, self.total = name, tuple(source.shape[1:]), reader.count

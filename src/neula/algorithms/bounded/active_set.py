@@ -22,25 +22,15 @@ from neula.algorithms.bounded.reduced import Reduced
 
 @dataclass
 class _ActiveSetState:
-    """What changes, of all problems.
-
-    Attributes
-    ----------
-    entered : Tensor of int, shape (C,)
-        The variable that became free last; n for none.
-    blocked : Tensor of bool, shape (C, n)
-        Variables that did not shorten the residual when they were tried.
-    gradient : Tensor, shape (C, n)
-        That of the residual when a set was last solved for, zeros where it is rounding errors.
-    length : Tensor, shape (C,)
-        Squared norm of that residual.
-    """
+    """What changes, of all problems."""
 
     found: ActiveSetSolution
-    entered: torch.Tensor
+    entered: torch.Tensor  # int, shape (C,): the variable that became free last; n for none
+    # bool, shape (C, n): variables that did not shorten the residual when they were tried.
     blocked: torch.Tensor
+    # Shape (C, n): that of the residual when a set was last solved for, zeros where it is rounding errors.
     gradient: torch.Tensor
-    length: torch.Tensor
+    length: torch.Tensor  # shape (C,): squared norm of that residual
 
 
 def active_set(
@@ -50,16 +40,11 @@ def active_set(
 
     Parameters
     ----------
-    problems : Reduced
     start : Tensor, shape (C, n)
         Variables of it that are between their bounds are free first, if their columns are independent.
     max_iterations : int
         Sets of free variables that are solved for.
     factorize : callable
-
-    Returns
-    -------
-    ActiveSetSolution
     """
     low, high = problems.low, problems.high
     x = start.clamp(low, high)

@@ -22,23 +22,14 @@ PATIENCE = 3
 
 @dataclass
 class ActiveSetSolution:
-    """Where an algorithm has ended.
+    """Where an algorithm has ended."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (C, n)
-        Within the bounds.
-    free : Tensor of bool, shape (C, n)
-        Variables that were solved for; the others are at bounds, or were left where they were.
-    iterations : Tensor of int, shape (C,)
-    done : Tensor of bool, shape (C,)
-        Whether no variable was on the wrong side at the end.
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # shape (C, n): within the bounds
+    # bool, shape (C, n): variables that were solved for; the others are at bounds, or were left where they
+    # were.
     free: torch.Tensor
-    iterations: torch.Tensor
-    done: torch.Tensor
+    iterations: torch.Tensor  # int, shape (C,)
+    done: torch.Tensor  # bool, shape (C,): whether no variable was on the wrong side at the end
 
 
 def block_pivoting(
@@ -48,15 +39,9 @@ def block_pivoting(
 
     Parameters
     ----------
-    problems : Reduced
     start : Tensor, shape (C, n)
         Variables of it that are between their bounds are free first, others at the bound that is nearer.
-    max_iterations : int
     factorize : callable
-
-    Returns
-    -------
-    ActiveSetSolution
     """
     low, high = problems.low, problems.high
     free = (start > low) & (start < high)

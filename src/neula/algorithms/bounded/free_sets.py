@@ -35,17 +35,10 @@ times the square of that."""
 
 @dataclass(frozen=True)
 class FreeBatch:
-    """Problems that are worked on together.
+    """Problems that are worked on together."""
 
-    Attributes
-    ----------
-    rows : Tensor of int, shape (S,)
-        Which ones.
-    index : Tensor of int, shape (S, w) or (1, w)
-        Their free variables, filled up with n; of problems that share them once.
-    """
-
-    rows: torch.Tensor
+    rows: torch.Tensor  # int, shape (S,): which ones
+    # int, shape (S, w) or (1, w): their free variables, filled up with n; of problems that share them once.
     index: torch.Tensor
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,17 +53,10 @@ class FreeBatch:
 
 @dataclass(frozen=True)
 class FreeSetFactors:
-    """Triangles of the matrices of a batch, and how they solve.
+    """Triangles of the matrices of a batch, and how they solve."""
 
-    Attributes
-    ----------
-    triangle : Tensor, shape (S, w, w) or (1, w, w)
-        Upper triangular; the identity where filled up.
-    q : Tensor, shape (S, k, w), or None
-        Orthonormal columns; without them the seminormal equations are solved.
-    """
-
-    triangle: torch.Tensor
+    triangle: torch.Tensor  # shape (S, w, w) or (1, w, w): upper triangular; the identity where filled up
+    # Shape (S, k, w): orthonormal columns; without them the seminormal equations are solved.
     q: torch.Tensor | None = None
 
     @property
@@ -167,7 +153,6 @@ def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
 
     Parameters
     ----------
-    problems : Reduced
     free : Tensor of bool, shape (C, n)
     """
     group = _shared_sets(problems, free) if len(free) >= SHARED else None
@@ -236,25 +221,14 @@ def _shared_sets(problems: Reduced, free: torch.Tensor) -> tuple[torch.Tensor, l
 
 @dataclass(frozen=True)
 class FreeSetMinimum:
-    """Where free variables are best, the others staying as they are.
+    """Where free variables are best, the others staying as they are."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (C, n)
-        As it was where columns are dependent.
-    residual : Tensor, shape (C, k)
-        Orthogonal to the columns of free variables, to rounding errors of its own length: that of a
-        right-hand side that differs by rounding errors.
-    gradient : Tensor, shape (C, n)
-        ``R^T t`` of that residual.
-    singular : Tensor of bool, shape (C,)
-        Where columns are dependent.
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # shape (C, n): as it was where columns are dependent
+    # Shape (C, k): orthogonal to the columns of free variables, to rounding errors of its own length: that of
+    # a right-hand side that differs by rounding errors.
     residual: torch.Tensor
-    gradient: torch.Tensor
-    singular: torch.Tensor
+    gradient: torch.Tensor  # shape (C, n): R^T t of that residual
+    singular: torch.Tensor  # bool, shape (C,): where columns are dependent
 
 
 def minimize(
@@ -264,7 +238,6 @@ def minimize(
 
     Parameters
     ----------
-    problems : Reduced
     x : Tensor, shape (C, n)
         Where to start.
     free : Tensor of bool, shape (C, n)

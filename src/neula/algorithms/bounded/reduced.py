@@ -14,15 +14,9 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class TriangularFactors:
-    """R of P matrices, and what all problems with them take from it.
+    """R of P matrices, and what all problems with them take from it."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (P, k, n)
-        float64, the norms of columns near 1; zero columns are zero.
-    """
-
-    r: torch.Tensor
+    r: torch.Tensor  # shape (P, k, n): float64, the norms of columns near 1; zero columns are zero
 
     @cached_property
     def gram(self) -> torch.Tensor:
@@ -43,27 +37,15 @@ class TriangularFactors:
 
 @dataclass(frozen=True)
 class Reduced:
-    """Problems with bounds on R.
-
-    Attributes
-    ----------
-    triangles : TriangularFactors
-    c : Tensor, shape (C, k)
-        ``Q^T b`` of C problems.
-    owner : Tensor of int, shape (C,)
-        Which matrix a problem has.
-    lower, upper : Tensor, shape (P, n)
-        ``l < u``; perhaps infinite.
-    chunk : int
-        Elements of matrices that are worked on together.
-    """
+    """Problems with bounds on R."""
 
     triangles: TriangularFactors
-    c: torch.Tensor
-    owner: torch.Tensor
+    c: torch.Tensor  # shape (C, k): Q^T b of C problems
+    owner: torch.Tensor  # int, shape (C,): which matrix a problem has
+    # lower, upper, shape (P, n): l < u; perhaps infinite.
     lower: torch.Tensor
     upper: torch.Tensor
-    chunk: int
+    chunk: int  # elements of matrices that are worked on together
 
     def __len__(self) -> int:
         return len(self.c)

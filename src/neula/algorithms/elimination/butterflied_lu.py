@@ -29,24 +29,15 @@ STRIP = 2048
 
 @dataclass(frozen=True)
 class ButterfliedInverses:
-    """``U^T diag(A, s I) V = (L R)^T``, to solve systems with A by products.
+    """``U^T diag(A, s I) V = (L R)^T``, to solve systems with A by products."""
 
-    Attributes
-    ----------
-    inverse : Tensor, shape (n, n), or None
-        That of A, in which a small matrix costs less than it would to read two factors.
-    lower, upper : InvertedBlocks or None
-        L and R of others.
-    transform : TwoSided
-    magnified : Tensor, shape ()
-        Largest element of R by that of A.
-    """
-
+    # Shape (n, n): that of A, in which a small matrix costs less than it would to read two factors.
     inverse: torch.Tensor | None
+    # lower, upper: L and R of others.
     lower: InvertedBlocks | None
     upper: InvertedBlocks | None
     transform: TwoSided
-    magnified: torch.Tensor
+    magnified: torch.Tensor  # shape (): largest element of R by that of A
     narrow: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
 
@@ -60,7 +51,6 @@ class ButterfliedInverses:
             float64.
         size : Tensor, shape ()
             Of the elements of A, which those that it is bordered with have as well.
-        tuning : Tuning
         """
         transform = TwoSided.random(len(a), a.device)
         # The transpose is factorized: what is mixed by rows is stored by columns for the library.

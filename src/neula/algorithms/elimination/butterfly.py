@@ -31,18 +31,12 @@ DEPTH = 2
 
 @dataclass(frozen=True)
 class Butterfly:
-    """A recursive butterfly W of depth 2, applied without being formed.
+    """A recursive butterfly W of depth 2, applied without being formed."""
 
-    Attributes
-    ----------
-    diagonals : Tensor, shape (2, n)
-        R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n is a multiple
-        of 4.
-    weights, transposed : Tensor, shape (4, 4, n / 4)
-        What ``mixed`` of ``neula.kernels.lu.butterfly`` takes for W and for ``W^T``.
-    """
-
+    # Shape (2, n): R0 and R1 of the outer butterfly, then of the two inner ones, each divided by sqrt(2). n
+    # is a multiple of 4.
     diagonals: torch.Tensor
+    # weights, transposed, shape (4, 4, n / 4): what mixed of neula.kernels.lu.butterfly takes for W and W^T.
     weights: torch.Tensor
     transposed: torch.Tensor
 
@@ -56,7 +50,6 @@ class Butterfly:
             A multiple of 4; see :func:`padded`.
         seed : int
             The user's random state stays untouched.
-        device : torch.device
         """
 
         def drawn() -> torch.Tensor:

@@ -36,7 +36,6 @@ def by_pivoted_blocks(
     ----------
     matrix : Tensor, shape (n, n)
         Column-major in the engine's low format; overwritten.
-    engine : Engine
     r : int
         Width of the panels.
     on_columns : callable, optional
@@ -95,17 +94,10 @@ def eliminate_rows(
 
 @dataclass(frozen=True)
 class _Stored:
-    """A row-major matrix in a low format that turns into L and U.
+    """A row-major matrix in a low format that turns into L and U."""
 
-    Attributes
-    ----------
-    matrix : Tensor, shape (n, k)
-    engine : Engine
-        In that format.
-    """
-
-    matrix: torch.Tensor
-    engine: Engine
+    matrix: torch.Tensor  # shape (n, k)
+    engine: Engine  # in that format
 
     def read(self, rows: slice, columns: slice, out: torch.Tensor) -> torch.Tensor:
         """Elements in single precision."""
@@ -137,23 +129,12 @@ class _Stored:
 
 @dataclass(frozen=True)
 class _PanelStep:
-    """A panel.
+    """A panel."""
 
-    Attributes
-    ----------
-    k : slice
-        Its columns, and the rows of its pivots.
-    shown : slice
-        Its rows and some above it, so that panels of few different heights occur.
-    above : int
-        How many of them take no part in the tournament.
-    done, rest, below : slice
-        The columns to the left and to the right, and its rows.
-    """
-
-    k: slice
-    shown: slice
-    above: int
+    k: slice  # its columns, and the rows of its pivots
+    shown: slice  # its rows and some above it, so that panels of few different heights occur
+    above: int  # how many of them take no part in the tournament
+    # done, rest, below: the columns to the left and to the right, and its rows.
     done: slice
     rest: slice
     below: slice

@@ -80,10 +80,6 @@ def cholesky(
         not be. Half of the columns take an eighth of the operations; the device waits. It also looks for
         columns that are better not rounded (:mod:`neula.algorithms.elimination.leading`).
 
-    Returns
-    -------
-    CholeskyFactorization
-
     Raises
     ------
     FallingPivotsError
@@ -131,44 +127,22 @@ def _operands(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 
 @dataclass
 class _BlockedCholesky:
-    """The matrices on their way, and what is known of L.
+    """The matrices on their way, and what is known of L."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Updates are summed here.
-    low : Tensor, shape (batch, n, n)
-        L, each element rounded once, when it is done.
-    inverted : int
-        Order of the diagonal blocks that are inverted.
-    inverses : dict of int to Tensor
-        ``L^-T`` of these, by where they begin.
-    operands : dict of int to Kept
-        ``L^-1`` of these in parts, where blocks below are multiplied in parts.
-    orders : list of Tensor, shape (leaves, batch)
-        What leaves have found.
-    kept : list of Kept
-        L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
-    room : Kept, optional
-        For what is below a diagonal block, before it is multiplied.
-    leading : LeadingColumns, optional
-        The first block of columns, where that is not to be rounded.
-    unrounded : int
-        Leading columns that stay in ``a`` as well, not rounded, until that is known.
-    """
-
-    a: torch.Tensor
-    low: torch.Tensor
+    a: torch.Tensor  # shape (batch, n, n): updates are summed here
+    low: torch.Tensor  # shape (batch, n, n): L, each element rounded once, when it is done
     engine: Engine
     leaf: int
-    inverted: int
-    inverses: dict[int, torch.Tensor] = field(default_factory=dict)
+    inverted: int  # order of the diagonal blocks that are inverted
+    inverses: dict[int, torch.Tensor] = field(default_factory=dict)  # L^-T of these, by where they begin
+    # L^-1 of these in parts, where blocks below are multiplied in parts.
     operands: dict[int, Kept] = field(default_factory=dict)
-    orders: list[torch.Tensor] = field(default_factory=list)
+    orders: list[torch.Tensor] = field(default_factory=list)  # shape (leaves, batch): what leaves have found
+    # L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
     kept: list[Kept] = field(default_factory=list)
-    room: Kept | None = None
-    leading: LeadingColumns | None = None
-    unrounded: int = 0
+    room: Kept | None = None  # for what is below a diagonal block, before it is multiplied
+    leading: LeadingColumns | None = None  # the first block of columns, where that is not to be rounded
+    unrounded: int = 0  # leading columns that stay in a as well, not rounded, until that is known
 
     @property
     def order(self) -> torch.Tensor:

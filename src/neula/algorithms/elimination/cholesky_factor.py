@@ -12,21 +12,15 @@ from neula.algorithms.triangular.inverted import InvertedBlocks
 
 
 class CholeskyFactorization(NamedTuple):
-    """``A = L L^T`` of a batch, about.
+    """``A = L L^T`` of a batch, about."""
 
-    Attributes
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        L in the lower triangles, as the engine's unit reads it; what is above the diagonal means nothing.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
-    leading : LeadingColumns or None
-        The first columns, where rounding them would count.
-    """
-
+    # Shape (batch, n, n): L in the lower triangles, as the engine's unit reads it; what is above the diagonal
+    # means nothing.
     lower: torch.Tensor
+    # Shape (batch,): int32: 0, or the order of the first leading minor that is not positive; then L means
+    # nothing.
     order: torch.Tensor
-    leading: LeadingColumns | None = None
+    leading: LeadingColumns | None = None  # the first columns, where rounding them would count
 
 
 class NotPositiveDefiniteError(ArithmeticError):
@@ -45,24 +39,12 @@ class NotPositiveDefiniteError(ArithmeticError):
 
 @dataclass(frozen=True)
 class CholeskyFactor:
-    """``A = L L^T``, about, of one matrix, to solve with.
+    """``A = L L^T``, about, of one matrix, to solve with."""
 
-    Attributes
-    ----------
-    lower : Tensor, shape (n, n)
-        L in its lower triangle, in any format.
-    solver : InvertedBlocks
-        L, to solve with in some precision.
-    width : int
-        Of the diagonal blocks that are inverted; 0 where the library substitutes.
-    lost : Tensor, shape (n, k), or None
-        What the first columns of L lack.
-    """
-
-    lower: torch.Tensor
-    solver: InvertedBlocks
-    width: int
-    lost: torch.Tensor | None = None
+    lower: torch.Tensor  # shape (n, n): L in its lower triangle, in any format
+    solver: InvertedBlocks  # L, to solve with in some precision
+    width: int  # of the diagonal blocks that are inverted; 0 where the library substitutes
+    lost: torch.Tensor | None = None  # shape (n, k): what the first columns of L lack
     symmetric: ClassVar[bool] = True
 
     @classmethod

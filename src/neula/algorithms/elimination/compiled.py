@@ -29,25 +29,15 @@ TAKEN = (torch.float64, torch.float32)
 
 
 class CompiledSolutions(NamedTuple):
-    """Solutions with their evidence.
+    """Solutions with their evidence."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (..., n, k)
-        float64, rounded to the dtype of the result.
-    forward_errors : array, shape (..., k)
-        Bounds on ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns of A.
-    numbers : array, shape (count, ...)
-        Evidence, of several right-hand sides the worst: ``SystemEvidence`` of ``cpp/kernels.hpp`` says what
-        each number is.
-    places : dict
-        Where the numbers are, by their names.
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # shape (..., n, k): float64, rounded to the dtype of the result
+    # Shape (..., k): bounds on ||D (x - x*)|| / ||D x*||, D being the norms of the columns of A.
     forward_errors: np.ndarray
+    # Shape (count, ...): evidence, of several right-hand sides the worst: SystemEvidence of cpp/kernels.hpp
+    # says what each number is.
     numbers: np.ndarray
-    places: dict[str, int | slice]
+    places: dict[str, int | slice]  # where the numbers are, by their names
 
     @classmethod
     def empty(
@@ -85,12 +75,7 @@ def available() -> bool:
 
 
 def solved(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dtype: torch.dtype,
-    digits: float,
-    *,
-    definite: bool = False,
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, *, definite: bool = False
 ) -> CompiledSolutions | None:
     """Solve by LU, update once, and measure; None without the core, or where memory does not suffice.
 
@@ -149,7 +134,6 @@ def setting_of(kernels: Core, vectors: torch.Tensor, margin: float, digits: floa
 
     Parameters
     ----------
-    kernels : Core
     vectors : Tensor, shape (n, count + 1)
         float64; the last one shows the norm of A, the others that of its inverse.
     margin : float

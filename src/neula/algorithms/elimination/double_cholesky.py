@@ -47,7 +47,6 @@ def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
     ----------
     a : Tensor, shape (batch, n, n)
         float64; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
-    engine : Engine
     """
     n, tuning = a.shape[-1], engine.tuning
     width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)

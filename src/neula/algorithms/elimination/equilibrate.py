@@ -39,19 +39,12 @@ each is a launch."""
 
 @dataclass(frozen=True)
 class Equilibration:
-    """The diagonals of R and C in ``R A C``, all of them powers of two.
+    """The diagonals of R and C in ``R A C``, all of them powers of two."""
 
-    Attributes
-    ----------
-    rows, columns : Tensor, shape (n,)
-        float64.
-    trivial : bool
-        Whether all rows have the same factor, and all columns.
-    """
-
+    # rows, columns, shape (n,): float64.
     rows: torch.Tensor
     columns: torch.Tensor
-    trivial: bool
+    trivial: bool  # whether all rows have the same factor, and all columns
 
     def fill(self, out: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
         """Copy ``R A C`` into working storage: scaled in the wider precision, rounded once.
@@ -61,7 +54,6 @@ class Equilibration:
         out : Tensor, shape (n, n)
         a : Tensor, shape (n, n)
             float64.
-        engine : Engine
         """
         if self.trivial:
             return engine.fill(out, a, self.columns * self.rows[0])
@@ -125,7 +117,6 @@ def equilibrate(
         float64.
     row_norms : Tensor, shape (n,)
         1-norms of the rows.
-    engine : Engine
     largest : Tensor, shape (n,), optional
         Largest magnitudes of the columns, where they are known.
 

@@ -145,8 +145,6 @@ def mixed_lu(
     ----------
     a : Tensor, shape (n, n)
         Column-major in the engine's operand type or in its storage precision; overwritten.
-    engine : Engine
-    pivoting : bool
     on_columns : callable, optional
         As in :func:`neula.algorithms.elimination.lu.lu_factorize`.
 
@@ -165,21 +163,12 @@ def mixed_lu(
 
 @dataclass(frozen=True)
 class LibraryLU:
-    """``P A = L U`` by LAPACK or cuSOLVER, with partial pivoting, in the precision of ``lu``.
+    """``P A = L U`` by LAPACK or cuSOLVER, with partial pivoting, in the precision of ``lu``."""
 
-    Attributes
-    ----------
-    lu : Tensor, shape (n, n)
-    pivots : Tensor, shape (n,)
-    growth : float
-    inverted : InvertedLU or None
-        What solves where that is faster than the library's substitution.
-    """
-
-    lu: torch.Tensor
-    pivots: torch.Tensor
+    lu: torch.Tensor  # shape (n, n)
+    pivots: torch.Tensor  # shape (n,)
     growth: float
-    inverted: InvertedLU | None = None
+    inverted: InvertedLU | None = None  # what solves where that is faster than the library's substitution
     narrow: ClassVar[bool] = False
     symmetric: ClassVar[bool] = False
 
@@ -230,7 +219,6 @@ def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> Inver
     lu : Tensor, shape (..., n, n)
     pivots : Tensor, shape (..., n)
         As LAPACK records them, from 1; read on the host.
-    tuning : Tuning
     """
     width = tuning.inverted_width(lu.shape[-1])
     if width == 0 or lu.numel() == 0:
@@ -248,7 +236,6 @@ def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
         Column-major.
     largest : Tensor, shape ()
         Largest magnitude in A; where it is zero, the growth is 1, and also where there is nothing.
-    engine : Engine
     """
     if lu.numel() == 0:
         return 1.0

@@ -24,18 +24,10 @@ without structure they stand for as little as their number is of n."""
 
 @dataclass(frozen=True)
 class LeadingColumns:
-    """The first columns of L.
+    """The first columns of L."""
 
-    Attributes
-    ----------
-    columns : Tensor, shape (n, w)
-        float32.
-    kept : Kept
-        The same, to multiply with.
-    """
-
-    columns: torch.Tensor
-    kept: Kept
+    columns: torch.Tensor  # shape (n, w): float32
+    kept: Kept  # the same, to multiply with
 
     @classmethod
     def from_columns(cls, columns: torch.Tensor, sizes: torch.Tensor) -> Self | None:

@@ -57,27 +57,13 @@ without a border)."""
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the paper's algorithms, as the choices that it makes.
+    """One of the paper's algorithms, as the choices that it makes."""
 
-    Attributes
-    ----------
-    left_looking : bool
-        Whether a panel is updated as a whole just before it is factorized.
-    buffered : bool
-        Whether updates are summed in a buffer in the engine's storage precision.
-    uniform : bool
-        Whether everything is in one precision, without a matrix unit.
-    panel : {"low", "wide"}
-        Arithmetic of the panels (of the inner ones where there are two levels).
-    partitioned : str
-        Algorithm by which inner panels make a panel: ``"3.1"``, or ``"4.1"`` with a buffer; empty where there
-        are none.
-    """
-
-    left_looking: bool
-    buffered: bool
-    uniform: bool
-    panel: str
+    left_looking: bool  # whether a panel is updated as a whole just before it is factorized
+    buffered: bool  # whether updates are summed in a buffer in the engine's storage precision
+    uniform: bool  # whether everything is in one precision, without a matrix unit
+    panel: str  # {"low", "wide"}: arithmetic of the panels (of the inner ones where there are two levels)
+    # Algorithm by which inner panels make a panel: "3.1", or "4.1" with a buffer; empty where there are none.
     partitioned: str = ""
 
 
@@ -97,23 +83,16 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class PackedLU:
-    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it, or a batch of such matrices.
+    """``A[permutation] = L U`` in one matrix, as LAPACK keeps it, or a batch of such matrices."""
 
-    Attributes
-    ----------
-    lu : Tensor, shape (..., n, n)
-        U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that holds ``storage``.
-    permutation : Tensor, shape (..., n)
-        Integers: rows of A in the order in which L and U have them, on the device of the factors.
-    storage : Format
-        Format of the elements of ``lu``.
-    interchanges : Interchanges, optional
-        The same permutation of a single matrix as interchanges, where it was found so.
-    """
-
+    # Shape (..., n, n). U, and below the diagonal L, whose diagonal is 1. Column-major, in the dtype that
+    # holds storage.
     lu: torch.Tensor
+    # Shape (..., n): integers: rows of A in the order in which L and U have them, on the device of the
+    # factors.
     permutation: torch.Tensor
-    storage: Format
+    storage: Format  # format of the elements of lu
+    # The same permutation of a single matrix as interchanges, where it was found so.
     interchanges: Interchanges | None = None
 
     @cached_property
@@ -176,10 +155,6 @@ def lu_factorize(
         Called with the number of columns that are done after each panel.
     trace : callable, optional
         Called with each product and each panel, for example a :class:`~neula.algorithms.trace.Trace`.
-
-    Returns
-    -------
-    PackedLU
 
     Raises
     ------
@@ -314,7 +289,6 @@ def by_blocks(
     ----------
     matrix : Tensor, shape (n, n)
         Column-major in the engine's low format; overwritten.
-    engine : Engine
     r, s : int
         Widths of the panels.
     on_columns : callable, optional

@@ -24,27 +24,13 @@ Solve = Callable[[torch.Tensor, slice], None]
 # item: L (4.1) to (4.3)
 @dataclass(frozen=True)
 class Workspace:
-    """What all steps share: the matrix that turns into L and U, and how its blocks are updated.
+    """What all steps share: the matrix that turns into L and U, and how its blocks are updated."""
 
-    Attributes
-    ----------
-    matrix : Tensor, shape (n, n)
-        Column-major, in the storage precision.
-    engine : Engine
-        Multiplies.
-    low : bool
-        Whether the matrix is in the engine's low format: then its blocks are operands as they are.
-    buffer : Tensor or None
-        Room where updates are summed; None to sum them in the matrix.
-    interchanges : Interchanges or None
-        Record of the row interchanges; None without pivoting.
-    """
-
-    matrix: torch.Tensor
-    engine: Engine
-    low: bool
-    buffer: torch.Tensor | None
-    interchanges: Interchanges | None
+    matrix: torch.Tensor  # shape (n, n): column-major, in the storage precision
+    engine: Engine  # multiplies
+    low: bool  # whether the matrix is in the engine's low format: then its blocks are operands as they are
+    buffer: torch.Tensor | None  # room where updates are summed; None to sum them in the matrix
+    interchanges: Interchanges | None  # record of the row interchanges; None without pivoting
 
     @property
     def wide(self) -> Engine:

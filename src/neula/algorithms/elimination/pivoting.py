@@ -14,14 +14,9 @@ MOVED_ELEMENTS = 1 << 20
 
 @dataclass
 class Interchanges:
-    """Rows that were interchanged, as LAPACK records them.
+    """Rows that were interchanged, as LAPACK records them."""
 
-    Attributes
-    ----------
-    pivots : Tensor, shape (n,)
-        int64, on the CPU: row ``i`` was interchanged with row ``pivots[i]``, in this order.
-    """
-
+    # Shape (n,): int64, on the CPU: row i was interchanged with row pivots[i], in this order.
     pivots: torch.Tensor
 
     @classmethod
@@ -54,7 +49,6 @@ class Interchanges:
         Parameters
         ----------
         matrix : Tensor, shape (n, k)
-        start : int
         pivots : list of int
             Rows of the matrix.
         done : slice

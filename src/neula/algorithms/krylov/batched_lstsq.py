@@ -340,8 +340,6 @@ def probes(n: int, device: torch.device, count: int = PROBES, *, unit: bool = Tr
 
     Parameters
     ----------
-    n : int
-    device : torch.device
     count : int
         Of Gaussian vectors.
     unit : bool

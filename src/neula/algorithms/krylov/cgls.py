@@ -38,24 +38,13 @@ BLIND = 4
 
 @dataclass(frozen=True)
 class Stop:
-    """When a column is done: as soon as one of its two norms is small enough.
+    """When a column is done: as soon as one of its two norms is small enough."""
 
-    Attributes
-    ----------
-    preconditioned : Tensor, shape (k,)
-        For ``||R^-T A^T r||``, which is what CGLS reduces.
-    gradient : Tensor, shape (k,), or float
-        For ``||D A^T r||``, whose rounding errors R^-T does not amplify.
-    scales : Tensor, shape (n,), or float
-        The diagonal of D.
-    reduction : float
-        The part of its first value to which ``||R^-T A^T r||`` may be reduced instead.
-    """
-
-    preconditioned: torch.Tensor
+    preconditioned: torch.Tensor  # shape (k,): for ||R^-T A^T r||, which is what CGLS reduces
+    # Shape (k,): for ||D A^T r||, whose rounding errors R^-T does not amplify.
     gradient: torch.Tensor | float = 0.0
-    scales: torch.Tensor | float = 1.0
-    reduction: float = 0.0
+    scales: torch.Tensor | float = 1.0  # shape (n,): the diagonal of D
+    reduction: float = 0.0  # the part of its first value to which ||R^-T A^T r|| may be reduced instead
 
     def after(self, s: torch.Tensor) -> Stop:
         """The same in tensors, for an iteration that begins with this ``R^-T A^T r``."""
@@ -73,19 +62,11 @@ class Stop:
 
 @dataclass(frozen=True)
 class InnerSolution:
-    """The solution of one call, often an update of another one, and what it cost.
+    """The solution of one call, often an update of another one, and what it cost."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (n, k)
-    iterations : int
-    lanczos : optional
-        What :attr:`smallest` is computed from.
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # shape (n, k)
     iterations: int
-    lanczos: _LanczosTridiagonal | None = None
+    lanczos: _LanczosTridiagonal | None = None  # what smallest is computed from
 
     @property
     def smallest(self) -> float:
@@ -154,25 +135,16 @@ def cgls(
 
 
 class _CGLSState(NamedTuple):
-    """Where the iteration is, between two products with A.
+    """Where the iteration is, between two products with A."""
 
-    Attributes
-    ----------
-    x, gradient : Tensor, shape (n, k)
-        The solution, and ``A^T r``.
-    p, direction : Tensor, shape (n, k)
-        Along which the next step goes, in the variables ``R x``, and in those of x.
-    gamma : Tensor, shape (k,)
-        ``||R^-T A^T r||^2``.
-    done : Tensor of bool, shape (k,)
-        Columns that stay as they are: further steps would only add rounding errors.
-    """
-
+    # x, gradient, shape (n, k): the solution, and A^T r.
     x: torch.Tensor
     gradient: torch.Tensor
+    # p, direction, shape (n, k): along which the next step goes, in the variables R x, and in those of x.
     p: torch.Tensor
     direction: torch.Tensor
-    gamma: torch.Tensor
+    gamma: torch.Tensor  # shape (k,): ||R^-T A^T r||^2
+    # bool, shape (k,): columns that stay as they are: further steps would only add rounding errors.
     done: torch.Tensor
 
     def step_length(self, squares: torch.Tensor) -> torch.Tensor:

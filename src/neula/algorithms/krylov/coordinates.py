@@ -22,40 +22,22 @@ class Coordinates:
     """What makes unit vectors of the columns of A: ``W = A C`` has nearly orthonormal columns.
 
     With full rank C is ``R^-1``, else it goes into the space of the rows that count.
-
-    Attributes
-    ----------
-    inverse : Tensor, shape (n, r)
-        C.
-    projector : Tensor, shape (n, r)
-        What A makes an orthonormal basis of, in which a solution leaves no residual: C with full rank. Else C
-        has a part in the space that is dropped, along which there is a residual.
-    left : Tensor, shape (n, r), or None
-        What the coordinates of ``Q^T b`` are taken in, where that is not all of it.
-    columns : Tensor, shape (n, 1)
-        Norms of the columns of A, 1 where they are zero: the diagonal of D.
-    norm, norm_bound : float
-        ``||B||_2`` for ``B = A D^-1``, from below and from above.
-    inverse_norm : float
-        ``||B^+||_2`` from above.
-    size : float
-        ``||B||_F ||B^+||_F``, by which rounding errors of C grow.
-    doubt : str
-        Why the rank is not certain.
-    shortest : Shortest or None
-        Of less than full rank: which of all solutions is meant.
     """
 
-    inverse: torch.Tensor
+    inverse: torch.Tensor  # shape (n, r): C
+    # Shape (n, r). What A makes an orthonormal basis of, in which a solution leaves no residual: C with full
+    # rank. Else C has a part in the space that is dropped, along which there is a residual.
     projector: torch.Tensor
+    # Shape (n, r): what the coordinates of Q^T b are taken in, where that is not all of it.
     left: torch.Tensor | None
-    columns: torch.Tensor
+    columns: torch.Tensor  # shape (n, 1): norms of the columns of A, 1 where they are zero: the diagonal of D
+    # norm, norm_bound: ||B||_2 for B = A D^-1, from below and from above.
     norm: float
     norm_bound: float
-    inverse_norm: float
-    size: float
-    doubt: str = ""
-    shortest: Shortest | None = None
+    inverse_norm: float  # ||B^+||_2 from above
+    size: float  # ||B||_F ||B^+||_F, by which rounding errors of C grow
+    doubt: str = ""  # why the rank is not certain
+    shortest: Shortest | None = None  # of less than full rank: which of all solutions is meant
 
     @property
     def rank(self) -> int:
@@ -177,18 +159,10 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Shortest:
-    """The shortest of all solutions, and how it depends on the space of the rows.
-
-    Attributes
-    ----------
-    space : RowSpace
-    v : Tensor, shape (n, r)
-        Orthonormal basis of the rows of B that count.
-    spectrum : Spectrum
-    """
+    """The shortest of all solutions, and how it depends on the space of the rows."""
 
     space: RowSpace
-    v: torch.Tensor
+    v: torch.Tensor  # shape (n, r): orthonormal basis of the rows of B that count
     spectrum: Spectrum
 
     @classmethod

@@ -35,7 +35,6 @@ def craig(
     rhs : Tensor, shape (m, k)
     reduction : float
         Stop when ``||R^-T (rhs - B^T x)||`` has fallen to this part of its first value in every column.
-    max_iterations : int
     """
     residual = rhs.clone()
     s = solve_rt(r, residual)
@@ -80,8 +79,6 @@ def refine_minimum_norm(
         Of the columns of A.
     rows : Scale
         Of the rows of A.
-    tolerance : float
-    max_iterations : int
     """
     norm = partial(torch.linalg.vector_norm, dim=0)
 

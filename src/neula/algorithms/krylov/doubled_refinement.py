@@ -52,24 +52,15 @@ class Unknowns(Protocol):
 
 @dataclass(frozen=True)
 class DoubledEvaluation:
-    """What residuals in doubled precision say of x.
+    """What residuals in doubled precision say of x."""
 
-    Attributes
-    ----------
-    update : Tensor, shape (batch, unknowns, k)
-        What to add to the unknowns.
-    left : Tensor, shape (batch, k)
-        Bound on ``||D (x - x*)||`` after that, D being the norms of the columns of A: by how much the
-        update may be wrong.
-    residual : Tensor, shape (batch, rows, k)
-        ``b - A x``.
-    floor : Tensor, shape (batch, k), or float
-        What of ``left`` is due to the rounding errors of the residual: no update makes it smaller.
-    """
-
-    update: torch.Tensor
+    update: torch.Tensor  # shape (batch, unknowns, k): what to add to the unknowns
+    # Shape (batch, k): bound on ||D (x - x*)|| after that, D being the norms of the columns of A: by how much
+    # the update may be wrong.
     left: torch.Tensor
-    residual: torch.Tensor
+    residual: torch.Tensor  # shape (batch, rows, k): b - A x
+    # Shape (batch, k): what of left is due to the rounding errors of the residual: no update makes it
+    # smaller.
     floor: torch.Tensor | float = 0.0
 
     def stepped(
@@ -86,15 +77,9 @@ class DoubledEvaluation:
 
 @dataclass(frozen=True)
 class Trusting:
-    """The same in one launch for linear systems: ``left`` and ``floor`` follow from what is trusted.
+    """The same in one launch for linear systems: ``left`` and ``floor`` follow from what is trusted."""
 
-    Attributes
-    ----------
-    update, residual : Tensor
-        As :class:`DoubledEvaluation` has them.
-    trust : Trust
-    """
-
+    # update, residual: as DoubledEvaluation has them.
     update: torch.Tensor
     residual: torch.Tensor
     trust: Trust
@@ -108,14 +93,9 @@ class Trusting:
 
 
 class FactoredProblems(Protocol):
-    """Problems of one shape, with factors to solve them approximately.
+    """Problems of one shape, with factors to solve them approximately."""
 
-    Attributes
-    ----------
-    rate : Tensor, shape (batch,)
-        By how much one update reduces the error, at least, estimated from above.
-    """
-
+    # Shape (batch,): by how much one update reduces the error, at least, estimated from above.
     rate: torch.Tensor
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
@@ -142,32 +122,20 @@ class FactoredProblems(Protocol):
 
 @dataclass(frozen=True)
 class DoubledSolution:
-    """Outcome of :func:`refine_doubled`.
+    """Outcome of :func:`refine_doubled`."""
 
-    Attributes
-    ----------
-    x, x_low : Tensor, shape (batch, n, k)
-        As an unevaluated sum.
-    measures : Measures
-        Tensors of shape (batch, k).
-    residual : Tensor, shape (batch, rows, k)
-        ``b - A x``.
-    forward_error : Tensor, shape (batch, k)
-        For x alone, bound on ``||D (x - x*)|| / ||D x*||``; infinite where updates are not to be trusted.
-    rounding : Tensor, shape (batch, k)
-        What x alone lacks, relative to it: by so much its backward error is larger.
-    steps : int
-    unfinished : Tensor of bool, shape (batch, k)
-        Where another step would have made the forward error smaller.
-    """
-
+    # x, x_low, shape (batch, n, k): as an unevaluated sum.
     x: torch.Tensor
     x_low: torch.Tensor
-    measures: Measures
-    residual: torch.Tensor
+    measures: Measures  # tensors of shape (batch, k)
+    residual: torch.Tensor  # shape (batch, rows, k): b - A x
+    # Shape (batch, k): for x alone, bound on ||D (x - x*)|| / ||D x*||; infinite where updates are not to be
+    # trusted.
     forward_error: torch.Tensor
+    # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
     rounding: torch.Tensor
     steps: int
+    # bool, shape (batch, k): where another step would have made the forward error smaller.
     unfinished: torch.Tensor
 
 
@@ -187,15 +155,12 @@ def refine_doubled(
 
     Parameters
     ----------
-    system : FactoredProblems
     b : Tensor, shape (batch, rows, k)
         float64, elements near 1.
     tolerance : float
         What the forward error of the unrounded solution should be.
-    max_steps : int
     pace : Pace
         When the host reads whether anything is left to refine. If prelaunched, nothing synchronizes.
-    on_step : OnStep, optional
     over_rows : Reduction
         Where other rows are: all processes stop at once.
 

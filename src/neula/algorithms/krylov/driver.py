@@ -20,34 +20,18 @@ from neula.engines.reduction import HERE, Reduction
 
 @dataclass(frozen=True)
 class Refined:
-    """Refined solutions: of each right-hand side the best one.
+    """Refined solutions: of each right-hand side the best one."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (n, k)
-    measures : Measures
-        Of linear systems and of minimum-norm solutions the optimality is the backward error.
-    residual_norm : Tensor, shape (k,), or None
-        Of least squares.
-    residual : Tensor, shape (n, k), or None
-        ``b - A x``, of linear systems.
-    forward_error : Tensor, shape (k,), or None
-        Bound on the relative error of x, where it was measured.
-    row_error : Tensor, shape (k,), or None
-        Of a wide A the backward error with rows scaled to comparable size.
-    iterations : int
-        Of the inner solver, or solves with factors, in total.
-    history : list of float
-        Largest backward error of all right-hand sides at each restart.
-    """
-
-    x: torch.Tensor
-    measures: Measures
-    residual_norm: torch.Tensor | None = None
-    residual: torch.Tensor | None = None
+    x: torch.Tensor  # shape (n, k)
+    measures: Measures  # of linear systems and of minimum-norm solutions the optimality is the backward error
+    residual_norm: torch.Tensor | None = None  # shape (k,): of least squares
+    residual: torch.Tensor | None = None  # shape (n, k): b - A x, of linear systems
+    # Shape (k,): bound on the relative error of x, where it was measured.
     forward_error: torch.Tensor | None = None
+    # Shape (k,): of a wide A the backward error with rows scaled to comparable size.
     row_error: torch.Tensor | None = None
-    iterations: int = 0
+    iterations: int = 0  # of the inner solver, or solves with factors, in total
+    # Largest backward error of all right-hand sides at each restart.
     history: list[float] = field(default_factory=list)
 
     @property
@@ -57,41 +41,24 @@ class Refined:
 
 
 class Evaluated(NamedTuple):
-    """Solutions of some right-hand sides, and what their residuals say.
+    """Solutions of some right-hand sides, and what their residuals say."""
 
-    Attributes
-    ----------
-    vectors : tuple of Tensor, shape (., k)
-        What is kept of the best solution: x, and whatever belongs to it.
-    numbers : Tensor, shape (q, k)
-        Evidence.
-    state : optional
-        What the next update needs.
-    """
-
+    # Shape (., k): what is kept of the best solution: x, and whatever belongs to it.
     vectors: tuple[torch.Tensor, ...]
-    numbers: torch.Tensor
-    state: Any = None
+    numbers: torch.Tensor  # shape (q, k): evidence
+    state: Any = None  # what the next update needs
 
 
 class BestSolutions(NamedTuple):
-    """The best solution so far of each right-hand side.
+    """The best solution so far of each right-hand side."""
 
-    Attributes
-    ----------
-    vectors, numbers
-        As :class:`Evaluated` has them; numbers are on the host.
-    errors : Tensor, shape (levels, k)
-        Solutions are compared by the first row, and by the next row where the first ones are equal.
-    latest : Evaluated
-        The right-hand sides that the last update was for.
-    iterations : int
-    """
-
+    # vectors, numbers: as Evaluated has them; numbers are on the host.
     vectors: tuple[torch.Tensor, ...]
     numbers: torch.Tensor
+    # Shape (levels, k): solutions are compared by the first row, and by the next row where the first ones are
+    # equal.
     errors: torch.Tensor
-    latest: Evaluated
+    latest: Evaluated  # the right-hand sides that the last update was for
     iterations: int = 0
 
 
@@ -110,7 +77,6 @@ def iterate(
 
     Parameters
     ----------
-    first : Evaluated
     update : callable
         Maps the best solutions, the columns to update and the iterations left to the evaluation of these
         columns after an update, and the iterations that it took. It may update the best or the latest x.

@@ -30,21 +30,11 @@ class Factors(Protocol):
 
 
 class Images(NamedTuple):
-    """Measurements of matrices before they are factorized.
+    """Measurements of matrices before they are factorized."""
 
-    Attributes
-    ----------
-    z : Tensor, shape (batch, n, p)
-        Random vectors.
-    norm : Tensor, shape (batch,)
-        ``||A D^-1||``, estimated.
-    images : Tensor, shape (batch, n, p)
-        ``A Z``.
-    """
-
-    z: torch.Tensor
-    norm: torch.Tensor
-    images: torch.Tensor
+    z: torch.Tensor  # shape (batch, n, p): random vectors
+    norm: torch.Tensor  # shape (batch,): ||A D^-1||, estimated
+    images: torch.Tensor  # shape (batch, n, p): A Z
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, unit: bool) -> Images:

@@ -37,36 +37,21 @@ BELOW_ZERO = 2.0**-40
 
 @dataclass(frozen=True)
 class HeldSums:
-    """All that is kept of the rows; replaced, never changed.
+    """All that is kept of the rows; replaced, never changed."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (n + k, n + k)
-        ``[[R, Q^T b], [0, S]]``: R of [A b], up to an orthogonal factor of S.
-    probes, probes_low : Tensor, shape (n, 4)
-        ``A^T (A G)``, as an unevaluated sum.
-    products, products_low : Tensor, shape (n, k)
-        ``A^T b``.
-    of_b : Tensor of int, shape (k,)
-        Exponents of two by which right-hand sides were divided.
-    of_a : int
-        That by which A was divided.
-    rows, updates : int
-        How many rows there are, and how often R was changed.
-    roundings : int
-        How often elements of A and b were rounded at most, by weights and by forgetting.
-    """
-
-    r: torch.Tensor
+    r: torch.Tensor  # shape (n + k, n + k): [[R, Q^T b], [0, S]]: R of [A b], up to an orthogonal factor of S
+    # probes, probes_low, shape (n, 4): A^T (A G), as an unevaluated sum.
     probes: torch.Tensor
     probes_low: torch.Tensor
+    # products, products_low, shape (n, k): A^T b.
     products: torch.Tensor
     products_low: torch.Tensor
-    of_b: torch.Tensor
-    of_a: int = 0
+    of_b: torch.Tensor  # int, shape (k,): exponents of two by which right-hand sides were divided
+    of_a: int = 0  # that by which A was divided
+    # rows, updates: how many rows there are, and how often R was changed.
     rows: int = 0
     updates: int = 0
-    roundings: int = 0
+    roundings: int = 0  # how often elements of A and b were rounded at most, by weights and by forgetting
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> HeldSums:

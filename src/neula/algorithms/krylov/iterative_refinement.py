@@ -130,28 +130,17 @@ class Beside:
     """Other right-hand sides, solved for together with the first residuals that GMRES reduces.
 
     A is read for all of them at once, and each finds what the others need as well.
-
-    Attributes
-    ----------
-    b : Tensor, shape (n, m)
-    reduction : float
-        Norm of a residual, relative to that of b, that is asked for.
-    companions : Tensor, shape (n, l)
-        Right-hand sides of which nothing is asked: what slows convergence down is found sooner in the spaces
-        of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
-    along : Tensor, shape (n, j), optional
-        Vectors whose images are wanted as well.
-    x : Tensor, shape (n, m), or None
-        Solutions, as soon as GMRES has been called.
-    image, along_image : Tensor, or None
-        A times these, and times what is along, as soon as A has been read for a residual after that.
     """
 
-    b: torch.Tensor
-    reduction: float
+    b: torch.Tensor  # shape (n, m)
+    reduction: float  # norm of a residual, relative to that of b, that is asked for
+    # Shape (n, l): right-hand sides of which nothing is asked: what slows convergence down is found sooner in
+    # the spaces of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
     companions: torch.Tensor
-    along: torch.Tensor | None = None
-    x: torch.Tensor | None = None
+    along: torch.Tensor | None = None  # shape (n, j): vectors whose images are wanted as well
+    x: torch.Tensor | None = None  # shape (n, m): solutions, as soon as GMRES has been called
+    # image, along_image: A times these, and times what is along, as soon as A has been read for a residual
+    # after that.
     image: torch.Tensor | None = None
     along_image: torch.Tensor | None = None
 
@@ -168,24 +157,17 @@ class Beside:
 
 @dataclass
 class OnTheWay(Beside):
-    """What conjugate gradients compute beside their own vectors, and solve for from then on.
+    """What conjugate gradients compute beside their own vectors, and solve for from then on."""
 
-    Attributes
-    ----------
-    products, solves : generator
-        Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is to solve for, and
-        are sent what comes of these. Until the second one ends b has no columns; after that it may have some.
-    """
-
+    # products, solves: Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is
+    # to solve for, and are sent what comes of these. Until the second one ends b has no columns; after that
+    # it may have some.
     products: Companions = field(kw_only=True)
     solves: Companions = field(kw_only=True)
 
 
 def gmres_refinement(
-    a: torch.Tensor,
-    factors: Factorization,
-    beside: Beside | None = None,
-    rows: torch.Tensor | None = None,
+    a: torch.Tensor, factors: Factorization, beside: Beside | None = None, rows: torch.Tensor | None = None
 ) -> UpdateSolver:
     """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
@@ -200,7 +182,6 @@ def gmres_refinement(
     ----------
     a : Tensor, shape (n, n)
         float64.
-    factors : Factorization
     beside : Beside, optional
         What is to be solved for at the first call.
     rows : Tensor, shape (n,), optional
@@ -256,10 +237,7 @@ def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Te
 
 
 def cg_refinement(
-    a: torch.Tensor,
-    factors: Factorization,
-    beside: OnTheWay | None = None,
-    scalings: Sequence[Scaling] = (),
+    a: torch.Tensor, factors: Factorization, beside: OnTheWay | None = None, scalings: Sequence[Scaling] = ()
 ) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
@@ -271,7 +249,6 @@ def cg_refinement(
     ----------
     a : Tensor, shape (n, n)
         float64.
-    factors : Factorization
     beside : OnTheWay, optional
         What is to be done at the first call.
     scalings : sequence of Scaling, optional

@@ -53,17 +53,10 @@ FAR = 500
 
 @dataclass(frozen=True)
 class ScaledOperator:
-    """``scale A`` as something that multiplies float64 vectors: A stays in its dtype, and is not copied.
+    """``scale A`` as something that multiplies float64 vectors: A stays in its dtype, and is not copied."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    scale : float
-        A power of four.
-    """
-
-    a: torch.Tensor
-    scale: float = 1.0
+    a: torch.Tensor  # shape (n, n)
+    scale: float = 1.0  # a power of four
 
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
         half = self.scale**0.5  # neither x nor its image leaves the range
@@ -72,48 +65,28 @@ class ScaledOperator:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How A is scaled, and how sensitive solutions are; found out once for all right-hand sides.
+    """How A is scaled, and how sensitive solutions are; found out once for all right-hand sides."""
 
-    Attributes
-    ----------
-    scalings : list of Scaling
-        What backward errors are measured in: of A, and where rows or columns differ much, of A with those
-        brought to one size as well.
-    condition : float
-        Estimate of ``||A|| ||A^-1||`` in the last of the scalings, in the infinity norm and the 2-norm: by as
-        much relative errors of A in the infinity norm change vectors of many elements of one size.
-    known : bool
-        Whether the estimate can be trusted. Otherwise the condition number is at least that, and nobody knows
-        more, because solutions with these factors have too large backward errors.
-    """
-
+    # What backward errors are measured in: of A, and where rows or columns differ much, of A with those
+    # brought to one size as well.
     scalings: list[Scaling]
+    # Estimate of ||A|| ||A^-1|| in the last of the scalings, in the infinity norm and the 2-norm: by as much
+    # relative errors of A in the infinity norm change vectors of many elements of one size.
     condition: float
+    # Whether the estimate can be trusted. Otherwise the condition number is at least that, and nobody knows
+    # more, because solutions with these factors have too large backward errors.
     known: bool
 
 
 @dataclass(eq=False)
 class KeptMatrix:
-    """A matrix that was factorized, by reference, and what tells whether it still is the same.
+    """A matrix that was factorized, by reference, and what tells whether it still is the same."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-        In its own dtype, on its own device: in the memory of the user's array.
-    engine : Engine
-        On whose device everything else is.
-    scale : float
-        Power of two by which A is multiplied, so that norms neither overflow nor underflow.
-    image : Tensor, shape (n, 1)
-        ``scale A v`` for a fixed random v.
-    conditioning : Conditioning or None
-        Measured at the first refinement.
-    """
-
-    a: torch.Tensor
-    engine: Engine
-    scale: float
-    image: torch.Tensor
+    a: torch.Tensor  # shape (n, n): in its own dtype, on its own device: in the memory of the user's array
+    engine: Engine  # on whose device everything else is
+    scale: float  # power of two by which A is multiplied, so that norms neither overflow nor underflow
+    image: torch.Tensor  # shape (n, 1): scale A v for a fixed random v
+    # Measured at the first refinement.
     conditioning: Conditioning | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -214,24 +187,12 @@ class KeptLU(MixedLU):
 
 @dataclass(frozen=True)
 class RefinedSolution:
-    """A solution with its evidence.
+    """A solution with its evidence."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (n, k)
-        float64.
-    backward_error : float
-        The largest of all right-hand sides.
-    condition : float
-        Condition number of A: estimated, or what a solution says that it is at least.
-    known : bool
-        Whether it is not much larger than that.
-    """
-
-    x: torch.Tensor
-    backward_error: float
-    condition: float
-    known: bool
+    x: torch.Tensor  # shape (n, k): float64
+    backward_error: float  # the largest of all right-hand sides
+    condition: float  # condition number of A: estimated, or what a solution says that it is at least
+    known: bool  # whether it is not much larger than that
 
 
 def refined_solution(
@@ -246,7 +207,6 @@ def refined_solution(
 
     Parameters
     ----------
-    kept : KeptMatrix
     packed : PackedLU
         The factors.
     solver : callable
@@ -315,14 +275,10 @@ def refine_with(
 
     Parameters
     ----------
-    a : ScaledOperator
     b : Tensor, shape (n, k)
         float64, with largest elements near 1.
-    factors : Factorization
-    scalings : sequence of Scaling
     bound : float
         A quarter of it is aimed at.
-    engine : Engine
     start : Refined, optional
         Where to go on; the zero vector by default.
     """

@@ -18,25 +18,16 @@ from neula.kernels.few_vectors.normal_product import normal_product, product, tr
 
 @dataclass(frozen=True)
 class LeastSquaresOperator:
-    """``[diag(weights) A; damp I]``.
+    """``[diag(weights) A; damp I]``."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-        In the precision of the vectors, or without weights in a narrower one: its products are in theirs.
-    weights : Tensor, shape (m,), or None
-    damp : float
-    over_rows : Reduction
-        Where other rows of A are, if they are not all here; the rows of the damping are with the first.
-    replay : callable
-        What is done with vectors between two products may be played back by this.
-    """
-
+    # Shape (m, n): in the precision of the vectors, or without weights in a narrower one: its products are in
+    # theirs.
     a: torch.Tensor
-    weights: torch.Tensor | None = None
+    weights: torch.Tensor | None = None  # shape (m,)
     damp: float = 0.0
+    # Where other rows of A are, if they are not all here; the rows of the damping are with the first.
     over_rows: Reduction = HERE
-    replay: Replay = called
+    replay: Replay = called  # what is done with vectors between two products may be played back by this
 
     @property
     def shape(self) -> tuple[int, int]:

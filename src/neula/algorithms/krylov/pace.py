@@ -16,16 +16,10 @@ class HostSync(Enum):
 
 @dataclass(frozen=True)
 class Pace:
-    """When the host synchronizes with the device during iterative refinement.
-
-    Attributes
-    ----------
-    sync : HostSync
-    steps : int
-        Steps that are launched before the host reads whether to go on; all of them if prelaunched.
-    """
+    """When the host synchronizes with the device during iterative refinement."""
 
     sync: HostSync = HostSync.SYNCHRONOUS
+    # Steps that are launched before the host reads whether to go on; all of them if prelaunched.
     steps: int = 1
 
     @classmethod

@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import (
-    MARGINS,
-    PROBES,
-    ROUNDING,
-    lengths,
-    probes,
-)
+from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, lengths, probes
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.summed import SummedGradient
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
@@ -36,19 +30,11 @@ SYMMETRIC = 512
 
 @dataclass
 class GramSums:
-    """``A^T A``, ``A^T b`` and the squares of the norms of b, block by block.
+    """``A^T A``, ``A^T b`` and the squares of the norms of b, block by block."""
 
-    Attributes
-    ----------
-    gram : Tensor, shape (n, n)
-        Its lower triangle.
-    products : Tensor, shape (n, k)
-    squares : Tensor, shape (k,)
-    """
-
-    gram: torch.Tensor
-    products: torch.Tensor
-    squares: torch.Tensor
+    gram: torch.Tensor  # shape (n, n): its lower triangle
+    products: torch.Tensor  # shape (n, k)
+    squares: torch.Tensor  # shape (k,)
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> GramSums:
@@ -87,18 +73,12 @@ def add_gram(gram: torch.Tensor, a: torch.Tensor) -> None:
 
 @dataclass
 class HouseholderSums:
-    """R of ``[A b]`` by Householder reflections, block by block.
+    """R of ``[A b]`` by Householder reflections, block by block."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (at most n + k, n + k)
-        Upper trapezoidal: ``[[R, Q^T b], [0, S]]``, where S has the residuals' norms in its columns.
-    n : int
-        Columns of A.
-    """
-
+    # Shape (at most n + k, n + k): upper trapezoidal: [[R, Q^T b], [0, S]], where S has the residuals' norms
+    # in its columns.
     r: torch.Tensor
-    n: int
+    n: int  # columns of A
 
     @classmethod
     def begin(cls, n: int, k: int, device: torch.device) -> HouseholderSums:
@@ -137,13 +117,6 @@ class RefinementSums:
         Whether residuals and gradients are in twice the working precision, for A with columns of a size.
     rounded : bool
         Whether elements of A and b were rounded on the way, as by weights.
-
-    Attributes
-    ----------
-    squares, of_b : Tensor, shape (k,)
-        Of the norms of residuals and right-hand sides.
-    count : int
-        Rows.
     """
 
     coordinates: Coordinates
@@ -151,7 +124,8 @@ class RefinementSums:
     x_low: torch.Tensor
     doubled: bool
     rounded: bool = False
-    count: int = 0
+    count: int = 0  # rows
+    # squares, of_b, shape (k,): of the norms of residuals and right-hand sides.
     squares: torch.Tensor = field(init=False)
     of_b: torch.Tensor = field(init=False)
 

@@ -20,28 +20,15 @@ from neula.certificates.forward_error import left_by_update
 
 
 class SummedGradient(NamedTuple):
-    """Sums over all rows for a solution x.
+    """Sums over all rows for a solution x."""
 
-    Attributes
-    ----------
-    projected : Tensor, shape (r, k)
-        ``P^T A^T (b - A x)`` with the projector P of the coordinates: the projection of the residual on the
-        range of A.
-    rate : float
-        ``||I - W^T W||_F`` from above.
-    rest : Tensor, shape (k,)
-        Norm of the residual without that projection.
-    b : Tensor, shape (k,)
-        Norm of the right-hand side.
-    floor : Tensor, shape (k,)
-        Bound on the errors of the projection.
-    """
-
+    # Shape (r, k): P^T A^T (b - A x) with the projector P of the coordinates: the projection of the residual
+    # on the range of A.
     projected: torch.Tensor
-    rate: float
-    rest: torch.Tensor
-    b: torch.Tensor
-    floor: torch.Tensor
+    rate: float  # ||I - W^T W||_F from above
+    rest: torch.Tensor  # shape (k,): norm of the residual without that projection
+    b: torch.Tensor  # shape (k,): norm of the right-hand side
+    floor: torch.Tensor  # shape (k,): bound on the errors of the projection
 
 
 class SummedProblem:

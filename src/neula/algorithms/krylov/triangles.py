@@ -15,26 +15,17 @@ from neula.kernels.triangular_inverse import triangular_inverse
 
 @dataclass(frozen=True)
 class Triangles:
-    """What each R of a batch says by itself.
+    """What each R of a batch says by itself."""
 
-    Attributes
-    ----------
-    inverse : Tensor, shape (batch, n, n), or None
-        ``R^-1``: products with it take less time than triangular solves for single vectors. None where the
-        library solves.
-    norm, norm_bound : Tensor, shape (batch, 1)
-        ``||R D^-1||_2`` from below and from above: from Schatten norms, within ``n^(1/4)``, or estimated.
-    inverse_norm : Tensor, shape (batch, 1)
-        ``||D R^-1||_2`` from above, likewise.
-    margin : float
-        By how much that may exceed the norm because it is estimated: 1, or :data:`ESTIMATED`.
-    """
-
+    # Shape (batch, n, n). R^-1: products with it take less time than triangular solves for single vectors.
+    # None where the library solves.
     inverse: torch.Tensor | None
+    # norm, norm_bound, shape (batch, 1): ||R D^-1||_2 from below and from above: from Schatten norms, within
+    # n^(1/4), or estimated.
     norm: torch.Tensor
     norm_bound: torch.Tensor
-    inverse_norm: torch.Tensor
-    margin: float = 1.0
+    inverse_norm: torch.Tensor  # shape (batch, 1): ||D R^-1||_2 from above, likewise
+    margin: float = 1.0  # by how much that may exceed the norm because it is estimated: 1, or ESTIMATED
 
     @classmethod
     def from_factor(

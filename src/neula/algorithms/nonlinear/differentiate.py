@@ -178,27 +178,16 @@ def chunk(count: int, nbytes: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Differences:
-    """Quotients of differences, as SciPy names them.
+    """Quotients of differences, as SciPy names them."""
 
-    Attributes
-    ----------
-    scheme : {"2-point", "3-point", "5-point", "cs"}
-        One-sided; central; central of fourth order; or with imaginary steps, which have no rounding error.
-    bounds : Bounds
-        Within which the function may be called.
-    relative_step : Tensor or None
-        Of the size of x, broadcast with it; by default what balances rounding errors and curvature.
-    eps : float
-        Relative rounding errors of the function, where they are larger than those of x.
-    part : Tensor or float
-        Factor of the steps.
-    """
-
+    # {"2-point", "3-point", "5-point", "cs"}: one-sided; central; central of fourth order; or with imaginary
+    # steps, which have no rounding error.
     scheme: str
-    bounds: Bounds
+    bounds: Bounds  # within which the function may be called
+    # Of the size of x, broadcast with it; by default what balances rounding errors and curvature.
     relative_step: torch.Tensor | None = None
-    eps: float = 0.0
-    part: torch.Tensor | float = 1.0
+    eps: float = 0.0  # relative rounding errors of the function, where they are larger than those of x
+    part: torch.Tensor | float = 1.0  # factor of the steps
 
     def __call__(
         self, function: Function, x: torch.Tensor, f: torch.Tensor, typical: torch.Tensor, out: torch.Tensor

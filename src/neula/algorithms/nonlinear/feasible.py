@@ -17,19 +17,12 @@ from neula.algorithms.nonlinear.damped import damped_steps, triangle
 
 @dataclass(frozen=True)
 class Bounds:
-    """What x may be.
+    """What x may be."""
 
-    Attributes
-    ----------
-    lower, upper : Tensor, shape (batch, n)
-        May be infinite.
-    none : bool
-        Whether all are.
-    """
-
+    # lower, upper, shape (batch, n): may be infinite.
     lower: torch.Tensor
     upper: torch.Tensor
-    none: bool
+    none: bool  # whether all are
 
     @classmethod
     def from_arrays(cls, lower: torch.Tensor, upper: torch.Tensor) -> Bounds:
@@ -53,18 +46,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Quadratic:
-    """The model ``||R p + c||^2 / 2`` of a sum of squares near a point, with the shape of its trust region.
+    """Model ``||R p + c||^2 / 2`` of a sum of squares near a point, with the shape of its trust region."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (batch, n, n)
-    c : Tensor, shape (batch, n)
-    scale : Tensor, shape (batch, n)
-    """
-
-    r: torch.Tensor
-    c: torch.Tensor
-    scale: torch.Tensor
+    r: torch.Tensor  # shape (batch, n, n)
+    c: torch.Tensor  # shape (batch, n)
+    scale: torch.Tensor  # shape (batch, n)
 
     def decrease(self, p: torch.Tensor) -> torch.Tensor:
         """By how much the model falls, shape (batch,)."""
@@ -97,11 +83,7 @@ def without(r: torch.Tensor, c: torch.Tensor, held: torch.Tensor) -> tuple[torch
 
 
 def feasible_steps(
-    x: torch.Tensor,
-    model: Quadratic,
-    bounds: Bounds,
-    radius: torch.Tensor,
-    damping: torch.Tensor,
+    x: torch.Tensor, model: Quadratic, bounds: Bounds, radius: torch.Tensor, damping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Damped steps from x that end within the bounds.
 
@@ -109,8 +91,6 @@ def feasible_steps(
     ----------
     x : Tensor, shape (batch, n)
         Within the bounds.
-    model : Quadratic
-    bounds : Bounds
     radius, damping : Tensor, shape (batch,)
 
     Returns

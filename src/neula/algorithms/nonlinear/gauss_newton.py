@@ -51,21 +51,15 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
     return p, torch.where(p.isfinite().all(1), length, torch.inf)
 
 
-def polish(
-    problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor, most: int = MOST
-) -> torch.Tensor:
+def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor) -> torch.Tensor:
     """Go on from where the trust region has stopped, while steps shrink and the cost does not rise.
 
     Parameters
     ----------
-    problem : LinearizableResiduals
     at : Iterates
         Changes.
-    bounds : Bounds
     which : Tensor of int
         Problems that have come to a minimum.
-    most : int
-        Steps.
 
     Returns
     -------
@@ -74,7 +68,7 @@ def polish(
     """
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
-    for _ in range(most):
+    for _ in range(MOST):
         nowhere = ~picked(at.x, which).any(1)  # no step is a part of zero
         gains = _is_more_than_rounding(at, which, p) & ((length <= NEAR) | nowhere)
         on = gains.nonzero()[:, 0]
@@ -126,7 +120,6 @@ def rounded_step(far: X, size: X, least: X, eps: float) -> X:
         Of the residuals.
     least : float, ndarray or Tensor
         The smallest diagonal element of R with columns of norm 1.
-    eps : float
     """
     return ROUNDINGS * eps * (far + size) / least
 

@@ -35,27 +35,13 @@ RUNNING, STOPPED, EXHAUSTED, GTOL, FTOL, XTOL, BOTH = -9, -2, 0, 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class Linearization:
-    """What is known of residuals f and their Jacobian J near x, of each problem of a batch.
+    """What is known of residuals f and their Jacobian J near x, of each problem of a batch."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (batch, n, n)
-        Triangular factor of J.
-    c : Tensor, shape (batch, n)
-        ``Q^T f``.
-    gradient : Tensor, shape (batch, n)
-        ``J^T f``.
-    norms : Tensor, shape (batch, n)
-        Of the columns of J.
-    size : Tensor, shape (batch,)
-        ``||f||``; with a loss that of the residuals weighted by its slope.
-    """
-
-    r: torch.Tensor
-    c: torch.Tensor
-    gradient: torch.Tensor
-    norms: torch.Tensor
-    size: torch.Tensor
+    r: torch.Tensor  # shape (batch, n, n): triangular factor of J
+    c: torch.Tensor  # shape (batch, n): Q^T f
+    gradient: torch.Tensor  # shape (batch, n): J^T f
+    norms: torch.Tensor  # shape (batch, n): of the columns of J
+    size: torch.Tensor  # shape (batch,): ||f||; with a loss that of the residuals weighted by its slope
 
     def at(self, which: torch.Tensor) -> Linearization:
         """The linearization of some problems; itself, if they are all."""
@@ -92,24 +78,12 @@ class LinearizableResiduals(Protocol):
 
 @dataclass(frozen=True)
 class Tolerances:
-    """When to stop, in SciPy's sense.
+    """When to stop, in SciPy's sense."""
 
-    Attributes
-    ----------
-    ftol : float
-        Relative change of the cost.
-    xtol : float
-        Relative change of x, scaled.
-    gtol : float
-        Cosine of the angle between residuals and any column of the Jacobian.
-    max_nfev : int
-        Calls of the function.
-    """
-
-    ftol: float
-    xtol: float
-    gtol: float
-    max_nfev: int
+    ftol: float  # relative change of the cost
+    xtol: float  # relative change of x, scaled
+    gtol: float  # cosine of the angle between residuals and any column of the Jacobian
+    max_nfev: int  # calls of the function
 
     def select(self, status: int) -> float:
         """The tolerance of a test that was passed."""
@@ -124,41 +98,20 @@ class Tolerances:
 
 @dataclass
 class Iterates:
-    """Where each problem of a batch has come to.
+    """Where each problem of a batch has come to."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (batch, n)
-    cost : Tensor, shape (batch,)
-    near : Linearization
-        At x.
-    scale : Tensor, shape (batch, n)
-        Of the trust region.
-    radius, damping : Tensor, shape (batch,)
-    status : Tensor of int, shape (batch,)
-    steps : Tensor of int, shape (batch,)
-        That were tried.
-    refused : Tensor of int, shape (batch,)
-        Steps that led to where the function is not finite.
-    peaks : Tensor, shape (batch, n)
-        Largest norms that the columns of the Jacobian have had.
-    eps : float
-        Relative rounding errors of x and of the residuals.
-    nfev, njev : int
-        Calls for residuals and for Jacobians, each for all problems that are left.
-    """
-
-    x: torch.Tensor
-    cost: torch.Tensor
-    near: Linearization
-    scale: torch.Tensor
-    radius: torch.Tensor
-    damping: torch.Tensor
-    status: torch.Tensor
-    steps: torch.Tensor
-    refused: torch.Tensor
-    peaks: torch.Tensor
-    eps: float
+    x: torch.Tensor  # shape (batch, n)
+    cost: torch.Tensor  # shape (batch,)
+    near: Linearization  # at x
+    scale: torch.Tensor  # shape (batch, n): of the trust region
+    radius: torch.Tensor  # shape (batch,)
+    damping: torch.Tensor  # shape (batch,)
+    status: torch.Tensor  # int, shape (batch,)
+    steps: torch.Tensor  # int, shape (batch,): that were tried
+    refused: torch.Tensor  # int, shape (batch,): steps that led to where the function is not finite
+    peaks: torch.Tensor  # shape (batch, n): largest norms that the columns of the Jacobian have had
+    eps: float  # relative rounding errors of x and of the residuals
+    # nfev, njev: calls for residuals and for Jacobians, each for all problems that are left.
     nfev: int = 1
     njev: int = 1
 
@@ -205,11 +158,8 @@ def levenberg_marquardt(
 
     Parameters
     ----------
-    problem : LinearizableResiduals
     at : Iterates
         Where to begin, within the bounds; in the end where it has come to.
-    bounds : Bounds
-    tolerances : Tolerances
     rescale : bool
         Whether the trust region is to follow the norms of the columns.
     watch : callable, optional
@@ -298,9 +248,6 @@ def leave_flat_bounds(
 
     Parameters
     ----------
-    problem : LinearizableResiduals
-    at : Iterates
-    bounds : Bounds
     begun : Tensor, shape (batch, n)
         Where each problem began.
 

@@ -67,13 +67,6 @@ LOSSES: dict[str, Callable[[torch.Tensor], Rho]] = {
 class Loss:
     """``C^2 rho((f / C)^2)`` of each residual f, with a scale C.
 
-    Attributes
-    ----------
-    rho : callable or None
-        None for least squares.
-    scale : Tensor
-        Broadcasts against residuals, shape (batch, m).
-
     Examples
     --------
     >>> loss, f = Loss(huber, torch.tensor(2.0)), torch.tensor([[1.0, 4.0]])
@@ -83,8 +76,8 @@ class Loss:
     tensor(6.5000)
     """
 
-    rho: Callable[[torch.Tensor], Rho] | None
-    scale: torch.Tensor
+    rho: Callable[[torch.Tensor], Rho] | None  # None for least squares
+    scale: torch.Tensor  # broadcasts against residuals, shape (batch, m)
 
     def cost(self, f: torch.Tensor) -> torch.Tensor:
         """Half the sum of losses, shape (batch,)."""

@@ -16,14 +16,7 @@ from scipy.linalg import lapack
 from scipy.optimize import leastsq
 
 from neula.algorithms.nonlinear.gauss_newton import MOST, NEAR, STAGNANT, allowed_cost, rounded_step
-from neula.algorithms.nonlinear.levenberg_marquardt import (
-    BOTH,
-    FIRST_RADIUS,
-    FTOL,
-    GTOL,
-    XTOL,
-    Tolerances,
-)
+from neula.algorithms.nonlinear.levenberg_marquardt import BOTH, FIRST_RADIUS, FTOL, GTOL, XTOL, Tolerances
 from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, length
 
 TINY = EPS**0.75
@@ -35,44 +28,21 @@ STATUS = {1: FTOL, 2: XTOL, 3: BOTH, 4: GTOL}
 
 @dataclass(frozen=True)
 class Near:
-    """One problem near x: what :class:`~neula.algorithms.nonlinear.levenberg_marquardt.Linearization` has.
+    """One problem near x: what :class:`~neula.algorithms.nonlinear.levenberg_marquardt.Linearization` has."""
 
-    Attributes
-    ----------
-    x : array, shape (n,)
-    cost : float
-    slopes : array, shape (n, m)
-        Transpose of the Jacobian.
-    r : array, shape (n, n)
-        With anything below the diagonal.
-    c, gradient, norms : array, shape (n,)
-    size : float
-        ``||f||``; with a loss that of residuals weighted by its slope.
-    far : float
-        ``||D x||``, D being the norms of the columns.
-    step : array, shape (n,)
-        Of Gauss and Newton.
-    length : float
-        ``||D step||``.
-    rounding : float
-        How long that may be because of rounding errors alone, from below.
-    noise : float
-        The same of errors of the Jacobian.
-    """
-
-    x: np.ndarray
+    x: np.ndarray  # shape (n,)
     cost: float
-    slopes: np.ndarray
-    r: np.ndarray
-    c: np.ndarray
-    gradient: np.ndarray
-    norms: np.ndarray
-    size: float
-    far: float
-    step: np.ndarray
-    length: float
-    rounding: float
-    noise: float
+    slopes: np.ndarray  # shape (n, m): transpose of the Jacobian
+    r: np.ndarray  # shape (n, n): with anything below the diagonal
+    c: np.ndarray  # shape (n,)
+    gradient: np.ndarray  # shape (n,)
+    norms: np.ndarray  # shape (n,)
+    size: float  # ||f||; with a loss that of residuals weighted by its slope
+    far: float  # ||D x||, D being the norms of the columns
+    step: np.ndarray  # shape (n,): of Gauss and Newton
+    length: float  # ||D step||
+    rounding: float  # how long that may be because of rounding errors alone, from below
+    noise: float  # the same of errors of the Jacobian
 
     @classmethod
     def at(cls, function: OneFunction, x: np.ndarray) -> Near:

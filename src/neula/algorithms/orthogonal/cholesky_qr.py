@@ -39,7 +39,6 @@ def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Te
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-    engine : Engine
     """
     factor, info = upper_cholesky(gram64(a, engine.over_rows))
     r = factor.masked_fill(info > 0, math.nan)
@@ -56,7 +55,6 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-    engine : Engine
     """
     if a.dtype != torch.float32:
         return cholesky_qr(a, engine)
@@ -67,12 +65,7 @@ def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
 
 
 def cholesky_qr32_in_place(
-    a: torch.Tensor,
-    r: torch.Tensor,
-    engine: Engine,
-    low: torch.Tensor | None = None,
-    *,
-    twice: bool = False,
+    a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None, *, twice: bool = False
 ) -> None:
     """:func:`cholesky_qr32` with Q in place of A, and rounded to a narrower type in ``low``.
 
@@ -137,7 +130,6 @@ def cholesky_qr_low(
     ----------
     a : Tensor, shape (m, n), m >= n
         An operand of the engine (:meth:`neula.engines.Engine.operand`).
-    engine : Engine
     columns : int, optional
         Those to factorize, if the others are zeros: products may be faster with them.
     """
@@ -160,7 +152,6 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-    engine : Engine
     """
     first, info = upper_cholesky(engine.gram(a))
     if bool(engine.over_rows.agree((info > 0) | _is_graded(first, a.dtype))):

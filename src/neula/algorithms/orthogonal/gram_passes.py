@@ -28,8 +28,6 @@ def gram_passes(
     ----------
     a : Tensor, shape (m, n), m >= n
         float64, columns of one size.
-    engine : Engine
-    passes : int
     exact : bool
         Whether rows of Q are found by substitution until they are nearly orthonormal, which leaves the
         residual of reflections. A product with an inverse leaves the condition number times as much: less

@@ -157,9 +157,7 @@ def _pivots(
     Parameters
     ----------
     sketch : Tensor, shape (rows, n)
-    count : int
     noise : Tensor, shape ()
-    engine : Engine
 
     Returns
     -------
@@ -216,7 +214,6 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Ten
     rows : Tensor, shape (n, k), k <= n
     count : int
         Pivots, at most k.
-    engine : Engine
 
     Returns
     -------

@@ -48,7 +48,6 @@ def cholesky_r(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-    over_rows : Reduction
     gram : Tensor, shape (batch, n, n), optional
         :func:`lower_gram` of all rows, where it is known.
     """
@@ -74,7 +73,6 @@ def low_cholesky_r(
         Its columns are scaled as they are rounded.
     over_rows : Reduction
         That of the engine.
-    engine : Engine
     sampled : bool
         Whether some rows show how large its elements are, for a pass over it less; where others exceed
         :func:`sampled_max` by a factor of two or more, R may be NaN.
@@ -126,7 +124,6 @@ def shifted_cholesky3_r(
     ----------
     a : Tensor, shape (batch, m, n)
         float64.
-    over_rows : Reduction
     gram : Tensor, shape (batch, n, n), optional
         :func:`lower_gram` of all rows, where it is known.
     rcond : float, optional

@@ -68,7 +68,6 @@ def reorthogonalize(
     ----------
     q : Tensor, shape (m, n)
     r : Tensor, shape (n, n)
-    engine : Engine
     panel, cutoff : optional
         Those of the second pass, see :func:`rgsqrf`.
     overwrite_q : bool
@@ -132,7 +131,6 @@ def correct(
         Column-major, in the engine's storage precision.
     r : Tensor, shape (n, n)
         Column-major as well.
-    engine : Engine
     largest : float
         ``||I - Q^T Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
         which for random E is far less than the third power of the norm, and for one of rank one is that.
@@ -182,8 +180,6 @@ def correct_last(
 
     Parameters
     ----------
-    q, r : Tensor
-    engine : Engine
     columns : int
         How many are the last.
     largest : float
@@ -231,7 +227,6 @@ def refine_qr(
         float64.
     r : Tensor, shape (n, n), optional
         Upper triangular, of any precision; the identity by default.
-    over_rows : Reduction
 
     Returns
     -------

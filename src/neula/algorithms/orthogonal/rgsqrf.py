@@ -49,7 +49,6 @@ def rgsqrf(
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-    engine : Engine
     cutoff : int, optional
         Width at which the recursion stops; the engine's choice by default, 128 in the paper.
     panel : str, optional

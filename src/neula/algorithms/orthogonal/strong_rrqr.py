@@ -110,24 +110,13 @@ def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
 
 
 class _Interchange(NamedTuple):
-    """What leaves a leading block of columns, and what comes.
+    """What leaves a leading block of columns, and what comes."""
 
-    Attributes
-    ----------
-    i : int
-        Of the block, what leaves it.
-    j : int
-        What takes its place, behind the block; the last column of the block for nothing.
-    row : Tensor, shape (columns - i,)
-        Row i of the inverse of the triangle in the block, from its diagonal on.
-    rank : int
-        Columns of the leading block afterwards.
-    """
-
-    i: int
-    j: int
+    i: int  # of the block, what leaves it
+    j: int  # what takes its place, behind the block; the last column of the block for nothing
+    # Shape (columns - i,): row i of the inverse of the triangle in the block, from its diagonal on.
     row: torch.Tensor
-    rank: int
+    rank: int  # columns of the leading block afterwards
 
 
 def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:

@@ -96,7 +96,6 @@ def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.T
     ----------
     a : Tensor, shape (m, n), m >= n
         float32 or float64. Squares of the elements should neither overflow nor underflow.
-    over_rows : Reduction
 
     Returns
     -------

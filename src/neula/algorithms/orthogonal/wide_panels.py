@@ -34,7 +34,6 @@ def wide_cholesky_qr32_in_place(
         Column-major.
     r : Tensor, shape (n, n)
         Room for R.
-    engine : Engine
     low : Tensor, shape (m, n), optional
         An operand of the engine, column-major.
     """
@@ -69,10 +68,6 @@ def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> 
         float32, of which the upper triangle is read.
     width : int
         Of the blocks.
-
-    Returns
-    -------
-    CholeskyFactors
 
     Examples
     --------

@@ -46,7 +46,6 @@ def polar_factor(
         overflows.
     steps : sequence of OddPolynomial
         For numbers up to 1: X is divided by a bound on its norm.
-    engine : Engine
 
     Returns
     -------
@@ -97,7 +96,6 @@ def norm_bound(gram: torch.Tensor, engine: Engine) -> torch.Tensor:
     ----------
     gram : Tensor, shape (parts, batch, k, k)
         Positive semidefinite.
-    engine : Engine
 
     Returns
     -------

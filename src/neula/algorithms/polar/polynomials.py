@@ -35,16 +35,10 @@ class OddPolynomial:
 
     ``w = g - center``, then ``w = factor w^2 + shift`` for each square, and q is the last w. Where q has the
     form ``shift + factor w^2`` with positive numbers, rounding errors do not make it indefinite.
-
-    Attributes
-    ----------
-    center : float
-    squares : tuple of (float, float)
-        Factor and shift: one for degree 5, two for degree 9.
     """
 
     center: float
-    squares: tuple[tuple[float, float], ...]
+    squares: tuple[tuple[float, float], ...]  # factor and shift: one for degree 5, two for degree 9
 
     @property
     def degree(self) -> int:
@@ -77,10 +71,6 @@ def composition(smallest: float, error: float, margin: float) -> tuple[OddPolyno
         How far from 1 they may be at the end.
     margin : float
         By how much values on the way stay below 1, for rounding errors.
-
-    Returns
-    -------
-    tuple of Step
 
     Examples
     --------

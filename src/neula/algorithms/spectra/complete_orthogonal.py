@@ -71,32 +71,18 @@ REFINEMENTS = 2
 
 @dataclass(frozen=True)
 class Subspaces:
-    """``B Z = Q R``, and what was measured.
+    """``B Z = Q R``, and what was measured."""
 
-    Attributes
-    ----------
-    z : Tensor, shape (n, rank)
-        Orthonormal columns.
-    q : Tensor, shape (m, rank)
-        Orthonormal columns.
-    r, inverse : Tensor, shape (rank, rank)
-        Upper triangular, and its inverse.
-    largest, smallest : tuple of float
-        Bounds from below and above on ``||B||_2``, and on ``sigma_rank(B)`` from below.
-    dropped : float
-        ``||B (I - Z Z^T)||`` from above.
-    residual : float
-        ``||B^T Q - Z R^T||_F``.
-    """
-
-    z: torch.Tensor
-    q: torch.Tensor
+    z: torch.Tensor  # shape (n, rank): orthonormal columns
+    q: torch.Tensor  # shape (m, rank): orthonormal columns
+    # r, inverse, shape (rank, rank): upper triangular, and its inverse.
     r: torch.Tensor
     inverse: torch.Tensor
+    # largest, smallest: bounds from below and above on ||B||_2, and on sigma_rank(B) from below.
     largest: tuple[float, float]
     smallest: float
-    dropped: float
-    residual: float
+    dropped: float  # ||B (I - Z Z^T)|| from above
+    residual: float  # ||B^T Q - Z R^T||_F
 
     @property
     def rank(self) -> int:
@@ -307,11 +293,9 @@ def _without_gap(
 
     Parameters
     ----------
-    problem : ScaledProblems
     b_matrix : Tensor, shape (m, n)
     z : Tensor, shape (n, k)
         Basis of all rows, in order of what B makes of them.
-    rcond : float
 
     Returns
     -------

@@ -58,7 +58,6 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
     ----------
     diagonal : Tensor, shape (k,)
         Of the first k columns, two at least.
-    n : int
 
     Examples
     --------

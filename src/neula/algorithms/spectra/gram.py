@@ -21,7 +21,6 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
     ----------
     operand : Tensor, shape (m, n)
         A as an operand of the engine.
-    engine : Engine
     scales : Tensor, shape (n,), optional
         What makes the columns of an A in any precision at most 1, where it is no operand yet.
 
@@ -49,7 +48,6 @@ def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = 
     ----------
     operand : Tensor, shape (m, n)
         A as an operand of the engine, its columns scaled.
-    engine : Engine
     scales : Tensor, shape (n,), optional
         As for :func:`gram`.
 

@@ -27,31 +27,16 @@ singular value that is kept."""
 
 @dataclass(frozen=True)
 class MeasuredTriplets:
-    """``A V = U diag(s)``, with what was measured.
+    """``A V = U diag(s)``, with what was measured."""
 
-    Attributes
-    ----------
-    u : Tensor, shape (m, k)
-    s : Tensor, shape (k,)
-        Descending.
-    v : Tensor, shape (n, k)
-    residual : float
-        ``||A^T U - V diag(s)||_F / ||A||_F``: they are exact for a matrix that differs from A by so much.
-    orthogonality : float
-        ``||U^T U - I||_F / sqrt(k)``.
-    norm : float
-        ``||A||_F``.
-    beyond : float
-        The next singular value, as the Gram matrix knows it.
-    """
-
-    u: torch.Tensor
-    s: torch.Tensor
-    v: torch.Tensor
+    u: torch.Tensor  # shape (m, k)
+    s: torch.Tensor  # shape (k,): descending
+    v: torch.Tensor  # shape (n, k)
+    # ||A^T U - V diag(s)||_F / ||A||_F: they are exact for a matrix that differs from A by so much.
     residual: float
-    orthogonality: float
-    norm: float
-    beyond: float
+    orthogonality: float  # ||U^T U - I||_F / sqrt(k)
+    norm: float  # ||A||_F
+    beyond: float  # the next singular value, as the Gram matrix knows it
 
 
 def gram_svd(
@@ -63,7 +48,6 @@ def gram_svd(
     ----------
     a : Tensor, shape (m, n), m >= n
         float32, or float64 for an engine in that format.
-    rank : int
     engine : Engine
         Multiplies ``A^T A``, also of rows that are spread over processes.
     residual : float

@@ -25,23 +25,12 @@ class LeadingRowSpace:
     ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
     larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and its
     errors do not depend on the units of the columns.
-
-    Attributes
-    ----------
-    order : Tensor of int, shape (n,)
-        The columns of D1, then the others.
-    first : Tensor, shape (rank, rank)
-        ``V1^-T``.
-    rest : Tensor, shape (rank, n - rank)
-        F.
-    sizes : Tensor, shape (n, 1)
-        The diagonal of D, in order.
     """
 
-    order: torch.Tensor
-    first: torch.Tensor
-    rest: torch.Tensor
-    sizes: torch.Tensor
+    order: torch.Tensor  # int, shape (n,): the columns of D1, then the others
+    first: torch.Tensor  # shape (rank, rank): V1^-T
+    rest: torch.Tensor  # shape (rank, n - rank): F
+    sizes: torch.Tensor  # shape (n, 1): the diagonal of D, in order
 
     @classmethod
     def from_basis(cls, v: torch.Tensor, sizes: torch.Tensor) -> LeadingRowSpace | None:

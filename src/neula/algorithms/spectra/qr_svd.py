@@ -66,22 +66,14 @@ def qr_svd(
 
 
 class SVDOfR(NamedTuple):
-    """``R V = U diag(s)``, truncated, and how well that holds.
+    """``R V = U diag(s)``, truncated, and how well that holds."""
 
-    Attributes
-    ----------
-    u, s, vh : Tensor, shapes (n, k), (k,) and (k, n)
-    left : float
-        ``||R V - U diag(s)||_F`` of all triplets, or of those that are kept where no others were computed.
-    lost : float
-        The larger of ``||U^T U - I||_F / sqrt(l)`` and the same of V, l being the number of these.
-    """
-
-    u: torch.Tensor
-    s: torch.Tensor
-    vh: torch.Tensor
+    u: torch.Tensor  # shapes (n, k), (k,) and (k, n)
+    s: torch.Tensor  # shapes (n, k), (k,) and (k, n)
+    vh: torch.Tensor  # shapes (n, k), (k,) and (k, n)
+    # ||R V - U diag(s)||_F of all triplets, or of those that are kept where no others were computed.
     left: float
-    lost: float
+    lost: float  # the larger of ||U^T U - I||_F / sqrt(l) and the same of V, l being the number of these
 
 
 def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows: Reduction = HERE) -> SVDOfR:

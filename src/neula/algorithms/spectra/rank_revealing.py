@@ -26,38 +26,20 @@ SURVIVED = 1e6
 
 @dataclass(frozen=True)
 class MinimumNorm:
-    """Solution of :func:`minimum_norm`.
+    """Solution of :func:`minimum_norm`."""
 
-    Attributes
-    ----------
-    y : Tensor, shape (n, k)
-        ``D x``, the solution of ``min ||B y - b||``.
-    rank : int
-    doubt : str
-        Why the rank is not certain; empty if it is.
-    row_basis : Tensor, shape (n, rank)
-        Orthonormal basis V of the row space of the part of B that counts.
-    coordinates : Tensor, shape (rank, n)
-        ``B coordinates^T`` is an orthonormal basis of the numerical range of B, up to ``u condition``.
-    norm : float
-        ``||B||_2``.
-    condition : float
-        ``sigma_1 / sigma_rank``.
-    forward_error : Tensor, shape (k,)
-        Bound on the relative error of y as the solution of the problem of exactly this rank.
-    residual : Tensor, shape (m, k)
-        ``b - B y``.
-    """
-
-    y: torch.Tensor
+    y: torch.Tensor  # shape (n, k): D x, the solution of min ||B y - b||
     rank: int
-    doubt: str
+    doubt: str  # why the rank is not certain; empty if it is
+    # Shape (n, rank): orthonormal basis V of the row space of the part of B that counts.
     row_basis: torch.Tensor
+    # Shape (rank, n): B coordinates^T is an orthonormal basis of the numerical range of B, up to u condition.
     coordinates: torch.Tensor
-    norm: float
-    condition: float
+    norm: float  # ||B||_2
+    condition: float  # sigma_1 / sigma_rank
+    # Shape (k,): bound on the relative error of y as the solution of the problem of exactly this rank.
     forward_error: torch.Tensor
-    residual: torch.Tensor
+    residual: torch.Tensor  # shape (m, k): b - B y
 
 
 def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
@@ -144,22 +126,12 @@ class Spectrum:
     most ``eps sigma_1 / (sigma_r - sigma_(r+1))`` (Wedin), and with them what the other singular values,
     which count as zero, add to the part of B that counts (Hansen, "The truncated SVD as a method for
     regularization", BIT 27, 1987). Spaces that are not quite those of singular vectors leave a residual.
-
-    Attributes
-    ----------
-    condition : float
-        ``sigma_1 / sigma_r``.
-    dropped : float
-        ``sigma_(r+1) / sigma_r`` from above: a tiny singular value is known to ``eps sigma_1`` only.
-    eps : float
-    residual : float
-        ``||B^T U - V S|| / sigma_r`` where ``B V = U S``.
     """
 
-    condition: float
-    dropped: float
+    condition: float  # sigma_1 / sigma_r
+    dropped: float  # sigma_(r+1) / sigma_r from above: a tiny singular value is known to eps sigma_1 only
     eps: float
-    residual: float = 0.0
+    residual: float = 0.0  # ||B^T U - V S|| / sigma_r where B V = U S
 
     @classmethod
     def from_singular_values(cls, s: torch.Tensor, rank: int, size: int) -> Spectrum:
@@ -188,20 +160,11 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class _RowSpaceCoefficients:
-    """Coefficients of the solution in a basis of the row space.
+    """Coefficients of the solution in a basis of the row space."""
 
-    Attributes
-    ----------
-    coefficients : Tensor, shape (rank, k)
-    v : Tensor, shape (n, rank)
-        Orthonormal columns.
-    error : Tensor, shape (k,)
-        Bound on the relative error of the coefficients in this space.
-    """
-
-    coefficients: torch.Tensor
-    v: torch.Tensor
-    error: torch.Tensor
+    coefficients: torch.Tensor  # shape (rank, k)
+    v: torch.Tensor  # shape (n, rank): orthonormal columns
+    error: torch.Tensor  # shape (k,): bound on the relative error of the coefficients in this space
 
 
 def _doubt(

@@ -32,34 +32,18 @@ SURE = 1e-8
 
 @dataclass(frozen=True)
 class Ritz:
-    """``A V = U diag(s)`` with orthonormal U and V, and ``A^T U = V diag(s) + E``.
+    """``A V = U diag(s)`` with orthonormal U and V, and ``A^T U = V diag(s) + E``."""
 
-    Attributes
-    ----------
-    u : Tensor, shape (m, l)
-    s : Tensor, shape (l,)
-        Descending, float64, on the host.
-    v : Tensor, shape (n, l)
-    image : Tensor, shape (n, l)
-        ``A^T U``.
-    rest : Tensor, shape (l, l)
-        ``E^T E``, float64, on the host.
-    loss : float
-        ``||U^T U - I||_F / sqrt(l)`` or the same of V, whichever is larger.
-    rounding : float
-        Bound on ``||V^T E||_2``, which is zero but for rounding errors of products with A and of bases: by so
-        much ``U^T A V`` differs from diag(s).
-    carried : tuple of Tensor, shapes (m, p) and (n, p), or None
-        ``D G`` and ``A^T D G`` of vectors that came along, with ``D = (I - U U^T) A``.
-    """
-
-    u: torch.Tensor
-    s: torch.Tensor
-    v: torch.Tensor
-    image: torch.Tensor
-    rest: torch.Tensor
-    loss: float
+    u: torch.Tensor  # shape (m, l)
+    s: torch.Tensor  # shape (l,): descending, float64, on the host
+    v: torch.Tensor  # shape (n, l)
+    image: torch.Tensor  # shape (n, l): A^T U
+    rest: torch.Tensor  # shape (l, l): E^T E, float64, on the host
+    loss: float  # ||U^T U - I||_F / sqrt(l) or the same of V, whichever is larger
+    # Bound on ||V^T E||_2, which is zero but for rounding errors of products with A and of bases: by so much
+    # U^T A V differs from diag(s).
     rounding: float
+    # Shapes (m, p) and (n, p): D G and A^T D G of vectors that came along, with D = (I - U U^T) A.
     carried: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -76,7 +60,6 @@ def orthonormal(
     ----------
     x : Tensor, shape (m, l), m >= l
         In the storage precision of the engine.
-    engine : Engine
     loss : float, optional
         How large elements of ``Q^T Q - I`` may be; rounding errors by default.
 

@@ -31,10 +31,6 @@ def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: t
     others : Tensor, shape (m, p)
         ``A G`` for vectors G. What they have beside U is multiplied by the transpose of A along with U.
 
-    Returns
-    -------
-    Ritz
-
     Examples
     --------
     >>> import torch

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from neula.algorithms.spectra.ritz import (
-    Ritz,
-    is_blind,
-    orthonormal,
-    orthonormal_blindly,
-    ritz_triplets,
-)
+from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonormal_blindly, ritz_triplets
 from neula.algorithms.spectra.ritz_on_host import ritz_on_host
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
@@ -61,24 +55,13 @@ EPSILON = torch.finfo(torch.float64).eps
 
 @dataclass(frozen=True)
 class MixedPrecisionOperator:
-    """A matrix in two arithmetics: one to find subspaces with, and one to find triplets in them.
+    """A matrix in two arithmetics: one to find subspaces with, and one to find triplets in them."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        In the storage precision of ``exact``.
-    low : Tensor, shape (m, n)
-        The same as an operand of ``engine``.
-    exact, engine : Engine
-    scale : float
-        The power of two by which ``low`` is multiplied.
-    """
-
-    a: torch.Tensor
-    low: torch.Tensor
+    a: torch.Tensor  # shape (m, n), m >= n: in the storage precision of exact
+    low: torch.Tensor  # shape (m, n): the same as an operand of engine
     exact: Engine
     engine: Engine
-    scale: float = 1.0
+    scale: float = 1.0  # the power of two by which low is multiplied
 
     @classmethod
     def from_matrix(
@@ -126,7 +109,6 @@ def subspace_iteration(
 
     Parameters
     ----------
-    a : MixedPrecisionOperator
     rank : int
         How many are wanted.
     width : int

@@ -24,33 +24,12 @@ from neula.algorithms.triangular.triangular import TriangularBlock, solve_in_blo
 from neula.kernels.few_vectors.mixed_product import subtract_product
 from neula.kernels.lu.sweep import sweep
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.triangular_inverse import (
-    one_after_the_other,
-    triangular_inverse,
-    triangular_inverses,
-)
+from neula.kernels.triangular_inverse import one_after_the_other, triangular_inverse, triangular_inverses
 
 
 @dataclass(frozen=True)
 class InvertedBlocks:
     """A triangular matrix, or a batch of them, that is solved with by products.
-
-    Attributes
-    ----------
-    t : Tensor, shape (..., n, n)
-        Of any floating dtype; only one triangle is read. A single matrix may be narrower than what is solved
-        for.
-    inverses : Tensor, shape (blocks, ..., width, width)
-        Of the diagonal blocks, in the precision of solves; the last one is bordered by an identity where it
-        is smaller. No blocks where the library substitutes.
-    dtype : torch.dtype
-        The precision of solves.
-    upper : bool
-    lost : Tensor, shape (n - width, k), or None
-        What the first columns of a lower triangle lack below the first diagonal block, or those of its
-        transpose.
-    refining : Tensor, shape (blocks, ..., width, width), or None
-        The diagonal blocks, zero on the other side, where what their inverses find is to be refined.
 
     Examples
     --------
@@ -60,22 +39,24 @@ class InvertedBlocks:
     tensor([1., 1.], dtype=torch.float64)
     """
 
+    # Shape (..., n, n). Of any floating dtype; only one triangle is read. A single matrix may be narrower
+    # than what is solved for.
     t: torch.Tensor
+    # Shape (blocks, ..., width, width). Of the diagonal blocks, in the precision of solves; the last one is
+    # bordered by an identity where it is smaller. No blocks where the library substitutes.
     inverses: torch.Tensor
-    dtype: torch.dtype
+    dtype: torch.dtype  # the precision of solves
     upper: bool
+    # Shape (n - width, k): what the first columns of a lower triangle lack below the first diagonal block, or
+    # those of its transpose.
     lost: torch.Tensor | None = None
+    # Shape (blocks, ..., width, width): the diagonal blocks, zero on the other side, where what their
+    # inverses find is to be refined.
     refining: torch.Tensor | None = None
 
     @classmethod
     def from_factor(
-        cls,
-        t: torch.Tensor,
-        dtype: torch.dtype,
-        *,
-        upper: bool,
-        width: int,
-        lost: torch.Tensor | None = None,
+        cls, t: torch.Tensor, dtype: torch.dtype, *, upper: bool, width: int, lost: torch.Tensor | None = None
     ) -> Self:
         """Invert diagonal blocks of some width; with 0 none, and the library substitutes in a copy if it
         must.
@@ -144,18 +125,11 @@ class InvertedBlocks:
 
 @dataclass(frozen=True)
 class InvertedLU:
-    """``P A = L U`` by the library, or a batch of such factors, with inverted blocks.
-
-    Attributes
-    ----------
-    lower, upper : InvertedBlocks
-    permutation : Tensor, shape (..., n, 1)
-        Rows of A in the order of L.
-    """
+    """``P A = L U`` by the library, or a batch of such factors, with inverted blocks."""
 
     lower: InvertedBlocks
     upper: InvertedBlocks
-    permutation: torch.Tensor
+    permutation: torch.Tensor  # shape (..., n, 1): rows of A in the order of L
 
     @classmethod
     def from_factors(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:

@@ -31,13 +31,6 @@ class Substitution:
     substitution, as much as the diagonal blocks are ill-conditioned: but in a precision in which the unit
     roundoff is smaller by ``2**-13`` or more than that of the factors, whose errors hide it.
 
-    Attributes
-    ----------
-    factors : PackedLU
-        Of an n x n matrix.
-    dtype : torch.dtype
-        float32 or float64.
-
     Examples
     --------
     >>> import torch
@@ -50,8 +43,8 @@ class Substitution:
             [1.]])
     """
 
-    factors: PackedLU
-    dtype: torch.dtype
+    factors: PackedLU  # of an n x n matrix
+    dtype: torch.dtype  # float32 or float64
 
     @classmethod
     def prepared(cls, factors: PackedLU, dtype: torch.dtype) -> Substitution:

@@ -28,28 +28,17 @@ memory takes, and for two columns together in 2 to 4 times that (measured on an 
 
 
 class TriangularBlock(NamedTuple):
-    """A block of unknowns of a triangular system.
+    """A block of unknowns of a triangular system."""
 
-    Attributes
-    ----------
-    first, size : int
-        Where the block is.
-    inverse : Tensor
-        Of the diagonal block.
-    panel : Tensor
-        What is beside it in its columns.
-    start, length : int
-        The rows of that.
-    block : Tensor, optional
-        The diagonal block itself, zero on the other side, by which what its inverse finds is refined.
-    """
-
+    # first, size: where the block is.
     first: int
     size: int
-    inverse: torch.Tensor
-    panel: torch.Tensor
+    inverse: torch.Tensor  # of the diagonal block
+    panel: torch.Tensor  # what is beside it in its columns
+    # start, length: the rows of that.
     start: int
     length: int
+    # The diagonal block itself, zero on the other side, by which what its inverse finds is refined.
     block: torch.Tensor | None = None
 
 
@@ -126,15 +115,6 @@ def solve_in_blocks(
 class BlockTriangular:
     """``R D^-1`` with an upper triangular R, in the precision of R.
 
-    Attributes
-    ----------
-    r : Tensor, shape (n, n)
-    inverses : Tensor, shape (blocks, width, width)
-        Of the diagonal blocks of R; what the last one lacks is filled up with the identity matrix. Where
-        there are no blocks, the library solves with R.
-    scales : Tensor, shape (n,), or None
-        The diagonal of D, float64; the identity by default.
-
     Examples
     --------
     >>> import torch
@@ -143,9 +123,11 @@ class BlockTriangular:
     tensor([1., 1.], dtype=torch.float64)
     """
 
-    r: torch.Tensor
+    r: torch.Tensor  # shape (n, n)
+    # Shape (blocks, width, width). Of the diagonal blocks of R; what the last one lacks is filled up with the
+    # identity matrix. Where there are no blocks, the library solves with R.
     inverses: torch.Tensor
-    scales: torch.Tensor | None = None
+    scales: torch.Tensor | None = None  # shape (n,): the diagonal of D, float64; the identity by default
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,32 +6,22 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.options import (
-    AccuracyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    output_option,
-)
 from neula.cli.run import running
 
 
 def cholesky(
-    a: MatrixFile,
+    a: opt.MatrixFile,
     upper: Annotated[
         bool, typer.Option("--upper", help="U with A = U'U, from the upper triangle of A, in place of L.")
     ] = False,
-    accuracy: AccuracyOption = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("L, or U")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    as_json: JsonOption = False,
+    accuracy: opt.AccuracyOption = None,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("L, or U")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Factorize a symmetric positive definite A = LL'; only its lower triangle is read."""
     with running("cholesky", as_json) as run:

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from neula.cli.options import (
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    Missing,
-    MissingOption,
-    output_option,
-)
+from neula.cli import options as opt
 from neula.cli.run import running
 
 if TYPE_CHECKING:
@@ -35,8 +25,7 @@ def fit(
         ),
     ],
     p0: Annotated[
-        str | None,
-        typer.Option("--p0", help='Where to begin, as "a=2,b=0.5" or "2,0.5,0"; ones by default.'),
+        str | None, typer.Option("--p0", help='Where to begin, as "a=2,b=0.5" or "2,0.5,0"; ones by default.')
     ] = None,
     response: Annotated[
         str | None,
@@ -56,12 +45,12 @@ def fit(
         Path | None,
         typer.Option(metavar="FILE", help="Picture of data, curve, band and residuals (.png, .svg or .pdf)."),
     ] = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("the parameters and their standard errors")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    missing: MissingOption = Missing.error,
-    as_json: JsonOption = False,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("the parameters and their standard errors")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    missing: opt.MissingOption = opt.Missing.error,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Fit a formula to the columns of a table by non-linear least squares."""
     with running("fit", as_json) as run:

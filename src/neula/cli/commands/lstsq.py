@@ -9,27 +9,7 @@ from typing import Annotated
 import typer
 
 from neula.cli import constrained, tracing
-from neula.cli.options import (
-    AccuracyOption,
-    Certify,
-    CertifyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    MemoryOption,
-    Missing,
-    MissingOption,
-    RcondOption,
-    RightHandSideFile,
-    SolutionOption,
-    StreamOption,
-    TraceOption,
-    WeightsOption,
-)
+from neula.cli import options as opt
 from neula.cli.report import check_report, write_report
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named, unread, with_intercept
@@ -40,24 +20,24 @@ MAX_ITERATIONS = 60
 
 
 def lstsq(
-    a: MatrixFile,
-    b: RightHandSideFile,
-    accuracy: AccuracyOption = None,
-    certify: CertifyOption = Certify.backward,
+    a: opt.MatrixFile,
+    b: opt.RightHandSideFile,
+    accuracy: opt.AccuracyOption = None,
+    certify: opt.CertifyOption = opt.Certify.backward,
     damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
     intercept: Annotated[
         bool, typer.Option("--intercept", help="Add a column of ones to A, before the others.")
     ] = False,
-    rcond: RcondOption = None,
+    rcond: opt.RcondOption = None,
     algorithm: Annotated[
         Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
     ] = None,
     max_iterations: Annotated[
         int, typer.Option(min=1, help="Iterations of cgls or lsqr, at most.")
     ] = MAX_ITERATIONS,
-    engine: EngineOption = EngineName.auto,
-    output: SolutionOption = None,
-    weights: WeightsOption = None,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: opt.SolutionOption = None,
+    weights: opt.WeightsOption = None,
     nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
     bounds: Annotated[
         str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
@@ -68,13 +48,13 @@ def lstsq(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
     ] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    missing: MissingOption = Missing.error,
-    stream: StreamOption = False,
-    memory: MemoryOption = None,
-    trace: TraceOption = False,
-    as_json: JsonOption = False,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    missing: opt.MissingOption = opt.Missing.error,
+    stream: opt.StreamOption = False,
+    memory: opt.MemoryOption = None,
+    trace: opt.TraceOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
 

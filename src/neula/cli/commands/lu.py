@@ -7,18 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import show, tracing
-from neula.cli.options import (
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    TraceOption,
-    output_option,
-)
 from neula.cli.run import running
 
 Pivot = StrEnum("Pivot", ["partial", "none"])
@@ -27,7 +17,7 @@ VARIANT = "5.2/5.1"
 
 
 def lu(
-    a: MatrixFile,
+    a: opt.MatrixFile,
     variant: Annotated[
         str,
         typer.Option(metavar="NUMBER", help="Algorithm of Lopez and Mary: 2.1, 3.1, 4.1, 5.1, 5.2/5.1, ..."),
@@ -51,12 +41,12 @@ def lu(
         str | None,
         typer.Option(metavar="FORMAT", help="What L and U are kept in; by default that of --compute."),
     ] = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("L, U and the permutation (.npz, .h5 or .mat)")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    trace: TraceOption = False,
-    as_json: JsonOption = False,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("L, U and the permutation (.npz, .h5 or .mat)")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    trace: opt.TraceOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Factorize A = LU with interchanges of rows, in low precision unless --compute says otherwise.
 

@@ -6,23 +6,13 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import tracing
-from neula.cli.options import (
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    TraceOption,
-    output_option,
-)
 from neula.cli.run import running
 
 
 def matmul(
-    a: MatrixFile,
+    a: opt.MatrixFile,
     b: Annotated[str, typer.Argument(metavar="B", help="File of the other matrix, or -.")],
     compute: Annotated[
         str | None,
@@ -32,12 +22,12 @@ def matmul(
             "or fp64. The default is as accurate as the input's dtype.",
         ),
     ] = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("the product")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    trace: TraceOption = False,
-    as_json: JsonOption = False,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("the product")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    trace: opt.TraceOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Multiply A by B, in the arithmetic that you choose."""
     from neula.io.table import Table

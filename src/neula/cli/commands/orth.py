@@ -4,33 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from neula.cli.options import (
-    AccuracyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    Missing,
-    MissingOption,
-    RcondOption,
-    output_option,
-)
+from neula.cli import options as opt
 from neula.cli.run import running
 
 
 def orth(
-    a: MatrixFile,
-    rcond: RcondOption = None,
-    accuracy: AccuracyOption = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("Q")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    missing: MissingOption = Missing.error,
-    as_json: JsonOption = False,
+    a: opt.MatrixFile,
+    rcond: opt.RcondOption = None,
+    accuracy: opt.AccuracyOption = None,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("Q")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    missing: opt.MissingOption = opt.Missing.error,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Orthonormal basis of the columns of A; with --rcond of its numerical range."""
     with running("orth", as_json) as run:

@@ -7,25 +7,8 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import show, tracing
-from neula.cli.options import (
-    AccuracyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    FactorsOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    Missing,
-    MissingOption,
-    Mode,
-    ModeOption,
-    QFileOption,
-    RFileOption,
-    TraceOption,
-)
 from neula.cli.orthogonal import check_factors, write_factors
 from neula.cli.run import running
 
@@ -34,9 +17,9 @@ PanelName = StrEnum("PanelName", ["caqr", "cholesky", "cholesky2", "cholesky32",
 
 
 def qr(
-    a: MatrixFile,
-    mode: ModeOption = Mode.reduced,
-    accuracy: AccuracyOption = None,
+    a: opt.MatrixFile,
+    mode: opt.ModeOption = opt.Mode.reduced,
+    accuracy: opt.AccuracyOption = None,
     algorithm: Annotated[
         Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
     ] = None,
@@ -44,15 +27,15 @@ def qr(
         PanelName | None, typer.Option(help="Panel at which the recursion of rgsqrf ends.")
     ] = None,
     cutoff: Annotated[int | None, typer.Option(min=1, help="Columns of a panel; 128 in the paper.")] = None,
-    engine: EngineOption = EngineName.auto,
-    output: FactorsOption = None,
-    q_file: QFileOption = None,
-    r_file: RFileOption = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    missing: MissingOption = Missing.error,
-    trace: TraceOption = False,
-    as_json: JsonOption = False,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: opt.FactorsOption = None,
+    q_file: opt.QFileOption = None,
+    r_file: opt.RFileOption = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    missing: opt.MissingOption = opt.Missing.error,
+    trace: opt.TraceOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Factorize A = QR: Q with orthonormal columns, R upper triangular."""
     with running("qr", as_json) as run:

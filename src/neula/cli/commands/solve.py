@@ -7,21 +7,8 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.options import (
-    AccuracyOption,
-    Certify,
-    CertifyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    RightHandSideFile,
-    SolutionOption,
-)
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named
 
@@ -29,18 +16,18 @@ Structure = StrEnum("Structure", ["gen", "pos"])
 
 
 def solve(
-    a: MatrixFile,
-    b: RightHandSideFile,
+    a: opt.MatrixFile,
+    b: opt.RightHandSideFile,
     assume_a: Annotated[
         Structure, typer.Option("--assume-a", help="pos: A is symmetric positive definite.")
     ] = Structure.gen,
-    accuracy: AccuracyOption = None,
-    certify: CertifyOption = Certify.backward,
-    engine: EngineOption = EngineName.auto,
-    output: SolutionOption = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    as_json: JsonOption = False,
+    accuracy: opt.AccuracyOption = None,
+    certify: opt.CertifyOption = opt.Certify.backward,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: opt.SolutionOption = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Solve the linear system Ax = b with a square matrix A."""
     with running("solve", as_json) as run:

@@ -6,40 +6,26 @@ from typing import Annotated
 
 import typer
 
+from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.options import (
-    AccuracyOption,
-    Decimal,
-    DecimalOption,
-    EngineName,
-    EngineOption,
-    HeaderOption,
-    JsonOption,
-    MatrixFile,
-    MemoryOption,
-    Missing,
-    MissingOption,
-    StreamOption,
-    output_option,
-)
 from neula.cli.run import running
 
 
 def svd(
-    a: MatrixFile,
+    a: opt.MatrixFile,
     rank: Annotated[int | None, typer.Option(help="How many singular values and vectors.")] = None,
     tol: Annotated[
         float | None, typer.Option(help="As many as make the relative error of the approximation this small.")
     ] = None,
-    accuracy: AccuracyOption = None,
-    engine: EngineOption = EngineName.auto,
-    output: Annotated[str | None, output_option("U, s and Vh (.npz, .h5 or .mat)")] = None,
-    decimal: DecimalOption = Decimal.point,
-    header: HeaderOption = None,
-    missing: MissingOption = Missing.error,
-    stream: StreamOption = False,
-    memory: MemoryOption = None,
-    as_json: JsonOption = False,
+    accuracy: opt.AccuracyOption = None,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("U, s and Vh (.npz, .h5 or .mat)")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    missing: opt.MissingOption = opt.Missing.error,
+    stream: opt.StreamOption = False,
+    memory: opt.MemoryOption = None,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Approximate A by a product U diag(s) Vh of low rank."""
     with running("svd", as_json) as run:

@@ -8,6 +8,7 @@ from neula.pipeline.result.attempts import (
     report_missed,
 )
 from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
+from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.cholesky import CholeskyResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
@@ -24,6 +25,7 @@ __all__ = [
     "AccuracyWarning",
     "Attempt",
     "BoundedResult",
+    "CertifiedResult",
     "CholeskyResult",
     "CurveFitResult",
     "IllConditionedWarning",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.certified import Unpacked
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
@@ -51,7 +51,7 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class NNLSResult(BoundedResult[ArrayT], Generic[ArrayT]):
+class NNLSResult(BoundedResult[ArrayT], Unpacked, Generic[ArrayT]):
     """``x, rnorm = result`` as with ``scipy.optimize.nnls``; the rest is its evidence."""
 
     @property
@@ -59,14 +59,8 @@ class NNLSResult(BoundedResult[ArrayT], Generic[ArrayT]):
         """``||b - A x||``, as :attr:`residual_norm`."""
         return self.residual_norm
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.x, self.rnorm))
-
-    def __getitem__(self, index: int) -> Any:
-        return (self.x, self.rnorm)[index]
-
-    def __len__(self) -> int:
-        return 2
+    def _parts(self) -> tuple[Any, ...]:
+        return self.x, self.rnorm
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CholeskyResult(shown.Shown, Generic[ArrayT]):
-    """``A = L L^T``, or ``U^T U``, of a matrix or of a batch of them, with the measured evidence.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CholeskyResult(CertifiedResult, Generic[ArrayT]):
+    """``A = L L^T``, or ``U^T U``, of a matrix or of a batch of them: a :class:`CertifiedResult`.
 
     Of a batch the single numbers are those of the worst matrix; the arrays have one for each.
 
@@ -35,14 +34,6 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
         What ``residual`` was asked to be.
     residuals : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
-    attempts : tuple of Attempt
-        The chain that led here; the last one is the accepted one, if any was accepted.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
-    seconds : float
-        Time of the call.
     pending : callable or None
         With ``wait=False`` what :func:`neula.finish` calls.
     """
@@ -54,10 +45,6 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
     bound: float
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
-    attempts: tuple[Attempt, ...] = ()
-    engine: str = ""
-    accuracy: str = ""
-    seconds: float = math.nan
     pending: Callable[[], Any] | None = None
 
     @property
@@ -72,7 +59,7 @@ class CholeskyResult(shown.Shown, Generic[ArrayT]):
 
     def headline(self) -> str:
         """What is certified, in a line."""
-        return shown.verdict(self.accuracy, converged=self.converged) + shown.members(self.accepted)
+        return super().headline() + shown.members(self.accepted)
 
     def rows(self) -> shown.Rows:
         """What matters: the factor, how it came about, and how good it is."""

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.certified import CertifiedResult, Unpacked
 from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class PolarResult(shown.Shown, Generic[ArrayT]):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     """``U, H = result``: a polar decomposition of a matrix or of a batch of them, with the measured evidence.
 
-    Of a batch the single numbers are those of the worst matrix; the arrays have one for each.
+    A :class:`CertifiedResult`. Of a batch the single numbers are those of the worst matrix; the arrays have
+    one for each.
 
     Attributes
     ----------
@@ -41,14 +41,6 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
         How many singular values of U are 1.
     residuals, orthogonalities : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
-    attempts : tuple of Attempt
-        The chain that led here.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
-    seconds : float
-        Time of the call.
     pending : callable or None
         With ``wait=False`` what :func:`neula.finish` calls.
     """
@@ -66,10 +58,6 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
     residuals: Any
     orthogonalities: Any
     accepted: Any
-    attempts: tuple[Attempt, ...] = ()
-    engine: str = ""
-    accuracy: str = ""
-    seconds: float = math.nan
     pending: Callable[[], Any] | None = None
 
     def member(self, place: int) -> PolarResult[Any]:
@@ -86,18 +74,12 @@ class PolarResult(shown.Shown, Generic[ArrayT]):
             **of_each,
         )
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.U, self.H))
-
-    def __getitem__(self, index: int) -> Any:
-        return (self.U, self.H)[index]
-
-    def __len__(self) -> int:
-        return 2
+    def _parts(self) -> tuple[Any, ...]:
+        return self.U, self.H
 
     def headline(self) -> str:
         """What is certified, in a line."""
-        return shown.verdict(self.accuracy, converged=self.converged) + shown.members(self.accepted)
+        return super().headline() + shown.members(self.accepted)
 
     def rows(self) -> shown.Rows:
         """What matters: the factors, how they came about, and how good they are."""

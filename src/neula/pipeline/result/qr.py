@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.certified import CertifiedResult, Unpacked
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class QRResult(shown.Shown, Generic[ArrayT]):
-    """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is.
+class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
+    """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is,
+    as of every :class:`CertifiedResult`.
 
     With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``; with ``mode="raw"``
     ``H, tau = result``, as with ``torch.geqrf``.
@@ -26,16 +27,8 @@ class QRResult(shown.Shown, Generic[ArrayT]):
         ``Q`` is ``None`` for ``mode="r"``, both are for ``mode="raw"``.
     certificate : QRCertificate or sequence of QRCertificate
         One for each matrix of a batch; not accepted where that holds NaN or Inf, and its factors are NaN.
-    attempts : tuple of Attempt
-        The chain that led here; the last one is the accepted one, if any was accepted.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
     P : array of int64, shape (..., n), or None
         With column pivoting the order of the columns: ``A[:, P] = Q R``.
-    seconds : float
-        Time of the call.
     H, tau : array, shape (..., m, n) and (..., min(m, n)), or None
         With ``mode="raw"`` R in the upper triangle and Householder vectors below, and their factors:
         ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
@@ -48,29 +41,16 @@ class QRResult(shown.Shown, Generic[ArrayT]):
     Q: ArrayT
     R: ArrayT
     certificate: Any = None
-    attempts: Any = Deferrable(())  # noqa: RUF009
-    engine: str = ""
-    accuracy: str = ""
     P: ArrayT | None = None
-    seconds: float = math.nan
     H: ArrayT | None = None
     tau: ArrayT | None = None
     accepted: Any = Deferrable(None)  # noqa: RUF009
     pending: Callable[[], Any] | None = None
 
-    def _factors(self) -> tuple[Any, ...]:
+    def _parts(self) -> tuple[Any, ...]:
         if self.tau is not None:
             return self.H, self.tau
         return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._factors())
-
-    def __getitem__(self, index: int) -> Any:
-        return self._factors()[index]
-
-    def __len__(self) -> int:
-        return len(self._factors())
 
     def member(self, place: int) -> QRResult[Any]:
         """The factors of one matrix of a batch."""
@@ -90,13 +70,9 @@ class QRResult(shown.Shown, Generic[ArrayT]):
             return bool(self.accepted.all())
         return bool(self.attempts) and self.attempts[-1].accepted
 
-    def headline(self) -> str:
-        """What is certified, in a line."""
-        return shown.verdict(self.accuracy, converged=self.converged)
-
     def rows(self) -> shown.Rows:
         """What matters: the factors, how they came about, and how good they are."""
-        first, second, *_ = self._factors()
+        first, second, *_ = self._parts()
         names = ("Q", "R") if self.tau is None else ("H", "tau")
         return {
             names[0]: shown.array(first),

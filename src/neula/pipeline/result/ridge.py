@@ -9,15 +9,15 @@ from typing import Any, Generic
 import numpy as np
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class RidgePath(shown.Shown, Generic[ArrayT]):
+class RidgePath(CertifiedResult, Generic[ArrayT]):
     """Solutions of ``min ||A x - b||^2 + damp^2 ||x||^2`` for many dampings, and how well each predicts.
 
-    With k right-hand sides arrays have one more dimension.
+    A :class:`CertifiedResult`. With k right-hand sides arrays have one more dimension.
 
     Attributes
     ----------
@@ -47,10 +47,6 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
         What backward errors were asked to be.
     converged : bool
         Whether all solutions are accepted.
-    attempts : tuple of Attempt
-        How A was factorized.
-    engine, accuracy : str
-    seconds : float
     """
 
     damps: Any
@@ -69,10 +65,6 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
     accepted: Any
     tolerance: float
     converged: bool
-    attempts: tuple[Attempt, ...] = ()
-    engine: str = ""
-    accuracy: str = ""
-    seconds: float = math.nan
 
     def best(self, by: str = "gcv") -> Any:
         """The index of the damping with the smallest error: a number, or one for each right-hand side.
@@ -85,10 +77,6 @@ class RidgePath(shown.Shown, Generic[ArrayT]):
             raise ValueError(f"unknown error {by!r}: choose 'gcv' or 'leave_one_out'")
         found = np.nan_to_num(np.array(getattr(self, by).tolist()), nan=math.inf).argmin(0)
         return found if found.ndim else int(found)
-
-    def headline(self) -> str:
-        """What is certified, in a line."""
-        return shown.verdict(self.accuracy, converged=self.converged)
 
     def rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class SolutionResult(shown.Shown, Generic[ArrayT]):
-    """Solution of a problem ``A x = b``, or of a batch of them, with the measured evidence.
+class SolutionResult(CertifiedResult, Generic[ArrayT]):
+    """Solution of a problem ``A x = b``, or of a batch of them: a :class:`CertifiedResult`.
 
     Of a batch the single numbers are those of the worst problem; the arrays have one for each.
 
@@ -42,14 +43,6 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
         at most as many as the dtype of x holds. Noise in A and b, which are taken as stored, does not count.
     history : tuple of float
         Backward errors on the way, first to last.
-    attempts : tuple of Attempt
-        The chain that led here; the last one is the accepted one, if any was accepted.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
-    seconds : float
-        Time of the call.
     accepted : array of bool, shape (*batch,)
         Whether each problem is solved to the accuracy asked for.
     backward_errors, conditions : array of float64, shape (*batch,)
@@ -68,10 +61,6 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
     forward_error: float = math.nan
     digits: float = 0.0
     history: tuple[float, ...] = ()
-    attempts: Any = Deferrable(())  # noqa: RUF009
-    engine: str = ""
-    accuracy: str = ""
-    seconds: float = math.nan
     accepted: Any = Deferrable(None)  # noqa: RUF009
     backward_errors: Any = Deferrable(None)  # noqa: RUF009
     conditions: Any = Deferrable(None)  # noqa: RUF009
@@ -80,8 +69,7 @@ class SolutionResult(shown.Shown, Generic[ArrayT]):
 
     def headline(self) -> str:
         """What is certified, in a line."""
-        certified = shown.verdict(self.accuracy, converged=self.converged)
-        return f"{certified}{shown.members(self.accepted)}{self.remark()}"
+        return f"{super().headline()}{shown.members(self.accepted)}{self.remark()}"
 
     def remark(self) -> str:
         """What the headline says behind the verdict."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.attempts import Attempt
+from neula.pipeline.result.certified import CertifiedResult, Unpacked
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.shown import ArrayT
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SVDResult(shown.Shown, Generic[ArrayT]):
-    """``U, s, Vh = result``: a truncated singular value decomposition.
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
+    """``U, s, Vh = result``: a truncated singular value decomposition, a :class:`CertifiedResult`.
 
     Attributes
     ----------
@@ -31,16 +29,8 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
         value of A. Infinite where the triplets were not good enough to say so.
     certificate : SVDCertificate
         What was measured, and what was asked for.
-    attempts : tuple of Attempt
-        The chain that led here.
-    engine : str
-        The engine that multiplied.
-    accuracy : str
-        The accuracy that was asked for.
     converged : bool
         Whether the certificate is accepted.
-    seconds : float
-        Time of the call.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
@@ -51,31 +41,22 @@ class SVDResult(shown.Shown, Generic[ArrayT]):
     relative_error: float
     errors: ArrayT
     certificate: Any = None
-    attempts: tuple[Attempt, ...] = ()
-    engine: str = ""
-    accuracy: str = ""
     converged: bool = False
-    seconds: float = math.nan
     passes: int = 0
 
     @property
     def qr(self) -> QRResult[Any]:
         """What :class:`QRResult` says of a factorization, said of this one; without Q and R."""
-        return QRResult(None, None, self.certificate, self.attempts, self.engine, self.accuracy)
+        known = {"attempts": self.attempts, "engine": self.engine, "accuracy": self.accuracy}
+        return QRResult(None, None, self.certificate, **known)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.U, self.s, self.Vh))
-
-    def __getitem__(self, index: int) -> Any:
-        return (self.U, self.s, self.Vh)[index]
-
-    def __len__(self) -> int:
-        return 3
+    def _parts(self) -> tuple[Any, ...]:
+        return self.U, self.s, self.Vh
 
     def headline(self) -> str:
         """What is certified, in a line."""
         s: Any = self.s
-        return f"rank {len(s)}, {shown.verdict(self.accuracy, converged=self.converged)}"
+        return f"rank {len(s)}, {super().headline()}"
 
     def rows(self) -> shown.Rows:
         """What matters: the triplets, how they came about, and how good they are."""

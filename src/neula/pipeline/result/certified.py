@@ -1,0 +1,55 @@
+"""Fields that results with a certificate have in common."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from neula.pipeline.result import shown
+from neula.pipeline.result.deferred import Deferrable
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CertifiedResult(shown.Shown):
+    """A result that was accepted, or not, by what was measured of it.
+
+    Attributes
+    ----------
+    attempts : tuple of Attempt
+        The chain that led here; the last one is the accepted one, if any was accepted.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The accuracy that was asked for.
+    seconds : float
+        Time of the call.
+    """
+
+    attempts: Any = Deferrable(())  # noqa: RUF009
+    engine: str = ""
+    accuracy: str = ""
+    seconds: float = math.nan
+
+    def headline(self) -> str:
+        """What is certified, in a line."""
+        return shown.verdict(self.accuracy, converged=self.converged)  # type: ignore[attr-defined]
+
+
+class Unpacked:
+    """A result that is taken apart as a tuple."""
+
+    @abstractmethod
+    def _parts(self) -> tuple[Any, ...]:
+        """The elements of the tuple."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts())
+
+    def __getitem__(self, index: int) -> Any:
+        return self._parts()[index]
+
+    def __len__(self) -> int:
+        return len(self._parts())
