@@ -20,6 +20,7 @@ from benchmarks import (
     first,
     hard_batches,
     kernels,
+    links,
     lstsq,
     lu,
     matmul,
@@ -55,6 +56,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "solve": solve.run,
     "nonlinear": nonlinear.run,
     "sizes": sizes.run,
+    "links": links.run,
     "nist": nist.run,
 }
 

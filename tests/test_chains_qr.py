@@ -9,9 +9,18 @@ import torch
 
 from neula.engines import FORMATS, EmulatedEngine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
-from neula.problems.orthogonal.by_kernel import COLUMNS, LABEL
-from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_tall, chain_together, go_together
+from neula.problems.orthogonal.host_links import COLUMNS
+from neula.problems.orthogonal.links import (
+    REPEATED,
+    MatrixLayout,
+    chain_alone,
+    chain_tall,
+    chain_together,
+    go_together,
+)
 from neula.problems.orthogonal.problem import QROptions
+
+LABEL = REPEATED.format("fp64")
 
 H200 = cuda_tuning((9, 0), replayed_bytes=290 << 20)
 CPU = cpu_tuning(("bf16", "fp32", "fp64"))

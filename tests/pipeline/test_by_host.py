@@ -18,9 +18,11 @@ from neula.engines.shipped import EMULATED
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 from neula.pipeline import call
-from neula.problems.orthogonal import at_once
-from neula.problems.orthogonal.by_kernel import LABEL
-from neula.problems.systems import by_kernel
+from neula.problems.orthogonal import host_links
+from neula.problems.orthogonal.links import REPEATED
+from neula.problems.systems import by_core
+
+LABEL = REPEATED.format("fp64")
 
 LIMIT = 40 * 8 * 9
 """Of what the host takes here: one right-hand side of 40 x 8."""
@@ -141,14 +143,14 @@ def test_a_kernel_of_the_host_takes_systems(
     assert solve(a[:40, :40], b[:40, None]).engine == expected
     for other in (
         solve(a, b),
-        solve(a[:10, :10], b[:10, None].expand(10, by_kernel.COLUMNS + 1)),
+        solve(a[:10, :10], b[:10, None].expand(10, by_core.COLUMNS + 1)),
         solve(a[None, :40, :40], b[:40, None]),
         solve(*small, wait=False),
         solve(*small, compute="fp32"),
         solve(*(x[:10].half() for x in (a[:, :10], b))),
     ):
         assert other.engine == here
-    monkeypatch.setattr(by_kernel, "available", lambda: False)
+    monkeypatch.setattr(by_core, "available", lambda: False)
     assert solve(*small).engine == here
 
 
@@ -161,7 +163,9 @@ def test_what_the_host_finds_has_gradients(launching: None) -> None:
 
 def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it makes is accepted by its measures; else the host begins."""
-    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=50 * 20 * 20))
+    monkeypatch.setattr(
+        Launching, "tuning", replace(EMULATED, by_host=50 * 20 * 20, batched_elements=1 << 16)
+    )
     spoilt: list[bool] = []
     calls: list[tuple[int, ...]] = []
 
@@ -171,7 +175,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
         return found._replace(measures=found.measures + 1) if spoilt else found
 
     kernel = SimpleNamespace(takes=lambda a, enough: a.shape[2] <= 64, kernel=factorize)
-    monkeypatch.setattr(at_once, "small_qr", kernel)
+    monkeypatch.setattr(host_links, "small_qr", kernel)
     a = normal(50, 20)
     found = neula.qr(a)
     assert found.attempts[-1].method == LABEL

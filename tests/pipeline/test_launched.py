@@ -17,7 +17,8 @@ from neula.engines.shipped import cuda_tuning
 from neula.pipeline import plans
 from neula.problems.least_squares import solution
 from neula.problems.least_squares import together as least_squares
-from neula.problems.systems import together as systems
+from neula.problems.systems import links as systems
+from neula.problems.systems import together
 
 normal = partial(normal_array, seed=None)
 
@@ -94,11 +95,11 @@ def test_the_first_link_is_launched_once(module: Any, monkeypatch: pytest.Monkey
     """Also where a plan has launched it, and the chain goes on."""
     launched: list[str] = []
     if module is systems:
-        step = systems.solve_in_steps
+        step = systems.solve_together
         monkeypatch.setattr(
             systems,
-            "solve_in_steps",
-            lambda problems, source: launched.append(source.label) or step(problems, source),
+            "solve_together",
+            lambda *problems, label: launched.append(label) or step(*problems, label=label),
         )
         a, function = normal(24, 24), neula.solve
     else:
@@ -186,8 +187,8 @@ def test_too_little_memory_is_left_to_the_chain(monkeypatch: pytest.MonkeyPatch)
     a, b = normal(28, 28), normal(28)
     for _ in range(3):
         neula.solve(a, b, engine=ENGINE)
-    monkeypatch.setattr(systems, "_supposed", short)
-    monkeypatch.setattr(systems, "_launched", short)
+    monkeypatch.setattr(together, "_supposed", short)
+    monkeypatch.setattr(together, "_launched", short)
     found = neula.solve(a, b, engine=ENGINE)
     assert found.converged
     assert found.attempts[0].method == "out of memory"

@@ -12,7 +12,7 @@ from tests.campaign.oracle import System
 
 import neula
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.problems.systems.by_kernel import LARGEST
+from neula.problems.systems.by_core import LARGEST
 
 pytestmark = pytest.mark.usefixtures("with_core_and_without")
 

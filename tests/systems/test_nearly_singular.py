@@ -13,9 +13,8 @@ from neula.algorithms.elimination import compiled
 from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.forward_error import RARE, inverse_margin
 from neula.kernels.core import core
-from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.problem import Systems
-from neula.problems.systems.together import solve_in_steps
+from neula.problems.systems.together import solve_together
 
 from .test_direct import LIBRARY, OPTIONS
 
@@ -61,7 +60,7 @@ def test_batches_in_steps() -> None:
     a, right = nearly_singular(13)
     b = torch.ones(COUNT, 13, 1, dtype=torch.float64)
     check(
-        solve_in_steps(Systems(torch.from_numpy(a), b, OPTIONS), SOURCES[LIBRARY]).values.condition.numpy(),
+        solve_together(Systems(torch.from_numpy(a), b, OPTIONS), label=LIBRARY).values.condition.numpy(),
         right,
     )
 

@@ -245,16 +245,10 @@ def certificate_of(
     return QRCertificate(*relative, *_bounds(*shape, measured_in, target), norm)
 
 
-def exact_certificate(norms: Sequence[float], shape: Sequence[int], target: Format) -> QRCertificate:
-    """The certificate of a single matrix whose norms were computed in double precision, not estimated."""
-    residual, orthogonality, norm = norms
-    return QRCertificate(residual, orthogonality, *_bounds(*shape, torch.float64, target), norm)
-
-
-def exact_certificates(norms: np.ndarray, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The exact certificates of a batch, from three norms of each matrix."""
+def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
+    """Norms that were computed, not estimated, shape (batch, 3), as numbers of :func:`qr_measures`."""
     residual, orthogonality, norm = norms.T
-    return QRCertificates(residual, orthogonality, *_bounds(*shape, torch.float64, target), norm)
+    return np.array([residual, np.ones_like(residual), orthogonality * _gaussian_norm(n), norm])
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:

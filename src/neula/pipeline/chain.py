@@ -54,6 +54,8 @@ class Answer(Generic[V]):
         What a link that inherits goes on with.
     judged : bool
         Whether another chain has done all that can be done.
+    again : bool
+        Whether the next link refines what is not accepted with the same factors.
     """
 
     values: V
@@ -65,6 +67,7 @@ class Answer(Generic[V]):
     numbers: np.ndarray | None = None
     factors: Any = None
     judged: bool = False
+    again: bool = False
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """The answers to some of the problems."""

@@ -7,6 +7,7 @@ the chain accepts. If it does not accept all, the chain goes on from what was fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -48,7 +49,7 @@ class Settling(Protocol):
         """Whether all are accepted, from the largest of each number that was measured."""
 
 
-class LaunchedPlan(Generic[P, S, R]):
+class LaunchedPlan(ABC, Generic[P, S, R]):
     """The first link for linear systems or least-squares problems of one shape.
 
     Parameters
@@ -63,19 +64,19 @@ class LaunchedPlan(Generic[P, S, R]):
     def __init__(self, link: Link[P, S], judge: Settling, options: SolutionOptions) -> None:
         self.link, self.judge, self.options = link, judge, options
 
+    @abstractmethod
     def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
         """Matrices and right-hand sides on the device, shapes (P, m, n) and (P, m, K), as the link takes
         them.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:
         """Fields of the result that are not common to all."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         """Why all are accepted, in words."""
-        raise NotImplementedError
 
     def begin(self, problems: P) -> Answer[S] | None:
         """What the link finds."""

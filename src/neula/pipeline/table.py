@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeVar, overload
 
+from neula.engines import Tuning
 from neula.pipeline.chain import Link
 
 C = TypeVar("C")
@@ -35,6 +37,7 @@ def ruled(words: str) -> Callable[[Callable[[C], T]], Rule[C, T]]:
 
 CORE = "compiled core"
 HOST = "host of a GPU"
+KERNEL = "GPU, one kernel"
 ANY = "any device"
 LAUNCHED = "GPU, launched before any number is read"
 
@@ -75,6 +78,18 @@ class Row(Generic[C]):
         names = self.arithmetics(case) if callable(self.arithmetics) else self.arithmetics
         label = self.factorization + (f" + {end}" if end else "")
         return {name: self.make(case, label.format(name), name) for name in names}
+
+
+class Case:
+    """What the conditions of a table read: shape and options, without numbers."""
+
+    options: Any
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """That of the engine."""
+        found: Tuning = self.options.engine.tuning
+        return found
 
 
 Table = Sequence[Row[C] | tuple[Row[C], ...]]

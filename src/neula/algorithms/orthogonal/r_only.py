@@ -103,7 +103,8 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
         return a.mT @ a
     gram = a.new_zeros(len(a), n, n)
     for k in blocks(slice(0, n), -(-n // parts)):
-        torch.matmul(a[..., k].mT, a[..., : k.stop], out=gram[..., k, : k.stop])
+        for one, out in zip(a, gram, strict=True):  # a product of batches writes to memory of its own first
+            torch.mm(one[:, k].mT, one[:, : k.stop], out=out[k, : k.stop])
     return gram
 
 

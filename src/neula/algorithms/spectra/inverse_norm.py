@@ -71,7 +71,7 @@ def norm_of_triangle(r: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     v = gaussian(r.shape[-1], 1, r.dtype, r.device, seed=20180417).expand_as(columns)
     for _ in range(NORM_STEPS):
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        v = (r.mT @ (r @ (v / columns))) / columns
+        v = torch.bmm(r.mT, torch.bmm(r, v / columns)) / columns
     return torch.linalg.vector_norm(v, dim=1).sqrt()
 
 

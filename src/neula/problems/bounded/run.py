@@ -18,7 +18,7 @@ from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.problems.bounded.by_kernel import KernelBoundedSolution, R, solve_by_kernel
+from neula.problems.bounded.by_core import CoreBoundedSolution, R, solve_by_core
 from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.judge import BoundedJudge
 from neula.problems.bounded.links import chain
@@ -151,7 +151,7 @@ def solve_bounded(
     engine: str | Engine,
     strict: bool,
     unbounded: bool = False,
-) -> BoundedSolution | KernelBoundedSolution:
+) -> BoundedSolution | CoreBoundedSolution:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
     Whether the solutions without bounds are asked for, too, is for what comes before the chain.
@@ -174,7 +174,7 @@ def solve_bounded(
         engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations
     )
     both = checked_bounds(bounds, call.first.tensor.shape[-1])
-    alone = solve_by_kernel(call, shapes, options, both, of_all=unbounded)
+    alone = solve_by_core(call, shapes, options, both, of_all=unbounded)
     if alone is not None:
         return alone
     lower, upper = (call.here(torch.from_numpy(x))[None] for x in both)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from neula.engines import FORMATS, FP64, Tuning
+from neula.engines import FORMATS, FP64
 from neula.pipeline.chain import Link
-from neula.pipeline.table import LAUNCHED, Chain, Row, Rule, Table
+from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 from neula.problems.definite.ways import by_library, in_double, recursive
 
@@ -20,7 +20,7 @@ CholeskyLink = Link[Symmetric, CholeskyValues]
 
 
 @dataclass(frozen=True)
-class CholeskyCase:
+class CholeskyCase(Case):
     """Matrices of one order, without numbers.
 
     Attributes
@@ -35,11 +35,6 @@ class CholeskyCase:
     n: int
     options: CholeskyOptions
     wait: bool = True
-
-    @property
-    def tuning(self) -> Tuning:
-        """That of the engine."""
-        return self.options.tuning
 
     @property
     def launches(self) -> bool:

@@ -67,23 +67,10 @@ class CholeskyPlan:
             residual = self._residual(a.T if upper else a, factor.T if upper else factor)
         if not residual <= self._bound:
             return None
-        bound, wrap = self._bound, given.wrap
+        wrap, bound = given.wrap, self._bound
         reason = Later(lambda: f"residual {residual:.1e} (bound {bound:.1e})")
-        return CholeskyResult.from_fields(
-            {
-                "factor": wrap(factor),
-                "upper": upper,
-                "converged": True,
-                "residual": residual,
-                "bound": bound,
-                "residuals": wrap(np.array(residual)),
-                "accepted": Later(lambda: wrap(np.array(True))),
-                "attempts": (Attempt(self._label, True, reason),),
-                "engine": str(self.options.engine),
-                "accuracy": self.options.target.name,
-                "seconds": perf_counter() - given.begun,
-            }
-        )
+        known = wrap(factor), residual, wrap(np.array(residual)), lambda: wrap(np.array(True))
+        return _accepted(given, self.options, *known, bound, Attempt(self._label, True, reason), upper)
 
     def _residual(self, a: np.ndarray, factor: np.ndarray) -> float:
         """That of :func:`neula.certificates.cholesky.residuals_of_triangles`, of the lower triangle of A."""
@@ -146,21 +133,26 @@ class LaunchedCholeskyPlan:
         residuals = found.values.residual.reshape(a.shape[:-2])
         lower = attached(found.values.lower.reshape(a.shape))
         reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, len(matrices), "matrices")
-        return CholeskyResult.from_fields(
-            {
-                "factor": given.give(lower.mT if upper else lower),
-                "upper": upper,
-                "converged": True,
-                "residual": residual,
-                "bound": judge.bound,
-                "residuals": given.give(residuals),
-                "accepted": Later(lambda: given.give(judge.accept(residuals))),
-                "attempts": (Attempt(found.label, True, reason),),
-                "engine": str(options.engine),
-                "accuracy": options.target.name,
-                "seconds": perf_counter() - given.begun,
-            }
-        )
+        factor = given.give(lower.mT if upper else lower)
+        known = factor, residual, given.give(residuals), lambda: given.give(judge.accept(residuals))
+        return _accepted(given, options, *known, judge.bound, Attempt(found.label, True, reason), upper)
+
+
+def _accepted(
+    given: Given,
+    options: CholeskyOptions,
+    factor: Any,
+    residual: float,
+    residuals: Any,
+    accepted: Callable[[], Any],
+    bound: float,
+    attempt: Attempt,
+    upper: bool,
+) -> CholeskyResult[Any]:
+    fields = {"factor": factor, "upper": upper, "converged": True, "residual": residual, "bound": bound}
+    fields |= {"residuals": residuals, "accepted": Later(accepted), "attempts": (attempt,)}
+    fields |= {"engine": str(options.engine), "accuracy": options.target.name}
+    return CholeskyResult.from_fields(fields | {"seconds": perf_counter() - given.begun})
 
 
 def launched_plan(a: torch.Tensor, options: CholeskyOptions, *, upper: bool) -> LaunchedCholeskyPlan | None:

@@ -97,7 +97,7 @@ def as_given(
     read_first = source.checked_first or not pace.is_asynchronous
     if read_first and not source.half_precision and not bool(over_rows.agree(usable)):
         return _broken_down(problems, r)
-    system = system_of(problems, r, options, source, gram)
+    system = system_of(problems, r, options, source, gram, norms)
     if source.checked_first and source.half_precision:
         good = (system.rate <= MAX_RATE).any()
         near_one, fast_enough = over_rows.agree(torch.stack([usable, good])).tolist()

@@ -17,11 +17,11 @@ import torch
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
-from neula.engines import FP16_COR, FP64, Tuning
+from neula.engines import FP16_COR, FP64
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
-from neula.pipeline.table import CORE, HOST, Chain, Row, Rule, Table, ruled
-from neula.problems.least_squares import by_kernel, ways
+from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, ruled
+from neula.problems.least_squares import by_core, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
@@ -43,7 +43,7 @@ rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0
 
 
 @dataclass(frozen=True)
-class LeastSquaresCase:
+class LeastSquaresCase(Case):
     """Problems of one shape, without numbers.
 
     Attributes
@@ -62,11 +62,6 @@ class LeastSquaresCase:
     options: LeastSquaresOptions
     together: bool
     by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None
-
-    @property
-    def tuning(self) -> Tuning:
-        """That of the engine."""
-        return self.options.engine.tuning
 
     @cached_property
     def rows(self) -> int:
@@ -101,7 +96,7 @@ class LeastSquaresCase:
         """Whether the compiled core takes them. Rounded weights cost digits, which batches have time to
         keep.
         """
-        taken = by_kernel.takes(self.m, self.n, self.options)
+        taken = by_core.takes(self.m, self.n, self.options)
         return taken and (self.count == 1 or self.options.weights is None)
 
     @cached_property
@@ -195,7 +190,7 @@ _svd_is_fast = _when(
 
 _in_core_if_dependent = _when(
     "on a CPU, columns that may be dependent, up to 512 of them",
-    lambda case: by_kernel.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case),
+    lambda case: by_core.takes_dependent(case.m, case.n, case.options) and not _svd_is_fast(case),
 )
 
 
@@ -290,9 +285,9 @@ def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
     ) -> Answer[LeastSquaresSolutions]:
         if not (case.together and case.small):
             raise Declined
-        return _seminormal(case, by_kernel.LABEL, "fp64").answer(problems, before)
+        return _seminormal(case, by_core.LABEL, "fp64").answer(problems, before)
 
-    return _link(by_kernel.by_core, label, together=otherwise)
+    return _link(by_core.by_core, label, together=otherwise)
 
 
 def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:

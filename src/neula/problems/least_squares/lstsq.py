@@ -23,7 +23,7 @@ from neula.pipeline.plans import Plan, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.problems.least_squares import by_kernel
+from neula.problems.least_squares import by_core
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
 from neula.problems.least_squares.plan import LeastSquaresPlan, plan_for
@@ -295,7 +295,7 @@ def _asked(
     if wait and algorithm is None and compute is None:
         plain = not (damp or general) and weights is None
         dtype, most = call.dtype, call.engine.tuning.by_host_kernel
-        call = call.by_host(engine, has_kernel=lambda m, n: plain and by_kernel.suits(m, n, dtype), most=most)
+        call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
     options = LeastSquaresOptions(

@@ -17,7 +17,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
-from neula.problems.least_squares.by_kernel import most_right, takes
+from neula.problems.least_squares.by_core import most_right, takes
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.plan import InversePlan
 from neula.problems.least_squares.prepared import LeastSquaresProblems

@@ -23,7 +23,7 @@ from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.least_squares.by_kernel import LABEL, LABELS, kernel_for, most_right, takes
+from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most_right, takes
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import chain_together

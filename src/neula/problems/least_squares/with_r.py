@@ -33,18 +33,21 @@ def system_of(
     options: LeastSquaresOptions,
     source: RSource,
     gram: torch.Tensor | None = None,
+    norms: torch.Tensor | None = None,
 ) -> Overdetermined:
+    """A with its R, whose Gram matrix and norms of columns may be known."""
     doubled, over_rows = refines_doubled_of(options, problems.a, source), options.over_rows
     columns, triangles = None, None
+    if are_solved(r) or problems.given or gram is not None:
+        columns = (lengths(r) if norms is None else norms)[..., None]
     if are_solved(r):
-        columns = lengths(r)[..., None]
+        assert columns is not None
         triangles = Triangles.estimated(r, columns)
-    elif problems.given or gram is not None:
-        columns = lengths(r)[..., None]
+    elif columns is not None:
         # Dozens of launches that know nothing of A, which may be too large to be played back.
         inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
-        inverse, *norms = options.engine.alone.replay(_triangles, inputs, "triangles")
-        triangles = Triangles(inverse, norms[0], norms[1], norms[2])
+        inverse, norm, bound, of_inverse = options.engine.alone.replay(_triangles, inputs, "triangles")
+        triangles = Triangles(inverse, norm, bound, of_inverse)
     return Overdetermined(
         *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
         doubled=doubled,

@@ -13,7 +13,7 @@ from functools import partial
 
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Chain, Row, Rule, Table
+from neula.pipeline.table import Case, Chain, Row, Rule, Table
 from neula.problems.low_rank import ways
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 
@@ -33,7 +33,7 @@ LIMIT = 1000
 
 
 @dataclass(frozen=True)
-class SVDCase:
+class SVDCase(Case):
     """A tall matrix without numbers."""
 
     m: int
@@ -49,13 +49,13 @@ class SVDCase:
     def small(self) -> bool:
         """Whether the library's SVD takes no longer than what looks for a part of it."""
         engine = self.options.engine
-        return self.m * self.n * self.n <= engine.tuning.direct_svd and not engine.over_rows.spread
+        return self.m * self.n * self.n <= self.tuning.direct_svd and not engine.over_rows.spread
 
     @property
     def partial(self) -> bool:
         """Whether the leading triplets are computed by themselves."""
         options = self.options
-        few = options.rank is not None and self.rank <= options.engine.tuning.gram_part * self.n
+        few = options.rank is not None and self.rank <= self.tuning.gram_part * self.n
         return options.algorithm is None and few and not self.small
 
 
@@ -83,7 +83,7 @@ def _iteration(case: SVDCase, label: str, name: str) -> SVDLink:
 
 
 def _worth(case: SVDCase) -> int:
-    return worth(case.m, case.n, case.rank, case.options.engine.tuning)
+    return worth(case.m, case.n, case.rank, case.tuning)
 
 
 def _gram(case: SVDCase, label: str, name: str) -> SVDLink:

@@ -16,13 +16,11 @@ from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP64, Format
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link, Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.over_processes import in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
-from neula.problems.orthogonal.by_kernel import MeasuredFactors
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
@@ -52,23 +50,12 @@ def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begu
         if _go_together(matrices, options):
             matrices, exponents = _in_range(matrices, target)
             first = None if begun is None else begun[0]
-            factors = factorize_together(matrices, _links_together(matrices, options), options, first)
+            factors = factorize_together(matrices, links_for(matrices, options), options, first)
             if exponents is not None:
                 factors = _in_units_of_a(factors, exponents)
         else:
             factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
-
-
-def go_on(call: Call, mode: str, options: QROptions, first: tuple[MeasuredFactors, str] | None) -> QRFactors:
-    """Factors by chains that begin with what their first link has found already."""
-    matrices, begun = call.matrices(), None
-    if first is not None:
-        values, label = first[0].values, first[1]
-        together = _go_together(matrices, options)
-        places = torch.arange(len(matrices), device="cpu").split(len(matrices) if together else 1)
-        begun = [Answer(values if together else values.at(place), label) for place in places]
-    return factorize(matrices, mode, options, begun)
 
 
 def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.Tensor, Begun] | None:
@@ -83,10 +70,9 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
         begun = []
         for a in parts:
             one = QRMatrices(a, options)
-            links = chain_alone(MatrixLayout.from_matrix(a[0]), options, wait=False)
-            if _go_together(matrices, options):
-                links = _links_together(a, options)
-            found = first_answer(links, one, QRJudge(options.shape_of(a.shape), options.target))
+            found = first_answer(
+                links_for(a, options, wait=False), one, QRJudge(options.shape_of(a.shape), options.target)
+            )
             if found is None:
                 return None
             begun.append(found)
@@ -103,9 +89,17 @@ def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     return not options.named and go_together(count, m, n, options.engine.tuning)
 
 
-def _links_together(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
-    m, n = matrices.shape[1:]
-    return chain_together(m, n, options)
+def goes_at_once(matrices: torch.Tensor, options: QROptions) -> bool:
+    """Whether one chain is for all matrices, shape (batch, m, n)."""
+    return len(matrices) == 1 or _go_together(matrices, options)
+
+
+def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
+    """What is tried for a batch that is factorized together, or for each of one that is not."""
+    if _go_together(matrices, options):
+        m, n = matrices.shape[1:]
+        return chain_together(m, n, options)
+    return chain_alone(MatrixLayout.from_matrix(matrices[0]), options, wait=wait)
 
 
 def factorize_together(
@@ -137,7 +131,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
         links: Sequence[QRLink] = [Link("none", without_factors)]
         first = None
         if finite:
-            links = chain_alone(MatrixLayout.from_matrix(a[0]), options)
+            links = links_for(a, options)
             first = None if begun is None else begun[place]
         run, found = _run(links, QRMatrices(a, options), judge, first)
         runs.append(run)
@@ -149,7 +143,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
 
 def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
     """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
-    links = chain_alone(MatrixLayout.from_matrix(matrices[0]), options)
+    links = links_for(matrices, options)
     if not links[0].launches_only or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
         return None
     found: list[Answer[QRValues]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
+from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.problem import QROptions, QRValues, raw_dtype
@@ -114,7 +116,8 @@ def as_pending(
 
 
 def as_accepted(
-    call: Call,
+    given: Given,
+    options: QROptions,
     mode: str,
     factors: tuple[torch.Tensor, torch.Tensor],
     certificate: QRCertificate | QRCertificates,
@@ -124,19 +127,19 @@ def as_accepted(
     """The same of factors in the shape and dtype of A that one method has found, all accepted: microseconds
     count.
     """
-    wrap, (q, r) = call.first.wrap, factors
+    give, (q, r) = given.give, factors
     fields = {
-        "Q": None if mode == "r" else wrap(q),
-        "R": wrap(r),
+        "Q": None if mode == "r" else give(q),
+        "R": give(r),
         "certificate": certificate,
         "attempts": Later(lambda: (Attempt(label, True, certificate.in_words),)),
-        "engine": str(call.engine),
-        "accuracy": call.target.name,
-        "seconds": call.seconds,
-        "accepted": Later(lambda: wrap(torch.ones(q.shape[:-2], dtype=torch.bool, device=q.device))),
+        "engine": str(options.engine),
+        "accuracy": options.target.name,
+        "seconds": perf_counter() - given.begun,
+        "accepted": Later(lambda: give(torch.ones(q.shape[:-2], dtype=torch.bool, device=q.device))),
     }
     if order is not None:
-        fields["P"] = wrap(order)
+        fields["P"] = give(order)
     return QRResult.from_fields(fields)
 
 

@@ -1,5 +1,7 @@
 """The first links of QR on a CPU: Cholesky QR by the compiled core or by products, LAPACK's reflections.
 
+A kernel does the same for small matrices on a GPU.
+
 Cholesky QR takes half of the operations of reflections if one pass is enough, as many if it takes two, all of
 them in products. The core does it for few columns.
 """
@@ -8,22 +10,69 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_qr
+from neula.certificates.bounds import orthogonality_bound
+from neula.certificates.qr import measures_of_norms
 from neula.engines import FP32, FP64, Format
-from neula.kernels.core import empty
+from neula.kernels.core import core, empty
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.call import Call
+from neula.kernels.qr.cholesky_qr_host import cholesky_qr
+from neula.kernels.small_problems.small_qr import small_qr
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.refusals import Declined
-from neula.problems.orthogonal.by_kernel import LABEL, MeasuredFactors, factorized_by_core
-from neula.problems.orthogonal.on_host import measured_on_host
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
-from neula.problems.orthogonal.ways import QRLink, Solution, by_lapack, reflections
+from neula.problems.orthogonal.judge import QRJudge
+from neula.problems.orthogonal.measures import measured_on_host, probe_vectors, trusted
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.ways import QRLink, Solution, by_lapack
+
+COLUMNS = 128
+"""Up to so many the factor of a Gram matrix stays in a cache, and LAPACK's reflections take more time."""
+
+PART = 0.5
+"""Of the bound on orthogonality, that may be lost by what is not repeated."""
+
+
+SMALL = 0.125
+"""The same of a kernel of small matrices on a GPU, whose passes are short."""
+
+
+def is_for_core(m: int, n: int, target: Format) -> bool:
+    """Whether the core factorizes matrices of this shape to this accuracy."""
+    return m >= n > 0 and n <= COLUMNS and target in (FP32, FP64) and core() is not None
+
+
+def is_for_kernel(m: int, n: int, options: QROptions) -> bool:
+    """Whether a kernel of a GPU takes less time for matrices of this shape than launches."""
+    few = options.by_host and 0 < m * n * n <= options.engine.tuning.by_host
+    return few and m >= n and options.target in (FP32, FP64)
+
+
+def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
+    """Cholesky QR of few columns by the compiled core, one matrix or a batch."""
+    a, target = matrices.a, matrices.options.target
+    n, found = a.shape[2], None
+    if a.dtype == target.dtype:
+        found = cholesky_qr(a, probe_vectors(n), PART * orthogonality_bound(target, n))
+    if found is None:
+        raise Declined
+    q, r, numbers = found
+    return _answer(matrices, label, QRValues(q, r, torch.from_numpy(trusted(numbers, target)).T))
+
+
+def by_small_kernel(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
+    """The same by one kernel of a GPU, which computes norms of errors as well; the host waits for these."""
+    a, target = matrices.a, matrices.options.target
+    n, enough = a.shape[2], SMALL * orthogonality_bound(target, a.shape[2])
+    if a.dtype != target.dtype or not small_qr.takes(a, enough):
+        raise Declined
+    q, r, norms = small_qr.kernel(a, enough)
+    measured = measures_of_norms(norms.cpu().numpy(), n)
+    # The judge reads what is on the host.
+    return Answer(QRValues(q, r, norms.new_empty(len(a), len(measured))), label, measured=measured)
 
 
 def alone_by_lapack(storage: Format) -> QRLink:
@@ -38,98 +87,34 @@ def alone_by_lapack(storage: Format) -> QRLink:
     return Link(link.label, answer)
 
 
-def by_core(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Cholesky QR of few columns by the compiled core, one matrix or a batch."""
-    found = factorized_by_core(matrices.a, matrices.options.target)
-    if found is None:
-        raise Declined
-    return _answer(found, LABEL, matrices)
-
-
-def by_products(target: Format) -> QRLink:
-    """Cholesky QR of a single tall matrix, on the host."""
-    label = label_of(target)
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        a = matrices.a[0]
-        found = factorized_by_products(a, matrices.options.target)
-        if not found.all_accepted:
-            raise Declined(f"{found.certificate}: columns may be too dependent for their Gram matrix")
-        r = found.r.to(torch.promote_types(a.dtype, found.r.dtype))
-        return _answer(found._replace(r=r), label, matrices)
-
-    return Link(label, answer)
-
-
-def _answer(found: MeasuredFactors, label: str, matrices: QRMatrices) -> Solution:
-    """Factors and their measures as an answer."""
-    if matrices.options.progress is not None:
-        matrices.options.progress(label, 1.0)
-    return Answer(found.values, label)
-
-
-def first_on_host(call: Call, options: QROptions) -> tuple[MeasuredFactors, str] | None:
-    """Factors by the first link of the chains on a CPU, and its label; some may not be accepted.
-
-    Of small matrices the records of a chain take longer than the link.
+def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
+    """Cholesky QR of a single tall matrix, and of its Q where random vectors see that too little is
+    orthogonal.
     """
-    a, tuning, target = call.first.tensor, options.engine.tuning, options.target
-    asked = options.named or options.in_place or options.progress is not None or call.differentiable
-    here = a.is_cpu and options.engine.device.type == "cpu" and not call.first.places
-    if asked or not (here and 2 <= a.ndim <= 3 and a.dtype == target.dtype and target in (FP32, FP64)):
-        return None
-    m, n = a.shape[-2:]
-    if not (m >= n and a.numel() and tuning.lapack_first(m, n)):
-        return None
-    with call.computing():
-        if (found := factorized_by_core(a, target)) is not None:
-            return found, LABEL
-        if a.ndim > 2:
-            return None
-        if tuning.cholesky_qr_first(m, n):
-            return factorized_by_products(a, target), label_of(target)
-        q, r = torch.linalg.qr(a)
-        found = MeasuredFactors.certified(q, r, measured_on_host(a, q, r, target), target)
-        return (found, reflections(target)) if found.all_accepted else None
-
-
-def label_of(target: Format) -> str:
-    """Says what was done for an accuracy."""
-    return f"cholesky-qr {_storage(target).name}, repeated"
-
-
-def factorized_by_products(a: torch.Tensor, target: Format) -> MeasuredFactors:
-    """Cholesky QR of one matrix, and of its Q where random vectors see that too little is orthogonal.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        On the host, of any floating-point dtype.
-    target : Format
-
-    Returns
-    -------
-    MeasuredFactors
-        NaN is all that is measured where columns are too dependent: there are no factors.
-    """
+    target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    given = a.to(_storage(target).dtype)
+    given = a.to((FP64 if target is FP64 else FP32).dtype)
     q = empty(*a.shape, dtype=given.dtype) if a.stride(1) == 1 else empty(*a.T.shape, dtype=given.dtype).T
     r = solved_cholesky_qr(given, out=q)
-    found = _measured(a, q, r, target)
-    lost = found.certificate.orthogonality
-    if r is None or not found.certificate.orthogonality_bound < lost <= MOST_LOST:
-        return found
-    again = solved_cholesky_qr(q, out=q)
-    return _measured(a, q, None if again is None else exact_matmul(again, r), target)
+    values = _measured(a, q, r, target)
+    found = QRJudge(a.shape, target).certificate(values)
+    if r is not None and found.orthogonality_bound < found.orthogonality <= MOST_LOST:
+        again = solved_cholesky_qr(q, out=q)
+        values = _measured(a, q, None if again is None else exact_matmul(again, r), target)
+    return _answer(matrices, label, values)
 
 
-def _storage(target: Format) -> Format:
-    return FP64 if target is FP64 else FP32
+def _answer(matrices: QRMatrices, label: str, values: QRValues) -> Solution:
+    if matrices.options.progress is not None:
+        matrices.options.progress(label, 1.0)
+    return Answer(values, label)
 
 
-def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: Format) -> MeasuredFactors:
+def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: Format) -> QRValues:
+    """NaN is all that is measured where columns are too dependent: there are no factors."""
     if r is None:
-        nothing = q.new_full((q.shape[1],) * 2, math.nan), np.full((4, 1), math.nan)
-        return MeasuredFactors.certified(q, *nothing, target)
-    return MeasuredFactors.certified(q, r, measured_on_host(a, q, r, target), target)
+        return QRValues.of_one(
+            q, q.new_full((q.shape[1],) * 2, math.nan), q.new_full((4,), math.nan).double()
+        )
+    measures = torch.from_numpy(measured_on_host(a, q, r, target))[:, 0]
+    return QRValues.of_one(q, r.to(torch.promote_types(a.dtype, r.dtype)), measures)

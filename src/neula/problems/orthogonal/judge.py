@@ -47,33 +47,43 @@ class QRJudge:
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
         """Those of the best factors."""
         found: Sequence[QRCertificate] | None = run.evidence
-        return self._certificates(run.found, run.numbers) if found is None else found
+        dtype = run.found.measures.dtype
+        return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
 
-    def _certificates(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
-        return certificates_of(numbers, values.measures.dtype, self.shape, self.target)
+    def certificate(self, values: QRValues, numbers: np.ndarray | None = None) -> QRCertificate:
+        """That of the factors of a single matrix, without arrays of one number, which take longer than the
+        numbers.
+        """
+        known = values.measures[0] if numbers is None else numbers[:, 0]
+        found = certificate_of(known.tolist(), self.shape, self.target, measured_in=values.measures.dtype)
+        if not found.doubtful:
+            return found
+        (norm,) = values.norms(np.ones(1, dtype=bool), found, self.over_rows)
+        return replace(found, orthogonality_2norm=float(norm))
+
+    def certificates_of_batch(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
+        """Those of the factors of a batch, from the numbers, where estimates that are too large are
+        replaced.
+        """
+        dtype = values.measures.dtype
+        found = certificates_of(numbers, dtype, self.shape, self.target)
+        if not found.doubtful.any():
+            return found
+        numbers[3, found.doubtful] = values.norms(found.doubtful, found, self.over_rows)
+        return certificates_of(numbers, dtype, self.shape, self.target)
 
     def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those with the smallest error are best."""
         if self.batch is None:
-            return self._verdict_of_one(answer, numbers)
-        found = self._certificates(answer.values, numbers)
-        if found.doubtful.any():
-            numbers[3, found.doubtful] = answer.values.norms(found.doubtful, found, self.over_rows)
-            found = self._certificates(answer.values, numbers)
+            one = self.certificate(answer.values, numbers)
+            numbers[3, 0] = one.orthogonality_2norm
+            level = [[0.0], [0.0]] if self.in_place else [[not one.accepted], [one.error]]
+            words = answer.doubt or one.in_words
+            return Verdict(np.array([one.accepted]), np.array(level), words, evidence=[one])
+        found = self.certificates_of_batch(answer.values, numbers)
         accepted = found.accepted
         penalty = np.array([~accepted, found.error])
         return Verdict(accepted, penalty, found.in_words, accepted | ~self._usable(self.batch, found), found)
-
-    def _verdict_of_one(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
-        """Without arrays of one number, which take longer than the numbers."""
-        dtype = answer.values.measures.dtype
-        found = certificate_of(numbers[:, 0].tolist(), self.shape, self.target, measured_in=dtype)
-        if found.doubtful:
-            (numbers[3, 0],) = answer.values.norms(np.ones(1, dtype=bool), found, self.over_rows)
-            found = replace(found, orthogonality_2norm=float(numbers[3, 0]))
-        penalty = [[0.0], [0.0]] if self.in_place else [[not found.accepted], [found.error]]
-        words = answer.doubt or found.in_words
-        return Verdict(np.array([found.accepted]), np.array(penalty), words, evidence=[found])
 
     def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
         """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""

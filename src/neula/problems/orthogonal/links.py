@@ -26,9 +26,8 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.tall import PANEL_COLUMNS
 from neula.pipeline.chain import Link
-from neula.pipeline.table import CORE, LAUNCHED, Chain, Row, Rule, Table, ruled
+from neula.pipeline.table import CORE, KERNEL, LAUNCHED, Case, Chain, Row, Rule, Table, ruled
 from neula.problems.orthogonal import host_links, launched, ways
-from neula.problems.orthogonal.by_kernel import is_for_core
 from neula.problems.orthogonal.problem import Matrix, QROptions
 from neula.problems.orthogonal.ways import QRLink
 
@@ -76,7 +75,7 @@ class Stage(Enum):
 
 
 @dataclass(frozen=True)
-class QRCase:
+class QRCase(Case):
     """Matrices of one shape, without numbers.
 
     Attributes
@@ -102,11 +101,6 @@ class QRCase:
     def n(self) -> int:
         """Columns."""
         return self.layout.n
-
-    @property
-    def tuning(self) -> Tuning:
-        """That of the engine."""
-        return self.options.engine.tuning
 
     @property
     def target(self) -> Format:
@@ -228,7 +222,13 @@ _lapack = _when(
 _not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 
 _few_columns = _when(
-    "up to 128 columns, accuracies fp32 and fp64", lambda case: is_for_core(case.m, case.n, case.target)
+    "up to 128 columns, accuracies fp32 and fp64",
+    lambda case: host_links.is_for_core(case.m, case.n, case.target),
+)
+
+_small_kernel = _when(
+    "up to 64 columns and m n^2 = 2.5e5, no ``engine`` is named",
+    lambda case: host_links.is_for_kernel(case.m, case.n, case.options),
 )
 
 
@@ -341,8 +341,8 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 Make = Callable[[QRCase, str, str], QRLink]
 
 
-def _by_core(case: QRCase, label: str, name: str) -> QRLink:
-    return Link(label, host_links.by_core)
+def _on_host(answer: Callable[..., ways.Solution]) -> Make:
+    return lambda case, label, name: Link(label, partial(answer, label=label))
 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
@@ -441,16 +441,19 @@ REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
 
 _ON_GPU = _alone, _not_lapack
 
+_first_stages = _in(Stage.TOGETHER, Stage.ALONE)
+
 TABLE: Table[QRCase] = (
+    Row(REPEATED, _on_host(host_links.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
     Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _one_pass), "", _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack), REORTHO, _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack), f"2 {REORTHO}", _doubled),
     Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
     Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
     Row(TREE, _tree, (_tall_stage,), "", _of_trees),
-    Row(REPEATED, lambda case, *_: host_links.by_products(case.target), (_alone, _by_products), "", _working),
-    Row(REPEATED, _by_core, (_in(Stage.TOGETHER, Stage.ALONE), _lapack, _few_columns), place=CORE),
-    Row(HOUSEHOLDER, _reflected, (_in(Stage.TOGETHER, Stage.ALONE), _lapack), "", _working),
+    Row(REPEATED, _on_host(host_links.by_products), (_alone, _by_products), "", _working),
+    Row(REPEATED, _on_host(host_links.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
+    Row(HOUSEHOLDER, _reflected, (_first_stages, _lapack), "", _working),
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),

@@ -26,10 +26,9 @@ from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
-from neula.problems.orthogonal.factorize import Begun, begin, factorize, go_on
-from neula.problems.orthogonal.factors import QRFactors, as_accepted, as_pending, as_result
-from neula.problems.orthogonal.host_links import first_on_host
-from neula.problems.orthogonal.plan import range_plan_of
+from neula.problems.orthogonal.factorize import Begun, begin, factorize
+from neula.problems.orthogonal.factors import QRFactors, as_pending, as_result
+from neula.problems.orthogonal.plan import factors_by_plan, range_plan_of
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
@@ -162,15 +161,8 @@ def _begun(
 
 def _factorized(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRFactors, QRResult]:
     """Q and R of A, certified."""
-    if begun is None:
-        first = first_on_host(call, options)
-        if first is not None and first[0].all_accepted:
-            found, label = first
-            result = as_accepted(call, "reduced", (found.q, found.r), found.certificate, label)
-            return QRFactors(found.values.q, found.values.r, found.certificates, ()), result
-        factors = go_on(call, "reduced", options, first)
-    else:
-        factors = factorize(call.matrices(), "reduced", options, begun)
+    factors = factors_by_plan(call, options) if begun is None else None
+    factors = factors or factorize(call.matrices(), "reduced", options, begun)
     return factors, as_result(factors, call, "reduced", options)
 
 

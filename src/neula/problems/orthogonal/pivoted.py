@@ -30,14 +30,14 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
-from neula.problems.orthogonal.by_kernel import MeasuredFactors
+from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import go_together
-from neula.problems.orthogonal.on_host import measured_on_host
+from neula.problems.orthogonal.measures import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"
@@ -55,7 +55,7 @@ def factorize_pivoted(
     options: QROptions,
     *,
     is_batch: bool,
-    begun: tuple[MeasuredFactors, torch.Tensor] | None = None,
+    begun: tuple[QRFactors, torch.Tensor] | None = None,
 ) -> tuple[QRFactors, torch.Tensor]:
     """Factors of ``A[:, P]``, and P.
 
@@ -85,7 +85,7 @@ def factorize_pivoted(
     if some and not is_batch:
         check_finite(matrices[0], engine.column_max(matrices[0]), "A")
     with plain_arithmetic(engine.device):
-        order, factors = _pivoted(matrices, mode, options) if begun is None else _begun(*begun)
+        factors, order = _pivoted(matrices, mode, options) if begun is None else begun
     factors = factors or factorize(in_order(matrices, order), mode, options)
     if some and engine.tuning.tournaments and not _few_columns(matrices.shape, options):
         order, factors = _with_longer_pivots(order, factors, matrices, mode, options)
@@ -97,8 +97,10 @@ def factorize_pivoted(
     return factorize(in_order(matrices, order), mode, options), order
 
 
-def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[MeasuredFactors, torch.Tensor] | None:
-    """Factors of one matrix on a CPU as LAPACK finds them, and the order of its columns, if accepted."""
+def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[QRFactors, torch.Tensor] | None:
+    """Factors of one matrix on a CPU as LAPACK finds them, and the order of its columns, shape (1, n), if
+    they are accepted.
+    """
     a, target = call.first.tensor, options.target
     asked = options.named or options.progress is not None or call.differentiable or call.first.places
     here = a.ndim == 2 and a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
@@ -108,27 +110,23 @@ def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[Measured
     with call.computing():
         if not bool(a.isfinite().all()):
             return None
-        q, r, order = (x[0] for x in lapack_factors(a[None]))
-        measures = measured_on_host(a[:, order], q, r, target)
-        found = MeasuredFactors.certified(q, r, measures, target)
-    return (found, order) if found.all_accepted else None
+        q, r, order = lapack_factors(a[None])
+        measures = measured_on_host(a[:, order[0]], q[0], r[0], target)
+        found = QRJudge(a.shape, target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
+    attempt = Attempt(LABEL, True, Later(lambda: found.in_words))
+    return (QRFactors(q, r, (found,), (attempt,)), order) if found.accepted else None
 
 
-def shows_all(found: MeasuredFactors) -> bool:
+def shows_all(found: QRFactors) -> bool:
     """Whether all singular values count, of columns of norm 1: then R has none to hide."""
-    r = found.r.numpy()
+    r = found.r[0].numpy()
     columns = np.sqrt(np.einsum("ij,ij->j", r, r, dtype=np.float64))
     inverse, singular = lapack.dtrtri(r.astype(np.float64, copy=False))
     if singular:
         return False
     inverse *= columns[:, None]
-    tolerance = rank_tolerance(found.r.dtype, *found.q.shape)
+    tolerance = rank_tolerance(found.r.dtype, *found.q.shape[1:])
     return float(np.einsum("ij,ij->", inverse, inverse)) ** 0.5 * tolerance * len(r) ** 0.5 < 1
-
-
-def _begun(found: MeasuredFactors, order: torch.Tensor) -> tuple[torch.Tensor, QRFactors]:
-    attempts = (Attempt(LABEL, True, found.certificate.in_words),)
-    return order[None], QRFactors(found.values.q, found.values.r, found.certificates, attempts)
 
 
 def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -137,27 +135,27 @@ def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return a.take_along_dim(places, -1)
 
 
-def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[torch.Tensor, QRFactors | None]:
+def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[QRFactors | None, torch.Tensor]:
     """An order of the columns of each matrix, shape (batch, m, n), by their norms: what suits their shape.
 
     LAPACK finds factors on the way, which are returned if they are all accepted.
     """
     _, m, n = matrices.shape
     if matrices.numel() == 0:
-        return torch.arange(n, device=matrices.device).expand(len(matrices), n), None
+        return None, torch.arange(n, device=matrices.device).expand(len(matrices), n)
     engine, tuning = options.low_engine, options.engine.tuning
     if not _few_columns(matrices.shape, options):
-        return _orders_of_large(matrices, options), None
+        return None, _orders_of_large(matrices, options)
     exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
     scaled = shift(matrices.double(), -exponents).to(engine.storage)
     scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
     if not tuning.lapack:
-        return greedy_orders(scaled), None
+        return None, greedy_orders(scaled)
     q, r, order = lapack_factors(scaled)
     if options.named or (matrices.dtype == torch.float64 and options.target is not FP64):
-        return order, None
+        return None, order
     r = shift(r.double(), exponents)[..., : min(m, n)]
-    return order, _accepted(in_order(matrices, order), q, r, mode, options)
+    return _accepted(in_order(matrices, order), q, r, mode, options), order
 
 
 def _few_columns(shape: tuple[int, ...], options: QROptions) -> bool:

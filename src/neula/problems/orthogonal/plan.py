@@ -1,10 +1,9 @@
-"""QR and bases of ranges of one matrix of a shape that was factorized before: the core, the certificate, the
-result.
+"""QR and bases of ranges by the first link of a chain, where that accepts all: of small matrices the records
+of a chain take longer than the link.
 """
 
 from __future__ import annotations
 
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,48 +12,82 @@ from scipy.linalg import lapack
 
 from neula.algorithms.spectra.numerical_rank import SAFETY
 from neula.certificates.bounds import Accuracy
-from neula.engines import Engine
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates
+from neula.engines import FP32, FP64, Engine
 from neula.errors import part_of_one
-from neula.kernels.core import core
 from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer
+from neula.pipeline.inputs import flattened
+from neula.pipeline.pending import answer_of_first
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.orthogonal.by_kernel import LABEL, factorized_by_core, is_for_core
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.factorize import factorize, goes_at_once, links_for
+from neula.problems.orthogonal.factors import QRFactors, as_accepted
+from neula.problems.orthogonal.host_links import is_for_core, is_for_kernel
+from neula.problems.orthogonal.judge import QRJudge
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.ways import QRLink
 
 
 class QRPlan:
-    """What single matrices of one shape are factorized with.
+    """What one matrix of a shape, or a batch, is factorized with.
 
     Parameters
     ----------
+    link : Link
     options : QROptions
     mode : {"reduced", "r"}
     """
 
-    def __init__(self, options: QROptions, mode: str) -> None:
-        self.options, self._mode = options, mode
-        self._engine, self._target = str(options.engine), options.target.name
+    def __init__(self, link: QRLink, options: QROptions, mode: str = "reduced") -> None:
+        self.options, self._link, self._mode = options, link, mode
 
     def __call__(self, given: Given) -> QRResult[Any] | None:
         """The result; None where it is not accepted."""
-        found = factorized_by_core(torch.from_numpy(given.arrays[0]), self.options.target)
-        if found is None or not found.all_accepted:
-            return None
-        certificate, wrap = found.certificate, given.wrap
-        return QRResult.from_fields(
-            {
-                "Q": None if self._mode == "r" else wrap(found.q.numpy()),
-                "R": wrap(found.r.numpy()),
-                "certificate": certificate,
-                "attempts": Later(lambda: (Attempt(LABEL, True, certificate.in_words),)),
-                "engine": self._engine,
-                "accuracy": self._target,
-                "seconds": perf_counter() - given.begun,
-                "accepted": Later(lambda: wrap(np.array(True))),
-            }
+        found = self.solved(given, torch.from_numpy(given.arrays[0]))
+        return found if isinstance(found, QRResult) else None
+
+    def solved(self, given: Given, a: torch.Tensor) -> QRResult[Any] | Answer[QRValues] | None:
+        """The result, else what the link has found, if anything."""
+        found, certificate = self.first(a)
+        if found is None or certificate is None:
+            return found
+        q, r = (x.reshape(*a.shape[:-2], *x.shape[1:]) for x in (found.values.q, found.values.r))
+        return as_accepted(given, self.options, self._mode, (q, r), certificate, found.label)
+
+    def first(self, a: torch.Tensor) -> tuple[Answer[QRValues] | None, QRCertificate | QRCertificates | None]:
+        """What the link has found, and what is known of that if all is accepted."""
+        found = answer_of_first(
+            [self._link], QRMatrices(a[None] if a.ndim == 2 else flattened(a), self.options)
         )
+        if found is None:
+            return None, None
+        judge = QRJudge(a.shape[-2:], self.options.target)
+        # A link that knows numbers on the host has made them an array.
+        numbers = found.measured if isinstance(found.measured, np.ndarray) else None
+        if a.ndim == 2:
+            one = judge.certificate(found.values, numbers)
+            return found, one if one.accepted else None
+        if numbers is None:
+            numbers = found.values.measures.T.cpu().numpy()
+        several = judge.certificates_of_batch(found.values, numbers)
+        return found, None if several.rejected else several
+
+
+def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPlan | None:
+    """The first link for matrices that keep their dtype and are factorized all at once: on a CPU, and on a
+    GPU the kernel of small ones.
+    """
+    (m, n), target, tuning = a.shape[-2:], options.target, options.engine.tuning
+    asked = options.named or options.in_place or options.progress is not None
+    if asked or not a.numel() or a.dtype != target.dtype or target not in (FP32, FP64):
+        return None
+    here = a.is_cpu and options.engine.device.type == "cpu" and tuning.lapack_first(m, n)
+    matrices = flattened(a)
+    if not goes_at_once(matrices, options) or not (here or is_for_kernel(m, n, options)):
+        return None
+    return QRPlan(links_for(matrices, options)[0], options, mode)
 
 
 class RangePlan:
@@ -62,30 +95,29 @@ class RangePlan:
 
     Parameters
     ----------
-    options : QROptions
+    plan : QRPlan
     rcond : float
     """
 
-    def __init__(self, options: QROptions, rcond: float) -> None:
-        self.options, self._rcond = options, rcond
+    def __init__(self, plan: QRPlan, rcond: float) -> None:
+        self.options, self._plan, self._rcond = plan.options, plan, rcond
 
     def __call__(self, given: Given) -> Any | None:
         """Q; None where it is not accepted, or the inverse of R does not show that the rank is full."""
-        found = factorized_by_core(torch.from_numpy(given.arrays[0]), self.options.target)
-        if found is None or not found.all_accepted:
+        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0]))
+        if found is None or certificate is None:
             return None
-        r = found.r.numpy().astype(np.float64, copy=False)
+        r = found.values.r[0].numpy().astype(np.float64, copy=False)
         inverse, singular = lapack.dtrtri(r.T, lower=1)
         # The reciprocal of this norm is at most the smallest singular value, the other at least the largest.
         if singular or not SAFETY * self._rcond * np.linalg.norm(r) * np.linalg.norm(inverse) < 1:
             return None
-        return given.wrap(found.q.numpy())
+        return given.wrap(found.values.q[0].numpy())
 
 
 def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
     """That of one matrix which the core takes."""
-    options = _options_for(A, **asked) if mode in ("reduced", "r") else None
-    return None if options is None else QRPlan(options, mode)
+    return _of_core(A, mode, **asked) if mode in ("reduced", "r") else None
 
 
 def range_plan_of(
@@ -93,25 +125,51 @@ def range_plan_of(
 ) -> RangePlan | None:
     """The same of :func:`neula.orth` with ``rcond``."""
     rcond = part_of_one("rcond", rcond)
-    options = _options_for(A, **asked) if rcond is not None and method == "qr" and wait else None
-    return None if options is None or rcond is None else RangePlan(options, rcond)
+    plan = _of_core(A, **asked) if rcond is not None and method == "qr" and wait else None
+    return None if plan is None or rcond is None else RangePlan(plan, rcond)
 
 
-def _options_for(
+def _of_core(
     A: Any,
+    mode: str = "reduced",
     *,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     wait: bool = True,
     **others: Any,
-) -> QROptions | None:
-    """What is asked for, if the core's factors come first."""
+) -> QRPlan | None:
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
-    if a.ndim != 2 or any(others.values()):
+    if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None
-    m, n = a.shape
-    by_core = a.dtype == target.dtype and is_for_core(m, n, target) and core() is not None
-    here = call.engine.device.type == "cpu" and call.engine.tuning.lapack_first(m, n)
-    return QROptions(target, call.engine) if here and by_core else None
+    if not is_for_core(a.shape[0], a.shape[1], target):
+        return None
+    return plan_for(a, QROptions(target, call.engine), mode)
+
+
+def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:
+    """The result where the first link is accepted, else what it has found, if anything."""
+    plan = _of_call(call, options, mode)
+    given = Given((), call.first.wrap_array, call.begun, call.first.wrap)
+    with call.computing():
+        return None if plan is None else plan.solved(given, call.first.tensor)
+
+
+def factors_by_plan(call: Call, options: QROptions) -> QRFactors | None:
+    """Factors where the first link is accepted, or the chain that goes on from it; None without a plan."""
+    plan = _of_call(call, options, "reduced")
+    with call.computing():
+        found, certificate = (None, None) if plan is None else plan.first(call.first.tensor)
+    if found is None:
+        return None
+    if certificate is None:
+        return factorize(call.matrices(), "reduced", options, [found])
+    attempt = Attempt(found.label, True, Later(lambda: certificate.in_words))
+    all_of_them = (certificate,) if isinstance(certificate, QRCertificate) else certificate
+    return QRFactors(found.values.q, found.values.r, all_of_them, (attempt,))
+
+
+def _of_call(call: Call, options: QROptions, mode: str) -> QRPlan | None:
+    plain = not (call.differentiable or call.first.places)
+    return plan_for(call.first.tensor, options, mode) if plain else None

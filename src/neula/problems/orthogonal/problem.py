@@ -21,7 +21,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
-from neula.problems.orthogonal.on_host import measured_on_host
+from neula.problems.orthogonal.measures import measured_on_host
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class QROptions:
     progress : callable, optional
     in_place : bool
         Whether Q is to take the memory of A.
+    by_host : bool
+        Whether the host may wait for small matrices: no engine is named, nor anything else.
     """
 
     target: Format
@@ -48,6 +50,7 @@ class QROptions:
     cutoff: int | None = None
     progress: Progress | None = None
     in_place: bool = False
+    by_host: bool = False
 
     @property
     def over_rows(self) -> Reduction:

@@ -17,17 +17,15 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
-from neula.problems.orthogonal.at_once import qr_at_once
-from neula.problems.orthogonal.factorize import begin, factorize, go_on
+from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result, give_factors_back
-from neula.problems.orthogonal.host_links import first_on_host
 from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
-from neula.problems.orthogonal.plan import plan_of
+from neula.problems.orthogonal.plan import plan_of, solved_by_plan
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import Kind, QRKeywords, QRMode
@@ -215,18 +213,27 @@ def qr(
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
-    usual = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
-    by_default = usual and (algorithm, compute, panel, cutoff) == (None,) * 4
-    if wait and by_default and call.engine.tuning.by_host:
-        if engine == "auto" and (single := qr_at_once(call, mode)) is not None:
-            return single
+    plain = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
+    default = wait and plain and (algorithm, compute, panel, cutoff) == (None,) * 4
+    by_host = default and engine == "auto" and not call.differentiable
+    options = QROptions(
+        call.target, call.engine, algorithm, compute, panel, cutoff, progress, by_host=by_host
+    )
+    begun = solved_by_plan(call, options, mode) if default else None
+    if default and call.engine.tuning.by_host and not isinstance(begun, QRResult):
+        # What the kernel does not accept begins anew, on the host or with launches.
         call = call.by_host(engine)
-    options = QROptions(call.target, call.engine, algorithm, compute, panel, cutoff, progress)
+        options = replace(options, engine=call.engine, by_host=False)
+        begun = solved_by_plan(call, options, mode)
+    if isinstance(begun, QRResult):
+        return begun
     if pivoting:
         alone = pivoted_on_host(call, mode, options)
         if alone is not None and shows_all(alone[0]):
-            found, order = alone
-            return as_accepted(call, mode, (found.q, found.r), found.certificate, PIVOTED, order)
+            found, (order,) = alone
+            given = Given((), call.first.wrap_array, call.begun, call.first.wrap)
+            single = found.q[0], found.r[0]
+            return as_accepted(given, options, mode, single, found.certificates[0], PIVOTED, order)
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2, begun=alone)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)
@@ -236,11 +243,8 @@ def qr(
         return pending
     if overwrite_a and isinstance(A, (np.ndarray, torch.Tensor)) and not call.first.is_variable:
         options = replace(options, in_place=_fits_in_place(a, options))
-    first = first_on_host(call, options)
-    if first is not None and first[0].all_accepted and mode != "complete":
-        found, label = first
-        return as_accepted(call, mode, (found.q, found.r), found.certificate, label)
-    return as_result(go_on(call, mode, options, first), call, mode, options)
+    first = None if begun is None else [begun]
+    return as_result(factorize(call.matrices(), mode, options, first), call, mode, options)
 
 
 def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:

@@ -55,7 +55,9 @@ class SystemsJudge:
         evidence, bound = Evidence.from_numbers(numbers), self.limits.backward_error
         accepted = self.limits.accept(evidence) & (not answer.doubt)
         penalty = np.array([~accepted, np.maximum(error, bound), forward])
-        improves = self.improves or answer.label not in LIBRARY
+        if answer.again:  # the next link replaces it
+            penalty[:, ~accepted] = np.inf
+        improves = self.improves or answer.again or answer.label not in LIBRARY
         # Other factors do not reach more digits where residuals in twice the working precision do not.
         enough = replace(self.limits, forward_error=SURE).accept(evidence) & (not answer.doubt)
         final = enough if improves else enough | (error <= bound)

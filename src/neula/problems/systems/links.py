@@ -7,16 +7,23 @@ systems are solved together, and on a GPU launched as a whole; what is left goes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from neula.engines import FORMATS, FP64, Arithmetic, Tuning
-from neula.pipeline.chain import Link
-from neula.pipeline.table import HOST, LAUNCHED, Chain, Row, Rule, Table, ruled
+import torch
+
+from neula.engines import FORMATS, FP64, Arithmetic
+from neula.pipeline.chain import Answer, Link, run_chain
+from neula.pipeline.left_to_host import host_for
+from neula.pipeline.refusals import Declined
+from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, Table, ruled
 from neula.problems.systems import ways
+from neula.problems.systems.by_core import by_core, is_for_core
+from neula.problems.systems.factor_source import SOURCES
+from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import EquilibratedSystem
-from neula.problems.systems.together import solve_by_host, solve_together
+from neula.problems.systems.together import solve_together
 
 TogetherLink = Link[Systems, SystemsSolutions]
 
@@ -24,7 +31,7 @@ SingleLink = Link[EquilibratedSystem, SystemsSolutions]
 
 
 @dataclass(frozen=True)
-class SystemsCase:
+class SystemsCase(Case):
     """Systems of one order, without numbers.
 
     Attributes
@@ -39,11 +46,6 @@ class SystemsCase:
     n: int
     options: SystemsOptions
     together: bool
-
-    @property
-    def tuning(self) -> Tuning:
-        """That of the engine."""
-        return self.options.engine.tuning
 
     @cached_property
     def launched(self) -> bool:
@@ -128,6 +130,8 @@ _begun = _when(
     lambda case: case.begun,
 )
 
+_in_core = _when("on a CPU, up to 32 right-hand sides", lambda case: is_for_core(case.n, case.options))
+
 _not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
 
 
@@ -198,16 +202,30 @@ def _library(case: SystemsCase) -> Sequence[str]:
 # ---------------------------------------------------------------- links
 
 
-def _launch(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(solve_together, label=label), launches_only=not case.options.may_wait)
+def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    launches = not (SOURCES[label].synchronizes or case.options.may_wait)
+    return Link(label, partial(solve_together, label=label), launches_only=launches)
 
 
-def _directly(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(solve_together, label=label))
+def _core(case: SystemsCase, label: str, name: str) -> TogetherLink:
+    return Link(label, partial(by_core, label=label, format=FORMATS[name]))
 
 
 def _on_host(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(solve_by_host, label=label))
+    return Link(label, _by_host)
+
+
+def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
+    """The same on the host, where the launches of these steps take longer."""
+    n, k = systems.b.shape[1:]
+    host = host_for(systems.options, len(systems), n * n * (n + k))
+    if host is None:
+        raise Declined
+    there = replace(systems.to(torch.device("cpu")), options=replace(systems.options, engine=host))
+    judge = SystemsJudge.for_shape(n, there.options, improves=False)
+    links = chain_together(len(there), n, there.options)
+    run = run_chain(links, there, judge, settled=judge.settled)
+    return Answer(run.found.to(systems.device), run.label, "", run.iterations, run.history)
 
 
 def _gmres(case: SystemsCase, label: str, name: str) -> TogetherLink:
@@ -234,15 +252,19 @@ def _if_unsolved(case: SystemsCase, label: str, name: str) -> SingleLink:
 LU, PIVOTED, BUTTERFLIES, CHOLESKY = "lu {}", "lu {} with pivoting", "rbt + lu {}", "cholesky {}"
 
 TABLE: Table[SystemsCase] = (
-    Row("cholesky of the normal equations {}", _launch, (_together, _launched, _normal), place=LAUNCHED),
-    Row("cholesky {}, inverted", _launch, (_together, _launched, _definite), place=LAUNCHED),
+    Row("cholesky of the normal equations {}", _steps, (_together, _launched, _normal), place=LAUNCHED),
+    Row("cholesky {}, inverted", _steps, (_together, _launched, _definite), place=LAUNCHED),
     Row(LU, _in(ways.lu_if_harmless), (_together, _launched, _may_be_harmless), arithmetics=_first_low),
-    Row(BUTTERFLIES, _launch, (_together, _launched, _general, _single), place=LAUNCHED),
+    Row(BUTTERFLIES, _steps, (_together, _launched, _general, _single), place=LAUNCHED),
     Row(BUTTERFLIES, _gmres, (_together, _launched, _general, _single, _not_replayed), "gmres"),
     Row(PIVOTED, _on_host, (_together, _launched, _general, _batch), place=HOST),
     Row(CHOLESKY, _on_host, (_together, _launched, _definite, _batch), place=HOST),
-    Row(PIVOTED, _directly, (_together, _begun, _general), arithmetics=_library),
-    Row(CHOLESKY, _directly, (_together, _begun, _definite)),
+    (
+        Row(PIVOTED, _core, (_together, _begun, _general, _in_core), arithmetics=_library, place=CORE),
+        Row(PIVOTED, _steps, (_together, _begun, _general), arithmetics=_library),
+    ),
+    Row(CHOLESKY, _core, (_together, _begun, _definite, _in_core), place=CORE),
+    Row(CHOLESKY, _steps, (_together, _begun, _definite)),
     Row(CHOLESKY, _cholesky, (_one_left, _not_begun, _definite), arithmetics=_definite_formats),
     (
         Row(LU, _in(ways.lu), (_one_left, _not_begun, _general, _without_pivots), arithmetics=_low),

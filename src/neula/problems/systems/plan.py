@@ -20,10 +20,10 @@ from neula.pipeline.launched import Extremes, LaunchedPlan
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.by_kernel import label_of, takes
+from neula.problems.systems.by_core import LARGEST, is_for_core, takes
 from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.judge import SystemsJudge
-from neula.problems.systems.links import chain_together
+from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ class SystemsPlan:
         self._solve, self._count = kernels.solve_systems, compiled.count_of(kernels)
         self._asked = options.positive, options.dtype == torch.float32, 1
         self._setting = compiled.setting_for(kernels, n, options.digits)
-        self._limits, self._label = options.limits(n), label_of(FP64, options)
+        self._limits = options.limits(n)
+        self._label = (CHOLESKY if options.positive else PIVOTED).format(FP64.name)
 
     def __call__(self, given: Given) -> SolveResult[Any] | None:
         """The result; None where it is not accepted."""
@@ -116,11 +117,12 @@ def _plan(kernels: Core, n: int, k: int, options: SystemsOptions) -> SystemsPlan
 def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
     """One small system on the host where the core takes it, or one that is launched on a device."""
     a, b, kernels = shapes.a, shapes.b, core()
-    if kernels is not None and not shapes.batch and a.ndim == 2 and takes(a, b, options):
+    n = a.shape[-1]
+    alone = not shapes.batch and a.ndim == 2 and takes(a, b)
+    if kernels is not None and alone and n <= LARGEST and is_for_core(n, options):
         return _plan(kernels, *b.shape, options)
     if shapes.batch or 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None
-    n = a.shape[-1]
     links = chain_together(len(shapes.matrices), n, options)
     if not links or (source := SOURCES.get(links[0].label)) is None or source.synchronizes:
         return None

@@ -34,7 +34,7 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import Kind, SolveKeywords
-from neula.problems.systems.by_kernel import suits
+from neula.problems.systems.by_core import suits
 from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together

@@ -16,7 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
@@ -26,7 +25,6 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
-from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.engines.inputs import Inputs, Tensors, called, made, nbytes_of
 from neula.kernels.small_problems import seminormal
@@ -34,10 +32,8 @@ from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
-from neula.pipeline.left_to_host import host_for
 from neula.pipeline.progress import stage
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.by_kernel import batch_by_kernel
 from neula.problems.systems.factor_source import (
     NORMAL_EQUATIONS,
     SOURCES,
@@ -81,9 +77,7 @@ class SolvedSystems(NamedTuple):
 def solve_together(
     systems: Systems, before: Answer[SystemsSolutions] | None = None, *, label: str
 ) -> Answer[SystemsSolutions]:
-    """All systems with factors from one source.
-
-    The core takes the place of the library's factors for the systems that it solves.
+    """As many systems at a time as fill the machine, with factors from one source, each step one launch.
 
     Raises
     ------
@@ -93,34 +87,6 @@ def solve_together(
         If there are none in single precision.
     """
     source = SOURCES[label]
-    answer = batch_by_kernel(systems, source.format) if source.synchronizes else None
-    if answer is None:
-        return solve_in_steps(systems, source)
-    assert isinstance(answer.measured, np.ndarray)
-    accepted = systems.options.limits(systems.b.shape[1]).accept(Evidence.from_numbers(answer.measured))
-    if accepted.all():
-        return answer
-    places = torch.from_numpy(np.flatnonzero(~accepted))
-    rest = solve_in_steps(systems.at(places), source)
-    answer.values.put(places, rest.values)
-    return replace(answer, iterations=rest.iterations, history=rest.history, measured=None)
-
-
-def solve_by_host(
-    systems: Systems, before: Answer[SystemsSolutions] | None, *, label: str
-) -> Answer[SystemsSolutions]:
-    """The same on the host, where the launches of these steps take longer."""
-    n, k = systems.b.shape[1:]
-    host = host_for(systems.options, len(systems), n * n * (n + k))
-    if host is None:
-        raise Declined
-    there = replace(systems.to(torch.device("cpu")), options=replace(systems.options, engine=host))
-    answer = solve_together(there, label=label)
-    return replace(answer, values=answer.values.to(systems.device))
-
-
-def solve_in_steps(systems: Systems, source: FactorSource) -> Answer[SystemsSolutions]:
-    """As many systems at a time as fill the machine, each step one launch."""
     options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
     in_reach = _in_reach(systems, source)
     size = count if in_reach else max(1, options.engine.tuning.chunk_elements // (n * max(n, k)))

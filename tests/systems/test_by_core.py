@@ -20,6 +20,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
 from neula.kernels.core import core
+from neula.problems.systems import by_core, plan
 
 normal = partial(normal_array, seed=1)
 
@@ -402,6 +403,31 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that says so is one that is not there."""
     monkeypatch.setattr(compiled, "core", WithoutMemory)
     assert neula.solve(normal(5, 5), normal(5)).converged
+
+
+def test_what_it_is_not_for() -> None:
+    called = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(by_core, "solved", lambda *_, **__: called.append(1))
+        patch.setattr(by_core, "solved_by_factors", lambda *_, **__: called.append(1))
+        patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
+        a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
+        neula.solve(a, b, pivot="partial")
+        large = np.eye(by_core.LARGEST + 1)
+        neula.solve(large, large[0], assume_a="pos", certify="forward")
+        neula.solve(a.astype(np.float16), b.astype(np.float16))
+        neula.solve(a, normal(5, by_core.COLUMNS + 1))
+        neula.solve(a[:0, :0], b[:0])
+        assert not called
+        neula.solve(a, b)
+        assert called
+
+
+@pytest.mark.parametrize("n", [40, 250])
+def test_conditions(n: int) -> None:
+    for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
+        true = np.linalg.cond(a / np.linalg.norm(a, axis=0))
+        assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

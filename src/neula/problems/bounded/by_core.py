@@ -60,7 +60,7 @@ class BoundedErrors(NamedTuple):
 
 
 @dataclass(frozen=True)
-class KernelBoundedSolution:
+class CoreBoundedSolution:
     """The solution of one problem, which is accepted.
 
     Attributes
@@ -125,9 +125,9 @@ class KernelBoundedSolution:
         """Nothing: it is accepted."""
 
 
-def solve_by_kernel(
+def solve_by_core(
     call: Call, shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray, *, of_all: bool
-) -> KernelBoundedSolution | None:
+) -> CoreBoundedSolution | None:
     """The solution where it is accepted, and the problem is one for this way.
 
     Parameters
@@ -163,7 +163,7 @@ def solve_by_kernel(
         # The solution without bounds is not certified, but as good as reflections make it.
         if of_all and not _rate(shapes.a.shape, len(x), found.numbers.inverse_norm_of_all) <= MAX_RATE:
             return None
-        return KernelBoundedSolution(call, shapes, options, found, x, errors)
+        return CoreBoundedSolution(call, shapes, options, found, x, errors)
     return None
 
 

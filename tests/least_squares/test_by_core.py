@@ -14,7 +14,7 @@ from campaign.oracle import LeastSquares
 from neula.engines import FP64
 from neula.io.matrices import random_matrix
 from neula.kernels.small_problems import seminormal_host
-from neula.problems.least_squares import by_kernel
+from neula.problems.least_squares import by_core
 
 noise = partial(normal_array, seed=1)
 
@@ -80,11 +80,11 @@ def test_dependent_columns_lose_no_digit(way: str, kind: str, m: int, n: int, dt
     """An R of columns that are made orthogonal again is good enough for refinement to the end."""
     a, b = hard(kind, m, n).astype(dtype).astype(np.float64), noise(m, 2).astype(dtype).astype(np.float64)
     result = neula.lstsq(a, b)
-    labels = {LABEL, "lu fp64 with pivoting", by_kernel.SHIFTED, "householder fp64 + seminormal"}
+    labels = {LABEL, "lu fp64 with pivoting", by_core.SHIFTED, "householder fp64 + seminormal"}
     assert result.converged
     assert {attempt.method for attempt in result.attempts} <= labels
     if way == "kernel" and dtype is np.float64 and kind != "1e7":
-        assert result.factorization in (by_kernel.SHIFTED, "lu fp64 with pivoting")
+        assert result.factorization in (by_core.SHIFTED, "lu fp64 with pivoting")
     errors = LeastSquares(a, b, rcond=0.0).errors(result.x, n)
     assert (errors <= result.forward_errors).all()
     # What rounding leaves of residuals in twice the working precision, and x.
@@ -124,7 +124,7 @@ def test_a_batch_goes_on_with_what_is_left(way: str) -> None:
     assert result.accepted.tolist() == [True, False, False, True, True, True]
     assert result.ranks.tolist() == [4, 0, 0, 3, 4, 4]
     assert np.isnan(result.x[1:3]).all()
-    assert result.attempts[0].method == (by_kernel.DEPENDENT if way == "kernel" else LABEL)
+    assert result.attempts[0].method == (by_core.DEPENDENT if way == "kernel" else LABEL)
     for i in (0, 4, 5):
         alone = neula.lstsq(a[i], b[i])
         assert np.allclose(alone.x, result.x[i], rtol=1e-7)
@@ -154,6 +154,6 @@ def test_what_is_made_later_is_that_of_the_problem() -> None:
 
 
 def test_too_little_memory_leaves_it_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_kernel, "_solved", lambda *_: None)
+    monkeypatch.setattr(by_core, "_solved", lambda *_: None)
     assert neula.lstsq(noise(9, 3), noise(9)).converged
     assert neula.lstsq(noise(2, 9, 3), noise(2, 9, 1)).converged

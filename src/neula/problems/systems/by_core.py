@@ -1,0 +1,99 @@
+"""Systems on a CPU, one or a batch, by the compiled core: the first link."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+
+from neula.algorithms.elimination.compiled import TAKEN, CompiledSolutions, available, solved
+from neula.algorithms.elimination.factored import solved_by_factors
+from neula.certificates.verdict import Limits
+from neula.engines import FP32, Format
+from neula.pipeline.chain import Answer
+from neula.pipeline.refusals import Declined
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+
+LARGEST = 208
+"""Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
+Intel Xeon), and its factors are used."""
+
+COLUMNS = 32
+"""Right-hand sides up to which its solves take less time than products of all of them by a library (order
+300, on one core of an AMD EPYC: 20 take 3.0 ms and 15, 300 take 65 and 70)."""
+
+FORWARD = SystemsSolutions.names.index("forward_error")
+
+
+def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
+    return 0 < n <= LARGEST and 0 < k <= COLUMNS and all(dtype in TAKEN for dtype in dtypes) and available()
+
+
+def is_for_core(n: int, options: SystemsOptions) -> bool:
+    """Whether systems of order n are for the core: larger ones by their factors in one step, where updates
+    are not asked for until nothing is left.
+    """
+    named = options.pivot is not None or options.compute is not None or options.progress is not None
+    here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
+    usual = here and not (named or options.over_rows.spread) and options.dtype in TAKEN and n > 0
+    return usual and available() and (n <= LARGEST or not options.forward)
+
+
+def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the core reads such arrays."""
+    return a.is_cpu and b.is_cpu and a.dtype in TAKEN and b.dtype in TAKEN and 0 < b.shape[-1] <= COLUMNS
+
+
+def by_core(
+    systems: Systems, before: Answer[SystemsSolutions] | None, *, label: str, format: Format
+) -> Answer[SystemsSolutions]:
+    """Solutions of all systems; those that are not accepted are solved by the next link."""
+    a, b, options = systems.a, systems.b, systems.options
+    found = None
+    if takes(a, b):
+        found = _small(a, b, options) if a.shape[-1] <= LARGEST else _each_large(systems, format)
+    if found is None:
+        raise Declined
+    numbers, limits = found.numbers[: len(SystemsSolutions.names)], options.limits(a.shape[-1])
+    rejected = ~limits.accept(found.evidence)
+    if rejected.all():
+        raise Declined
+    # Of what it does not accept the core may not have measured all.
+    numbers[FORWARD, rejected], found.forward_errors[rejected] = math.inf, math.inf
+    values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
+    updates, errors = _history(found, limits)
+    return Answer(values, label, "", updates, errors, measured=numbers, again=True)
+
+
+def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> CompiledSolutions | None:
+    return solved(a, b, options.dtype, options.digits, definite=options.positive)
+
+
+def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
+    """Larger systems, one after the other; None where one of them has no factors."""
+    found, options = [], systems.options
+    for a, b in zip(systems.a, systems.b, strict=True):
+        one = solved_by_factors(
+            a.contiguous(),
+            b,
+            options.dtype,
+            single=format is FP32,
+            in_blocks=options.engine.tuning.lu_in_blocks,
+            definite=options.positive,
+        )
+        if one is None:
+            return None
+        found.append(one)
+    return CompiledSolutions.joined(found)
+
+
+def _history(found: CompiledSolutions, limits: Limits) -> tuple[int, tuple[float, ...]]:
+    """How many updates accepted systems have needed, and their largest errors before, between and after."""
+    numbers = found.numbers
+    if numbers.shape[1] > 1:
+        accepted = limits.accept(found.evidence)
+        numbers = numbers[:, accepted].max(1, keepdims=True, initial=0.0)
+    updates, *errors = numbers[found.places["updates"] :, 0].tolist()
+    return int(updates), (*errors[: int(updates)], errors[-1])
