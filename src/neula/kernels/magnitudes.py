@@ -45,44 +45,23 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
 
 
 class Magnitudes(NamedTuple):
-    """Sizes of the rows and the columns of matrices.
+    """Sizes of the rows and the columns of matrices."""
 
-    Attributes
-    ----------
-    rows : Tensor, shape (batch, m, 1)
-        Largest magnitudes of rows.
-    columns : Tensor, shape (batch, 1, n)
-        And of columns.
-    sums : Tensor, shape (batch, m)
-        1-norms of rows.
-    norms : Tensor, shape (batch, n, 1)
-        2-norms of columns; infinite or zero where squares overflow or underflow.
-    """
-
-    rows: torch.Tensor
-    columns: torch.Tensor
-    sums: torch.Tensor
+    rows: torch.Tensor  # shape (batch, m, 1): largest magnitudes of rows
+    columns: torch.Tensor  # shape (batch, 1, n): and of columns
+    sums: torch.Tensor  # shape (batch, m): 1-norms of rows
+    # Shape (batch, n, 1): 2-norms of columns; infinite or zero where squares overflow or underflow.
     norms: torch.Tensor
 
 
 class Ends(NamedTuple):
-    """Sizes of systems, and of their largest and smallest rows and columns.
+    """Sizes of systems, and of their largest and smallest rows and columns."""
 
-    Attributes
-    ----------
-    of_a : Tensor, shape (batch, 1)
-        ``||A||`` in the infinity norm.
-    of_b : Tensor, shape (batch, k)
-        Largest magnitudes.
-    frobenius : Tensor, shape (batch,)
-    ends : Tensor, shape (6,)
-        The smallest of all rows and of all columns, the largest of them, the smallest column of b that is not
-        zero (1 where all are), and the largest one (where one is zero at least 1).
-    """
-
-    of_a: torch.Tensor
-    of_b: torch.Tensor
-    frobenius: torch.Tensor
+    of_a: torch.Tensor  # shape (batch, 1): ||A|| in the infinity norm
+    of_b: torch.Tensor  # shape (batch, k): largest magnitudes
+    frobenius: torch.Tensor  # shape (batch,)
+    # Shape (6,): the smallest of all rows and of all columns, the largest of them, the smallest column of b
+    # that is not zero (1 where all are), and the largest one (where one is zero at least 1).
     ends: torch.Tensor
 
 

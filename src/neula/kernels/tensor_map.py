@@ -24,18 +24,11 @@ _NOT_INTERLEAVED, _PROMOTED_TO_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
 
 @dataclass(frozen=True, eq=False)
 class Tiles:
-    """A tensor that a kernel reads or writes in tiles.
+    """A tensor that a kernel reads or writes in tiles."""
 
-    Attributes
-    ----------
-    tensor : Tensor
-        Begins at a multiple of 16 bytes, as does each row; its last dimension is contiguous.
-    block : tuple of int
-        Sizes of a tile, one for each dimension.
-    """
-
+    # Begins at a multiple of 16 bytes, as does each row; its last dimension is contiguous.
     tensor: torch.Tensor
-    block: tuple[int, ...]
+    block: tuple[int, ...]  # sizes of a tile, one for each dimension
 
     @property
     def type(self) -> str:

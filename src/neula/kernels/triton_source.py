@@ -74,21 +74,12 @@ tl: Any = _Language()
 
 @dataclass(frozen=True)
 class _Ready:
-    """A variant that can be launched.
-
-    Attributes
-    ----------
-    launch : callable
-    block : tuple of int
-        Threads.
-    shared_bytes : int
-    maps : list of tuple
-        For each argument that is read or written in tiles how they are encoded.
-    """
+    """A variant that can be launched."""
 
     launch: Any
-    block: tuple[int, int, int]
+    block: tuple[int, int, int]  # threads
     shared_bytes: int
+    # For each argument that is read or written in tiles how they are encoded.
     maps: list[tuple[int, tuple[int, ...]]]
 
     @classmethod

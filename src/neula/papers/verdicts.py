@@ -39,28 +39,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """Our numbers beside the interval that a paper claims for them.
+    """Our numbers beside the interval that a paper claims for them."""
 
-    Attributes
-    ----------
-    values : tuple of float
-        A number for each case, NaN where a method failed; none where nothing was measured.
-    claimed : (float, float)
-        The interval of the claim, both ends included.
-    measured : str
-        The numbers in words.
-    tendency : (float, float), optional
-        The interval of a weaker claim, as "faster at all" for "six times faster": if the numbers lie in it,
-        the claim holds in part.
-    least : float
-        Part of the values that must lie in the claimed interval.
-    """
-
+    # a number for each case, NaN where a method failed; none where nothing was measured.
     values: tuple[float, ...]
-    claimed: Interval
-    measured: str
+    claimed: Interval  # the interval of the claim, both ends included
+    measured: str  # the numbers in words
+    # The interval of a weaker claim, as "faster at all" for "six times faster": if the numbers lie in it, the
+    # claim holds in part.
     tendency: Interval | None = None
-    least: float = 1.0
+    least: float = 1.0  # part of the values that must lie in the claimed interval
 
     def outcome(self, noise: float = 1.0) -> Outcome:
         """The verdict; *too noisy* if it is another one for values that are this factor larger or smaller."""

@@ -18,23 +18,14 @@ MAX_COLUMNS = 128
 
 
 class CholeskyFactors(NamedTuple):
-    """Of a Gram matrix ``G = R^T R``, all float32.
+    """Of a Gram matrix ``G = R^T R``, all float32."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (n, n)
-        Upper triangular. Where G is not positive definite, NaN by the reference; the kernel takes a pivot
-        that is smaller than what it may owe to rounding errors, ``2**-19`` of the diagonal element, to be
-        that, and NaN comes of zero columns and of NaN.
-    inverse : Tensor, shape (n, n)
-        ``R^-1``.
-    norms : Tensor, shape (n,)
-        Norms of the columns whose inner products G holds.
-    """
-
+    # Shape (n, n). Upper triangular. Where G is not positive definite, NaN by the reference; the kernel takes
+    # a pivot that is smaller than what it may owe to rounding errors, 2**-19 of the diagonal element, to be
+    # that, and NaN comes of zero columns and of NaN.
     r: torch.Tensor
-    inverse: torch.Tensor
-    norms: torch.Tensor
+    inverse: torch.Tensor  # shape (n, n): R^-1
+    norms: torch.Tensor  # shape (n,): norms of the columns whose inner products G holds
 
 
 @trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
@@ -95,19 +86,12 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
 
 
 class LowerFactors(NamedTuple):
-    """Of a batch of symmetric matrices ``A = L L^T``.
+    """Of a batch of symmetric matrices ``A = L L^T``."""
 
-    Attributes
-    ----------
-    inverse : Tensor, shape (batch, n, n)
-        ``L^-T``, upper triangular.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of the first leading minor that is not positive; by the kernel also of one that
-        may be so for all that rounding errors say, its pivot being less than ``2**-19`` of the diagonal
-        element. Then the factor means nothing.
-    """
-
-    inverse: torch.Tensor
+    inverse: torch.Tensor  # shape (batch, n, n): L^-T, upper triangular
+    # Shape (batch,). int32: 0, or the order of the first leading minor that is not positive; by the kernel
+    # also of one that may be so for all that rounding errors say, its pivot being less than 2**-19 of the
+    # diagonal element. Then the factor means nothing.
     order: torch.Tensor
 
 

@@ -11,18 +11,11 @@ from neula.kernels.dispatch import kernel, trial
 
 
 class BatchFactors(NamedTuple):
-    """Of symmetric matrices ``A = L L^T``.
+    """Of symmetric matrices ``A = L L^T``."""
 
-    Attributes
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        L, float32, row-major, zero above the diagonal.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of the first leading minor that is not positive, or may not be for all that
-        rounding errors say; then L means nothing.
-    """
-
-    lower: torch.Tensor
+    lower: torch.Tensor  # shape (batch, n, n): L, float32, row-major, zero above the diagonal
+    # Shape (batch,): int32: 0, or the order of the first leading minor that is not positive, or may not be
+    # for all that rounding errors say; then L means nothing.
     order: torch.Tensor
 
 

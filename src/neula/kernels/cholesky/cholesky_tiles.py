@@ -24,20 +24,14 @@ ORDERS = range(768, 8193)
 
 
 class InvertedFactor(NamedTuple):
-    """``A = L L^T`` of one matrix.
+    """``A = L L^T`` of one matrix."""
 
-    Attributes
-    ----------
-    lower : Tensor, shape (1, n, n)
-        L, zero above the diagonal.
-    inverses : Tensor, shape (blocks, 1, width, width)
-        ``L_kk^-1`` for blocks on the diagonal; of the last one only the part that L has counts.
-    order : Tensor, shape (1,)
-        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
-    """
-
-    lower: torch.Tensor
+    lower: torch.Tensor  # shape (1, n, n): L, zero above the diagonal
+    # Shape (blocks, 1, width, width): L_kk^-1 for blocks on the diagonal; of the last one only the part that
+    # L has counts.
     inverses: torch.Tensor
+    # Shape (1,): int32: 0, or the order of the first leading minor that is not positive; then L means
+    # nothing.
     order: torch.Tensor
 
 

@@ -17,22 +17,14 @@ digits of that square."""
 
 
 class Steps(NamedTuple):
-    """How vectors become orthonormal.
+    """How vectors become orthonormal."""
 
-    Attributes
-    ----------
-    inverse : Tensor, shape (k, k)
-        Upper triangular: vectors times this are nearly orthonormal; those that may depend on others are only
-        made orthogonal to them.
-    factor : Tensor, shape (k, k)
-        Upper triangular: the orthonormal vectors times this are what there was at first.
-    fails : Tensor, shape (k,)
-        int32: 1 for vectors that were not normalized.
-    """
-
+    # Shape (k, k): upper triangular: vectors times this are nearly orthonormal; those that may depend on
+    # others are only made orthogonal to them.
     inverse: torch.Tensor
+    # Shape (k, k): upper triangular: the orthonormal vectors times this are what there was at first.
     factor: torch.Tensor
-    fails: torch.Tensor
+    fails: torch.Tensor  # shape (k,): int32: 1 for vectors that were not normalized
 
 
 @trial("The kernel of Gram matrices of a few vectors", "a dozen launches for each vector take its place")

@@ -21,21 +21,11 @@ LOOKED = 8
 
 
 class PivotedFactors(NamedTuple):
-    """``G = R^T R``, about.
+    """``G = R^T R``, about."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (rank, n)
-        Float64, upper trapezoidal with its columns in the order of the pivots.
-    pivots : Tensor, shape (rank,)
-        int64: the columns that were chosen, in order.
-    left : float
-        The largest diagonal element of ``G - R^T R``.
-    """
-
-    r: torch.Tensor
-    pivots: torch.Tensor
-    left: float
+    r: torch.Tensor  # shape (rank, n): Float64, upper trapezoidal with its columns in the order of the pivots
+    pivots: torch.Tensor  # shape (rank,): int64: the columns that were chosen, in order
+    left: float  # the largest diagonal element of G - R^T R
 
 
 @trial("The kernel of pivoted Cholesky factors", "sketches pick the pivots")

@@ -54,24 +54,6 @@ class Doubled:
     On matrix units it is at most ``n 2^-92 max|a| max|x|``: a sum of ``2^-87 max|a| max|x|`` for each 32
     columns. Nothing here waits for a GPU.
 
-    Attributes
-    ----------
-    rows : Tensor, shape (batch, m, n)
-        The matrices, or their transposes, whichever has contiguous rows.
-    transposed : bool
-        Whether products are with the transpose of ``rows``.
-    anchors : Tensor, shape (4, 1), or None
-        Where vectors below 2 are cut; None where nothing is prepared: a kernel does without.
-    row_anchors : Tensor, shape (batch, 1, 5, 1), or None
-        Where the matrices are cut.
-    slices : Tensor, shape (batch, m, 4, n), or None
-        What the elements of ``rows`` are sums of, smallest slice first; None where products cut their own.
-    columns : Tensor, shape (batch, n, 1), or None
-        Sizes of the columns, which what is cut of a row is relative to; without, products of many vectors do
-        not go to matrix units of a GPU.
-    turned : bool
-        Whether products are with the transpose of what the sizes are those of the columns of.
-
     Examples
     --------
     >>> import torch
@@ -81,12 +63,19 @@ class Doubled:
     (1.0, 0.0)
     """
 
+    # Shape (batch, m, n): the matrices, or their transposes, whichever has contiguous rows.
     rows: torch.Tensor
-    transposed: bool = False
+    transposed: bool = False  # whether products are with the transpose of rows
+    # Shape (4, 1): where vectors below 2 are cut; None where nothing is prepared: a kernel does without.
     anchors: torch.Tensor | None = None
-    row_anchors: torch.Tensor | None = None
+    row_anchors: torch.Tensor | None = None  # shape (batch, 1, 5, 1): where the matrices are cut
+    # Shape (batch, m, 4, n): what the elements of rows are sums of, smallest slice first; None where products
+    # cut their own.
     slices: torch.Tensor | None = None
+    # Shape (batch, n, 1): sizes of the columns, which what is cut of a row is relative to; without, products
+    # of many vectors do not go to matrix units of a GPU.
     columns: torch.Tensor | None = None
+    # Whether products are with the transpose of what the sizes are those of the columns of.
     turned: bool = False
 
     @classmethod

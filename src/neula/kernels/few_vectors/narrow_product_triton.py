@@ -20,23 +20,15 @@ from neula.kernels.triton_source import jit, tl
 
 
 class NarrowProductConfig(NamedTuple):
-    """How a product is dealt out.
+    """How a product is dealt out."""
 
-    Attributes
-    ----------
-    rows, terms : int
-        Of a tile of A.
-    warps, stages : int
-        Of a thread block; loads in flight.
-    blocks : int
-        Thread blocks for each multiprocessor.
-    """
-
+    # rows, terms: of a tile of A.
     rows: int
     terms: int
+    # warps, stages: of a thread block; loads in flight.
     warps: int
     stages: int
-    blocks: int
+    blocks: int  # thread blocks for each multiprocessor
 
 
 BY_ROWS, BY_COLUMNS = NarrowProductConfig(128, 32, 8, 4, 2), NarrowProductConfig(128, 64, 8, 3, 2)

@@ -29,33 +29,21 @@ ELSEWHERE = 1 << 30
 
 @dataclass(frozen=True)
 class PanelFactors:
-    """What is known of a panel of m rows and r columns that is factorized, :data:`WIDTH` columns at a time.
+    """What is known of a panel of m rows and r columns, factorized :data:`WIDTH` columns at a time."""
 
-    Attributes
-    ----------
-    places : Tensor, shape (m,)
-        int32: which pivot row each row has become, -1 where it has become none, and :data:`ELSEWHERE` where
-        the row is none of the panel's.
-    pivots : Tensor, shape (r,)
-        int32: the rows of the panel that have become pivot rows.
-    factors : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-        float32: blocks of L and U on the diagonal, in one matrix, rounded to the low format; the last is
-        bordered by an identity.
-    l_inverses, u_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-        float32: inverses of what was rounded, so that what is solved for makes good what rounding has lost.
-    room : Tensor
-        int32, of zeros: what the rounds need.
-    low : torch.dtype
-        Format of the factors.
-    """
-
+    # Shape (m,): int32: which pivot row each row has become, -1 where it has become none, and ELSEWHERE where
+    # the row is none of the panel's.
     places: torch.Tensor
-    pivots: torch.Tensor
+    pivots: torch.Tensor  # shape (r,): int32: the rows of the panel that have become pivot rows
+    # Shape (ceil(r / WIDTH), WIDTH, WIDTH): float32: blocks of L and U on the diagonal, in one matrix,
+    # rounded to the low format; the last is bordered by an identity.
     factors: torch.Tensor
+    # l_inverses, u_inverses, shape (ceil(r / WIDTH), WIDTH, WIDTH): float32: inverses of what was rounded, so
+    # that what is solved for makes good what rounding has lost.
     l_inverses: torch.Tensor
     u_inverses: torch.Tensor
-    room: torch.Tensor
-    low: torch.dtype
+    room: torch.Tensor  # int32, of zeros: what the rounds need
+    low: torch.dtype  # format of the factors
 
     @classmethod
     def for_panel(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:

@@ -8,21 +8,13 @@ from neula.kernels.products.parts import Scheme
 
 
 class GemmConfig(NamedTuple):
-    """How the product is cut up.
+    """How the product is cut up."""
 
-    Attributes
-    ----------
-    rows, columns : int
-        The tile of C of a thread block.
-    run : int
-        Products that are summed on the unit before they are added outside; what is loaded at a time.
-    warps, stages : int
-        Warps of a thread block, and loads in flight.
-    """
-
+    # rows, columns: the tile of C of a thread block.
     rows: int
     columns: int
-    run: int
+    run: int  # products that are summed on the unit before they are added outside; what is loaded at a time
+    # warps, stages: warps of a thread block, and loads in flight.
     warps: int
     stages: int
 

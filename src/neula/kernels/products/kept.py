@@ -30,18 +30,10 @@ ALIGNED = 16
 
 @dataclass(frozen=True)
 class Kept:
-    """A matrix in parts, or a block of one.
+    """A matrix in parts, or a block of one."""
 
-    Attributes
-    ----------
-    parts : Tensor, shape (parts, m, k)
-        Rows contiguous.
-    largest : Tensor, shape (m,)
-        float32: no element of a row is larger in magnitude, from which its scale follows.
-    scheme : Scheme
-    """
-
-    parts: torch.Tensor
+    parts: torch.Tensor  # shape (parts, m, k): rows contiguous
+    # Shape (m,): float32: no element of a row is larger in magnitude, from which its scale follows.
     largest: torch.Tensor
     scheme: Scheme = SCHEMES["fp16_cor"]
 

@@ -16,31 +16,18 @@ import torch
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a float32 number becomes parts of a narrower format.
+    """How a float32 number becomes parts of a narrower format."""
 
-    Attributes
-    ----------
-    name : str
-        What the user calls it.
-    dtype : torch.dtype
-        The narrowest type that holds a part.
-    significand : int
-        Bits of a part.
-    parts : int
-        Two, or three: then products of the second parts, and of first and third ones, count as well. One part
-        is no correction.
-    shift : int
-        The second part is stored times ``2**shift``, which keeps it out of the format's subnormal numbers.
-    top : int
-        Exponent of the largest element of a row of A, or a column of B, after scaling. Sums of products
-        stay below ``2**100``: scales beyond ``2**-252`` then leave nothing of them.
-    """
-
-    name: str
-    dtype: torch.dtype
-    significand: int
+    name: str  # what the user calls it
+    dtype: torch.dtype  # the narrowest type that holds a part
+    significand: int  # bits of a part
+    # Two, or three: then products of the second parts, and of first and third ones, count as well. One part
+    # is no correction.
     parts: int
+    # The second part is stored times 2**shift, which keeps it out of the format's subnormal numbers.
     shift: int
+    # Exponent of the largest element of a row of A, or a column of B, after scaling. Sums of products stay
+    # below 2**100: scales beyond 2**-252 then leave nothing of them.
     top: int
 
     @property

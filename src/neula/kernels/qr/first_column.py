@@ -16,22 +16,14 @@ from neula.kernels.dispatch import kernel, trial
 
 
 class ProjectedMatrices(NamedTuple):
-    """A batch of matrices in double precision.
+    """A batch of matrices in double precision."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, m, n)
-        Contiguous. The first column as it was, the others without multiples of it; noise for those
-        that vanish.
-    multiples : Tensor, shape (batch, n)
-        float64: of the first column, zero for itself and for columns that vanish.
-    vanished : Tensor of bool, shape (batch, n)
-        Columns that hold nothing but zeros.
-    """
-
+    # Shape (batch, m, n). Contiguous. The first column as it was, the others without multiples of it; noise
+    # for those that vanish.
     a: torch.Tensor
+    # Shape (batch, n): float64: of the first column, zero for itself and for columns that vanish.
     multiples: torch.Tensor
-    vanished: torch.Tensor
+    vanished: torch.Tensor  # bool, shape (batch, n): columns that hold nothing but zeros
 
 
 @trial("The kernels at both ends of a batched QR", "library calls take their place, half a dozen passes")

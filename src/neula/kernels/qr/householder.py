@@ -42,21 +42,14 @@ Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class TileReflectors:
-    """Orthogonal matrices of the tiles of some matrices.
+    """Orthogonal matrices of the tiles of some matrices."""
 
-    Attributes
-    ----------
-    v : Tensor, shape (batch, m, n)
-        Householder vectors in the place of the columns that they annihilate, zeros above.
-    t : Tensor, shape (batch, blocks, ceil(n / 16), 16, 16)
-        Upper triangular: columns ``16 p`` to ``16 p + 15`` of a tile make the reflector ``I - V T V^T``.
-    height : int
-        Rows of a tile; the last one of a matrix may be shorter.
-    """
-
+    # Shape (batch, m, n): Householder vectors in the place of the columns that they annihilate, zeros above.
     v: torch.Tensor
+    # Shape (batch, blocks, ceil(n / 16), 16, 16): upper triangular: columns 16 p to 16 p + 15 of a tile make
+    # the reflector I - V T V^T.
     t: torch.Tensor
-    height: int
+    height: int  # rows of a tile; the last one of a matrix may be shorter
 
 
 @trial("The reflector kernels", "plain torch takes their place, much slower")

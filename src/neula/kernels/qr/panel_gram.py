@@ -22,21 +22,11 @@ LOST = 2.0**-19
 
 
 class PanelGram(NamedTuple):
-    """Gram matrix of ``[A1 A2]``.
+    """Gram matrix of ``[A1 A2]``."""
 
-    Attributes
-    ----------
-    first : Tensor, shape (k, k)
-        ``A1^T A1`` in float64.
-    across : Tensor, shape (k, l)
-        ``A1^T A2``; none where there is no second block.
-    second : Tensor, shape (l, l)
-        ``A2^T A2``.
-    """
-
-    first: torch.Tensor
-    across: torch.Tensor
-    second: torch.Tensor
+    first: torch.Tensor  # shape (k, k): A1^T A1 in float64
+    across: torch.Tensor  # shape (k, l): A1^T A2; none where there is no second block
+    second: torch.Tensor  # shape (l, l): A2^T A2
 
     @classmethod
     def from_gram(cls, gram: torch.Tensor) -> PanelGram:

@@ -20,18 +20,12 @@ class Reflectors:
 
     Schreiber and Van Loan, "A Storage-Efficient WY Representation for Products of Householder
     Transformations" (SIAM J. Sci. Stat. Comput. 10, 1989).
-
-    Attributes
-    ----------
-    y : Tensor, shape (batch, m, blocks * 64)
-        Householder vectors, 1 on the diagonal and zeros above; zero columns fill up the last block. Or
-        whatever is above, shape (batch, m, k), for LAPACK.
-    t : Tensor, shape (batch, blocks, 64, 64)
-        Upper triangular. Or tau, shape (batch, k), for LAPACK.
     """
 
+    # Shape (batch, m, blocks * 64). Householder vectors, 1 on the diagonal and zeros above; zero columns fill
+    # up the last block. Or whatever is above, shape (batch, m, k), for LAPACK.
     y: torch.Tensor
-    t: torch.Tensor
+    t: torch.Tensor  # Shape (batch, blocks, 64, 64). Upper triangular. Or tau, shape (batch, k), for LAPACK.
 
     @classmethod
     def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:

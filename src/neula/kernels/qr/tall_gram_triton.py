@@ -34,19 +34,13 @@ class TallGramConfig(NamedTuple):
 
     Rows of the Gram matrix are those that are summed on the unit, which truncates, before the sum is added
     outside.
-
-    Attributes
-    ----------
-    rows, warps, stages : int
-        Rows of a block, warps of a thread block, loads in flight.
-    blocks : int
-        Thread blocks of a multiprocessor: while one multiplies, the other loads or stores.
     """
 
+    # rows, warps, stages: rows of a block, warps of a thread block, loads in flight.
     rows: int
     warps: int
     stages: int
-    blocks: int
+    blocks: int  # thread blocks of a multiprocessor: while one multiplies, the other loads or stores
 
 
 GRAM = {64: TallGramConfig(32, 4, 4, 2), 128: TallGramConfig(64, 8, 3, 1), 256: TallGramConfig(64, 8, 3, 1)}

@@ -17,100 +17,53 @@ from neula.kernels.core import core
 
 
 class BoundedLimits(NamedTuple):
-    """Thresholds of the algorithm.
+    """Thresholds of the algorithm."""
 
-    Attributes
-    ----------
-    in_safe_range : float
-        Norms, and bounds that are neither zero nor infinite, must be between this and its reciprocal.
-    rough : float
-        Components of gradients, relative to what they are sums of, that normal equations say nothing of.
-    settled : float
-        Length of the last update, relative to x.
-    steps : float
-        Updates at most.
-    patience : float
-        Exchanges of all infeasible variables that may fail to reduce their number.
-    sets : float
-        Sets of free variables that are tried.
-    """
-
+    # Norms, and bounds that are neither zero nor infinite, must be between this and its reciprocal.
     in_safe_range: float
+    # Components of gradients, relative to what they are sums of, that normal equations say nothing of.
     rough: float
-    settled: float
-    steps: float
-    patience: float
-    sets: float
+    settled: float  # length of the last update, relative to x
+    steps: float  # updates at most
+    patience: float  # exchanges of all infeasible variables that may fail to reduce their number
+    sets: float  # sets of free variables that are tried
 
 
 class Numbers(NamedTuple):
-    """What is known of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``.
+    """What is known of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``."""
 
-    Attributes
-    ----------
-    sets : float
-        Of free variables that were tried.
-    width : float
-        Variables that are free.
-    b, residual, image : float
-        ``||b||``, ``||r||`` and ``||D x||``.
-    sum : float
-        Sum of the magnitudes of ``D x``.
-    gradient : float
-        Norm of what of ``B^T r`` no bound forbids to follow.
-    optimality : float
-        The largest component of that, of ``A^T r``.
-    projected, rest : float
-        ``||P r||``, P being the projector on the free columns, and what ``gradient`` is for ``r - P r``.
-    pushed : float
-        By how much of its gradient all others are pushed against their bounds at least.
-    norm, inverse_norm : float
-        Of the free columns and of their pseudoinverse, from above: Schatten 4-norms, or ``margin`` times an
-        estimate.
-    norm_of_all, inverse_norm_of_all : float
-        The same of all columns; NaN where they were not asked for.
-    margin : float
-    """
-
-    sets: float
-    width: float
+    sets: float  # of free variables that were tried
+    width: float  # variables that are free
+    # b, residual, image: ||b||, ||r|| and ||D x||.
     b: float
     residual: float
-    gradient: float
-    optimality: float
+    gradient: float  # norm of what of B^T r no bound forbids to follow
+    optimality: float  # the largest component of that, of A^T r
+    # projected, rest: ||P r||, P being the projector on the free columns, and what gradient is for r - P r.
     projected: float
     rest: float
     image: float
-    sum: float
-    pushed: float
+    sum: float  # sum of the magnitudes of D x
+    pushed: float  # by how much of its gradient all others are pushed against their bounds at least
+    # norm, inverse_norm: of the free columns and of their pseudoinverse, from above: Schatten 4-norms, or
+    # margin times an estimate.
     norm: float
     inverse_norm: float
+    # norm_of_all, inverse_norm_of_all: the same of all columns; NaN where they were not asked for.
     norm_of_all: float
     inverse_norm_of_all: float
     margin: float
 
 
 class BoundedMinimum(NamedTuple):
-    """A solution.
-
-    Attributes
-    ----------
-    numbers : Numbers
-    x : array, shape (n,)
-        Bounds are what they are; other variables may be rounded beyond theirs.
-    at : array, shape (n,)
-        -1.0 at the lower bound, 1.0 at the upper one, 0.0 where the variable is free.
-    sizes : array, shape (n,)
-        D.
-    unbounded : array, shape (n,)
-        The solution without bounds, where it was asked for.
-    """
+    """A solution."""
 
     numbers: Numbers
-    x: np.ndarray
+    x: np.ndarray  # shape (n,): bounds are what they are; other variables may be rounded beyond theirs
+    # Shape (n,): -1.0 at the lower bound, 1.0 at the upper one, 0.0 where the variable is free.
     at: np.ndarray
-    sizes: np.ndarray
-    unbounded: np.ndarray
+    sizes: np.ndarray  # shape (n,): D
+    unbounded: np.ndarray  # shape (n,): the solution without bounds, where it was asked for
 
 
 def minimum(

@@ -46,79 +46,40 @@ NAMES = (
 
 @dataclass(frozen=True)
 class RefinementLimits:
-    """What decides when to stop, and which updates show an error.
+    """What decides when to stop, and which updates show an error."""
 
-    Attributes
-    ----------
-    tolerance : float
-        Forward error at which refinement ends.
-    max_steps : int
-        Updates at most.
-    max_rate : float
-        Rate of convergence above which updates are not trusted to show the error.
-    rounding : float
-        Unit roundoffs, times the condition number, that a solve with factors errs by at most.
-    noise : float
-        Relative error of an operation in doubled precision.
-    floor : float
-        Multiple of the errors of the residual below which refinement has nothing to gain.
-    stagnation : float
-        Part of the error before that an update must leave at most to go on.
-    computed : float
-        For the rounding errors of the bound itself.
-    """
-
-    tolerance: float
-    max_steps: int
-    max_rate: float
-    rounding: float
-    noise: float
-    floor: float
-    stagnation: float
-    computed: float
+    tolerance: float  # forward error at which refinement ends
+    max_steps: int  # updates at most
+    max_rate: float  # rate of convergence above which updates are not trusted to show the error
+    rounding: float  # unit roundoffs, times the condition number, that a solve with factors errs by at most
+    noise: float  # relative error of an operation in doubled precision
+    floor: float  # multiple of the errors of the residual below which refinement has nothing to gain
+    stagnation: float  # part of the error before that an update must leave at most to go on
+    computed: float  # for the rounding errors of the bound itself
 
 
 @dataclass(frozen=True)
 class SquareSystemLimits:
-    """What is different for linear systems: backward errors are in the infinity norm, of A as it is.
+    """What is different for linear systems: backward errors are in the infinity norm, of A as it is."""
 
-    Attributes
-    ----------
-    near : float
-        The largest elements of rows and columns are at least its reciprocal, and at most half of it;
-    alike : float
-        and differ by this factor at most. Other systems are doubtful: theirs would be measured scaled.
-    definite : bool
-        Whether those are doubtful, too, whose matrix has no Cholesky factor.
-    """
-
+    # The largest elements of rows and columns are at least its reciprocal, and at most half of it;.
     near: float
+    # And differ by this factor at most. Other systems are doubtful: theirs would be measured scaled.
     alike: float
-    definite: bool
+    definite: bool  # whether those are doubtful, too, whose matrix has no Cholesky factor
 
 
 class SeminormalSolutions(NamedTuple):
-    """Solutions with their evidence, float64 where nothing else is said.
+    """Solutions with their evidence, float64 where nothing else is said."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (batch, n, k)
-        Rounded to the dtype that was asked for.
-    numbers : Tensor, shape (11, batch)
-        Each row is one of :data:`NAMES`; linear systems have a 1 in place of the optimality. Problems whose
-        norms are beyond ``2^200`` or below ``2^-200`` have infinite forward errors.
-    forward_error, residual_norm : Tensor, shape (batch, k)
-    rank : Tensor of int, shape (batch,)
-        n.
-    doubtful : Tensor of bool, shape (batch,)
-    """
-
-    x: torch.Tensor
+    x: torch.Tensor  # shape (batch, n, k): rounded to the dtype that was asked for
+    # Shape (11, batch). Each row is one of NAMES; linear systems have a 1 in place of the optimality.
+    # Problems whose norms are beyond 2^200 or below 2^-200 have infinite forward errors.
     numbers: torch.Tensor
-    forward_error: torch.Tensor
-    residual_norm: torch.Tensor
-    rank: torch.Tensor
-    doubtful: torch.Tensor
+    forward_error: torch.Tensor  # shape (batch, k)
+    residual_norm: torch.Tensor  # shape (batch, k)
+    rank: torch.Tensor  # int, shape (batch,): n
+    doubtful: torch.Tensor  # bool, shape (batch,)
 
     @classmethod
     def empty(cls, count: int, n: int, k: int, device: torch.device) -> Self:

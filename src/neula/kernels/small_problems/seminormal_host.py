@@ -36,22 +36,13 @@ class SolutionMethod(IntEnum):
 
 
 class Probes(NamedTuple):
-    """Vectors along which the rate of convergence is measured where columns are dependent.
+    """Vectors along which the rate of convergence is measured where columns are dependent."""
 
-    Attributes
-    ----------
-    vectors : array, shape (n, p)
-        Random, float64, with contiguous rows; norms of their images estimate a Frobenius norm. If the rank is
-        p or less, unit vectors take their place.
-    margin : float
-        By how much they may understate the rate.
-    rounding : float
-        Contribution of rounding errors to the rate, for each column and unit of ``||R^-1||``.
-    """
-
+    # Shape (n, p). Random, float64, with contiguous rows; norms of their images estimate a Frobenius norm. If
+    # the rank is p or less, unit vectors take their place.
     vectors: np.ndarray
-    margin: float
-    rounding: float
+    margin: float  # by how much they may understate the rate
+    rounding: float  # contribution of rounding errors to the rate, for each column and unit of ||R^-1||
 
 
 class SeminormalHostSolutions:

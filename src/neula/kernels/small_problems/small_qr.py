@@ -17,21 +17,15 @@ MOST = 3
 
 
 class SmallQR(NamedTuple):
-    """Factors with what is measured of them.
+    """Factors with what is measured of them."""
 
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, n)
-    r : Tensor, shape (batch, n, n)
-        Upper triangular, its diagonal positive. NaN where A is too ill-conditioned, or not finite.
-    measures : Tensor, shape (batch, 3)
-        ``||(A - Q R) D^-1||_F / sqrt(n)``, D being the norms of the columns of A, ``||E||_F / sqrt(n)`` and
-        ``||E^2||_F^(1/2)`` for ``E = I - Q^T Q``, of the factors as they are returned, in float64. The last
-        one is at least ``||E||_2`` and at most ``n^(1/4)`` times that.
-    """
-
-    q: torch.Tensor
+    q: torch.Tensor  # shape (batch, m, n)
+    # Shape (batch, n, n). Upper triangular, its diagonal positive. NaN where A is too ill-conditioned, or not
+    # finite.
     r: torch.Tensor
+    # Shape (batch, 3). ||(A - Q R) D^-1||_F / sqrt(n), D being the norms of the columns of A, ||E||_F /
+    # sqrt(n) and ||E^2||_F^(1/2) for E = I - Q^T Q, of the factors as they are returned, in float64. The last
+    # one is at least ||E||_2 and at most n^(1/4) times that.
     measures: torch.Tensor
 
 

@@ -21,30 +21,14 @@ FEW = 16
 
 @dataclass(frozen=True)
 class Trust:
-    """What a solver makes of residuals: by how much its updates may be wrong.
+    """What a solver makes of residuals: by how much its updates may be wrong."""
 
-    Attributes
-    ----------
-    sizes : Tensor, shape (batch, n, 1)
-        The diagonal of D.
-    wrong : Tensor, shape (batch, 1)
-        ``||D e|| / ||d||`` for the error e of an update d, at most.
-    inverse_norm : Tensor, shape (batch, 1)
-        ``||D A^-1||``.
-    norm : Tensor, shape (batch, 1)
-        ``||A||``.
-    length : Tensor, shape (batch, k)
-        ``||b||``.
-    noise : float
-        Rounding errors of a residual, relative to ``||A|| ||x|| + ||b||``.
-    """
-
-    sizes: torch.Tensor
-    wrong: torch.Tensor
-    inverse_norm: torch.Tensor
-    norm: torch.Tensor
-    length: torch.Tensor
-    noise: float
+    sizes: torch.Tensor  # shape (batch, n, 1): the diagonal of D
+    wrong: torch.Tensor  # shape (batch, 1): ||D e|| / ||d|| for the error e of an update d, at most
+    inverse_norm: torch.Tensor  # shape (batch, 1): ||D A^-1||
+    norm: torch.Tensor  # shape (batch, 1): ||A||
+    length: torch.Tensor  # shape (batch, k): ||b||
+    noise: float  # rounding errors of a residual, relative to ||A|| ||x|| + ||b||
 
     @property
     def numbers(self) -> tuple[torch.Tensor, ...]:
@@ -62,37 +46,22 @@ class Trust:
 
 
 class Stepped(NamedTuple):
-    """Unknowns after a step of refinement.
+    """Unknowns after a step of refinement."""
 
-    Attributes
-    ----------
-    high, low, update : Tensor, shape (batch, n, k)
-        As :func:`neula.kernels.small_problems.refining.added` returns them.
-    left : Tensor, shape (batch, k)
-        Bound on the error.
-    active : Tensor of bool, shape (batch, k)
-        Which columns another step would improve.
-    """
-
+    # high, low, update, shape (batch, n, k): as neula.kernels.small_problems.refining.added returns them.
     high: torch.Tensor
     low: torch.Tensor
     update: torch.Tensor
-    left: torch.Tensor
-    active: torch.Tensor
+    left: torch.Tensor  # shape (batch, k): bound on the error
+    active: torch.Tensor  # bool, shape (batch, k): which columns another step would improve
 
 
 class MeasuredSystems(NamedTuple):
-    """What is known of solutions.
+    """What is known of solutions."""
 
-    Attributes
-    ----------
-    forward_error : Tensor, shape (batch, k)
-    numbers : Tensor, shape (9, batch)
-        Of the worst column the six numbers of the verdict (:mod:`neula.certificates.verdict`), the condition
-        number, the largest element, and 1.
-    """
-
-    forward_error: torch.Tensor
+    forward_error: torch.Tensor  # shape (batch, k)
+    # Shape (9, batch): of the worst column the six numbers of the verdict (neula.certificates.verdict), the
+    # condition number, the largest element, and 1.
     numbers: torch.Tensor
 
 
@@ -136,23 +105,13 @@ def turned(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Margins:
-    """What makes bounds of estimates.
+    """What makes bounds of estimates."""
 
-    Attributes
-    ----------
-    estimated : float
-        By how much an estimated norm may be too small.
-    rounding : float
-        Relative error of a solve with factors for each unit of the condition number to some power.
-    power : int
-    left : float
-        By how much more than random vectors show a solve may leave.
-    """
-
-    estimated: float
+    estimated: float  # by how much an estimated norm may be too small
+    # Relative error of a solve with factors for each unit of the condition number to some power.
     rounding: float
     power: int
-    left: float
+    left: float  # by how much more than random vectors show a solve may leave
 
 
 @kernel(
@@ -227,21 +186,11 @@ def stepped(
 
 @dataclass(frozen=True)
 class EvidenceMargins:
-    """What updates and estimates are taken to show.
+    """What updates and estimates are taken to show."""
 
-    Attributes
-    ----------
-    max_rate : float
-        Rate of convergence up to which updates show the error.
-    computed : float
-        For the rounding errors of a bound.
-    estimated : float
-        Factor between an estimate of a condition number and a bound.
-    """
-
-    max_rate: float
-    computed: float
-    estimated: float
+    max_rate: float  # rate of convergence up to which updates show the error
+    computed: float  # for the rounding errors of a bound
+    estimated: float  # factor between an estimate of a condition number and a bound
 
 
 @kernel("neula.kernels.small_problems.systems_triton:measured_systems_triton", trial=_tried, when=_steps)

@@ -22,18 +22,11 @@ from neula.kernels.precision import exact_matmul
 
 @dataclass(frozen=True)
 class BlockReflector:
-    """The orthogonal matrix ``Q = I - Y T Y^T``, applied in place to a C in the engine's storage precision.
+    """The orthogonal matrix ``Q = I - Y T Y^T``, applied in place to a C in the engine's storage."""
 
-    Attributes
-    ----------
-    y : Tensor, shape (m, k)
-        Unit lower trapezoidal: the Householder vectors, with explicit zeros and ones.
-    t : Tensor, shape (k, k)
-        Upper triangular.
-    """
-
+    # Shape (m, k): unit lower trapezoidal: the Householder vectors, with explicit zeros and ones.
     y: torch.Tensor
-    t: torch.Tensor
+    t: torch.Tensor  # shape (k, k): upper triangular
 
     def apply(self, c: torch.Tensor, engine: Engine, *, transposed: bool = False) -> torch.Tensor:
         """``C = Q C``, or ``C = Q^T C``, for an m x p matrix C."""
@@ -56,18 +49,11 @@ class BlockReflector:
 
 @dataclass(frozen=True)
 class HouseholderQR:
-    """``A = Q R`` with Q as a product of block reflectors.
+    """``A = Q R`` with Q as a product of block reflectors."""
 
-    Attributes
-    ----------
-    reflectors : tuple of BlockReflector
-        ``Q = Q_1 Q_2 ...``, each acting on the last rows, as many as its Y has.
-    r : Tensor, shape (n, n)
-        Upper triangular; its diagonal can be negative.
-    """
-
+    # Q = Q_1 Q_2 ..., each acting on the last rows, as many as its Y has.
     reflectors: tuple[BlockReflector, ...]
-    r: torch.Tensor
+    r: torch.Tensor  # shape (n, n): upper triangular; its diagonal can be negative
 
     def q(self, engine: Engine) -> torch.Tensor:
         """The explicit m x n matrix Q, column-major: reflectors applied backwards to columns of the identity.

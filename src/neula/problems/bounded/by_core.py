@@ -61,24 +61,13 @@ class BoundedErrors(NamedTuple):
 
 @dataclass(frozen=True)
 class CoreBoundedSolution:
-    """The solution of one problem, which is accepted.
-
-    Attributes
-    ----------
-    call : Call
-    shapes : BatchedProblem
-    options : BoundedOptions
-    found : BoundedMinimum
-    x : array, shape (n,)
-        As it is given back, but in double precision.
-    errors : BoundedErrors
-    """
+    """The solution of one problem, which is accepted."""
 
     call: Call
     shapes: BatchedProblem
     options: BoundedOptions
     found: BoundedMinimum
-    x: np.ndarray
+    x: np.ndarray  # shape (n,): as it is given back, but in double precision
     errors: BoundedErrors
 
     def common(self) -> dict[str, Any]:

@@ -21,17 +21,10 @@ SHORTEST = 0.5
 
 @dataclass(frozen=True)
 class _BoundedResiduals:
-    """Of the problems themselves, not of R.
+    """Of the problems themselves, not of R."""
 
-    Attributes
-    ----------
-    norm : Tensor, shape (C,)
-    gradient : Tensor, shape (C, n)
-        ``A^T r``.
-    """
-
-    norm: torch.Tensor
-    gradient: torch.Tensor
+    norm: torch.Tensor  # shape (C,)
+    gradient: torch.Tensor  # shape (C, n): A^T r
     b: torch.Tensor
 
 
@@ -115,20 +108,12 @@ def _residuals(problems: BoundedProblems, x: torch.Tensor) -> _BoundedResiduals:
 
 @dataclass
 class _Known:
-    """What the columns of free variables say.
+    """What the columns of free variables say."""
 
-    Attributes
-    ----------
-    projected : Tensor, shape (C,)
-        Norm of the residual's projection on their range.
-    left : Tensor, shape (C, n)
-        The gradient without that.
-    norm, inverse_norm : Tensor, shape (C,)
-        Of these columns of R from below, and of its pseudoinverse; infinite where they are dependent.
-    """
-
-    projected: torch.Tensor
-    left: torch.Tensor
+    projected: torch.Tensor  # shape (C,): norm of the residual's projection on their range
+    left: torch.Tensor  # shape (C, n): the gradient without that
+    # norm, inverse_norm, shape (C,): of these columns of R from below, and of its pseudoinverse; infinite
+    # where they are dependent.
     norm: torch.Tensor
     inverse_norm: torch.Tensor
 

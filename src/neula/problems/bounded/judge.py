@@ -15,12 +15,7 @@ from neula.problems.bounded.problem import BoundedProblems, BoundedValues, in_wo
 
 @dataclass(frozen=True)
 class BoundedJudge:
-    """Solutions are accepted by backward error, which no other link improves then, and forward error.
-
-    Attributes
-    ----------
-    limits : Limits
-    """
+    """Solutions are accepted by backward error, which no other link improves then, and forward error."""
 
     limits: Limits
 

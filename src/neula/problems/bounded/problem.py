@@ -34,22 +34,12 @@ NOTHING = -4096
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedOptions:
-    """What is asked for.
-
-    Attributes
-    ----------
-    engine : Engine
-    target : Format
-        Whose accuracy the result is to have.
-    dtype : torch.dtype
-        Of x as it is given back.
-    max_iterations : int or None
-        Exchanges, or sets of free variables that are solved for, of each problem and in each attempt.
-    """
+    """What is asked for."""
 
     engine: Engine
-    target: Format
-    dtype: torch.dtype
+    target: Format  # whose accuracy the result is to have
+    dtype: torch.dtype  # of x as it is given back
+    # Exchanges, or sets of free variables that are solved for, of each problem and in each attempt.
     max_iterations: int | None
 
     def limits(self, shape: Sequence[int]) -> Limits:
@@ -59,37 +49,19 @@ class BoundedOptions:
 
 @dataclass(frozen=True)
 class Whole:
-    """All problems of a call, in numbers near 1, and R of their matrices.
+    """All problems of a call, in numbers near 1, and R of their matrices."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (P, m, n)
-        Columns divided by powers of two, to norms in [1/2, 1).
-    b : Tensor, shape (P, m, K)
-        Divided by one power of two for each matrix, which brings it near 1, or what bounds make of the
-        solution where that is longer.
-    exponents : Tensor of int, shape (P, n)
-        What solutions are divided by, as exponents: x as it was given is ``2^e x``.
-    b_exponents : Tensor of int, shape (P, 1)
-    reduced : Reduced
-        With C = P K problems, those of one matrix in a row.
-    factors : RFactors
-        Of ``a`` and ``b``.
-    bounds : (Tensor, Tensor), shape (P, n) or (1, n) each
-        As they were given.
-    without_b : Tensor of bool, shape (C,)
-        Whether b was zero as it was given.
-    options : BoundedOptions
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (P, m, n): columns divided by powers of two, to norms in [1/2, 1)
+    # Shape (P, m, K): divided by one power of two for each matrix, which brings it near 1, or what bounds
+    # make of the solution where that is longer.
     b: torch.Tensor
+    # int, shape (P, n): what solutions are divided by, as exponents: x as it was given is 2^e x.
     exponents: torch.Tensor
-    b_exponents: torch.Tensor
-    reduced: Reduced
-    factors: RFactors
-    bounds: tuple[torch.Tensor, torch.Tensor]
-    without_b: torch.Tensor
+    b_exponents: torch.Tensor  # int, shape (P, 1)
+    reduced: Reduced  # with C = P K problems, those of one matrix in a row
+    factors: RFactors  # of a and b
+    bounds: tuple[torch.Tensor, torch.Tensor]  # shape (P, n) or (1, n) each: as they were given
+    without_b: torch.Tensor  # bool, shape (C,): whether b was zero as it was given
     options: BoundedOptions
 
     @classmethod
@@ -203,16 +175,9 @@ def _exponents_of_columns(a: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class BoundedProblems(Batch):
-    """Some problems of a call.
+    """Some problems of a call."""
 
-    Attributes
-    ----------
-    places : Tensor of int, shape (C,)
-        Which ones.
-    whole : Whole
-    """
-
-    places: torch.Tensor
+    places: torch.Tensor  # int, shape (C,): which ones
     whole: Whole
 
     @cached_property
@@ -227,24 +192,18 @@ class BoundedValues(Values):
 
     Attributes
     ----------
-    x : Tensor, shape (C, n)
-        In the numbers that are worked with, rounded to the dtype of the result.
-    side : Tensor of int8, shape (C, n)
-        -1 at the lower bound, 1 at the upper one, 0 between them.
     gradient : Tensor, shape (C, n)
         What of ``A^T r`` no bound forbids to follow, of columns of norm 1.
-    residual_norm, backward_error, forward_error, condition : Tensor, shape (C,)
-    iterations : Tensor of int, shape (C,)
     """
 
-    x: torch.Tensor
-    side: torch.Tensor
+    x: torch.Tensor  # shape (C, n): in the numbers that are worked with, rounded to the dtype of the result
+    side: torch.Tensor  # int8, shape (C, n): -1 at the lower bound, 1 at the upper one, 0 between them
     wrong: torch.Tensor
-    residual_norm: torch.Tensor
-    backward_error: torch.Tensor
-    forward_error: torch.Tensor
-    condition: torch.Tensor
-    iterations: torch.Tensor
+    residual_norm: torch.Tensor  # shape (C,)
+    backward_error: torch.Tensor  # shape (C,)
+    forward_error: torch.Tensor  # shape (C,)
+    condition: torch.Tensor  # shape (C,)
+    iterations: torch.Tensor  # int, shape (C,)
 
     names: ClassVar[tuple[str, ...]] = ("backward_error", "forward_error", "condition")
 

@@ -27,23 +27,13 @@ from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, Boun
 
 @dataclass(frozen=True)
 class BoundedSolution:
-    """What has come of a call.
-
-    Attributes
-    ----------
-    call : Call
-    shapes : BatchedProblem
-    whole : Whole
-    run : Run
-    values : BoundedValues
-        In the units that were given.
-    """
+    """What has come of a call."""
 
     call: Call
     shapes: BatchedProblem
     whole: Whole
     run: Run[BoundedValues]
-    values: BoundedValues
+    values: BoundedValues  # in the units that were given
 
     def of_columns(self, x: torch.Tensor) -> torch.Tensor:
         """What is known of each problem, as the user has them, shape (*batch,) or (*batch, k)."""

@@ -17,12 +17,7 @@ from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Sym
 
 @dataclass(frozen=True)
 class CholeskyJudge:
-    """Factors are accepted by their residual.
-
-    Attributes
-    ----------
-    bound : float
-    """
+    """Factors are accepted by their residual."""
 
     bound: float
 

@@ -21,20 +21,12 @@ CholeskyLink = Link[Symmetric, CholeskyValues]
 
 @dataclass(frozen=True)
 class CholeskyCase(Case):
-    """Matrices of one order, without numbers.
-
-    Attributes
-    ----------
-    count, n : int
-    options : CholeskyOptions
-    wait : bool
-        Whether the first link may wait for the host.
-    """
+    """Matrices of one order, without numbers."""
 
     count: int
     n: int
     options: CholeskyOptions
-    wait: bool = True
+    wait: bool = True  # whether the first link may wait for the host
 
     @property
     def launches(self) -> bool:

@@ -16,17 +16,9 @@ from neula.pipeline.progress import Progress
 
 @dataclass(frozen=True)
 class CholeskyOptions:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes
-    ----------
-    target : Format
-        The format whose accuracy the factors are to have.
-    engine : Engine
-    progress : callable, optional
-    """
-
-    target: Format
+    target: Format  # the format whose accuracy the factors are to have
     engine: Engine
     progress: Progress | None = None
 
@@ -47,19 +39,11 @@ class CholeskyOptions:
 
 @dataclass(frozen=True)
 class Symmetric(Batch):
-    """A batch of symmetric matrices as they were given.
+    """A batch of symmetric matrices as they were given."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Only the lower triangles count.
-    options : CholeskyOptions
-    place : Tensor, shape (batch,), or None
-        Where each is in what the user gave; None for all of these.
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (batch, n, n): only the lower triangles count
     options: CholeskyOptions
+    # Shape (batch,): where each is in what the user gave; None for all of these.
     place: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:
@@ -69,17 +53,10 @@ class Symmetric(Batch):
 
 @dataclass(frozen=True)
 class CholeskyValues(Values):
-    """Factors ``A = L L^T``, and what was measured of them.
+    """Factors ``A = L L^T``, and what was measured of them."""
 
-    Attributes
-    ----------
-    lower : Tensor, shape (batch, n, n)
-        In the dtype of A.
-    residual : Tensor, shape (batch,)
-        As in :func:`neula.certificates.cholesky.residuals_of_triangles`; NaN where there is no factor.
-    """
-
-    lower: torch.Tensor
+    lower: torch.Tensor  # shape (batch, n, n): in the dtype of A
+    # Shape (batch,): as in neula.certificates.cholesky.residuals_of_triangles; NaN where there is no factor.
     residual: torch.Tensor
 
 

@@ -30,22 +30,13 @@ ALIKE = 4.0
 
 
 class PlainProblems(NamedTuple):
-    """Tall problems, neither weighted nor damped.
+    """Tall problems, neither weighted nor damped."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, m, n)
-    b : Tensor, shape (batch, m, k)
-    options : LeastSquaresOptions
-        Without weights and damping.
-    data_error : float
-        Backward error of rounding weighted elements: with columns of norm 1, what it changes of A has a
-        Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    options: LeastSquaresOptions
+    a: torch.Tensor  # shape (batch, m, n)
+    b: torch.Tensor  # shape (batch, m, k)
+    options: LeastSquaresOptions  # without weights and damping
+    # Backward error of rounding weighted elements: with columns of norm 1, what it changes of A has a
+    # Frobenius norm of at most sqrt(n) u, and A a norm of at least 1.
     data_error: float = 0.0
 
     @classmethod

@@ -32,44 +32,20 @@ stay in range."""
 
 @dataclass(frozen=True)
 class ConstrainedSolution:
-    """A solution in scaled units, and what is known of it.
+    """A solution in scaled units, and what is known of it."""
 
-    Attributes
-    ----------
-    solved : LeastSquaresOutcome
-        Of the problem without constraints.
-    x : Tensor, shape (..., n, k)
-    norms : Tensor, shape (..., n)
-        Norms of the columns of A; ones where all of A vanishes.
-    forward : Tensor, shape (..., k)
-    backward : Tensor, shape (...)
-    problem : ScaledProblems
-        In the same units.
-    of_x : Tensor of int, shape (..., 1, k)
-        By which x is to be multiplied, beside those of the columns.
-    basis : Tensor, shape (n, q), or None
-        Of the null space.
-    constraint_rank : int or None
-    constraint_error : float
-    doubt : str
-        Why the forward error is not known.
-    remark : str
-        For which constraints it holds, if not for those that are stored.
-    before : tuple of Attempt
-    """
-
-    solved: LeastSquaresOutcome
-    x: torch.Tensor
-    norms: torch.Tensor
-    forward: torch.Tensor
-    backward: torch.Tensor
-    problem: ScaledProblems
-    of_x: torch.Tensor
-    basis: torch.Tensor | None = None
+    solved: LeastSquaresOutcome  # of the problem without constraints
+    x: torch.Tensor  # shape (..., n, k)
+    norms: torch.Tensor  # shape (..., n): norms of the columns of A; ones where all of A vanishes
+    forward: torch.Tensor  # shape (..., k)
+    backward: torch.Tensor  # shape (...)
+    problem: ScaledProblems  # in the same units
+    of_x: torch.Tensor  # int, shape (..., 1, k): by which x is to be multiplied, beside those of the columns
+    basis: torch.Tensor | None = None  # shape (n, q): of the null space
     constraint_rank: int | None = None
     constraint_error: float = 0.0
-    doubt: str = ""
-    remark: str = ""
+    doubt: str = ""  # why the forward error is not known
+    remark: str = ""  # for which constraints it holds, if not for those that are stored
     before: tuple[Attempt, ...] = ()
 
     def residuals(self, rounded: torch.Tensor, rounding: torch.Tensor) -> torch.Tensor:
@@ -272,25 +248,15 @@ def _in_units(
 
 @dataclass(frozen=True)
 class _Rest:
-    """What the constraints leave of a problem: ``min ||A Z z - (b - A s)||``.
-
-    Attributes
-    ----------
-    problem : ScaledProblems
-    null : NullSpace
-    a, b : Tensor, shape (..., m, q), (..., m, k)
-        ``A Z``, zero where it is nothing but rounding errors, and ``b - A s``.
-    noise : float
-        Relative to the norms of A and b, what rounding errors and the covariance come to.
-    independent : dict of int to bool
-        Rows of a wide A that are nearly combinations of rows of C, as :meth:`NullSpace.not_following` says.
-    """
+    """What the constraints leave of a problem: ``min ||A Z z - (b - A s)||``."""
 
     problem: ScaledProblems
     null: NullSpace
+    # a, b, shape (..., m, q), (..., m, k): A Z, zero where it is nothing but rounding errors, and b - A s.
     a: torch.Tensor
     b: torch.Tensor
-    noise: float
+    noise: float  # relative to the norms of A and b, what rounding errors and the covariance come to
+    # Rows of a wide A that are nearly combinations of rows of C, as NullSpace.not_following says.
     independent: dict[int, bool]
 
     @classmethod

@@ -29,32 +29,18 @@ again: rounding errors are far smaller."""
 
 @dataclass(frozen=True)
 class LinearFit:
-    """The problem behind a solution.
-
-    Attributes
-    ----------
-    call : Call
-    shapes : BatchedProblem
-    options : LeastSquaresOptions
-    x : Tensor, shape (P, n, K)
-        The solution.
-    norms : Tensor, shape (P, K)
-        Norms of its residuals.
-    rows : int or None
-        How many rows are data; those below are damping. None: all that were given.
-    basis : Tensor, shape (n, q), or None
-        Unknowns by those of the problem that was solved, whose matrix the shapes have: a null space.
-    exponents : (Tensor, Tensor) or None
-        Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
-    """
+    """The problem behind a solution."""
 
     call: Call
     shapes: BatchedProblem
     options: LeastSquaresOptions
-    x: torch.Tensor
-    norms: torch.Tensor
-    rows: int | None = None
+    x: torch.Tensor  # shape (P, n, K): the solution
+    norms: torch.Tensor  # shape (P, K): norms of its residuals
+    rows: int | None = None  # How many rows are data; those below are damping. None: all that were given.
+    # Shape (n, q): unknowns by those of the problem that was solved, whose matrix the shapes have: a null
+    # space.
     basis: torch.Tensor | None = None
+    # Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
     exponents: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __reduce__(self) -> Any:

@@ -28,21 +28,13 @@ from neula.problems.least_squares.report import LeastSquaresOutcome
 
 @dataclass(frozen=True)
 class General:
-    """What makes a problem more than a plain one.
+    """What makes a problem more than a plain one."""
 
-    Attributes
-    ----------
-    constraints : (Tensor, Tensor) or None
-        C, shape (p, n), and d, shape (p, 1) or (p, k), in float64.
-    factor : Tensor or None
-        Lower Cholesky factor of the covariance, shape (m, m), or the square roots of variances, shape (m,).
-    computed : bool
-        Whether it was made here from a covariance, and not given.
-    """
-
+    # C, shape (p, n), and d, shape (p, 1) or (p, k), in float64.
     constraints: tuple[torch.Tensor, torch.Tensor] | None
+    # Lower Cholesky factor of the covariance, shape (m, m), or the square roots of variances, shape (m,).
     factor: torch.Tensor | None
-    computed: bool
+    computed: bool  # whether it was made here from a covariance, and not given
 
 
 def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) -> General | None:

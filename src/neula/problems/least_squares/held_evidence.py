@@ -35,17 +35,10 @@ LONGEST = 8.0
 
 @dataclass
 class Held(SingleProblem):
-    """A fit that is held open, as a problem.
-
-    Attributes
-    ----------
-    sums : HeldSums
-    exponents : Tensor of int, shape (n,)
-        Of two, by which columns were divided, beside what the sums were.
-    options : LeastSquaresOptions
-    """
+    """A fit that is held open, as a problem."""
 
     sums: HeldSums
+    # int, shape (n,): of two, by which columns were divided, beside what the sums were.
     exponents: torch.Tensor
     options: LeastSquaresOptions
 

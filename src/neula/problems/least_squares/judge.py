@@ -21,20 +21,11 @@ SVD = "svd fp64"
 
 @dataclass(frozen=True)
 class LeastSquaresJudge:
-    """Solutions are accepted by their evidence; of links that found some, which one is best.
-
-    Attributes
-    ----------
-    limits : Limits
-    enough : float
-        Forward error up to which no other link is tried, even if more digits were asked for.
-    together : bool
-        Whether problems were solved together.
-    """
+    """Solutions are accepted by their evidence; of links that found some, which one is best."""
 
     limits: Limits
-    enough: float
-    together: bool
+    enough: float  # forward error up to which no other link is tried, even if more digits were asked for
+    together: bool  # whether problems were solved together
 
     @classmethod
     def for_shape(cls, m: int, n: int, options: LeastSquaresOptions, *, together: bool) -> LeastSquaresJudge:

@@ -44,23 +44,14 @@ rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0
 
 @dataclass(frozen=True)
 class LeastSquaresCase(Case):
-    """Problems of one shape, without numbers.
-
-    Attributes
-    ----------
-    count, m, n : int
-    options : LeastSquaresOptions
-    together : bool
-        Whether all are solved at once; else it is one of them that is left.
-    by_host : callable, optional
-        Solves problems on the host of a GPU, ``by_host(problems, before, passes=...)``.
-    """
+    """Problems of one shape, without numbers."""
 
     count: int
     m: int
     n: int
     options: LeastSquaresOptions
-    together: bool
+    together: bool  # whether all are solved at once; else it is one of them that is left
+    # Solves problems on the host of a GPU, by_host(problems, before, passes=...).
     by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None
 
     @cached_property

@@ -35,36 +35,21 @@ errors of a row that was computed with them have moved them."""
 
 @dataclass(frozen=True)
 class NullSpace:
-    """All x with ``C x = d``: a particular one, and a basis of the directions that change nothing.
+    """All x with ``C x = d``: a particular one, and a basis of the directions that change nothing."""
 
-    Attributes
-    ----------
-    shortest : Tensor, shape (..., n, k)
-        The x of smallest norm.
-    basis : Tensor, shape (n, n - rank)
-        Orthonormal.
-    kept, dropped : list of int
-        Rows of C that determine it, as many as its numerical rank, and the others.
-    condition : float
-        Of the rows of C that are kept; an estimate from below.
-    c, d : Tensor, shape (p, n), (..., p, k)
-        The constraints.
-    q, r : Tensor, shape (n, rank), (rank, p)
-        QR factors of the columns of ``C^T``, those that are kept first.
-    rounded : list of int
-        Rows with elements that underflow beside others.
-    """
-
-    shortest: torch.Tensor
-    basis: torch.Tensor
+    shortest: torch.Tensor  # shape (..., n, k): the x of smallest norm
+    basis: torch.Tensor  # shape (n, n - rank): orthonormal
+    # kept, dropped: rows of C that determine it, as many as its numerical rank, and the others.
     kept: list[int]
     dropped: list[int]
-    condition: float
+    condition: float  # of the rows of C that are kept; an estimate from below
+    # c, d, shape (p, n), (..., p, k): the constraints.
     c: torch.Tensor
     d: torch.Tensor
+    # q, r, shape (n, rank), (rank, p): QR factors of the columns of C^T, those that are kept first.
     q: torch.Tensor
     r: torch.Tensor
-    rounded: list[int]
+    rounded: list[int]  # rows with elements that underflow beside others
 
     @property
     def rank(self) -> int:

@@ -40,23 +40,15 @@ rounding errors. A few of them cost a few iterations, many of them more than a b
 
 @dataclass(frozen=True)
 class Preconditioner:
-    """R of the scaled matrix, and what it says about its condition.
+    """R of the scaled matrix, and what it says about its condition."""
 
-    Attributes
-    ----------
-    triangle : UpperTriangular, shape (n, n)
-    columns : Tensor, shape (n,)
-        Norms of the columns of R, which are those of the scaled matrix.
-    extremes : Tensor, shape (2,)
-        Estimates of the largest and the smallest singular value of R with columns divided by their norms.
-    stable : bool
-        Whether they are those of A (Householder, double precision); those of any other R are only if
-        ``A R^-1`` is well conditioned, which a problem with known solution shows.
-    """
-
-    triangle: UpperTriangular
-    columns: torch.Tensor
+    triangle: UpperTriangular  # shape (n, n)
+    columns: torch.Tensor  # shape (n,): norms of the columns of R, which are those of the scaled matrix
+    # Shape (2,): estimates of the largest and the smallest singular value of R with columns divided by their
+    # norms.
     extremes: torch.Tensor
+    # Whether they are those of A (Householder, double precision); those of any other R are only if A R^-1 is
+    # well conditioned, which a problem with known solution shows.
     stable: bool = False
 
     @classmethod
@@ -70,20 +62,11 @@ class Preconditioner:
 
 @dataclass(frozen=True)
 class Limit:
-    """How bad an R in a low precision may be, where a better one can be had.
-
-    Attributes
-    ----------
-    condition : float
-    iterations : int
-        Of the first solve with an R of a larger condition number.
-    decay : float
-        By how much its diagonal may fall.
-    """
+    """How bad an R in a low precision may be, where a better one can be had."""
 
     condition: float
-    iterations: int
-    decay: float = math.inf
+    iterations: int  # of the first solve with an R of a larger condition number
+    decay: float = math.inf  # by how much its diagonal may fall
 
     def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
         """Give an R of n columns up, by the diagonal of its first ones.

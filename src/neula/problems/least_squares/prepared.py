@@ -25,18 +25,10 @@ from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquar
 
 @dataclass(frozen=True)
 class Largest:
-    """Largest magnitudes in the columns of A and of b.
+    """Largest magnitudes in the columns of A and of b."""
 
-    Attributes
-    ----------
-    both : Tensor, shape (n + k,)
-        One after the other: they are looked at together.
-    n : int
-        Columns of A.
-    """
-
-    both: torch.Tensor
-    n: int
+    both: torch.Tensor  # shape (n + k,): one after the other: they are looked at together
+    n: int  # columns of A
 
     @property
     def of_a(self) -> torch.Tensor:
@@ -64,23 +56,14 @@ class Cache:
 
 @dataclass(frozen=True)
 class LeastSquaresProblems(Batch):
-    """A batch of problems as they were given; one problem is a batch of one.
+    """A batch of problems as they were given; one problem is a batch of one."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, m, n)
-    b : Tensor, shape (batch, m, k)
-    options : LeastSquaresOptions
-    places : Tensor of int, or None
-        Which of them are meant: all, by default. Others are not copied before they are worked on.
-    cache : Cache
-        Each object has its own.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
+    a: torch.Tensor  # shape (batch, m, n)
+    b: torch.Tensor  # shape (batch, m, k)
     options: LeastSquaresOptions
+    # Int. Which of them are meant: all, by default. Others are not copied before they are worked on.
     places: torch.Tensor | None = None
+    # Each object has its own.
     cache: Cache = field(init=False, repr=False, compare=False, default_factory=Cache)
 
     def __len__(self) -> int:
@@ -163,32 +146,17 @@ Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Ans
 
 @dataclass(frozen=True)
 class PreparedProblem:
-    """A problem in double precision.
+    """A problem in double precision."""
 
-    Attributes
-    ----------
-    operator : LeastSquaresOperator
-        The tall matrix that is factorized: A with weights and damping, or the transpose of a wide A.
-    b : Tensor, shape (rows, k)
-        Its columns scaled by powers of two.
-    given_b : Tensor, shape (m, k)
-        The same before weights and damping.
-    b_scales : Tensor, shape (k,)
-    scales : Tensor, shape (n,)
-        Powers of two for the columns of the operator.
-    wide : bool
-        Whether the operator is the transpose.
-    scaled : ScaledProblems or None
-        The problem with weights and damping, where numbers near the ends of the range had to be scaled first.
-    """
-
+    # The tall matrix that is factorized: A with weights and damping, or the transpose of a wide A.
     operator: LeastSquaresOperator
-    b: torch.Tensor
-    given_b: torch.Tensor
-    b_scales: torch.Tensor
-    scales: torch.Tensor
-    wide: bool
+    b: torch.Tensor  # shape (rows, k): its columns scaled by powers of two
+    given_b: torch.Tensor  # shape (m, k): the same before weights and damping
+    b_scales: torch.Tensor  # shape (k,)
+    scales: torch.Tensor  # shape (n,): powers of two for the columns of the operator
+    wide: bool  # whether the operator is the transpose
     options: LeastSquaresOptions
+    # The problem with weights and damping, where numbers near the ends of the range had to be scaled first.
     scaled: ScaledProblems | None = None
 
     @classmethod

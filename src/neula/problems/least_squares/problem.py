@@ -25,26 +25,14 @@ def in_words(bound: float, error: float, forward: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LeastSquaresOptions(solutions.SolutionOptions):
-    """What is asked for.
-
-    Attributes
-    ----------
-    algorithm : str or None
-    compute : str or None
-        Arithmetic of R, where it is named.
-    damp : float
-    weights : Tensor, shape (m,), or None
-    rcond : float
-    unit : float
-        Unit roundoff of the format in which A is stored.
-    """
+    """What is asked for."""
 
     algorithm: str | None
-    compute: str | None
+    compute: str | None  # arithmetic of R, where it is named
     damp: float
-    weights: torch.Tensor | None
+    weights: torch.Tensor | None  # shape (m,)
     rcond: float
-    unit: float = FP64.u
+    unit: float = FP64.u  # unit roundoff of the format in which A is stored
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
@@ -100,19 +88,11 @@ class SingleProblem:
 
 @dataclass(frozen=True)
 class LeastSquaresSolutions(Solutions):
-    """Solutions of least-squares problems.
+    """Solutions of least-squares problems."""
 
-    Attributes
-    ----------
-    residual_norm : Tensor, shape (batch, k)
-    optimality : Tensor, shape (batch,)
-        The worst right-hand side counts.
-    rank : Tensor, shape (batch,)
-    """
-
-    residual_norm: torch.Tensor
-    optimality: torch.Tensor
-    rank: torch.Tensor
+    residual_norm: torch.Tensor  # shape (batch, k)
+    optimality: torch.Tensor  # shape (batch,): the worst right-hand side counts
+    rank: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "optimality", "rank", "zero")
     of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "optimality")

@@ -22,29 +22,17 @@ Factor = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class RSource:
-    """A way to compute R.
-
-    Attributes
-    ----------
-    factor : Factor
-    from_gram : bool
-        Whether it also takes the Gram matrix of a single A, which is computed once for all such sources.
-    backward_stable : bool
-        Whether no other source has a better R.
-    half_precision : bool
-        Whether R comes from products of half-precision operands: the first steps then need no residuals in
-        twice the working precision, and few random vectors measure the rate of convergence.
-    narrow : bool
-        Whether A may have any dtype.
-    plain_residuals : bool
-        Whether no step takes residuals in twice the working precision unless digits are asked for.
-    """
+    """A way to compute R."""
 
     factor: Factor
+    # Whether it also takes the Gram matrix of a single A, which is computed once for all such sources.
     from_gram: bool = False
-    backward_stable: bool = False
+    backward_stable: bool = False  # whether no other source has a better R
+    # Whether R comes from products of half-precision operands: the first steps then need no residuals in
+    # twice the working precision, and few random vectors measure the rate of convergence.
     half_precision: bool = False
-    narrow: bool = False
+    narrow: bool = False  # whether A may have any dtype
+    # Whether no step takes residuals in twice the working precision unless digits are asked for.
     plain_residuals: bool = False
 
     @property

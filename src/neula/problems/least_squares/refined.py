@@ -51,23 +51,12 @@ normalized columns."""
 
 @dataclass(frozen=True)
 class LeastSquaresErrorBounds:
-    """What bounds the error of a refined solution.
+    """What bounds the error of a refined solution."""
 
-    Attributes
-    ----------
-    scale : Scale
-        What backward errors were measured in.
-    smallest : float
-        Smallest singular value of B, estimated from above.
-    sizes : Tensor
-        Norms of the columns of A: the diagonal of D.
-    spread : float
-        By how much norms of ``D x`` may exceed those of x, to which errors with scaled rows refer.
-    """
-
-    scale: Scale
-    smallest: float
-    sizes: torch.Tensor
+    scale: Scale  # what backward errors were measured in
+    smallest: float  # smallest singular value of B, estimated from above
+    sizes: torch.Tensor  # norms of the columns of A: the diagonal of D
+    # By how much norms of D x may exceed those of x, to which errors with scaled rows refer.
     spread: float = 1.0
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
@@ -267,24 +256,14 @@ def _unscale(r: UpperTriangular, scales: torch.Tensor) -> UpperTriangular:
 
 @dataclass(frozen=True)
 class _Probed:
-    """A problem with known solution, solved together with the problem itself.
+    """A problem with known solution, solved together with the problem itself."""
 
-    Attributes
-    ----------
-    error : float
-        Of the known solution.
-    smallest : float
-        Smallest singular value of ``A R^-1`` seen on the way.
-    x : Tensor, shape (n, k), or None
-        Solutions of the problem, to single precision; None where they are to be found in another way.
-    iterations : int
-        Those that x took.
-    """
-
-    error: float = 0.0
-    smallest: float = 1.0
+    error: float = 0.0  # of the known solution
+    smallest: float = 1.0  # smallest singular value of A R^-1 seen on the way
+    # Shape (n, k): solutions of the problem, to single precision; None where they are to be found in another
+    # way.
     x: torch.Tensor | None = None
-    iterations: int = 0
+    iterations: int = 0  # those that x took
 
 
 def _sampled(problem: PreparedProblem, r: UpperTriangular, start: torch.Tensor) -> _Probed:

@@ -23,22 +23,12 @@ from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquar
 
 @dataclass(frozen=True)
 class LeastSquaresOutcome:
-    """A result, and what is to be said where it is not converged.
-
-    Attributes
-    ----------
-    result : LstsqResult
-    why : str
-    missed : sequence of list of int
-        Where in the batch problems are that were not accepted.
-    unsure : bool
-        Whether of any problem no digit of x is sure.
-    """
+    """A result, and what is to be said where it is not converged."""
 
     result: LstsqResult
     why: str = ""
-    missed: Sequence[list[int]] = ()
-    unsure: bool = False
+    missed: Sequence[list[int]] = ()  # where in the batch problems are that were not accepted
+    unsure: bool = False  # whether of any problem no digit of x is sure
 
     @classmethod
     def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:

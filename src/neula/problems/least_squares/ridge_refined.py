@@ -36,32 +36,16 @@ QUARTER = 2.0**-13
 
 @dataclass(frozen=True)
 class Estimates:
-    """Solutions and errors of prediction, with bounds on their errors.
-
-    Attributes
-    ----------
-    path : Path
-    x : BoundedEstimate
-        Solutions of the scaled problem, shape (p, n, k), and their forward errors, shape (p, k).
-    residual : BoundedEstimate
-        Norms of residuals divided by the size of W, shape (p, k).
-    left_out : BoundedEstimate
-        Errors of prediction of rows that are left out, shape (p, m, k).
-    trace : BoundedEstimate
-        Sums of ``W_ii`` divided by the size of W, shape (p, 1).
-    backward : Tensor, shape (p, k)
-        Backward errors of solutions.
-    limits : Limits
-        Numbers that are smaller than backward errors may be, relative to b, are as good as zero.
-    """
+    """Solutions and errors of prediction, with bounds on their errors."""
 
     path: Path
+    # Solutions of the scaled problem, shape (p, n, k), and their forward errors, shape (p, k).
     x: BoundedEstimate
-    residual: BoundedEstimate
-    left_out: BoundedEstimate
-    trace: BoundedEstimate
-    backward: torch.Tensor
-    limits: Limits
+    residual: BoundedEstimate  # norms of residuals divided by the size of W, shape (p, k)
+    left_out: BoundedEstimate  # errors of prediction of rows that are left out, shape (p, m, k)
+    trace: BoundedEstimate  # sums of W_ii divided by the size of W, shape (p, 1)
+    backward: torch.Tensor  # shape (p, k): backward errors of solutions
+    limits: Limits  # numbers that are smaller than backward errors may be, relative to b, are as good as zero
 
     @classmethod
     def from_path(cls, path: Path, limits: Limits, options: LeastSquaresOptions) -> Estimates:

@@ -37,27 +37,14 @@ HIGHER_ORDER = 1.5
 
 @dataclass(frozen=True)
 class ScaledRidgeProblem:
-    """A, b and dampings in numbers near 1, so that no square is lost.
+    """A, b and dampings in numbers near 1, so that no square is lost."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-    b : Tensor, shape (m, k)
-    damps : Tensor, shape (p,)
-    of_a : Tensor
-        Binary exponent that was taken out of A and of the dampings.
-    of_b : Tensor, shape (k,)
-        Of the right-hand sides.
-    before : Tensor, shape (m, 1)
-        Leverages of what A and b are orthogonal to.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    damps: torch.Tensor
-    of_a: torch.Tensor
-    of_b: torch.Tensor
-    before: torch.Tensor
+    a: torch.Tensor  # shape (m, n)
+    b: torch.Tensor  # shape (m, k)
+    damps: torch.Tensor  # shape (p,)
+    of_a: torch.Tensor  # binary exponent that was taken out of A and of the dampings
+    of_b: torch.Tensor  # shape (k,): of the right-hand sides
+    before: torch.Tensor  # shape (m, 1): leverages of what A and b are orthogonal to
 
     @classmethod
     def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, before: torch.Tensor) -> Self:
@@ -128,33 +115,16 @@ class BoundedEstimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Path:
-    """Solutions for many dampings, in terms of singular vectors.
-
-    Attributes
-    ----------
-    scaled : ScaledRidgeProblem
-    u : Tensor, shape (m, r)
-        Left singular vectors of A.
-    v : Tensor, shape (n, r)
-    s : Tensor, shape (r,)
-    noise : float
-        ``||A - U S V^T||``, with what U and V lack in orthogonality.
-    outside : int
-        Dimension of what is orthogonal to U, and to what A and b are orthogonal to.
-    attempts : tuple of Attempt
-        How A was factorized.
-    certain : bool
-        Whether the rank without damping is.
-    """
+    """Solutions for many dampings, in terms of singular vectors."""
 
     scaled: ScaledRidgeProblem
-    u: torch.Tensor
-    v: torch.Tensor
-    s: torch.Tensor
-    noise: float
-    outside: int
-    attempts: tuple[Attempt, ...]
-    certain: bool = False
+    u: torch.Tensor  # shape (m, r): left singular vectors of A
+    v: torch.Tensor  # shape (n, r)
+    s: torch.Tensor  # shape (r,)
+    noise: float  # ||A - U S V^T||, with what U and V lack in orthogonality
+    outside: int  # dimension of what is orthogonal to U, and to what A and b are orthogonal to
+    attempts: tuple[Attempt, ...]  # how A was factorized
+    certain: bool = False  # whether the rank without damping is
 
     @classmethod
     def factorize(cls, scaled: ScaledRidgeProblem, engine: Engine) -> Self:

@@ -168,27 +168,16 @@ def chain_streamed(options: LeastSquaresOptions) -> list[Link[Streamed, LeastSqu
 
 @dataclass
 class Streamed(SingleProblem):
-    """One problem, whose rows are read in passes.
+    """One problem, whose rows are read in passes."""
 
-    Attributes
-    ----------
-    reader : Reader
-        Of A, b, and weights if there are any.
-    options : LeastSquaresOptions
-    n, k : int
-        Columns of A, and of b.
-    largest : Tensor, shape (n + k,)
-        The largest magnitude in each column of A and b that was read so far, weighted.
-    scales : Tensor, shape (n + k,)
-        Powers of two by which they are multiplied.
-    """
-
-    reader: Reader
+    reader: Reader  # of A, b, and weights if there are any
     options: LeastSquaresOptions
+    # n, k: columns of A, and of b.
     n: int
     k: int
+    # Shape (n + k,): the largest magnitude in each column of A and b that was read so far, weighted.
     largest: torch.Tensor
-    scales: torch.Tensor = field(init=False)
+    scales: torch.Tensor = field(init=False)  # shape (n + k,): powers of two by which they are multiplied
 
     def __post_init__(self) -> None:
         self.scales = torch.ones_like(self.largest)

@@ -76,30 +76,17 @@ class ProblemUnits(Protocol):
 
 @dataclass(frozen=True)
 class UnscaledSolutions:
-    """Solutions of some problems in their own units.
-
-    Attributes
-    ----------
-    found : DoubledSolution
-    x : Tensor, shape (batch, n, k)
-        Rounded to the dtype of the result.
-    rounding : Tensor, shape (batch, k)
-        What that lost, relative to x.
-    low : Tensor, shape (batch, k)
-        What x lacks of the sum that was refined, relative to it.
-    residual_norm, b_norm : Tensor, shape (batch, k)
-        In units of the scaled b, of x as it is returned.
-    condition, condition_bound : Tensor, shape (batch,)
-    """
+    """Solutions of some problems in their own units."""
 
     found: DoubledSolution
-    x: torch.Tensor
-    rounding: torch.Tensor
-    low: torch.Tensor
+    x: torch.Tensor  # shape (batch, n, k): rounded to the dtype of the result
+    rounding: torch.Tensor  # shape (batch, k): what that lost, relative to x
+    low: torch.Tensor  # shape (batch, k): what x lacks of the sum that was refined, relative to it
+    # residual_norm, b_norm, shape (batch, k): in units of the scaled b, of x as it is returned.
     residual_norm: torch.Tensor
     b_norm: torch.Tensor
-    condition: torch.Tensor
-    condition_bound: torch.Tensor
+    condition: torch.Tensor  # shape (batch,)
+    condition_bound: torch.Tensor  # shape (batch,)
 
 
 def members_of(

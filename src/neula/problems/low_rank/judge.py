@@ -14,12 +14,7 @@ from neula.problems.low_rank.problem import SVDOptions, SVDValues
 
 @dataclass(frozen=True)
 class SVDJudge:
-    """Triplets are accepted by residual, orthogonality, and what may have been missed.
-
-    Attributes
-    ----------
-    bound, orthogonality_bound : float
-    """
+    """Triplets are accepted by residual, orthogonality, and what may have been missed."""
 
     bound: float
     orthogonality_bound: float

@@ -14,22 +14,11 @@ from neula.pipeline.progress import Progress
 
 @dataclass(frozen=True)
 class SVDOptions:
-    """What is asked for, and what was named.
+    """What is asked for, and what was named."""
 
-    Attributes
-    ----------
-    target : Format
-        The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
-    part : float or None
-        Largest error of each singular value and its vectors, as a part of it, if that was asked for instead.
-    engine : Engine
-    rank : int or None
-    tol : float or None
-    algorithm : str or None
-    progress : callable, optional
-    """
-
+    # The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
     target: Format
+    # Largest error of each singular value and its vectors, as a part of it, if that was asked for instead.
     part: float | None
     engine: Engine
     rank: int | None = None
@@ -81,47 +70,25 @@ class SVDOptions:
 
 @dataclass(frozen=True)
 class SVDValues(Values):
-    """Singular triplets, with what was measured of them.
+    """Singular triplets, with what was measured of them."""
 
-    Attributes
-    ----------
-    u : Tensor, shape (1, m, k)
-    s : Tensor, shape (1, k)
-        Descending, float64.
-    v : Tensor, shape (1, n, k)
-    errors : Tensor, shape (1, k)
-        Bounds on the errors of s, float64.
-    remainder : Tensor, shape (1,)
-        Estimate of ``||A - U diag(s) V^T||_F``, float64; NaN where there is none.
-    measures : Tensor, shape (1, 3)
-        Those of :class:`neula.certificates.low_rank.SVDCertificate`.
-    """
-
-    u: torch.Tensor
-    s: torch.Tensor
-    v: torch.Tensor
-    errors: torch.Tensor
+    u: torch.Tensor  # shape (1, m, k)
+    s: torch.Tensor  # shape (1, k): descending, float64
+    v: torch.Tensor  # shape (1, n, k)
+    errors: torch.Tensor  # shape (1, k): bounds on the errors of s, float64
+    # Shape (1,): estimate of ||A - U diag(s) V^T||_F, float64; NaN where there is none.
     remainder: torch.Tensor
-    measures: torch.Tensor
+    measures: torch.Tensor  # shape (1, 3): those of neula.certificates.low_rank.SVDCertificate
 
 
 @dataclass(frozen=True)
 class TallMatrix(Batch):
-    """A tall matrix, as a batch of one.
+    """A tall matrix, as a batch of one."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (1, m, n), m >= n
-        In working precision, in a range where squares neither overflow nor underflow.
-    norm : float
-        ``||A||_F``.
-    rounded : float
-        By how much it differs from the matrix that was given, in the same norm: singular values, and what
-        triplets leave, differ by no more.
-    options : SVDOptions
-    """
-
+    # Shape (1, m, n), m >= n: in working precision, in a range where squares neither overflow nor underflow.
     a: torch.Tensor
-    norm: float
+    norm: float  # ||A||_F
+    # By how much it differs from the matrix that was given, in the same norm: singular values, and what
+    # triplets leave, differ by no more.
     rounded: float
     options: SVDOptions

@@ -30,24 +30,14 @@ DECADE = 10.0
 
 @dataclass
 class StreamedMatrix:
-    """A matrix whose rows are read in passes; a batch of one.
-
-    Attributes
-    ----------
-    reader : Reader
-    n : int
-    options : SVDOptions
-    scale : float
-        The power of two by which it is multiplied: 1 where squares neither overflow nor underflow.
-    relative_error : float
-        ``||A - U diag(s) Vh||_F / ||A||_F``, once it is known.
-    """
+    """A matrix whose rows are read in passes; a batch of one."""
 
     reader: Reader
     n: int
     options: SVDOptions
+    # The power of two by which it is multiplied: 1 where squares neither overflow nor underflow.
     scale: float = 1.0
-    relative_error: float = 0.0
+    relative_error: float = 0.0  # ||A - U diag(s) Vh||_F / ||A||_F, once it is known
 
     @property
     def device(self) -> torch.device:

@@ -22,50 +22,31 @@ MARGIN = 10.0
 
 @dataclass(frozen=True)
 class NonlinearEvidence:
-    """Of each problem of a batch; variables at a bound beyond which the cost falls do not count.
+    """Of each problem of a batch; variables at a bound beyond which the cost falls do not count."""
 
-    Attributes
-    ----------
-    rank : Tensor of int, shape (batch,)
-        Of the Jacobian with normalized columns; those without influence on the residuals count as zero.
-    full : Tensor of bool, shape (batch,)
-    determined : Tensor of bool, shape (batch,)
-        Whether it is of full rank also with the variables that do not count.
-    condition : Tensor, shape (batch,)
-        Condition number of the same.
-    stationarity : Tensor, shape (batch,)
-        ``||Q^T f||``, the part of the residuals that variables could still take away to first order, relative
-        to the larger one of the residuals and of what x contributes to the model: a relative change of the
-        data for which x is exactly stationary.
-    forward_error : Tensor, shape (batch,)
-        Estimate of ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns: 1 of ``x = 0``, or 0
-        where residuals are zero there or bounds stop all variables.
-    """
-
+    # int, shape (batch,): of the Jacobian with normalized columns; those without influence on the residuals
+    # count as zero.
     rank: torch.Tensor
-    full: torch.Tensor
+    full: torch.Tensor  # bool, shape (batch,)
+    # bool, shape (batch,): whether it is of full rank also with the variables that do not count.
     determined: torch.Tensor
-    condition: torch.Tensor
+    condition: torch.Tensor  # shape (batch,): condition number of the same
+    # Shape (batch,): ||Q^T f||, the part of the residuals that variables could still take away to first
+    # order, relative to the larger one of the residuals and of what x contributes to the model: a relative
+    # change of the data for which x is exactly stationary.
     stationarity: torch.Tensor
+    # Shape (batch,): estimate of ||D (x - x*)|| / ||D x*||, D being the norms of the columns: 1 of x = 0, or
+    # 0 where residuals are zero there or bounds stop all variables.
     forward_error: torch.Tensor
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of what a fit has measured at x, of each problem of a batch.
+    """Errors of what a fit has measured at x, of each problem of a batch."""
 
-    Attributes
-    ----------
-    residuals : Tensor, shape (batch,)
-        Length of their rounding errors, as far as it is known.
-    columns : Tensor, shape (batch, n)
-        Of the Jacobian's columns, relative to their norms.
-    products : Tensor, shape (batch, n)
-        Of the scalar products of these columns, with norm 1, and the residuals.
-    """
-
-    residuals: torch.Tensor
-    columns: torch.Tensor
+    residuals: torch.Tensor  # shape (batch,): length of their rounding errors, as far as it is known
+    columns: torch.Tensor  # shape (batch, n): of the Jacobian's columns, relative to their norms
+    # Shape (batch, n): of the scalar products of these columns, with norm 1, and the residuals.
     products: torch.Tensor
 
 

@@ -55,24 +55,13 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class NonlinearFit:
-    """What a fit has come to.
-
-    Attributes
-    ----------
-    at : Iterates
-    evidence : NonlinearEvidence
-    tolerance : float
-        What stationarity was asked to be.
-    accepted : Tensor of bool, shape (P,)
-    held : Tensor of bool, shape (P, n)
-        Variables that a bound stops.
-    """
+    """What a fit has come to."""
 
     at: Iterates
     evidence: NonlinearEvidence
-    tolerance: float
-    accepted: torch.Tensor
-    held: torch.Tensor
+    tolerance: float  # what stationarity was asked to be
+    accepted: torch.Tensor  # bool, shape (P,)
+    held: torch.Tensor  # bool, shape (P, n): variables that a bound stops
 
     def why(self, uncertified: str) -> str:
         """What is wrong with the first problem that is not accepted."""

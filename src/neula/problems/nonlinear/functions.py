@@ -25,20 +25,12 @@ TORCH = "torch"
 
 @dataclass
 class Points:
-    """How points come to the caller, and residuals back.
+    """How points come to the caller, and residuals back."""
 
-    Attributes
-    ----------
-    batch : tuple of int
-        Leading dimensions of x.
-    wrap : callable
-        Makes an array of the caller's library.
-    whole : Tensor, shape (P, n)
-        The last point of each problem. A function is called for all of them, also where only some are open.
-    """
-
-    batch: tuple[int, ...]
-    wrap: Callable[[torch.Tensor], Any]
+    batch: tuple[int, ...]  # leading dimensions of x
+    wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library
+    # Shape (P, n). The last point of each problem. A function is called for all of them, also where only some
+    # are open.
     whole: torch.Tensor
 
     def given(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
@@ -149,38 +141,18 @@ def mode_of(jac: Any, *, is_tensor: bool) -> str:
 
 @dataclass
 class Jacobian:
-    """The Jacobian, from the caller or found here.
+    """The Jacobian, from the caller or found here."""
 
-    Attributes
-    ----------
-    call : callable
-        The residuals.
-    given : callable or None
-        The caller's own: from points, numbers and a block to shape (P, m, n).
-    mode : str
-        One of :data:`MODES` or :data:`SCHEMES`, or :data:`TORCH`.
-    differences : Differences
-        Their steps, and where the function may be called.
-    default : bool
-        Whether the mode was not named: another one may take its place.
-    typical : Tensor, shape (P, n)
-        Largest sizes that variables have had.
-    values : torch.dtype
-        Of what the function returns: one that computes in float32 is no more accurate for an x in float64.
-    part : Tensor, shape (P, n), or None
-        Factors of the steps of differences.
-    ways : tuple of callable
-        To derivatives of torch; the first one works.
-    """
-
-    call: Call
-    given: Call | None
-    mode: str
-    differences: Differences
-    default: bool
-    typical: torch.Tensor
+    call: Call  # the residuals
+    given: Call | None  # the caller's own: from points, numbers and a block to shape (P, m, n)
+    mode: str  # one of MODES or SCHEMES, or TORCH
+    differences: Differences  # their steps, and where the function may be called
+    default: bool  # whether the mode was not named: another one may take its place
+    typical: torch.Tensor  # shape (P, n): largest sizes that variables have had
+    # Of what the function returns: one that computes in float32 is no more accurate for an x in float64.
     values: torch.dtype = torch.float64
-    part: torch.Tensor | None = None
+    part: torch.Tensor | None = None  # shape (P, n): factors of the steps of differences
+    # To derivatives of torch; the first one works.
     ways: tuple[Callable[[Function, torch.Tensor, torch.Tensor], None], ...] = ()
 
     @classmethod

@@ -21,23 +21,12 @@ from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tenso
 
 @dataclass(frozen=True)
 class Model:
-    """``f(xdata, *params)``, called with the parameters of one problem, or of several.
-
-    Attributes
-    ----------
-    f : callable
-    wrap : callable
-        Makes an array of the caller's library.
-    batch : tuple of int
-        Leading dimensions of the data.
-    is_tensor : bool
-        Whether f is a function of torch.
-    """
+    """``f(xdata, *params)``, called with the parameters of one problem, or of several."""
 
     f: Callable[..., Any]
-    wrap: Callable[[torch.Tensor], Any]
-    batch: tuple[int, ...]
-    is_tensor: bool
+    wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library
+    batch: tuple[int, ...]  # leading dimensions of the data
+    is_tensor: bool  # whether f is a function of torch
 
     def values(self, function: Callable[..., Any], xdata: Any, x: torch.Tensor, name: str) -> torch.Tensor:
         """The model, or another function of the same arguments, at parameters x, shape (P, n).
@@ -61,26 +50,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Observations:
-    """Residuals of a model, in units of their standard deviations.
-
-    Attributes
-    ----------
-    model : Model
-    xdata : object
-    y : Tensor, shape (P, m)
-    shape : tuple of int
-        Of the data as they came.
-    deviations : Tensor, shape (P, m), or None
-    factor : Tensor, shape (P, m, m), or None
-        Lower Cholesky factors of their covariance matrices.
-    """
+    """Residuals of a model, in units of their standard deviations."""
 
     model: Model
     xdata: Any
-    y: torch.Tensor
-    shape: tuple[int, ...]
-    deviations: torch.Tensor | None
-    factor: torch.Tensor | None
+    y: torch.Tensor  # shape (P, m)
+    shape: tuple[int, ...]  # of the data as they came
+    deviations: torch.Tensor | None  # shape (P, m)
+    factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
         """Of some problems at parameters x, shape (P, m)."""
@@ -144,22 +121,12 @@ class Observations:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The model and its derivatives anywhere, at the parameters that were found.
-
-    Attributes
-    ----------
-    model : Model
-    jac : callable or str or None
-        As for :func:`neula.curve_fit`.
-    x : Tensor, shape (P, n)
-    shape : tuple of int
-        Of the data.
-    """
+    """The model and its derivatives anywhere, at the parameters that were found."""
 
     model: Model
-    jac: Any
-    x: torch.Tensor
-    shape: tuple[int, ...]
+    jac: Any  # as for neula.curve_fit
+    x: torch.Tensor  # shape (P, n)
+    shape: tuple[int, ...]  # of the data
 
     def __call__(self, xdata: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Values, shape (*batch, k), and derivatives, shape (*batch, k, n)."""

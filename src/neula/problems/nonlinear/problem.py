@@ -23,21 +23,12 @@ METHODS = ("trf", "dogbox", "lm")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit begins.
+    """Where a fit begins."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (P, n)
-    batch : tuple of int
-        Leading dimensions.
-    bounds : Bounds
-    scale : Tensor, shape (P, n), or None
-        Reciprocals of the sizes of variables; None for those of the Jacobian.
-    """
-
-    x: torch.Tensor
-    batch: tuple[int, ...]
+    x: torch.Tensor  # shape (P, n)
+    batch: tuple[int, ...]  # leading dimensions
     bounds: Bounds
+    # Shape (P, n): reciprocals of the sizes of variables; None for those of the Jacobian.
     scale: torch.Tensor | None
 
     @classmethod

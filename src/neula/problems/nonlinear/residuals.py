@@ -25,35 +25,21 @@ REFLECTED = 1e7
 
 @dataclass
 class Residuals:
-    """Residuals of a batch of problems, all at once or block by block.
-
-    Attributes
-    ----------
-    call : callable
-    jacobian : Jacobian
-    loss : Loss
-    engine : Engine
-    blocks : sequence or None
-        What the function is called with, one after the other: no more than one block of the Jacobian is
-        ever held.
-    fun, jac : Tensor or None
-        Of each problem at the point where it was linearized last, shapes (P, m) and (P, m, n); the second is
-        scaled by the loss.
-    uncertified : str
-        Why the last triangular factor is not certified, if it is not.
-    rows : int
-        Residuals of a problem.
-    """
+    """Residuals of a batch of problems, all at once or block by block."""
 
     call: Call
     jacobian: Jacobian
     loss: Loss
     engine: Engine
+    # What the function is called with, one after the other: no more than one block of the Jacobian is ever
+    # held.
     blocks: Sequence[Any] | None = None
+    # fun, jac: of each problem at the point where it was linearized last, shapes (P, m) and (P, m, n); the
+    # second is scaled by the loss.
     fun: torch.Tensor | None = None
     jac: torch.Tensor | None = None
-    uncertified: str = ""
-    rows: int = 0
+    uncertified: str = ""  # why the last triangular factor is not certified, if it is not
+    rows: int = 0  # residuals of a problem
     _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     _of: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
 

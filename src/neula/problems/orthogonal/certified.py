@@ -27,21 +27,12 @@ from neula.problems.orthogonal.ways import refined_from_gram
 
 @dataclass(frozen=True)
 class CertifiedQR:
-    """``A = Q R`` in float64 of each matrix of a batch, with k = min(m, n).
+    """``A = Q R`` in float64 of each matrix of a batch, with k = min(m, n)."""
 
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, k)
-    r : Tensor, shape (batch, k, n)
-        In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
-    accepted : Tensor of bool, shape (batch,)
-        Whether residual and orthogonality are at the level of float64. On the CPU.
-    certificates : tuple of QRCertificate
-    attempts : tuple of Attempt
-    """
-
-    q: torch.Tensor
+    q: torch.Tensor  # shape (batch, m, k)
+    # Shape (batch, k, n). In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
     r: torch.Tensor
+    # Bool, shape (batch,). Whether residual and orthogonality are at the level of float64. On the CPU.
     accepted: torch.Tensor
     certificates: tuple[QRCertificate, ...]
     attempts: tuple[Attempt, ...]

@@ -27,22 +27,11 @@ from neula.problems.orthogonal.ways import holding_nan
 
 @dataclass(frozen=True)
 class QRFactors:
-    """Q and R in working precision, with the evidence.
+    """Q and R in working precision, with the evidence."""
 
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, k)
-        Or H, shape (batch, m, n), in Householder form.
-    r : Tensor, shape (batch, k, n)
-        Or tau, shape (batch, k).
-    certificates : sequence of QRCertificate
-        One for each matrix.
-    attempts : tuple of Attempt
-    """
-
-    q: torch.Tensor
-    r: torch.Tensor
-    certificates: Sequence[QRCertificate]
+    q: torch.Tensor  # shape (batch, m, k): or H, shape (batch, m, n), in Householder form
+    r: torch.Tensor  # shape (batch, k, n): or tau, shape (batch, k)
+    certificates: Sequence[QRCertificate]  # one for each matrix
     attempts: tuple[Attempt, ...]
 
     @classmethod

@@ -20,24 +20,14 @@ from neula.problems.orthogonal.problem import QRMatrices, QRValues
 
 @dataclass(frozen=True)
 class QRJudge:
-    """Factors are accepted by residual and orthogonality, along random vectors and in the 2-norm.
+    """Factors are accepted by residual and orthogonality, along random vectors and in the 2-norm."""
 
-    Attributes
-    ----------
-    shape : (int, int)
-        Of each matrix.
-    target : Format
-    batch : Tensor, shape (batch, m, n), or None
-        Matrices that are factorized together, and may hold NaN or Inf: these are not tried again.
-    in_place : bool
-        Whether there is nothing but the last factors.
-    over_rows : Reduction
-    """
-
-    shape: Sequence[int]
+    shape: Sequence[int]  # of each matrix
     target: Format
+    # Shape (batch, m, n): matrices that are factorized together, and may hold NaN or Inf: these are not tried
+    # again.
     batch: torch.Tensor | None = None
-    in_place: bool = False
+    in_place: bool = False  # whether there is nothing but the last factors
     over_rows: Reduction = HERE
 
     def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:

@@ -37,19 +37,12 @@ WIDENED = 1 << 26
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """A matrix without its numbers.
-
-    Attributes
-    ----------
-    m, n : int
-    dtype : torch.dtype
-    by_rows, by_columns : bool
-        Whether elements of one row, of one column, are neighbours in memory.
-    """
+    """A matrix without its numbers."""
 
     m: int
     n: int
     dtype: torch.dtype
+    # by_rows, by_columns: whether elements of one row, of one column, are neighbours in memory.
     by_rows: bool = True
     by_columns: bool = False
 
@@ -76,21 +69,12 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class QRCase(Case):
-    """Matrices of one shape, without numbers.
-
-    Attributes
-    ----------
-    layout : MatrixLayout
-    options : QROptions
-    stage : Stage
-    wait : bool
-        Whether the first link may wait for the host.
-    """
+    """Matrices of one shape, without numbers."""
 
     layout: MatrixLayout
     options: QROptions
     stage: Stage
-    wait: bool = True
+    wait: bool = True  # whether the first link may wait for the host
 
     @property
     def m(self) -> int:

@@ -26,30 +26,18 @@ from neula.problems.orthogonal.measures import measured_on_host
 
 @dataclass(frozen=True)
 class QROptions:
-    """What is asked for, and what was named.
+    """What is asked for, and what was named."""
 
-    Attributes
-    ----------
-    target : Format
-        The format whose accuracy the factors are to have.
-    engine : Engine
-    algorithm, compute, panel, cutoff : optional
-        As for :func:`neula.qr`.
-    progress : callable, optional
-    in_place : bool
-        Whether Q is to take the memory of A.
-    by_host : bool
-        Whether the host may wait for small matrices: no engine is named, nor anything else.
-    """
-
-    target: Format
+    target: Format  # the format whose accuracy the factors are to have
     engine: Engine
+    # algorithm, compute, panel, cutoff: as for neula.qr.
     algorithm: str | None = None
     compute: str | None = None
     panel: str | None = None
     cutoff: int | None = None
     progress: Progress | None = None
-    in_place: bool = False
+    in_place: bool = False  # whether Q is to take the memory of A
+    # Whether the host may wait for small matrices: no engine is named, nor anything else.
     by_host: bool = False
 
     @property
@@ -87,20 +75,11 @@ class QROptions:
 
 @dataclass(frozen=True)
 class QRValues(Values):
-    """Factors ``A = Q R``, and what was measured of them.
+    """Factors ``A = Q R``, and what was measured of them."""
 
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, k)
-        With ``k = min(m, n)``, in working precision.
-    r : Tensor, shape (batch, k, n)
-    measures : Tensor, shape (batch, 4)
-        As of :func:`neula.certificates.qr.qr_measures`.
-    """
-
-    q: torch.Tensor
-    r: torch.Tensor
-    measures: torch.Tensor
+    q: torch.Tensor  # shape (batch, m, k): with k = min(m, n), in working precision
+    r: torch.Tensor  # shape (batch, k, n)
+    measures: torch.Tensor  # shape (batch, 4): as of neula.certificates.qr.qr_measures
 
     def norms(
         self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
@@ -122,15 +101,9 @@ def raw_dtype(given: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class QRMatrices(Batch):
-    """A batch of matrices as they were given, and how their factors are kept and measured.
+    """A batch of matrices as they were given, and how their factors are kept and measured."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, m, n)
-    options : QROptions
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (batch, m, n)
     options: QROptions
 
     @cached_property
@@ -210,18 +183,11 @@ class Matrix:
 
     A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
     orthonormal, as Householder reflections would have it.
-
-    Attributes
-    ----------
-    a : Tensor, shape (m, n)
-    scales : Tensor, shape (n,)
-    zero : Tensor of bool, shape (n,), or None
-        Zero columns; None where there are none, and where nobody has looked.
-    options : QROptions
     """
 
-    a: torch.Tensor
-    scales: torch.Tensor
+    a: torch.Tensor  # shape (m, n)
+    scales: torch.Tensor  # shape (n,)
+    # bool, shape (n,): zero columns; None where there are none, and where nobody has looked.
     zero: torch.Tensor | None
     options: QROptions
 

@@ -31,22 +31,13 @@ of them Q and one product take less."""
 
 @dataclass(frozen=True)
 class RFactors:
-    """``A = Q R`` of each matrix of a batch, with k = min(m, n).
+    """``A = Q R`` of each matrix of a batch, with k = min(m, n)."""
 
-    Attributes
-    ----------
-    r : Tensor, shape (batch, k, n)
-        float64, in the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
-    c : Tensor, shape (batch, k, K)
-        ``Q^T B``.
-    accepted : bool
-        Whether all of them are certified.
-    attempts : tuple of Attempt
-    """
-
+    # Shape (batch, k, n). float64, in the units of A. Nothing is said of its rank. NaN where A holds NaN or
+    # Inf.
     r: torch.Tensor
-    c: torch.Tensor
-    accepted: bool
+    c: torch.Tensor  # shape (batch, k, K): Q^T B
+    accepted: bool  # whether all of them are certified
     attempts: tuple[Attempt, ...]
 
 

@@ -16,18 +16,11 @@ from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValue
 
 @dataclass(frozen=True)
 class PolarJudge:
-    """Factors are accepted by residual, orthogonality, and the sign of H.
-
-    Attributes
-    ----------
-    bounds : PolarBounds
-    options : PolarOptions
-    batch : Tensor, shape (batch, m, n)
-        What was given: matrices that hold NaN or Inf are not tried again.
-    """
+    """Factors are accepted by residual, orthogonality, and the sign of H."""
 
     bounds: PolarBounds
     options: PolarOptions
+    # Shape (batch, m, n): what was given: matrices that hold NaN or Inf are not tried again.
     batch: torch.Tensor
 
     @classmethod

@@ -19,25 +19,14 @@ SIDES = ("right", "left")
 
 @dataclass(frozen=True)
 class PolarOptions:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes
-    ----------
-    target : Format
-        The format whose accuracy the factors are to have.
-    engine : Engine
-    rcond : float, optional
-        Singular values of A up to this part of the largest are to become zero; those that the working
-        precision cannot tell from zero where it is None.
-    completion : bool
-        Whether all singular values are to become 1.
-    progress : callable, optional
-    """
-
-    target: Format
+    target: Format  # the format whose accuracy the factors are to have
     engine: Engine
+    # Singular values of A up to this part of the largest are to become zero; those that the working precision
+    # cannot tell from zero where it is None.
     rcond: float | None = None
-    completion: bool = False
+    completion: bool = False  # whether all singular values are to become 1
     progress: Progress | None = None
 
     @property
@@ -103,32 +92,17 @@ class PolarOptions:
 
 @dataclass(frozen=True)
 class PolarMatrices(Batch):
-    """A batch of matrices as they were given.
+    """A batch of matrices as they were given."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, m, n)
-    options : PolarOptions
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (batch, m, n)
     options: PolarOptions
 
 
 @dataclass(frozen=True)
 class PolarValues(Values):
-    """Factors, and what was measured of them.
+    """Factors, and what was measured of them."""
 
-    Attributes
-    ----------
-    u : Tensor, shape (batch, m, n)
-        In working precision.
-    rank : Tensor, shape (batch,)
-        int64: singular values that became 1; -1 where what is measured says it.
-    measures : Tensor, shape (batch, numbers)
-        As in :func:`neula.certificates.polar.polar_measures`.
-    """
-
-    u: torch.Tensor
+    u: torch.Tensor  # shape (batch, m, n): in working precision
+    # Shape (batch,): int64: singular values that became 1; -1 where what is measured says it.
     rank: torch.Tensor
-    measures: torch.Tensor
+    measures: torch.Tensor  # shape (batch, numbers): as in neula.certificates.polar.polar_measures

@@ -21,17 +21,9 @@ MODES = (*PLAIN, *SCHEMES)
 
 @dataclass(frozen=True)
 class Product:
-    """``alpha A B + beta C``.
+    """``alpha A B + beta C``."""
 
-    Attributes
-    ----------
-    mode : str
-        One of :data:`MODES`.
-    engine : Engine
-    alpha, beta : float
-    """
-
-    mode: str
+    mode: str  # one of MODES
     engine: Engine
     alpha: float = 1.0
     beta: float = 0.0

@@ -71,31 +71,15 @@ Measure = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class SystemEvidence:
-    """Norms of A and of its inverse in the scaled matrix, in which rows in small units count as others do.
+    """Norms of A and of its inverse in the scaled matrix, in which rows in small units count as others do."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    scales : Equilibration
-    sizes : Tensor, shape (n, 1)
-        Norms of the columns of A: the diagonal of D.
-    norm : Tensor, shape ()
-        Norm of ``R A D^-1``.
-    inverse : Tensor, shape ()
-        Estimate of ``||D A^-1 R^-1||_2``.
-    condition : Tensor, shape ()
-        That of ``B = A D^-1``, estimated.
-    measured : Tensor, shape (k,), or None
-        Forward errors, where they were measured.
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (n, n)
     scales: Equilibration
-    sizes: torch.Tensor
-    norm: torch.Tensor
-    inverse: torch.Tensor
-    condition: torch.Tensor
-    measured: torch.Tensor | None = None
+    sizes: torch.Tensor  # shape (n, 1): norms of the columns of A: the diagonal of D
+    norm: torch.Tensor  # shape (): norm of R A D^-1
+    inverse: torch.Tensor  # shape (): estimate of ||D A^-1 R^-1||_2
+    condition: torch.Tensor  # shape (): that of B = A D^-1, estimated
+    measured: torch.Tensor | None = None  # shape (k,): forward errors, where they were measured
 
     @classmethod
     def measure(
@@ -236,25 +220,14 @@ class InverseProbe:
 
     What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so half
     of the vector is random, and residuals are to be smaller than what is in it of any direction.
-
-    Attributes
-    ----------
-    right, sizes : Tensor, shape (n, 1)
-    vector : Tensor, shape (n, 1)
-        Of norm 1.
-    norm : Tensor, shape ()
-        What the factors say.
-    solved : Beside
-        For ``diag(right)`` times the vector.
-    of_a : Tensor, shape (), or None
-        The norm of ``diag(right)^-1 A D^-1``, where that was measured on the way.
     """
 
-    right: torch.Tensor
-    sizes: torch.Tensor
-    vector: torch.Tensor
-    norm: torch.Tensor
-    solved: Beside
+    right: torch.Tensor  # shape (n, 1)
+    sizes: torch.Tensor  # shape (n, 1)
+    vector: torch.Tensor  # shape (n, 1): of norm 1
+    norm: torch.Tensor  # shape (): what the factors say
+    solved: Beside  # for diag(right) times the vector
+    # Shape (): the norm of diag(right)^-1 A D^-1, where that was measured on the way.
     of_a: torch.Tensor | None = None
 
     @classmethod

@@ -36,32 +36,17 @@ Factorize = Callable[[ScaledSystems, Engine], tuple[Factors, torch.Tensor | None
 
 @dataclass(frozen=True)
 class FactorSource:
-    """A way to factorize the matrices of a batch.
-
-    Attributes
-    ----------
-    label : str
-    factorize : Factorize
-    format : Format
-        Of the factors.
-    synchronizes : bool
-        Whether the host reads whether there are factors: it may raise :class:`SingularMember`. Factors of
-        other sources are NaN then, and a CUDA graph can replay them.
-    power : int
-        Of the condition number, by which a solve magnifies rounding errors.
-    vectors : int
-        Random vectors that show how well factors solve.
-    unit : bool
-        Whether these may be unit vectors.
-    """
+    """A way to factorize the matrices of a batch."""
 
     label: str
     factorize: Factorize
-    format: Format = FP64
+    format: Format = FP64  # of the factors
+    # Whether the host reads whether there are factors: it may raise SingularMember. Factors of other sources
+    # are NaN then, and a CUDA graph can replay them.
     synchronizes: bool = False
-    power: int = 1
-    vectors: int = PROBES
-    unit: bool = False
+    power: int = 1  # of the condition number, by which a solve magnifies rounding errors
+    vectors: int = PROBES  # random vectors that show how well factors solve
+    unit: bool = False  # whether these may be unit vectors
 
 
 class SingularMember(np.linalg.LinAlgError):
@@ -123,16 +108,11 @@ Solve = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class _SymmetricallyScaled:
-    """Cholesky factors of ``diag(2^-e) A diag(2^-e)`` as factors of A.
-
-    Attributes
-    ----------
-    solve_scaled : callable
-    exponents : (Tensor, Tensor) of int, shape (batch, n, 1) each, or None
-        Between the rows of the two, and between the columns; None where they are the same matrix.
-    """
+    """Cholesky factors of ``diag(2^-e) A diag(2^-e)`` as factors of A."""
 
     solve_scaled: Solve
+    # Shape (batch, n, 1) each: between the rows of the two, and between the columns; None where they are the
+    # same matrix.
     exponents: tuple[torch.Tensor, torch.Tensor] | None
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
@@ -210,15 +190,9 @@ def _inverted(a: torch.Tensor, engine: Engine) -> Solve:
 
 @dataclass(frozen=True)
 class _NormalEquations:
-    """``L L^T = A^T A``, to solve systems with A.
+    """``L L^T = A^T A``, to solve systems with A."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-    lower : InvertedBlocks
-    """
-
-    a: torch.Tensor
+    a: torch.Tensor  # shape (batch, n, n)
     lower: InvertedBlocks
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:

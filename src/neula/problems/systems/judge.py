@@ -21,16 +21,10 @@ LIBRARY = "lu fp64 with pivoting", "lu fp32 with pivoting", "cholesky fp64"
 
 @dataclass(frozen=True)
 class SystemsJudge:
-    """Solutions are accepted by backward error, forward error and residual.
-
-    Attributes
-    ----------
-    limits : Limits
-    improves : bool
-        Whether better factors may help a solution with a small backward error of which no digit is sure.
-    """
+    """Solutions are accepted by backward error, forward error and residual."""
 
     limits: Limits
+    # Whether better factors may help a solution with a small backward error of which no digit is sure.
     improves: bool = True
 
     @classmethod

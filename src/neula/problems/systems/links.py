@@ -32,20 +32,12 @@ SingleLink = Link[EquilibratedSystem, SystemsSolutions]
 
 @dataclass(frozen=True)
 class SystemsCase(Case):
-    """Systems of one order, without numbers.
-
-    Attributes
-    ----------
-    count, n : int
-    options : SystemsOptions
-    together : bool
-        Whether all are solved at once; else it is one of them that is left.
-    """
+    """Systems of one order, without numbers."""
 
     count: int
     n: int
     options: SystemsOptions
-    together: bool
+    together: bool  # whether all are solved at once; else it is one of them that is left
 
     @cached_property
     def launched(self) -> bool:

@@ -47,21 +47,11 @@ def stacked(
 
 @dataclass(frozen=True)
 class RightHandSides:
-    """Right-hand sides, broadcast with a batch of matrices as NumPy and SciPy do.
+    """Right-hand sides, broadcast with a batch of matrices as NumPy and SciPy do."""
 
-    Attributes
-    ----------
-    columns : Tensor, shape (count, n, k)
-        All of them, each with its matrix.
-    owners : Tensor, shape (count,)
-        Which matrix of the batch that is, counted through.
-    shape : tuple of int
-        Shape of the solution.
-    """
-
-    columns: torch.Tensor
-    owners: torch.Tensor
-    shape: tuple[int, ...]
+    columns: torch.Tensor  # shape (count, n, k): all of them, each with its matrix
+    owners: torch.Tensor  # shape (count,): which matrix of the batch that is, counted through
+    shape: tuple[int, ...]  # shape of the solution
 
     @classmethod
     def broadcast(cls, b: torch.Tensor, batch: tuple[int, ...], n: int) -> RightHandSides:

@@ -37,19 +37,10 @@ SUBSTITUTE = {np.dtype(np.float64): lapack.dgetrs, np.dtype(np.float32): lapack.
 
 
 class LUPlanOptions(NamedTuple):
-    """What LAPACK's factors are made with.
+    """What LAPACK's factors are made with."""
 
-    Attributes
-    ----------
-    engine : Engine
-        In the format of the factors.
-    storage : Format
-        That of A.
-    keep_a : bool
-    """
-
-    engine: Engine
-    storage: Format
+    engine: Engine  # in the format of the factors
+    storage: Format  # that of A
     keep_a: bool
 
 

@@ -24,20 +24,11 @@ STRIP = 512
 
 @dataclass(frozen=True, kw_only=True)
 class SystemsOptions(solutions.SolutionOptions):
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes
-    ----------
-    positive : bool
-        Whether A is said to be symmetric positive definite.
-    pivot : str or None
-    compute : Format or None
-        Of the products in the first factorizations, where it is named.
-    """
-
-    positive: bool
+    positive: bool  # whether A is said to be symmetric positive definite
     pivot: str | None
-    compute: Format | None
+    compute: Format | None  # of the products in the first factorizations, where it is named
 
     @property
     def formats(self) -> list[Format]:
@@ -76,14 +67,9 @@ class SystemsOptions(solutions.SolutionOptions):
 
 @dataclass(frozen=True)
 class SystemsSolutions(Solutions):
-    """Solutions of linear systems.
+    """Solutions of linear systems."""
 
-    Attributes
-    ----------
-    growth : Tensor, shape (batch,)
-    """
-
-    growth: torch.Tensor
+    growth: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "growth")
     of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
@@ -95,20 +81,12 @@ class SystemsSolutions(Solutions):
 
 @dataclass(frozen=True)
 class Systems(Batch):
-    """A batch of systems as they were given.
+    """A batch of systems as they were given."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-    b : Tensor, shape (batch, n, k)
-    options : SystemsOptions
-    places : Tensor of int, or None
-        Where they are in the batch that the user gave, of which they are all by default.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
+    a: torch.Tensor  # shape (batch, n, n)
+    b: torch.Tensor  # shape (batch, n, k)
     options: SystemsOptions
+    # int: where they are in the batch that the user gave, of which they are all by default.
     places: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:

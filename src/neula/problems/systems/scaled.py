@@ -23,40 +23,20 @@ MODERATE = 2.0**200
 
 @dataclass(frozen=True)
 class ScaledSystems(ScaledUnknowns):
-    """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are.
+    """Systems with rows and columns scaled by powers of two: elements near 1, whatever those of A are."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (batch, n, n)
-        ``R A C``.
-    rows : Tensor of int, shape (batch, n, 1)
-        Exponents by which the rows were divided.
-    columns : Tensor of int, shape (batch, 1, n)
-    b : Tensor, shape (batch, n, k)
-        Right-hand sides as they belong to ``a``.
-    b_columns : Tensor of int, shape (batch, 1, k)
-    norms : Tensor, shape (batch, n, 1)
-        Norms of the columns of A, in the units of solutions with ``a``: the diagonal of D. Near 1.
-    synchronizes : bool
-        Whether the host reads numbers to leave out what changes nothing.
-    given : bool
-        Whether nothing was scaled, since all numbers were near 1.
-    known_sizes : InfinityNorms, optional
-        Norms of ``a`` and ``b``, where they are known.
-    known_frobenius : Tensor, shape (batch,), optional
-        ``||R A C||_F``, likewise.
-    """
-
-    a: torch.Tensor
-    rows: torch.Tensor
-    columns: torch.Tensor
-    b: torch.Tensor
-    b_columns: torch.Tensor
+    a: torch.Tensor  # shape (batch, n, n): R A C
+    rows: torch.Tensor  # int, shape (batch, n, 1): exponents by which the rows were divided
+    columns: torch.Tensor  # int, shape (batch, 1, n)
+    b: torch.Tensor  # shape (batch, n, k): right-hand sides as they belong to a
+    b_columns: torch.Tensor  # int, shape (batch, 1, k)
+    # Shape (batch, n, 1). Norms of the columns of A, in the units of solutions with a: the diagonal of D.
+    # Near 1.
     norms: torch.Tensor
-    synchronizes: bool = True
-    given: bool = False
-    known_sizes: InfinityNorms | None = None
-    known_frobenius: torch.Tensor | None = None
+    synchronizes: bool = True  # whether the host reads numbers to leave out what changes nothing
+    given: bool = False  # whether nothing was scaled, since all numbers were near 1
+    known_sizes: InfinityNorms | None = None  # norms of a and b, where they are known
+    known_frobenius: torch.Tensor | None = None  # shape (batch,): ||R A C||_F, likewise
 
     @classmethod
     def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, *, synchronizes: bool = True) -> ScaledSystems:

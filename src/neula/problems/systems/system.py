@@ -34,36 +34,19 @@ SAFE_EXPONENT = 200
 
 @dataclass(frozen=True)
 class EquilibratedSystem:
-    """A system in double precision.
+    """A system in double precision."""
 
-    Attributes
-    ----------
-    a : Tensor, shape (n, n)
-    b : Tensor, shape (n, k)
-        With largest elements near 1.
-    sizes : Tensor, shape (n,)
-        Norms of the columns of A: the diagonal of D.
-    scales : Equilibration
-    scalings : list of Scaling
-        What backward errors are measured in.
-    bound : float
-        Largest backward error of an answer that is accepted.
-    scaled : ScaledSystems or None
-        Where it comes from if numbers are near the ends of the range.
-    foreseen : list of float
-        Estimates of the smallest eigenvalue, from factorizations that were given up.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    sizes: torch.Tensor
+    a: torch.Tensor  # shape (n, n)
+    b: torch.Tensor  # shape (n, k): with largest elements near 1
+    sizes: torch.Tensor  # shape (n,): norms of the columns of A: the diagonal of D
     scales: Equilibration
-    scalings: list[Scaling]
-    bound: float
+    scalings: list[Scaling]  # what backward errors are measured in
+    bound: float  # largest backward error of an answer that is accepted
     options: SystemsOptions
     b_scales: torch.Tensor
-    scaled: ScaledSystems | None = None
+    scaled: ScaledSystems | None = None  # where it comes from if numbers are near the ends of the range
     _harmless: dict[Format, bool] = field(default_factory=dict, repr=False)
+    # Estimates of the smallest eigenvalue, from factorizations that were given up.
     foreseen: list[float] = field(default_factory=list, repr=False)
 
     @property

@@ -50,27 +50,15 @@ REFINED = SystemsSolutions.names.index("refined_error")
 
 
 class SolvedSystems(NamedTuple):
-    """Solutions, and what was measured of them.
+    """Solutions, and what was measured of them."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (batch, n, k)
-    forward_error : Tensor, shape (batch, k)
-    numbers : Tensor, shape (numbers, batch)
-        What the judge reads, :attr:`SystemsSolutions.names`.
-    read : Tensor, optional
-        The same in the memory of the host, where that has waited for it.
-    factors : ButterfliedInverses, optional
-        Of a matrix as it was given, where nothing was replayed.
-    history : Tensor or None, shape (steps + 1,)
-        The largest backward error before each step and at the end, where the host has read after each.
-    """
-
-    x: torch.Tensor
-    forward_error: torch.Tensor
-    numbers: torch.Tensor
-    read: torch.Tensor | None = None
-    factors: ButterfliedInverses | None = None
+    x: torch.Tensor  # shape (batch, n, k)
+    forward_error: torch.Tensor  # shape (batch, k)
+    numbers: torch.Tensor  # shape (numbers, batch): what the judge reads, SystemsSolutions.names
+    read: torch.Tensor | None = None  # the same in the memory of the host, where that has waited for it
+    factors: ButterfliedInverses | None = None  # of a matrix as it was given, where nothing was replayed
+    # Shape (steps + 1,): the largest backward error before each step and at the end, where the host has read
+    # after each.
     history: torch.Tensor | None = None
 
 
