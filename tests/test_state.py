@@ -270,7 +270,8 @@ def test_a_thread_of_the_user_sees_and_feels_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("error", [InterruptionError, ValueError])
-def test_a_recording_that_breaks_off(error: type[BaseException]) -> None:
+def test_a_recording_that_breaks_off(error: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "BEFORE", 1)
     engine, calls = CudaEngine("cuda"), []
     x = torch.randn(100, device="cuda")
 

@@ -62,7 +62,9 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.qr.householder_triton:factor_tiles_triton",
     trial=_tried,
-    when=lambda a, height, product: not callable(product) and height <= MAX_HEIGHT,
+    when=lambda a, height, product, reflections=None: (
+        not callable(product) and reflections is None and height <= MAX_HEIGHT
+    ),
 )
 def factor_tiles(
     a: torch.Tensor, height: int, product: str | Product, reflections: Product | None = None
