@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 from neula.cli import bench, sweep
-from neula.papers.measuring import interleaved_seconds
+from neula.papers.measuring import interleaved_seconds, rested_seconds
 
 CPU = torch.device("cpu")
 
@@ -73,6 +73,17 @@ def test_optimality_is_what_it_says() -> None:
     assert bench.optimality(a, b, torch.zeros(2, 1, dtype=torch.float64)) == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no bench-\*\.json; measure with: neula bench --out"):
+        bench.read(tmp_path)
+
+
+def test_what_bench_has_not_written(tmp_path) -> None:
+    (tmp_path / "bench-x.json").write_text('{"about": {"problem": "foo"}, "rows": []}')
+    with pytest.raises(ValueError, match=r"bench-x.json does not hold what neula bench writes"):
+        bench.read(tmp_path)
+
+
 # --- sweep ---
 
 
@@ -115,6 +126,18 @@ def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Pat
     bench.draw([data]).savefig(tmp_path / "picture.svg")
 
 
+def test_a_sweep_of_a_condition_number(short_sweep: None, tmp_path: Path) -> None:
+    """Of what float64 alone can hold, in a file of its own; low rank has singular values of its own."""
+    data = sweep.run(CPU, quick=True, condition=1e9)
+    assert {row["dtype"] for row in data.rows} == {"float64"}
+    assert {row["problem"] for row in data.rows} == {"qr", "lstsq", "solve"}
+    assert all(row["certified"] for row in data.rows)
+    assert bench.write(data, tmp_path).name.startswith("bench-sweep-1e09-")
+    assert bench.read(tmp_path) == [data]
+    a = sweep._matrix((3, 20, 6), torch.float64, CPU, 1e9)
+    assert torch.allclose(torch.linalg.cond(a).log10(), torch.tensor(9.0).double(), atol=1e-3)
+
+
 def test_a_sweep_of_special_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each is the problem that its peers solve: errors are those of its matrix."""
     monkeypatch.setattr(sweep, "FEW_ROWS", ((4, 9),))
@@ -153,3 +176,10 @@ def test_calls_are_timed_in_turns() -> None:
     assert len(seconds) == 2
     interleaved_seconds([lambda: order.append("c")], 60.0, (1, 2))
     assert order[6:] == ["c", "c"]
+
+
+def test_calls_are_timed_each_by_itself() -> None:
+    order: list[str] = []
+    seconds = rested_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0, rounds=2)
+    assert order == ["a", "a", "b", "b"] * 2  # the first of each to warm up
+    assert len(seconds) == 2

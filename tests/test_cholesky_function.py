@@ -53,6 +53,27 @@ def test_accuracy(n: int, accuracy: str, engine: str) -> None:
     assert true <= 10 * found.residual + 3 * math.sqrt(n) * FP64.u
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_dtypes(dtype: torch.dtype, engine: str) -> None:
+    a = torch.from_numpy(definite(40)).to(dtype)
+    found = neula.cholesky(a, engine=engine)
+    assert found.converged
+    assert (found.L.dtype, found.L.device) == (dtype, a.device)
+    assert scaled_residual(a.double().numpy(), found.L.double().numpy()) <= found.bound
+
+
+def test_integers_lists_and_views() -> None:
+    assert neula.cholesky([[4, 2], [2, 5]]).L.tolist() == [[2.0, 0.0], [1.0, 2.0]]
+    a = definite(20)
+    wide = np.zeros((40, 60))
+    wide[::2, ::3] = a
+    for view in (wide[::2, ::3], a[::-1, ::-1][::-1, ::-1], np.asfortranarray(a)):
+        before = view.copy()
+        assert np.allclose(neula.cholesky(view).L, np.linalg.cholesky(a), rtol=0, atol=1e-14)
+        assert np.array_equal(view, before)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("upper", [False, True])
 def test_one_triangle_is_read(upper: bool, engine: str) -> None:
@@ -66,6 +87,26 @@ def test_one_triangle_is_read(upper: bool, engine: str) -> None:
     assert np.allclose(found.U if upper else found.L, expected, rtol=0, atol=1e-13)
     assert np.array_equal(found.L, found.U.T)
     assert np.array_equal(found.factor, triangle(found.factor))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("accuracy", ["fp32", "fp64"])
+def test_batches(accuracy: str, engine: str) -> None:
+    a = definite(37, 2, 3)
+    found = neula.cholesky(a, accuracy=accuracy, engine=engine)
+    assert found.converged
+    assert found.residuals.shape == found.accepted.shape == (2, 3)
+    assert found.residual == found.residuals.max()
+    for index in np.ndindex(2, 3):
+        assert scaled_residual(a[index], found.L[index]) <= found.bound
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (3, 0, 0), (0, 4, 4), (2, 0, 5, 5)])
+def test_nothing_to_do(shape: tuple[int, ...]) -> None:
+    found = neula.cholesky(np.zeros(shape))
+    assert found.L.shape == shape
+    assert found.converged
+    assert found.residuals.shape == shape[:-2]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -132,6 +173,14 @@ def test_nan_and_infinity(bad: float, engine: str) -> None:
             neula.cholesky(np.stack([definite(12), a.T]), upper=True, engine=engine, accuracy="fp32")
 
 
+def test_accuracies_as_numbers_and_dtypes() -> None:
+    a = definite(20)
+    assert neula.cholesky(a, accuracy=1e-5).accuracy == "fp32"
+    assert neula.cholesky(a, accuracy=np.float32).accuracy == "fp32"
+    with pytest.raises(ValueError, match="finer than what is certified"):
+        neula.cholesky(a, accuracy=1e-16)
+
+
 def test_messages() -> None:
     with pytest.raises(ValueError, match="A must be square, got 3 x 2"):
         neula.cholesky(np.ones((3, 2)))
@@ -167,6 +216,12 @@ def test_gradients_are_those_of_torch(upper: bool) -> None:
         assert torch.allclose(mine, other, rtol=1e-11, atol=1e-12)
     with torch.no_grad():
         assert not neula.cholesky(a).L.requires_grad
+
+
+def test_progress() -> None:
+    stages: list[tuple[str, float]] = []
+    neula.cholesky(definite(5), progress=lambda *stage: stages.append(stage))
+    assert stages[-1] == ("factorizing in fp64", 1.0)
 
 
 H200 = cuda_tuning((9, 0), replayed_bytes=1 << 28)

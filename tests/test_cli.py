@@ -138,6 +138,13 @@ def test_lstsq_prints_a_short_solution_with_all_digits(monkeypatch: pytest.Monke
     assert [float(line) for line in lines] == X.tolist()
 
 
+def test_lstsq_prints_several_short_solutions_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.float32([[0.1, 2], [3, 4]])
+    fake_lstsq(monkeypatch, x=x)
+    # float32 as the float64 that it is exactly: what reads a pipe has no other dtype.
+    assert succeed("lstsq", "A.npy", "b.npy").stdout.splitlines() == ["0.10000000149011612,2.0", "3.0,4.0"]
+
+
 def test_a_terminal_is_told_how_to_keep_a_long_solution_and_a_pipe_gets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -169,6 +176,13 @@ def test_lstsq_summary_holds_the_evidence(monkeypatch: pytest.MonkeyPatch) -> No
         assert part in output
 
 
+def test_lstsq_with_several_right_hand_sides() -> None:
+    several = RNG.normal(size=(60, 3))
+    write_matrix("B.csv", several)
+    succeed("lstsq", "A.npy", "B.csv", "-o", "x.npy")
+    np.testing.assert_allclose(np.load("x.npy"), np.linalg.lstsq(A, several, rcond=None)[0], rtol=1e-11)
+
+
 def test_lstsq_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_lstsq(monkeypatch)
     write_matrix("w.npy", np.ones(60))
@@ -180,6 +194,15 @@ def test_lstsq_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(call["weights"], np.ones(60))
     assert (call["accuracy"], call["engine"], call["damp"], call["rcond"]) == ("fp32", "emulated", 2, 1e-3)
     assert callable(call["progress"])
+
+
+def test_lstsq_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_lstsq(monkeypatch)
+    succeed("lstsq", "A.npy", "b.npy")
+    (call,) = calls
+    assert (call["accuracy"], call["engine"], call["damp"]) == (None, "auto", 0)
+    assert call["rcond"] is None
+    assert call["weights"] is None
 
 
 # --- solve ------------------------------------------------------------------------------------------------
@@ -211,6 +234,15 @@ def test_solve_json(assume_a: str, method: str) -> None:
     assert facts["iterations"] > 0
     assert len(facts["history"]) == facts["iterations"] + 1  # and after the first solve
     np.testing.assert_allclose(facts["x"], X, rtol=1e-11)
+
+
+def test_solve_prints_a_short_solution_and_takes_every_option() -> None:
+    write_matrix("S.npy", SQUARE.astype(np.float32))
+    write_matrix("c.npy", RHS.astype(np.float32))
+    lines = succeed(
+        "solve", "S.npy", "c.npy", "--accuracy", "fp16", "--engine", "emulated"
+    ).stdout.splitlines()
+    np.testing.assert_allclose([float(line) for line in lines[-7:]], X, rtol=1e-2, atol=1e-3)
 
 
 def test_solve_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +293,19 @@ def test_lstsq_json() -> None:
     np.testing.assert_allclose(facts["x"], X, rtol=1e-12)
 
 
+def test_json_numbers_have_every_digit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.array([1 / 3, 5e-324, 1.7976931348623157e308, -0.0])
+    fake_lstsq(monkeypatch, x=x)
+    assert np.array(parsed(succeed("lstsq", "A.npy", "b.npy", "--json"))["x"]).tobytes() == x.tobytes()
+
+
+def test_json_names_the_output_instead_of_repeating_it() -> None:
+    facts = parsed(succeed("lstsq", "A.npy", "b.npy", "-o", "x.npz", "--json"))
+    assert facts["outputs"] == {"x.npz": ["x"]}
+    assert "x" not in facts
+    assert "write" in facts["seconds"]
+
+
 def test_json_has_null_for_what_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_lstsq(
         monkeypatch,
@@ -289,6 +334,13 @@ def test_json_is_alone_on_stdout_when_there_is_something_to_say(monkeypatch: pyt
     assert "h.csv: line 1 is a header" in result.stderr
 
 
+def test_json_of_an_error() -> None:
+    result = neula_cli("lstsq", "missing.npy", "b.npy", "--json")
+    assert result.exit_code == cli.BAD_INPUT
+    assert parsed(result) == {"command": "lstsq", "error": "missing.npy: no such file"}
+    assert result.stderr == "neula: error: missing.npy: no such file\n"
+
+
 # --- qr, orth, svd ----------------------------------------------------------------------------------------
 
 
@@ -308,6 +360,18 @@ def test_qr_into_one_file() -> None:
     assert facts["attempts"][-1]["accepted"] is True
 
 
+def test_qr_into_two_files() -> None:
+    succeed("qr", "A.csv", "--q", "q.npy", "--r", "r.mtx")
+    assert_factors(np.load("q.npy"), read_matrix("r.mtx"))
+
+
+def test_qr_of_r_alone() -> None:
+    before = set(os.listdir())
+    succeed("qr", "A.npy", "--mode", "r", "-o", "r.csv")
+    assert set(os.listdir()) == before | {"r.csv"}
+    np.testing.assert_allclose(read_matrix("r.csv").T @ read_matrix("r.csv"), A.T @ A, atol=1e-12)
+
+
 def test_qr_without_a_file_shows_the_certificate() -> None:
     before = set(os.listdir())
     result = succeed("qr", "A.npy", "--accuracy", "fp32", "--engine", "cpu")
@@ -321,6 +385,14 @@ def test_qr_without_a_file_shows_the_certificate() -> None:
     assert set(os.listdir()) == before
 
 
+def test_orth() -> None:
+    result = succeed("orth", "A.mtx", "-o", "q.npy", "--json")
+    assert parsed(result)["outputs"] == {"q.npy": ["Q"]}
+    q = np.load("q.npy")
+    np.testing.assert_allclose(q.T @ q, np.eye(7), atol=1e-13)
+    np.testing.assert_allclose(q @ (q.T @ A), A, atol=1e-12)
+
+
 def test_svd_of_given_rank() -> None:
     facts = parsed(succeed("svd", "A.npy", "--rank", "3", "-o", "svd.npz", "--json"))
     u, s, vh = (read_matrix("svd.npz", key=key) for key in ("U", "s", "Vh"))
@@ -330,6 +402,14 @@ def test_svd_of_given_rank() -> None:
     assert facts["rank"] == 3
     assert facts["s"] == s.tolist()
     assert facts["converged"] is True
+
+
+def test_svd_to_a_tolerance() -> None:
+    facts = parsed(succeed("svd", "A.npy", "--tol", "0.5", "--json"))
+    s = np.linalg.svd(A, compute_uv=False)
+    tails = [np.linalg.norm(s[k:]) / np.linalg.norm(s) for k in range(8)]
+    assert facts["rank"] == next(k for k in range(8) if tails[k] <= 0.5)
+    assert "singular values" in succeed("svd", "A.npy", "--tol", "0.5").stderr
 
 
 # --- exit code 1 ------------------------------------------------------------------------------------------
@@ -384,6 +464,27 @@ def test_a_singular_system_has_exit_code_1(filters: Any) -> None:
     assert facts["condition"] is None or facts["condition"] > 1e14
 
 
+def test_an_ill_conditioned_least_squares_problem_has_exit_code_1() -> None:
+    graded = np.vander(np.linspace(1, 2, 60), 18)
+    write_matrix("V.npy", graded)
+    shown = neula_cli("lstsq", "V.npy", "b.npy", "--rcond", "0", "-o", "x.npy")
+    assert shown.exit_code == cli.NOT_CERTIFIED
+    assert "least squares is not certified" in shown.stderr
+
+
+@pytest.mark.parametrize("command", ["lstsq", "solve"])
+def test_digits_that_are_sure(command: str) -> None:
+    write_matrix("S.npy", SQUARE)
+    write_matrix("c.npy", RHS)
+    output = succeed(command, "S.npy", "c.npy").stderr
+    for part in ("condition", "digits of x", "free of rounding errors (forward error "):
+        assert part in output
+    facts = parsed(succeed(command, "S.npy", "c.npy", "--json"))
+    assert 1 <= facts["condition"] < 10 * np.linalg.cond(SQUARE)
+    assert facts["forward_error"] < 1e-15
+    assert facts["digits"] == pytest.approx(-np.log10(max(2.0**-53, facts["forward_error"])))
+
+
 @pytest.mark.parametrize("command", ["lstsq", "solve"])
 def test_what_is_certified(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write_matrix("S.npy", SQUARE)
@@ -409,6 +510,15 @@ def test_orth_of_dependent_columns_says_so() -> None:
     assert parsed(shown)["columns"] == 14
     assert "the columns do not have full rank: 7 or fewer of 14" in shown.stderr
     assert np.load("q.npy").shape == (60, 14)
+
+
+def test_orth_of_the_range() -> None:
+    write_matrix("twice.npy", np.hstack([A, A]))
+    shown = succeed("orth", "twice.npy", "--rcond", "1e-10", "-o", "q.npy")
+    assert "7, of 14 in A (rcond 1e-10)" in shown.stderr
+    q = np.load("q.npy")
+    np.testing.assert_allclose(q @ (q.T @ A), A, atol=1e-12)
+    assert neula_cli("orth", "twice.npy", "--rcond", "2").exit_code == cli.BAD_INPUT
 
 
 def test_accuracy_warnings_are_not_said_twice_and_others_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,6 +651,23 @@ def test_out_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
     assert_refused(neula_cli("lstsq", "A.npy", "b.npy", "-o", "x.npy"), "out of memory", before)
 
 
+def test_an_allocation_that_fails_in_torch_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
+    result = neula_cli("lstsq", "A.npy", "b.npy")
+    assert_refused(result, "out of memory", set(os.listdir()))
+
+
+def test_messages_of_several_lines_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(ValueError("first\n  second")))
+    result = neula_cli("lstsq", "A.npy", "b.npy")
+    assert result.stderr == "neula: error: first second\n"
+
+
+def test_a_solution_that_overflows_its_dtype_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neula, "lstsq", raising(OverflowError("does not fit")))
+    assert_refused(neula_cli("lstsq", "A.npy", "b.npy"), "does not fit", set(os.listdir()))
+
+
 def test_a_failed_write_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(stream: Any, *_: Any, **__: Any) -> None:
         stream.write(b"some bytes")
@@ -644,6 +771,13 @@ def test_info(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(facts["versions"]) == packages | {"python", "threads", "compiled core"}
 
 
+def test_info_of_this_machine() -> None:
+    engines = {entry["engine"]: entry for entry in parsed(succeed("info", "--json"))["engines"]}
+    assert set(engines) == {"cuda", "cpu", "emulated"}
+    assert engines["cpu"]["available"] is True
+    assert engines["cpu"]["formats"]["fp64"]["rate_gflops"] > 0
+
+
 def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int]] = []
     monkeypatch.setattr(
@@ -703,6 +837,35 @@ def test_bench_measures_shows_and_saves(small_benchmarks: None) -> None:
     assert again.stderr == ""
 
 
+def test_bench_for_machines(small_benchmarks: None) -> None:
+    facts = parsed(succeed("bench", "gemm", "--cpu", "--json"))
+    assert facts["command"] == "bench"
+    assert facts["results"][0]["about"]["problem"] == "gemm"
+    assert facts["results"][0]["rows"][0]["shape"] == "64x16x16"
+
+
+def test_bench_draws(small_benchmarks: None) -> None:
+    pytest.importorskip("matplotlib")
+    assert "saved to pictures/all.svg" in succeed("bench", "--cpu", "--draw", "pictures/all.svg").stdout
+    assert Path("pictures/all.svg").stat().st_size > 1000
+
+
+def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_benchmarks: None) -> None:
+    before = set(os.listdir())
+    assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
+    assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
+    assert_refused(neula_cli("bench", "qr", "--quick"), "--quick is for sweep", before)
+    assert_refused(neula_cli("bench", "qr", "--condition", "10"), "--condition is for sweep", before)
+    assert_refused(neula_cli("bench", "qr", "--special"), "--special is for sweep", before)
+    both = neula_cli("bench", "sweep", "--special", "--condition", "10")
+    assert_refused(both, "--special problems have their own matrices: leave out --condition", before)
+    refused = neula_cli("bench", "sweep", "--condition", "1e15")
+    assert_refused(refused, "--condition must be from 1 to 1e+14, got 1e+15", before)
+    assert_refused(neula_cli("bench", "--draw", "x.bmp"), "x.bmp: the name must end with .svg", before)
+    monkeypatch.setattr(benchmarks, "new_canvas", raising(ImportError("drawing needs matplotlib")))
+    assert_refused(neula_cli("bench", "gemm", "--cpu", "--draw", "x.svg"), "drawing needs matplotlib", before)
+
+
 def test_help_version_and_refusals_do_without_torch() -> None:
     program = """
 import sys
@@ -719,6 +882,20 @@ for arguments in ("--help", "--version", "experiment qr-paper --help", "solve no
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stdout.splitlines() == ["0 False", "0 False", "0 False", f"{cli.BAD_INPUT} False"]
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    output = succeed("--help").stdout
+    for command in ("lstsq", "qr", "orth", "svd", "info", "bench", "tune", "demo"):
+        assert command in output
+        assert "--help" in succeed(command, "--help").stdout
+    assert "Exit codes" in output
+
+
+def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
+    Path("[red]A[bold].npy").write_bytes(Path("A.npy").read_bytes())
+    assert "[red]A[bold].npy" in succeed("lstsq", "[red]A[bold].npy", "b.npy", "-o", "[x].npy").stderr
+    assert "[x][/y].npy: no such file" in neula_cli("qr", "[x][/y].npy").stderr
 
 
 # --- the installed program --------------------------------------------------------------------------------
@@ -741,6 +918,14 @@ def test_the_program_solves_and_says_so() -> None:
     assert all("% after" in line for line in done.stderr.splitlines())
     assert json.loads(done.stdout)["outputs"] == {"x.npy": ["x"]}
     np.testing.assert_allclose(np.load("x.npy"), X, rtol=1e-12)
+
+
+def test_the_program_refuses_bad_input_without_a_traceback() -> None:
+    done = run_program("lstsq", "A.npy", "missing.npy", "-o", "x.npy")
+    assert done.returncode == cli.BAD_INPUT
+    assert done.stdout == ""
+    assert done.stderr == "neula: error: missing.npy: no such file\n"
+    assert not Path("x.npy").exists()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["lstsq", "missing.npy", "missing.npy"]])

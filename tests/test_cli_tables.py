@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,10 @@ from typer.testing import CliRunner, Result
 
 import neula
 from neula import cli
+from neula.certificates.bounds import DtypeName
+from neula.cli import options
 from neula.cli.app import app
+from neula.engines import FORMATS
 from neula.io.files import write_files, write_matrix
 
 RNG = np.random.default_rng(17)
@@ -89,6 +92,12 @@ def test_a_pipeline(output: str) -> None:
     assert gram.exit_code == 0
 
 
+def test_answers_of_a_batch_go_through_a_pipe_as_arrays() -> None:
+    np.save("batch.npy", np.stack([SPD, 2 * SPD]))
+    result = run("cholesky", "batch.npy", "-o", "-")
+    np.testing.assert_allclose(np.load(io.BytesIO(result.stdout_bytes))[1], np.linalg.cholesky(2 * SPD))
+
+
 def test_a_reader_that_is_gone_has_read_enough() -> None:
     command = [sys.executable, "-m", "neula", "lstsq", "problem.npz:A", "problem.npz:b"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
@@ -129,6 +138,16 @@ def test_columns_by_name_have_their_names_in_the_answer() -> None:
     np.testing.assert_allclose([float(y) for y in again.stdout.split()[1:]], A[:, [0, 2]] @ x, rtol=1e-12)
 
 
+def test_several_right_hand_sides_have_their_names() -> None:
+    write_matrix("A.npy", SPD)
+    Path("S.csv").write_text("a,b,c\n" + "".join(f"{','.join(map(repr, row))}\n" for row in SPD.tolist()))
+    result = run("solve", "S.csv", "S.csv:c,a")
+    assert result.stdout.splitlines()[0] == ",c,a"
+    assert [line[0] for line in result.stdout.splitlines()[1:]] == ["a", "b", "c"]
+    assert run("solve", "S.csv", "A.npy").stdout.splitlines()[0] == ",1,2,3"
+    assert run("qr", "S.csv", "--mode", "r").stdout.splitlines()[0] == "a,b,c"
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64])
 def test_intercept(dtype: type) -> None:
     matrix = np.round(3 * A).astype(dtype)
@@ -141,6 +160,18 @@ def test_intercept(dtype: type) -> None:
     found = [float(line.partition(",")[2]) for line in result.stdout.splitlines()[1:]]
     np.testing.assert_allclose(found, x, rtol=1e-10)
     assert "4 of 4" in result.stderr
+
+
+def test_an_intercept_is_not_damped() -> None:
+    result = run("lstsq", "reg.csv:x1", "reg.csv:y", "--intercept", "--damp", "1", code=cli.BAD_INPUT)
+    assert "subtract the mean of each column" in result.stderr
+
+
+def test_json_has_the_names() -> None:
+    facts = json.loads(run("lstsq", "reg.csv:x1,x2", "reg.csv:y", "--intercept", "--json").stdout)
+    assert facts["names"] == ["intercept", "x1", "x2"]
+    assert facts["inputs"]["b"]["names"] == ["y"]
+    assert len(facts["x"]) == 3
 
 
 # --- empty fields, decimals -------------------------------------------------------------------------------
@@ -360,6 +391,16 @@ def test_accuracies_are_names_or_numbers(command: list[str], accuracy: str) -> N
 def test_accuracies_that_cannot_be(accuracy: str, says: str) -> None:
     result = run("svd", "problem.npz:A", "--rank", "1", "--accuracy", accuracy, code=cli.BAD_INPUT)
     assert says in " ".join(result.stderr.replace("│", " ").split())
+
+
+def test_the_accuracies_of_the_library() -> None:
+    assert (*sorted(FORMATS, key=list(FORMATS).index), *get_args(DtypeName)) == options.ACCURACIES
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [[], ["lstsq"], ["experiment", "qr-paper"]])
+def test_help(command: list[str], flag: str) -> None:
+    assert "Usage: neula" in CliRunner().invoke(app, [*command, flag], prog_name="neula").stdout
 
 
 # --- the program ------------------------------------------------------------------------------------------

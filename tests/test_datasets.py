@@ -165,6 +165,18 @@ def test_models_of_torch_and_numpy_are_the_same():
         np.testing.assert_allclose(found, problem.residuals(b), rtol=1e-12, atol=1e-12)
 
 
+def test_unknown_nonlinear_set():
+    with pytest.raises(ValueError, match=r"unknown NIST non-linear data set 'misra'.*'bennett5'"):
+        nist_nonlinear("misra")
+
+
+def test_problems_cannot_change_each_other():
+    nist("norris").A[:] = 0
+    nist("norris").certified[:] = 0
+    assert nist("norris").A.any()
+    assert nist("norris").certified.any()
+
+
 @pytest.mark.parametrize(
     ("name", "nonzeros", "condition"), [("well1033", 4732, 166), ("illc1033", 4719, 1.89e4)]
 )
@@ -202,3 +214,8 @@ def test_unknown_names_list_the_known_ones():
 )
 def test_log_relative_error(x, certified, digits):
     assert log_relative_error(x, certified) == pytest.approx(digits, abs=1e-9)
+
+
+def test_log_relative_error_of_other_shape():
+    with pytest.raises(ValueError, match=r"\(2,\).*\(3,\)"):
+        log_relative_error([1, 2], [1, 2, 3])

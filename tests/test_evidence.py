@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
+import torch
 
 import neula
 from campaign.oracle import LeastSquares, System
@@ -26,6 +28,13 @@ NIST = {
     **dict.fromkeys(("noint2", "wampler1", "wampler3", "wampler4", "wampler5"), 15.0),
 }
 """Digits of the solutions of the matrices as they are stored, rounded, against those that are certified."""
+
+
+def known_system(n: int, cond: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, b and x without a rounding error: A has 36 bits, x 7, and sums of n products 52."""
+    a = np.round(random_matrix("geometric", n, n, cond=cond, seed=1).numpy() * 2.0**36) / 2.0**36
+    x = np.random.default_rng(n).integers(-99, 100, n).astype(float)
+    return a, a @ x, x
 
 
 def known_problem(m: int, n: int, cond: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,6 +131,19 @@ def test_nist_data_sets_have_the_digits_that_their_rounded_matrices_allow(name: 
     assert judge.errors(result.x[:, None], result.rank)[0] <= result.forward_error
 
 
+@pytest.mark.parametrize("rows", [(0, -24), (0, -8, -16, -24), (24, 0, 0, 0)])
+@pytest.mark.parametrize("consistent", [False, True])
+def test_wide_matrices_whose_rows_differ(rows: tuple[int, ...], consistent: bool) -> None:
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((len(rows), 9)) * 10.0 ** np.array(rows, dtype=float)[:, None]
+    b = A @ rng.standard_normal((9, 1)) if consistent else rng.standard_normal((len(rows), 1))
+    result = neula.lstsq(A, b)
+    judge = LeastSquares(A, b, rcond=9 * 2.0**-52)
+    assert judge.ranks == (result.rank,)
+    assert judge.errors(result.x, result.rank)[0] <= result.forward_error
+    assert result.converged == (result.forward_error <= 0.1)
+
+
 @pytest.mark.parametrize("exponent", [-190, 190, 300])
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9), (5, 5)])
 def test_elements_near_the_ends_of_the_range(shape: tuple[int, int], exponent: int) -> None:
@@ -158,6 +180,20 @@ def test_systems_without_a_difficulty(A: list[list[float]], x: list[float], exac
     assert 1 <= result.condition <= 3
     assert result.forward_error <= 2 * U64
     np.testing.assert_allclose(result.x, expected, rtol=0 if exactly else 2 * U64)
+
+
+@pytest.mark.parametrize("cond", [1e2, 1e8])
+def test_solve_to_the_forward_error(cond: float) -> None:
+    """Above the small size, with factors in a low precision."""
+    A, b, x = known_system(300, cond)
+    backward = neula.solve(A, b, engine="emulated")
+    forward = neula.solve(A, b, engine="emulated", certify="forward")
+    for result in (backward, forward):
+        assert result.converged
+        assert not result.method.startswith("lu fp64")
+        assert scaled_error(A, result.x, x) <= result.forward_error
+        assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
+    assert forward.forward_error <= 2 * U64 < backward.forward_error
 
 
 @pytest.mark.parametrize("cond", [1e2, 1e7])  # beyond, rounding errors of the gradient come near the bound
@@ -217,6 +253,45 @@ def test_narrow_types_are_rounded_once(dtype: str) -> None:
         errors = judge.errors(result.x.astype(float), 6)
         assert (errors <= result.forward_errors).all()
         assert result.forward_error <= 2 * u
+
+
+# ---------------------------------------------------------------- shapes and names
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_shapes_of_the_evidence(function: Callable[..., Any]) -> None:
+    rng = np.random.default_rng(1)
+    A = rng.standard_normal((2, 3, 5, 5))
+    for b, shape in (
+        (rng.standard_normal((2, 3, 5, 4)), (2, 3, 4)),
+        (rng.standard_normal((2, 3, 5, 1)), (2, 3, 1)),
+        (rng.standard_normal(5), (2, 3)),
+    ):
+        result = function(A, b)
+        assert result.forward_errors.shape == shape
+        assert result.conditions.shape == result.backward_errors.shape == result.accepted.shape == (2, 3)
+        assert result.forward_errors.dtype == result.conditions.dtype == np.float64
+        assert result.forward_error == result.forward_errors.max()
+        assert result.condition == result.conditions.max()
+        assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
+    single = function(A[0, 0], rng.standard_normal((5, 4)))
+    assert single.forward_errors.shape == (4,)
+    assert np.shape(single.conditions) == np.shape(single.accepted) == ()
+    tensors = function(torch.from_numpy(A), torch.ones(5, dtype=torch.float64))
+    assert isinstance(tensors.forward_errors, torch.Tensor)
+    assert isinstance(tensors.conditions, torch.Tensor)
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_digits_of_a_solution_that_is_exact(function: Callable[..., Any]) -> None:
+    result = function(np.eye(3), np.zeros(3))
+    assert (result.forward_error, result.digits) == (0.0, -math.log10(U64))
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.solve])
+def test_unknown_certificates(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"unknown certify 'both': choose one of 'backward', 'forward'"):
+        function(np.eye(2), np.ones(2), certify="both")
 
 
 # ---------------------------------------------------------------- solutions that are zero, and no solutions

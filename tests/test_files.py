@@ -69,6 +69,29 @@ def test_text_formats_return_every_bit_as_float64(
     assert_identical(read.astype(dtype), matrix)
 
 
+@pytest.mark.parametrize("extension", [*BINARY, ".csv"])
+def test_signed_zeros_and_non_finite_numbers_come_back(tmp_path: Path, extension: str) -> None:
+    matrix = np.array([[-0.0, 0.0], [np.inf, -np.inf]])
+    write_matrix(tmp_path / f"a{extension}", matrix)
+    assert_identical(read_matrix(tmp_path / f"a{extension}"), matrix)
+
+
+@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
+def test_nan_is_read_so_that_the_library_can_say_where_it_is(tmp_path: Path, extension: str) -> None:
+    write_matrix(tmp_path / f"a{extension}", np.array([[1.0, np.nan], [np.inf, 4.0]]))
+    np.testing.assert_array_equal(
+        read_matrix(tmp_path / f"a{extension}"), np.array([[1.0, np.nan], [np.inf, 4.0]])
+    )
+
+
+@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
+def test_column_major_and_strided_arrays(tmp_path: Path, extension: str) -> None:
+    whole = awkward(np.float64, (8, 6))
+    for matrix in (np.asfortranarray(whole), whole[::2, ::3], whole.T):
+        write_matrix(tmp_path / f"a{extension}", matrix)
+        np.testing.assert_array_equal(read_matrix(tmp_path / f"a{extension}"), matrix)
+
+
 @pytest.mark.parametrize("extension", [*BINARY, *TEXT])
 def test_vectors_come_back_as_vectors(tmp_path: Path, extension: str) -> None:
     vector = awkward(np.float64, (6,))
@@ -96,6 +119,13 @@ def test_integers_and_booleans_of_npy_files_keep_their_dtype(tmp_path: Path) -> 
         assert read_matrix(tmp_path / "a.npy").dtype == dtype
 
 
+def test_foreign_byte_order_becomes_native(tmp_path: Path) -> None:
+    matrix = awkward(np.float64, (3, 2))
+    for order in "<>":
+        np.save(tmp_path / "a.npy", matrix.astype(f"{order}f8"))
+        assert_identical(read_matrix(tmp_path / "a.npy"), matrix)
+
+
 def test_the_array_is_independent_of_the_file(tmp_path: Path) -> None:
     write_matrix(tmp_path / "a.npy", np.ones((2, 2)))
     matrix = read_matrix(tmp_path / "a.npy")
@@ -103,6 +133,14 @@ def test_the_array_is_independent_of_the_file(tmp_path: Path) -> None:
     write_matrix(tmp_path / "a.npy", np.zeros((2, 2)))
     assert matrix[0, 0] == 7.0
     assert read_matrix(tmp_path / "a.npy")[0, 0] == 0.0
+
+
+def test_extensions_in_capitals(tmp_path: Path) -> None:
+    for extension in (".NPY", ".Npz", ".CSV", ".MTX"):
+        write_matrix(tmp_path / f"A{extension}", np.eye(2))
+        np.testing.assert_array_equal(read_matrix(tmp_path / f"A{extension}"), np.eye(2))
+    (tmp_path / "A.MTX.GZ").write_bytes(gzip.compress((tmp_path / "A.MTX").read_bytes()))
+    np.testing.assert_array_equal(read_matrix(tmp_path / "A.MTX.GZ"), np.eye(2))
 
 
 def test_arrays_of_no_and_three_dimensions_are_left_to_the_library(tmp_path: Path) -> None:
@@ -142,6 +180,17 @@ def test_key_chooses_the_array(tmp_path: Path) -> None:
         read_matrix(tmp_path / "ab.npz")
     with pytest.raises(FileError, match=r"ab.npz: no array is named 'x'; it holds A, b"):
         read_matrix(tmp_path / "ab.npz", key="x")
+
+
+def test_compressed_npz(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", A=np.eye(3))
+    assert_identical(read_matrix(tmp_path / "a.npz"), np.eye(3))
+
+
+def test_npz_without_arrays(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz")
+    with pytest.raises(FileError, match=r"a.npz: holds no arrays"):
+        read_matrix(tmp_path / "a.npz")
 
 
 def test_key_of_another_format(tmp_path: Path) -> None:
@@ -195,6 +244,11 @@ def test_csv_header_is_left_out_and_said(tmp_path: Path, text: str) -> None:
     assert len(told) == 1
     assert "header" in told[0]
     assert "a.csv" in told[0]
+
+
+def test_csv_of_one_column_with_a_header_of_words(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("gravity anomaly (mGal)\n1\n2\n")
+    assert_identical(read_matrix(tmp_path / "b.csv", column_as_vector=True), np.array([1.0, 2.0]))
 
 
 @pytest.mark.parametrize(
@@ -356,6 +410,12 @@ def test_the_content_must_be_what_the_extension_says(tmp_path: Path) -> None:
             read_matrix(path)
 
 
+def test_gzip_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "a.mtx.gz").write_bytes(gzip.compress(b"1,2\n3,4\n"))
+    with pytest.raises(FileError, match=r"a\.mtx\.gz: not a \.mtx\.gz file.*looks like \.csv\.gz; rename it"):
+        read_matrix(tmp_path / "a.mtx.gz")
+
+
 @pytest.mark.parametrize("extension", [".npy", ".npz", ".mtx.gz"])
 def test_truncated_anywhere(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"
@@ -369,6 +429,16 @@ def test_truncated_anywhere(tmp_path: Path, extension: str) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(FileError, match=rf"a{extension}: "):
             read_matrix(path)
+
+
+def test_damaged_compressed_npz(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, A=np.random.default_rng(0).normal(size=(20, 20)))
+    whole = bytearray(path.read_bytes())
+    whole[len(whole) // 2] ^= 0xFF
+    path.write_bytes(whole)
+    with pytest.raises(FileError, match=r"a\.npz: truncated or damaged"):
+        read_matrix(path)
 
 
 def test_a_header_that_promises_terabytes_is_refused_without_asking_for_memory(tmp_path: Path) -> None:
@@ -435,6 +505,12 @@ def test_check_output(tmp_path: Path) -> None:
     (tmp_path / "folder.npy").mkdir()
     with pytest.raises(FileError, match="is a directory"):
         check_output(tmp_path / "folder.npy")
+
+
+def test_the_name_in_an_npz_file(tmp_path: Path) -> None:
+    write_matrix(tmp_path / "a.npz", np.eye(2), name="x")
+    with np.load(tmp_path / "a.npz") as archive:
+        assert archive.files == ["x"]
 
 
 @pytest.mark.parametrize("extension", TEXT)

@@ -65,11 +65,22 @@ def test_factors(shape, name, device):
     check(FACTORS[name], variable(*shape, device=device))
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)], **IDS)
+def test_complete_factors_where_none_is_added(shape):
+    check(lambda a: tuple(neula.qr(a, mode="complete")), variable(*shape))
+
+
 def test_added_columns_have_no_gradient():
     a = variable(5, 3)
     with pytest.raises(ValueError, match=r"A of shape \(5, 3\).*mode='complete'.*pass mode='reduced'"):
         neula.qr(a, mode="complete")
     assert neula.qr(a.detach(), mode="complete").Q.shape == (5, 5)
+
+
+def test_without_contiguous_memory():
+    check(lambda a: tuple(neula.qr(a.mT)), variable(3, 6))
+    check(lambda a: tuple(neula.qr(a[::2, 1:])), variable(10, 4))
+    check(lambda a: tuple(neula.qr(a.expand(2, 5, 3))), variable(5, 3))
 
 
 @DEVICES
@@ -89,6 +100,31 @@ def test_factors_agree_with_torch(shape, device):
     # Both gradients have errors of c n u cond(A)^2 (R^-T of factors that are known to u cond(A)).
     cond = float(torch.linalg.cond(a.detach()).max())
     assert gap(found, expected) <= 10 * shape[-1] * 2.0**-53 * cond**2
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_factors_in_low_precision(dtype, device):
+    a = variable(2, 50, 6, dtype=dtype, device=device)
+    exact = a.detach().double().requires_grad_()
+    found, expected = (
+        gradients(neula.qr(x).R.sum() + 50 * (neula.qr(x).Q ** 3).sum(), x)[0] for x in (a, exact)
+    )
+    assert found.dtype == dtype
+    # Q and R are known to u times their bound and cond(A), which R^-T brings in once more; the rest is the
+    # rounding of incoming gradients and sums.
+    cond = float(torch.linalg.cond(exact.detach()).max())
+    assert gap(found, expected) <= (6 * (2 + math.log2(6)) + 10) * cond**2 * U[dtype]
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_a_named_accuracy_is_that_of_the_gradient(format):
+    a = variable(200, 10)
+    q = neula.qr(a, accuracy=format, engine="emulated").Q
+    weight = variable(200, 10, seed=1).detach()
+    found, expected = (gradients((weight * x).sum(), a)[0] for x in (q, neula.qr(a).Q))
+    u, cond = neula.engines.FORMATS[format].u, float(torch.linalg.cond(a.detach()))
+    assert 0 < gap(found, expected) <= (6 * (2 + math.log2(10)) + 10) * cond**2 * u
 
 
 @pytest.mark.gpu
@@ -133,6 +169,16 @@ def test_damped_and_weighted_solutions(shape, damp):
     check(lambda a, b, c: neula.lstsq(a, b, weights=0.5 + c**2, damp=damp).x, a, b, c)
 
 
+def test_one_operand_alone():
+    a, b = variable(6, 3), variable(6, seed=1)
+    both = gradients(neula.lstsq(a, b).x.sum(), a, b)
+    alone = gradients(neula.lstsq(a, b.detach()).x.sum(), a) + gradients(
+        neula.lstsq(a.detach(), b).x.sum(), b
+    )
+    for x, y in zip(both, alone, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
 @DEVICES
 def test_solutions_agree_with_the_normal_equations(device):
     """On a size at which R is of low precision."""
@@ -143,6 +189,19 @@ def test_solutions_agree_with_the_normal_equations(device):
     cond = float(torch.linalg.cond(a.detach()))
     for x, y in zip(found, expected, strict=True):
         assert gap(x, y) <= 10 * 110 * 2.0**-53 * cond**4
+
+
+@pytest.mark.parametrize("dtype", U, ids=str)
+@pytest.mark.parametrize("shape", [(50, 4), (4, 50)], **IDS)
+def test_solutions_in_low_precision(shape, dtype):
+    a, b = variable(*shape, dtype=dtype), variable(shape[0], seed=1, dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    found, expected = (gradients(neula.lstsq(*x).x.sum(), *x) for x in ((a, b), exact))
+    # Rounded x (which the residual multiplies by |A|) and rounded results; everything else is in double.
+    cond = float(torch.linalg.cond(exact[0].detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == dtype
+        assert gap(x, y) <= 4 * cond**2 * U[dtype]
 
 
 def test_a_solution_of_lower_rank_has_no_gradient():
@@ -193,6 +252,21 @@ def test_the_backward_pass_multiplies_in_the_same_arithmetic(compute):
     assert torch.equal(db, neula.matmul(a.detach().mT, dc, alpha=2.0, **how))
 
 
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_products_in_low_precision(dtype):
+    a, b = variable(3, 20, 30, dtype=dtype), variable(30, 10, seed=1, dtype=torch.float32)
+    da, db = gradients(neula.matmul(a, b).sum(), a, b)
+    assert (da.dtype, db.dtype) == (dtype, torch.float32)
+    # sum(A B) has the gradients 1 1^T B^T and A^T 1 1^T: sums of 10 and 60 numbers, then rounded.
+    expected = (
+        b.detach().double().sum(1).expand(3, 20, 30),
+        a.detach().double().sum((0, 1))[:, None].expand(30, 10),
+    )
+    scale = b.detach().double().abs().sum(1), a.detach().double().abs().sum((0, 1))[:, None]
+    assert ((da.double() - expected[0]).abs() <= (U[dtype] + 10 * U[torch.float32]) * scale[0]).all()
+    assert ((db.double() - expected[1]).abs() <= 61 * U[torch.float32] * scale[1]).all()
+
+
 # ---------------------------------------------------------------- linear systems
 
 
@@ -211,6 +285,16 @@ def test_systems(shape, columns, assume_a, device):
     check(solution, a, b)
 
 
+def test_one_operand_of_a_system_alone():
+    a, b = variable(5, 5), variable(5, seed=1)
+    both = gradients(neula.solve(a, b).x.sum(), a, b)
+    alone = gradients(neula.solve(a, b.detach()).x.sum(), a) + gradients(
+        neula.solve(a.detach(), b).x.sum(), b
+    )
+    for x, y in zip(both, alone, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
 @DEVICES
 def test_systems_agree_with_torch(device):
     """On a size and an arithmetic where the factors are of low precision."""
@@ -226,6 +310,18 @@ def test_systems_agree_with_torch(device):
     cond = float(torch.linalg.cond(a.detach()))
     for x, y in zip(found, expected, strict=True):
         assert gap(x, y) <= 10 * math.sqrt(n) * 2.0**-53 * cond
+
+
+@pytest.mark.parametrize("dtype", U, ids=str)
+def test_systems_in_low_precision(dtype):
+    a, b = variable(20, 20, dtype=dtype), variable(20, seed=1, dtype=dtype)
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    found, expected = (gradients(neula.solve(*x).x.sum(), *x) for x in ((a, b), exact))
+    # The backward error of x is 4 u, and x and the results are rounded; y is solved for in double.
+    cond = float(torch.linalg.cond(exact[0].detach()))
+    for x, y in zip(found, expected, strict=True):
+        assert x.dtype == dtype
+        assert gap(x, y) <= 6 * cond * U[dtype]
 
 
 def test_the_backward_pass_solves_by_the_same_variant():

@@ -1,7 +1,8 @@
-"""The gravity problem against independent formulas: power series, SciPy, orthogonality, statistics."""
+"""The gravity problem against independent formulas: SciPy, orthogonality, statistics."""
 
 import io
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import scipy.special
 import torch
 from rich.console import Console
 
-from neula.cli import gravity
+from neula.cli import gravity, gravity_map
 from neula.cli.demo import run_demo
 
 U = 2.0**-53
@@ -63,6 +64,39 @@ def test_legendre_against_scipy(degree):
         assert np.all(np.abs(row[order].numpy() - reference) <= bound)
 
 
+@pytest.mark.parametrize("degree", [120, 360])
+def test_addition_theorem(degree):
+    *_, row = gravity.legendre(degree, LATITUDES)
+    total = (row**2).sum(dim=0)
+    # Each function errs by at most degree * sqrt(2 (2 degree + 1)) * 6 U, as above, and their absolute values
+    # add up to at most sqrt((degree + 1) (2 degree + 1)).
+    bound = 2 * degree * 6 * U * math.sqrt(2 * (degree + 1))
+    np.testing.assert_allclose(total, 2 * degree + 1, rtol=bound)
+
+
+def gauss_legendre(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """NumPy's nodes and weights, polished in extended precision: some versions err by 1e-11 near the ends."""
+    x = np.polynomial.legendre.leggauss(n)[0].astype(np.longdouble)
+    for _ in range(2):
+        last, p = np.ones_like(x), x
+        for k in range(2, n + 1):
+            last, p = p, ((2 * k - 1) * x * p - (k - 1) * last) / k
+        slope = n * (x * p - last) / (x * x - 1)
+        x = x - p / slope
+    return x.astype(float), (2 / ((1 - x * x) * slope**2)).astype(float)
+
+
+def test_legendre_functions_are_orthogonal():
+    degree = 120
+    nodes, weights = gauss_legendre(degree + 1)
+    rows = list(gravity.legendre(degree, torch.from_numpy(np.arcsin(nodes))))
+    for order in (0, 1, 5, 60, 119):
+        functions = np.stack([rows[ell][order] for ell in range(order, degree + 1)])
+        gram = functions * weights @ functions.T
+        expected = (2 if order == 0 else 4) * np.eye(len(functions))
+        np.testing.assert_allclose(gram, expected, rtol=0, atol=4 * 20 * degree * U)
+
+
 def test_columns_are_second_differences_of_the_potential(small):
     h = 1e4
     for row in (0, 17, 801, small.A.shape[0] - 1):
@@ -80,6 +114,25 @@ def test_columns_are_second_differences_of_the_potential(small):
             rounding = 100 * U * scale / h**2 / gravity.EOTVOS
             bound = truncation * abs(float(small.A[row, column])) + rounding
             assert abs(float(small.A[row, column]) - second) <= bound
+
+
+def test_table_of_coefficients(small):
+    entries = list(zip(small.degrees, small.orders, small.is_sine, strict=True))
+    assert len(entries) == len(set(entries)) == gravity.coefficient_count(12) == 165
+    assert entries[:5] == [(2, 0, False), (2, 1, False), (2, 2, False), (2, 1, True), (2, 2, True)]
+    assert all(0 <= order <= degree for degree, order, _ in entries)
+    assert not small.is_sine[small.orders == 0].any()
+    assert small.degree == 12
+
+
+def test_satellite_covers_the_earth(small):
+    altitude = small.radius - gravity.EARTH_RADIUS
+    assert 240e3 < altitude < 260e3
+    assert torch.rad2deg(small.latitude.abs().max()) <= 89.0 + 1e-9
+    cells = 6 * torch.floor(torch.rad2deg(small.latitude) / 45) + torch.floor(
+        torch.rad2deg(small.longitude) / 60
+    )
+    assert len(cells.unique()) == 24
 
 
 def test_noise_free_problem_recovers_the_truth():
@@ -118,6 +171,47 @@ def test_truth_follows_kaula():
         assert signal[ell - 2] == pytest.approx(math.sqrt(np.mean(values**2)), rel=1e-14)
 
 
+def test_seed_decides_everything():
+    first, again, other = (gravity.gravity_problem(4, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.A, again.A)
+    assert torch.equal(first.b, again.b)
+    assert not torch.equal(first.truth, other.truth)
+
+
+def test_matrix_is_column_major_and_float32_is_its_rounding(small):
+    single = gravity.gravity_problem(12, dtype=torch.float32)
+    assert small.A.stride() == (1, small.A.shape[0])
+    assert single.A.stride() == (1, single.A.shape[0])
+    assert single.A.dtype == single.b.dtype == torch.float32
+    assert single.truth.dtype == torch.float64
+    assert torch.equal(single.A, small.A.float())
+
+
+def test_geoid_of_one_coefficient():
+    # C_20 of 1e-6: R sqrt(5) (3 sin^2 - 1) / 2, independent of the longitude.
+    x = np.zeros(gravity.coefficient_count(3))
+    x[0] = 1e-6
+    latitude, longitude = np.array([-90.0, 0.0, 30.0]), np.array([0.0, 123.0])
+    zonal = gravity.EARTH_RADIUS * 1e-6 * math.sqrt(5) * (3 * np.sin(np.deg2rad(latitude)) ** 2 - 1) / 2
+    np.testing.assert_allclose(
+        gravity.synthesize(x, latitude, longitude), np.stack([zonal] * 2, 1), rtol=1e-14
+    )
+
+
+def test_geoid_rms_is_the_mean_over_the_sphere(small):
+    nodes, weights = np.polynomial.legendre.leggauss(13)
+    height = gravity.synthesize(small.truth, np.rad2deg(np.arcsin(nodes)), np.arange(0, 360, 360 / 26))
+    mean_square = weights @ np.mean(height**2, axis=1) / 2
+    assert gravity.geoid_rms(small.truth) == pytest.approx(math.sqrt(mean_square), rel=1e-12)
+
+
+def test_picture_without_matplotlib(small, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'neula\[plot\]'"):
+        gravity_map.draw(small, small.truth, tmp_path / "gravity.png")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -130,6 +224,11 @@ def test_truth_follows_kaula():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         gravity.gravity_problem(**arguments)
+
+
+def test_wrong_number_of_coefficients():
+    with pytest.raises(ValueError, match="11 entries"):
+        gravity.synthesize(np.zeros(11), 0, 0)
 
 
 def test_demo_runs_and_reports(tmp_path):

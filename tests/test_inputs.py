@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import types
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -56,6 +59,16 @@ def test_dlpack_comes_back_in_its_own_library(rng):
 def test_dlpack_that_cannot_come_back_is_refused(rng):
     with pytest.raises(TypeError, match=r"OneWay.*torch.from_dlpack\(A\)"):
         neula.qr(OneWay(rng.standard_normal((3, 2))))
+
+
+def test_dlpack_from_a_library_without_array_namespace(rng, monkeypatch):
+    """CuPy's arrays name no namespace: the package of their type takes the answer back."""
+    package = types.ModuleType("foreignlib")
+    package.from_dlpack = lambda x: np.from_dlpack(x).tolist()
+    monkeypatch.setitem(sys.modules, "foreignlib", package)
+    monkeypatch.setattr(OneWay, "__module__", "foreignlib.core")
+    Q, _ = neula.qr(OneWay(rng.standard_normal((3, 2))))
+    assert isinstance(Q, list)
 
 
 def test_lists_are_arrays():
@@ -201,6 +214,13 @@ OTHERS = {
 def test_integers_of_other_operands(name):
     with pytest.raises(ValueError, match=rf"^{name}\b.*{BIG}"):
         OTHERS[name]()
+
+
+def test_integers_in_rows_that_are_read_ahead():
+    rows = np.ones((50, 2), dtype=np.int64)
+    rows[33, 1] = BIG
+    with pytest.raises(InexactIntegerError, match=rf"A\[33, 1\] is {BIG}"):
+        neula.lstsq(row_blocks(rows), np.ones(50))
 
 
 @pytest.mark.parametrize("kind", ["m8[ns]", "M8[ns]"])

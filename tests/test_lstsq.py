@@ -13,11 +13,12 @@ import torch
 
 import neula
 from memory_of_gpu import peak_beside
-from neula.engines import CpuEngine, CudaEngine, Engine, select_engine
+from neula.engines import CpuEngine, CudaEngine, Engine, graphs, select_engine
 from neula.engines.shipped import cuda_tuning
 from neula.io import datasets
 from neula.io.matrices import KINDS, SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
+from neula.problems.least_squares import preconditioner, refined
 
 U64 = 2.0**-53
 
@@ -116,6 +117,16 @@ def test_wide_gives_the_minimum_norm_solution(shape, engine, rng):
     assert np.linalg.norm(result.x - reference) <= 4 * cond * eta * np.linalg.norm(reference)
 
 
+def test_wide_and_ill_conditioned(rng):
+    A = random_matrix("geometric", 150, 600, cond=1e5).numpy()
+    b = rng.standard_normal(150)
+    result = neula.lstsq(A, b, engine="emulated")
+    reference = np.linalg.pinv(A) @ b
+    assert result.converged
+    assert np.linalg.norm(result.x - reference) <= 1e5 * 1e-13 * np.linalg.norm(reference)
+    assert np.linalg.norm(result.x) <= (1 + 1e-8) * np.linalg.norm(reference)
+
+
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 @pytest.mark.parametrize("transpose", [False, True], ids=["tall", "wide"])
 @pytest.mark.parametrize("size", [(600, 150), (50, 12)], ids=["large", "small"])
@@ -138,11 +149,55 @@ def test_rank_deficient_gives_the_minimum_norm_solution(size, transpose, engine,
     np.testing.assert_allclose(result.x, reference, atol=1e-10 * np.linalg.norm(reference))
 
 
+def test_product_of_thin_matrices(rng):
+    A = rng.standard_normal((900, 20)) @ rng.standard_normal((20, 150))
+    b = rng.standard_normal(900)
+    result = neula.lstsq(A, b)
+    assert result.rank == 20
+    np.testing.assert_allclose(result.x, np.linalg.lstsq(A, b, rcond=None)[0], rtol=1e-9, atol=1e-12)
+
+
+def test_single_precision_data_of_low_rank(rng):
+    thin = rng.standard_normal((900, 20)) @ rng.standard_normal((20, 150))
+    result = neula.lstsq(thin.astype(np.float32), rng.standard_normal(900).astype(np.float32))
+    assert result.rank == 20
+
+
+def test_rank_does_not_depend_on_the_units_of_columns(rng):
+    A = rng.standard_normal((400, 30)) * 10.0 ** np.linspace(-30, 30, 30)
+    b = rng.standard_normal(400)
+    result = neula.lstsq(A, b)
+    assert result.converged
+    assert result.rank == 30
+    scales = np.linalg.norm(A, axis=0)
+    reference = np.linalg.lstsq(A / scales, b, rcond=None)[0] / scales
+    np.testing.assert_allclose(result.x, reference, rtol=1e-10)
+
+
 def test_rcond_decides(rng):
     A = random_matrix("cluster_small", 300, 40, cond=1e6).numpy()
     b = rng.standard_normal(300)
     assert neula.lstsq(A, b).rank == 40
     assert neula.lstsq(A, b, rcond=1e-4).rank == 39
+
+
+def test_zero_matrix_and_zero_right_hand_side(rng):
+    result = neula.lstsq(np.zeros((5, 3)), np.ones(5))
+    assert result.rank == 0
+    assert (result.x == 0).all()
+    A = rng.standard_normal((500, 150))
+    mixed = neula.lstsq(A, np.stack([np.zeros(500), rng.standard_normal(500)], 1))
+    assert mixed.converged
+    assert (mixed.x[:, 0] == 0).all()
+    assert (mixed.x[:, 1] != 0).all()
+
+
+def test_consistent_system_recovers_its_solution(rng):
+    A = random_matrix("geometric", 900, 150, cond=1e3).numpy()
+    x = rng.standard_normal(150)
+    result = neula.lstsq(A, A @ x, engine="emulated")
+    assert result.converged
+    assert np.linalg.norm(result.x - x) <= 1e3 * 1e-13 * np.linalg.norm(x)
 
 
 @pytest.mark.parametrize("shape", [(700, 150), (100, 300), (20, 5)])
@@ -158,12 +213,31 @@ def test_damping_solves_the_ridge_problem(shape, damp, rng):
     assert np.linalg.norm(result.x - reference) <= 1e-13 * cond**2 * np.linalg.norm(reference)
 
 
+@pytest.mark.parametrize("shape", [(700, 150), (100, 300)])
+def test_weights_scale_rows(shape, rng):
+    A, b = rng.standard_normal(shape), rng.standard_normal(shape[0])
+    weights = rng.random(shape[0]) + 0.1
+    result = neula.lstsq(A, b, weights=weights)
+    reference = np.linalg.lstsq(A * weights[:, None], b * weights, rcond=None)[0]
+    assert result.converged
+    np.testing.assert_allclose(result.x, reference, rtol=1e-8, atol=1e-12)
+
+
 def test_weights_and_damping_together(rng):
     A, b = rng.standard_normal((400, 60)), rng.standard_normal(400)
     weights = rng.random(400)
     result = neula.lstsq(A, b, weights=weights, damp=0.5)
     normal = (A * weights[:, None] ** 2).T @ A + 0.25 * np.eye(60)
     np.testing.assert_allclose(result.x, np.linalg.solve(normal, A.T @ (weights**2 * b)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", ["cgls", "lsqr", "householder", "svd"])
+def test_named_algorithms_reach_double_precision(algorithm, rng):
+    A, b = rng.standard_normal((900, 120)), rng.standard_normal(900)
+    result = neula.lstsq(A, b, algorithm=algorithm, engine="emulated")
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert algorithm in result.factorization
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "normal"])
@@ -177,12 +251,43 @@ def test_unrefined_algorithms_say_how_far_they_get(algorithm, rng):
     assert neula.lstsq(A, b, algorithm=algorithm, accuracy="fp32").converged
 
 
+def test_direct_solver_in_half_precision_is_two_orders_worse(rng):
+    """The paper's section 4.2.2: without refinement fp16 loses about two orders against single precision."""
+    A, b = rng.standard_normal((900, 300)), rng.standard_normal(900)
+    with pytest.warns(neula.AccuracyWarning):
+        half = neula.lstsq(A, b, algorithm="direct", compute="fp16", engine="emulated")
+    with pytest.warns(neula.AccuracyWarning):
+        single = neula.lstsq(A, b, algorithm="direct", compute="fp32", engine="emulated")
+    assert 10 * single.backward_error < half.backward_error < 2.0**-11
+
+
 def test_fixed_variant_that_fails_is_not_replaced(rng):
     A = random_matrix("geometric", 600, 120, cond=1e8).numpy()
     with pytest.warns(neula.AccuracyWarning):
         result = neula.lstsq(A, rng.standard_normal(600), algorithm="cgls", engine="emulated")
     assert not result.converged
     assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls"]
+
+
+def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
+    """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
+    limits = []
+    probe, limit = refined._probe, preconditioner.LIMITS["rgsqrf", "fp16"]
+    monkeypatch.setitem(preconditioner.LIMITS, ("rgsqrf", "fp16"), replace(limit, decay=math.inf))
+
+    def counted(*arguments):
+        limits.append(arguments[-1])
+        return probe(*arguments)
+
+    monkeypatch.setattr(refined, "_probe", counted)
+    for kind, accepted in (("geometric", False), ("cluster_small", True)):
+        A = random_matrix(kind, 600, 150, cond=1e5).numpy()
+        limits.clear()
+        result = neula.lstsq(A, rng.standard_normal(600), engine="emulated")
+        assert result.converged
+        assert result.attempts[0].method == "rgsqrf fp16 + cgls"
+        assert result.attempts[0].accepted is accepted
+        assert limits[0] == 12
 
 
 @pytest.mark.parametrize(
@@ -203,6 +308,15 @@ def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
     with pytest.warns(AccuracyWarning):
         named = neula.lstsq(A, b, engine="emulated", algorithm="cgls", compute="fp16", max_iterations=1)
     assert "diagonal" not in named.attempts[0].reason, "who names a variant gets it"
+
+
+def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
+    first = ("cholesky", "fp16_cor")
+    monkeypatch.setitem(preconditioner.LIMITS, first, preconditioner.Limit(300.0, 0))
+    A = random_matrix("geometric", 600, 150, cond=4e3).numpy()
+    result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
+    assert result.attempts[1].reason.endswith("too large for an R in this precision")
+    assert result.attempts[2].accepted
 
 
 class HalfFast(CudaEngine):
@@ -260,6 +374,17 @@ def test_singular_values_on_both_sides_of_rcond_leave_no_digit(half_fast, rng):
     assert abs(by_svd.rank - result.rank) <= 1
 
 
+def test_corrected_products_can_be_named(half_fast, rng):
+    A, b = random_matrix("geometric", 300, 40, cond=1e4).numpy(), rng.standard_normal(300)
+    result = neula.lstsq(A, b, algorithm="cgls", compute="fp16_cor", engine=half_fast)
+    assert result.converged
+    assert result.factorization == "rgsqrf fp16_cor + cgls"
+    with pytest.raises(ValueError, match="the cpu engine has no products with error correction"):
+        neula.lstsq(A, b, algorithm="cgls", compute="fp16_cor", engine="cpu")
+    with pytest.raises(ValueError, match=r"unknown format 'fp12'.*fp16_cor"):
+        neula.lstsq(A, b, compute="fp12")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("kind", "shape", "method"),
@@ -285,6 +410,52 @@ def test_the_first_r_does_on_a_gpu(kind, shape, method):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"damp": 0.5}, {"weights": True}])
+@pytest.mark.parametrize("shape", [(6000, 500), (500, 700)])
+def test_what_is_played_back_is_what_was_computed(shape, options):
+    """R comes from a CUDA graph at the third call; it belongs to the matrix of that call."""
+    graphs.clear()
+    if options.get("weights"):
+        options = {"weights": torch.rand(shape[0], dtype=torch.float64, device="cuda") + 0.1}
+    methods = set()
+    for seed in range(4):
+        A = random_matrix("normal", *shape, seed=seed, device=torch.device("cuda"))
+        b = torch.randn(shape[0], 2, dtype=A.dtype, device="cuda")
+        result = neula.lstsq(A, b, **options)
+        by_householder = neula.lstsq(A, b, algorithm="householder", **options)
+        assert result.converged
+        assert torch.allclose(result.x, by_householder.x, rtol=0, atol=1e-11 * float(result.x.abs().max()))
+        methods.add(result.factorization)
+    assert len(methods) == 1
+    assert methods & {key[0][0] for key, graph in graphs._graphs.items() if graph is not None}
+    A[:, 1] = A[:, 0]
+    assert neula.lstsq(A, b).rank == (500 - 1 if shape[0] > shape[1] else 500)
+    A[7, 7] = math.nan
+    with pytest.raises(ValueError, match=r"A\[7, 7\]"):
+        neula.lstsq(A, b, **options)
+    graphs.clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(20000, 900), (900, 20000), (3000, 2000)])
+def test_ranks_by_tournaments_on_a_gpu(shape):
+    """Twice: what is played back belongs to the matrix of its call."""
+    for seed in range(2):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        left, right, b = (
+            torch.randn(size, generator=generator, dtype=torch.float64, device="cuda")
+            for size in ((shape[0], 400), (400, shape[1]), (shape[0],))
+        )
+        A = left @ right
+        result = neula.lstsq(A, b)
+        assert result.converged
+        assert result.rank == 400
+        assert result.attempts[-1].method == "complete orthogonal fp64"
+        expected = torch.linalg.pinv(right) @ (torch.linalg.pinv(left) @ b)
+        assert float((result.x - expected).norm() / expected.norm()) <= 1e-9
+
+
+@pytest.mark.gpu
 def test_a_large_fp16_r_that_will_not_do_ends_half_way_on_a_gpu():
     A = random_matrix("geometric", 9000, 6000, cond=1e4, device=torch.device("cuda"))
     b = torch.randn(9000, dtype=A.dtype, device="cuda")
@@ -292,6 +463,17 @@ def test_a_large_fp16_r_that_will_not_do_ends_half_way_on_a_gpu():
     assert "the diagonal of R will fall" in result.attempts[0].reason
     assert [a.method for a in result.attempts] == ["rgsqrf fp16 + cgls", "rgsqrf fp16_cor + cgls"]
     assert result.converged
+
+
+def test_stops_by_itself_and_does_not_drift(rng):
+    """Plain CGLS comes back up after convergence; this one stops, and more iterations change nothing."""
+    A = random_matrix("arithmetic", 1500, 200, cond=1e3).numpy()
+    b = rng.standard_normal(1500)
+    few = neula.lstsq(A, b, engine="emulated", max_iterations=40)
+    many = neula.lstsq(A, b, engine="emulated", max_iterations=4000)
+    assert few.converged
+    assert many.iterations == few.iterations < 40
+    np.testing.assert_array_equal(few.x, many.x)
 
 
 def test_accuracy_levels_cost_what_they_should(rng):
@@ -302,6 +484,18 @@ def test_accuracy_levels_cost_what_they_should(rng):
     ]
     assert iterations == sorted(iterations)
     assert iterations[0] < iterations[-1]
+
+
+def test_batches(rng):
+    A, b = rng.standard_normal((2, 3, 20, 4)), rng.standard_normal((2, 3, 20))
+    result = neula.lstsq(A, b)
+    assert result.x.shape == (2, 3, 4)
+    assert result.converged
+    expected = np.linalg.lstsq(A[1, 2], b[1, 2], rcond=None)[0]
+    np.testing.assert_allclose(result.x[1, 2], expected, rtol=1e-10)
+    several = neula.lstsq(A, rng.standard_normal((2, 3, 20, 5)))
+    assert several.x.shape == (2, 3, 4, 5)
+    assert len(several.residual_norm) == 30
 
 
 @pytest.fixture(params=["cholesky", "gram-schmidt"])
@@ -349,6 +543,18 @@ def test_a_batch_together(shape, dtype, chain, rng):
     check_solutions(A, b, result.x, float(np.finfo(dtype).eps) / 2)
     np.testing.assert_array_equal(A, before[0])
     np.testing.assert_array_equal(b, before[1])
+
+
+def test_the_batch_shape_is_that_of_the_evidence(rng):
+    A, b = torch.randn(2, 3, 20, 4), torch.randn(2, 3, 20)
+    result = neula.lstsq(A, b)
+    for evidence, dtype in ((result.ranks, torch.int64), (result.accepted, torch.bool)):
+        assert isinstance(evidence, torch.Tensor)
+        assert (evidence.shape, evidence.dtype) == ((2, 3), dtype)
+    assert result.backward_errors.shape == (2, 3)
+    single = neula.lstsq(A[0, 0], b[0, 0])
+    assert single.ranks.shape == single.backward_errors.shape == ()
+    assert float(single.backward_errors) == single.backward_error
 
 
 def test_each_problem_of_a_batch_gets_what_it_needs(chain, rng):
@@ -409,6 +615,16 @@ def test_good_problems_do_not_depend_on_bad_ones(chain, rng):
         neula.lstsq(A, b, **chain, strict=True)
 
 
+def test_problems_that_are_not_finite_one_by_one(rng):
+    A, b = rng.standard_normal((3, 20, 4)), rng.standard_normal((3, 20))
+    clean = neula.lstsq(A, b, engine="emulated")
+    A[0, 3, 3] = np.inf
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[0\]: 1 of 3 problems hold NaN or Inf"):
+        result = neula.lstsq(A, b, engine="emulated")
+    assert np.isnan(result.x[0]).all()
+    np.testing.assert_array_equal(result.x[1:], clean.x[1:])
+
+
 @pytest.mark.parametrize("options", [{}, {"algorithm": "cgls"}, {"damp": 0.1}])
 @pytest.mark.parametrize(
     ("a", "b", "bad"),
@@ -457,6 +673,45 @@ def test_weights_and_damping_of_a_batch(shape, damp, chain, rng):
         np.testing.assert_allclose(norms, alone.residual_norm, rtol=1e-9, atol=1e-13)
 
 
+def test_damping_makes_matrices_large(rng):
+    A, b = rng.standard_normal((2, 3, 300)), rng.standard_normal((2, 3))
+    damped = neula.lstsq(A, b, damp=2.0)
+    assert damped.converged
+    transposed = A.swapaxes(-1, -2)
+    expected = transposed @ np.linalg.solve(A @ transposed + 4 * np.eye(3), b[..., None])
+    np.testing.assert_allclose(damped.x, expected[..., 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_tiny_and_huge_right_hand_sides_of_a_batch(size, chain, rng):
+    A, b = rng.standard_normal((4, 30, 5)), rng.standard_normal((4, 30))
+    b[2] = 0
+    result = neula.lstsq(A, size * b, **chain)
+    assert result.converged
+    assert (result.x[2] == 0).all()
+    np.testing.assert_allclose(result.x / size, neula.lstsq(A, b, **chain).x, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 3), (2, 0, 7, 3), (0, 3, 7)])
+def test_an_empty_batch(shape):
+    *batch, m, n = shape
+    result = neula.lstsq(np.zeros(shape, dtype=np.float32), np.zeros((*batch, m), dtype=np.float32))
+    assert result.x.shape == (*batch, n)
+    assert result.x.dtype == np.float32
+    assert result.converged
+    assert result.ranks.shape == result.backward_errors.shape == result.accepted.shape == tuple(batch)
+    assert neula.lstsq(torch.zeros(shape), torch.zeros(*batch, m, 4)).x.shape == (*batch, n, 4)
+
+
+def test_accuracy_of_a_batch_decides_how_far_it_is_refined(chain, rng):
+    A, b = rng.standard_normal((8, 50, 10)), rng.standard_normal((8, 50))
+    low, high = (neula.lstsq(A, b, accuracy=accuracy, **chain) for accuracy in ("fp16", "fp64"))
+    assert low.converged
+    assert high.converged
+    assert low.iterations <= high.iterations
+    assert high.backward_error <= low.tolerance
+
+
 def test_a_batch_larger_than_a_chunk(chain, rng, monkeypatch):
     A, b = rng.standard_normal((11, 30, 4)), rng.standard_normal((11, 30))
     whole = neula.lstsq(A, b, **chain)
@@ -465,6 +720,15 @@ def test_a_batch_larger_than_a_chunk(chain, rng, monkeypatch):
     pieces = neula.lstsq(A, b, **chain)
     np.testing.assert_allclose(pieces.x, whole.x, rtol=1e-12)
     assert pieces.attempts[0].reason.startswith("0 of 11 problems rejected")
+
+
+def test_one_by_one_and_together_agree(chain, rng):
+    A, b = rng.standard_normal((5, 70, 8)), rng.standard_normal((5, 70))
+    together, alone = neula.lstsq(A, b, **chain), neula.lstsq(A, b, algorithm="householder")
+    assert "seminormal" in together.factorization
+    assert "householder" in alone.factorization
+    np.testing.assert_allclose(together.x, alone.x, rtol=1e-11)
+    assert alone.ranks.tolist() == together.ranks.tolist() == [8] * 5
 
 
 def test_strict_raises_with_the_index(rng):
@@ -484,6 +748,14 @@ def test_strict_raises_with_the_index(rng):
     assert neula.lstsq(A, b, strict=True).converged
 
 
+def test_progress_of_a_batch(chain, rng):
+    seen = []
+    neula.lstsq(
+        rng.standard_normal((3, 20, 4)), np.ones((3, 20)), progress=lambda *step: seen.append(step), **chain
+    )
+    assert seen[-1][1] == 1.0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(50, 32, 32), (20, 256, 32), (20, 512, 128), (3, 4096, 128), (9, 7, 30)])
@@ -498,6 +770,30 @@ def test_a_batch_on_a_gpu(shape, dtype):
     # A wide matrix with two equal columns has full rank.
     assert result.ranks.tolist() == [min(shape[1], shape[2] - 1)] + [min(shape[1:])] * (shape[0] - 1)
     check_solutions(*(t[1:].cpu().numpy() for t in (A, b, result.x)), torch.finfo(dtype).eps / 2)
+
+
+@pytest.mark.gpu
+def test_nan_on_a_gpu_stays_in_its_problem():
+    A = torch.stack([random_matrix("normal", 100, 20, seed=i) for i in range(5)]).cuda()
+    b = torch.ones(5, 100, dtype=A.dtype, device="cuda")
+    clean = neula.lstsq(A, b)
+    A[2, 3, 4] = torch.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"A\[2\]"):
+        result = neula.lstsq(A, b)
+    assert result.x[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(result.x[others], clean.x[others])
+
+
+def test_residual_norm(rng):
+    A, b = rng.standard_normal((90, 12)), rng.standard_normal((90, 2))
+    result = neula.lstsq(A, b)
+    np.testing.assert_allclose(result.residual_norm, np.linalg.norm(b - A @ result.x, axis=0), rtol=1e-12)
+
+
+def test_mixed_dtypes_promote(rng):
+    A, b = rng.standard_normal((50, 4)).astype(np.float32), rng.integers(0, 9, 50)
+    assert neula.lstsq(A, b).x.dtype == np.float64
 
 
 def test_overflow_of_the_output_dtype_is_an_error():
@@ -517,6 +813,19 @@ def test_progress_reports_stages(rng):
     for fractions in stages.values():
         assert fractions == sorted(fractions)
         assert fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((7,), r"A is \(10, 3\), b is \(7,\).*b must have shape \(10,\), \(10, k\)"),
+        ((2, 10), r"b is \(2, 10\)"),
+        ((), r"b must be a vector.*shape \(\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(shape, message, rng):
+    with pytest.raises(ValueError, match=message):
+        neula.lstsq(rng.standard_normal((10, 3)), np.zeros(shape))
 
 
 @pytest.mark.parametrize(
@@ -549,6 +858,11 @@ def test_nan_says_where(rng):
         neula.lstsq(rng.standard_normal((10, 3)), b)
 
 
+def test_wide_refuses_unrefined_algorithms(rng):
+    with pytest.raises(ValueError, match="'direct' needs at least as many rows as columns"):
+        neula.lstsq(rng.standard_normal((3, 10)), np.ones(3), algorithm="direct")
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_input_is_really_solved(dtype):
     """The zero vector has a backward error that a careless bound for bf16 would accept."""
@@ -560,6 +874,21 @@ def test_half_precision_input_is_really_solved(dtype):
     u = torch.finfo(dtype).eps / 2
     assert result.converged
     assert (result.x.double() - reference).norm() <= 20 * u * reference.norm()
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e200])
+def test_tiny_and_huge_right_hand_sides(size, rng):
+    A, b = rng.standard_normal((600, 150)), rng.standard_normal(600)
+    result = neula.lstsq(A, size * b)
+    assert result.converged
+    np.testing.assert_allclose(result.x / size, neula.lstsq(A, b).x, rtol=1e-9)
+    np.testing.assert_allclose(result.residual_norm / size, neula.lstsq(A, b).residual_norm, rtol=1e-9)
+
+
+def test_accuracy_that_the_dtype_cannot_hold_is_refused(rng):
+    A, b = rng.standard_normal((30, 4)).astype(np.float32), rng.standard_normal(30).astype(np.float32)
+    with pytest.raises(ValueError, match=r"accuracy 'fp64' is finer .*float32: pass A in a wider"):
+        neula.lstsq(A, b, accuracy="fp64")
 
 
 @pytest.mark.parametrize("cond", [1e9, 1e10, 1e11])

@@ -11,9 +11,10 @@ import scipy.sparse
 import torch
 
 from neula.algorithms.elimination.lu import VARIANTS
-from neula.engines import CpuEngine, EmulatedEngine
+from neula.certificates.bounds import solve_bound
+from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.engines import cpu as cpu_engine
-from neula.io.matrices import hpl_ai_matrix, random_matrix
+from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.problems.systems.lu import lu_factor, lu_solve
 
 U16 = 2.0**-11
@@ -76,6 +77,26 @@ def test_formats(options: dict[str, str], compute: str, storage: str, element: i
     assert F.storage_bytes == 30 * 30 * element
 
 
+def test_panels_are_those_of_the_paper_by_default() -> None:
+    F = lu_factor(hpl_ai_matrix(30), engine="emulated")
+    assert (F.variant, F.panel, F.inner_panel) == ("5.2/5.1", 256, 8)
+    assert lu_factor(hpl_ai_matrix(30), "4.1", engine="emulated", panel=7).inner_panel is None
+
+
+@pytest.mark.parametrize(
+    ("widths", "row"),
+    [
+        ({}, "lapack, partial pivoting"),
+        ({"inner_panel": 2}, "2"),
+        ({"panel": 8}, "panels of 8 and 4"),
+    ],
+)
+def test_rows_say_who_factorized(widths: dict[str, int], row: str) -> None:
+    F = lu_factor(hpl_ai_matrix(30), engine="cpu", **widths)  # type: ignore[call-overload]
+    assert dict(F.rows())["variant"].endswith(row)
+    assert (F.panel is None) == (not widths)
+
+
 @pytest.mark.parametrize("variant", ["3.1", "5.2/5.1"])
 def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> None:
     A = rng.integers(-50, 50, (12, 12)).astype(float)
@@ -83,6 +104,12 @@ def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> No
     lu, pivots = scipy.linalg.lu_factor(A)
     assert F.pivots == pivots.tolist()
     assert np.allclose(F.U, np.triu(lu), atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_factors_come_back_in_the_dtype_of_a(dtype: torch.dtype) -> None:
+    F = lu_factor(hpl_ai_matrix(20).to(dtype), engine="emulated")
+    assert F.L.dtype == F.U.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -122,6 +149,15 @@ def test_solving_in_float64_adds_no_error_of_float32() -> None:
 
 
 @EACH
+def test_unpivoted_factors_need_no_interchanges(variant: str) -> None:
+    A = no_pivoting_matrix(90, 100.0)
+    F = lu_factor(A, variant, engine="emulated", pivot="none", panel=16)
+    assert F.pivots == F.permutation == list(range(90))
+    b = A.sum(1)
+    assert backward_error(A, lu_solve(F, b, refine=False), b) <= 4 * 90**0.5 * U16
+
+
+@EACH
 @pytest.mark.parametrize("n", [1, 4, 50, 131])
 def test_random_butterflies_instead_of_pivots(variant: str, n: int) -> None:
     """In single precision they bear what half precision would not: growth of about ``n^1.5``."""
@@ -148,6 +184,22 @@ def test_growth(pivot: str) -> None:
     assert F.growth == pytest.approx(float(F.U.abs().max() / A.abs().max()), rel=2.0**-23)
     assert (F.growth < 10) == (pivot == "partial")
     assert lu_factor(np.zeros((3, 3)) + np.eye(3)).growth == 1
+
+
+@EACH
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_integers_and_memory_layout(variant: str, order: str) -> None:
+    A = np.array([[0, 2, 1], [4, 1, 0], [2, 2, 8]], order=order)
+    F = lu_factor(A, variant, engine="emulated", panel=2)
+    assert np.abs(lu_solve(F, A.sum(1), refine=False) - 1).max() < 1e-2
+    bound = 2 * np.linalg.cond(A, np.inf) * solve_bound(FP64, 3)
+    assert np.abs(lu_solve(F, A.sum(1)) - 1).max() <= bound
+
+
+def test_progress() -> None:
+    seen: list[tuple[str, float]] = []
+    lu_factor(hpl_ai_matrix(64), engine="emulated", panel=16, progress=lambda *x: seen.append(x))
+    assert seen == [("lu", 0.25), ("lu", 0.5), ("lu", 0.75), ("lu", 1.0)]
 
 
 # ---------------------------------------------------------------- what cannot be used
@@ -203,7 +255,7 @@ def test_unusable_options(options: dict[str, Any], message: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("where", [0, 13])
+@pytest.mark.parametrize("where", [0, 13, 19])
 def test_a_zero_pivot_without_pivoting(variant: str, where: int) -> None:
     A = np.eye(20) + np.tri(20, k=-1)
     A[where, where] = 0.0
@@ -223,6 +275,11 @@ def test_singular_matrices(variant: str, pivot: str) -> None:
         lu_factor(np.zeros((5, 5)), variant, engine="emulated")
 
 
+def test_what_is_too_small_for_the_format_is_zero() -> None:
+    with pytest.raises(np.linalg.LinAlgError, match=r"too small.*for fp16: scale A"):
+        lu_factor(1e-9 * np.eye(5), engine="emulated")
+
+
 @EACH
 def test_matrices_beyond_the_range_of_fp16(variant: str) -> None:
     A = np.eye(4)
@@ -230,6 +287,12 @@ def test_matrices_beyond_the_range_of_fp16(variant: str) -> None:
     with pytest.raises(OverflowError, match=r"A\[2, 1\] is -1e\+05, which overflows fp16.*65504"):
         lu_factor(A, variant, engine="emulated", storage="fp16")
     assert np.isfinite(lu_factor(A, variant, engine="emulated", storage="bf16").U).all()
+
+
+def test_the_largest_number_of_fp16_does_not_overflow() -> None:
+    assert lu_factor(65519.0 * np.eye(2), engine="emulated").U[1, 1] == 65504
+    with pytest.raises(OverflowError, match="overflows fp16"):
+        lu_factor(65520.0 * np.eye(2), engine="emulated")
 
 
 @EACH
@@ -242,6 +305,13 @@ def test_factors_beyond_the_range_of_fp16(variant: str, pivot: str) -> None:
         lu_factor(A, variant, engine="emulated", storage="fp16", panel=4, pivot=pivot)
     F = lu_factor(A, variant, engine="emulated", storage="bf16", panel=4, pivot=pivot)
     assert F.U[-1, -1] == 2**19
+
+
+def test_operands_beyond_the_range_of_fp16() -> None:
+    """A float32 matrix holds them, its products do not."""
+    A = np.diag([1.0, 1.0, 1.0]) + np.diag([1e5, 1.0], 1)
+    with pytest.raises(OverflowError, match=r"column 1 of L and U overflows fp16"):
+        lu_factor(A + np.tri(3, k=-1), "3.1", engine="emulated", panel=1, pivot="none")
 
 
 def test_unusable_right_hand_sides() -> None:
@@ -299,12 +369,33 @@ def test_on_a_gpu(variant: str, pivot: str) -> None:
 
 
 @pytest.mark.gpu
+@EACH
+def test_a_zero_pivot_on_a_gpu(variant: str) -> None:
+    A = torch.eye(40, device="cuda") + torch.ones(40, 40, device="cuda").tril(-1)
+    A[13, 13] = 0.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"pivot 13 is exactly zero.*pass pivot='partial'"):
+        lu_factor(A, variant, panel=16, pivot="none")
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("zero", [0, 130, 599])
 def test_a_zero_pivot_by_blocks_on_a_gpu(zero: int) -> None:
     A = torch.eye(600, device="cuda") + torch.ones(600, 600, device="cuda").tril(-1)
     A[zero, zero] = 0.0
     with pytest.raises(np.linalg.LinAlgError, match=rf"pivot {zero} is exactly zero"):
         lu_factor(A, pivot="none", panel=256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transposed", [False, True])
+def test_memory_layouts_on_a_gpu(transposed: bool) -> None:
+    A = hpl_ai_matrix(700, device="cuda")
+    A = A.T.contiguous().T if transposed else A
+    before = A.clone()
+    F = lu_factor(A, pivot="none")
+    assert torch.equal(A, before)
+    b = A.sum(1)
+    assert backward_error(A.cpu(), lu_solve(F, b, refine=False).cpu(), b.cpu()) <= 4 * 700**0.5 * U16
 
 
 @pytest.mark.gpu

@@ -52,6 +52,28 @@ def test_leading_dimensions_broadcast_as_in_scipy(
     assert np.abs(A @ x - b).max(initial=0) <= bound * size
 
 
+@pytest.mark.parametrize(
+    ("of_a", "of_b", "of_x"),
+    [
+        ((0, 4, 4), (4,), (0, 4)),
+        ((0, 4, 4), (4, 2), (0, 4, 2)),
+        ((1, 4, 4), (0, 4, 2), (0, 4, 2)),
+        ((4, 4), (0, 4, 2), (0, 4, 2)),
+        ((2, 0, 4, 4), (4,), (2, 0, 4)),
+        ((2, 4, 4), (4, 0), (2, 4, 0)),
+    ],
+)
+def test_batches_of_nothing_are_those_of_torch(
+    of_a: tuple[int, ...], of_b: tuple[int, ...], of_x: tuple[int, ...]
+) -> None:
+    A, b = torch.eye(4).expand(of_a), torch.ones(of_b)
+    F = factor(A)
+    assert lu_solve(F, b).shape == lu_solve(F, b, refine=False).shape == of_x
+    assert lu_solve(F, b, refine=True).shape == of_x
+    assert F.L.shape == F.U.shape == F.shape == of_a
+    assert torch.linalg.solve(A, b[:, None] if b.ndim == 1 else b).shape[: len(of_x)] == of_x
+
+
 @pytest.mark.parametrize("pivot", ["partial", "none", "rbt"])
 def test_empty_matrices(pivot: str) -> None:
     F = factor(np.empty((0, 0)), pivot=pivot)

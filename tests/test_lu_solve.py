@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, EmulatedEngine, format_of
-from neula.io.matrices import random_matrix
+from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
 from neula.problems.systems.lu import lu_factor, lu_solve
 
@@ -35,6 +36,16 @@ FACTORS = pytest.mark.parametrize(
         ("fp64", "partial"),
     ],
 )
+
+
+@FACTORS
+@pytest.mark.parametrize("n", [1, 2, 9, 120])
+def test_solutions_have_the_accuracy_of_the_dtype(compute: str, pivot: str, n: int) -> None:
+    A = dominant(n) if pivot == "none" else random_matrix("normal", n, n, seed=n)
+    b = torch.randn(n, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    F = factor(A, compute=compute, pivot=pivot)
+    for _ in range(2):
+        assert backward_error(A, silent(lambda: lu_solve(F, b)), b) <= solve_bound(FP64, n)
 
 
 # ---------------------------------------------------------------- accuracy
@@ -142,6 +153,22 @@ def test_the_cpu_factorizes_in_the_dtype_of_a(dtype: type, n: int, rng: np.rando
     assert backward_error(A, x, b) <= solve_bound(target, n) + target.u
 
 
+@pytest.mark.parametrize("e", [1e-2, 1e-3, 1e-7, 2.0**-40])
+def test_what_is_regular_in_its_dtype_is_not_singular(e: float) -> None:
+    A, b = np.array([[1.0, 1.0], [1.0, 1.0 + e]]), np.array([1.0, 2.0])
+    x = silent(lambda: lu_solve(lu_factor(A), b))
+    pivot = Fraction(1 + e) - 1
+    exact = np.array([float(1 - 1 / pivot), float(1 / pivot)])
+    assert np.abs(x - exact).max() <= 8 * U * np.linalg.cond(A) * np.abs(exact).max()
+
+
+def test_a_condition_number_of_1e4_at_order_300() -> None:
+    """As accurate as by LAPACK, and as silent."""
+    A = random_matrix("geometric", 300, 300, cond=1e4).numpy()
+    x = silent(lambda: lu_solve(lu_factor(A), A.sum(1)))
+    assert np.abs(x - 1).max() <= 300 * U * 1e4
+
+
 # ---------------------------------------------------------------- how many digits are sure
 
 
@@ -167,6 +194,14 @@ def test_singular_matrices_do_not_pass_for_regular_ones(compute: str) -> None:
     A[:, 7] = A[:, :7] @ np.ones(7)
     with pytest.warns(AccuracyWarning):
         lu_solve(factor(A, compute=compute), A.sum(1))
+
+
+def test_the_dtype_says_how_ill_conditioned_a_matrix_may_be() -> None:
+    A = random_matrix("geometric", 50, 50, cond=1e8)
+    F = factor(A.float(), compute="fp64")
+    with pytest.warns(AccuracyWarning, match="singular to fp32 accuracy"):
+        lu_solve(F, A.float().sum(1))
+    silent(lambda: lu_solve(F, A.sum(1)))
 
 
 def test_what_factors_cannot_tell_better_ones_do() -> None:
@@ -274,6 +309,29 @@ def test_factors_of_the_library(n: int, dtype: type, rng: np.random.Generator) -
         lu_factor(A, "2.1", compute=compute)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_one_solve_is_enough_where_factors_are_accurate(dtype: type, rng: np.random.Generator) -> None:
+    """And A is looked at each time."""
+    A = rng.standard_normal((60, 60)).astype(dtype)
+    F = lu_factor(A, "2.1", compute="fp32" if dtype is np.float32 else "fp64")
+    for _ in range(3):
+        b = rng.standard_normal((60, 2)).astype(dtype)
+        assert backward_error(A, lu_solve(F, b), b) <= 2 * np.finfo(dtype).eps
+    A[3, 4] += 1
+    with pytest.raises(ValueError, match="A was changed"):
+        lu_solve(F, b)
+
+
+def test_only_a_reference_is_kept() -> None:
+    A = dominant(20)
+    assert factor(A).kept.a.data_ptr() == A.data_ptr()
+    batch = dominant(20).expand(3, 2, 20, 20).clone().transpose(0, 1)
+    members = factor(batch).members
+    assert members[1].kept.a.data_ptr() == batch[0, 1].data_ptr()
+    packed = factor(batch).packed.lu
+    assert packed.shape == (2, 3, 20, 20)
+
+
 def test_factors_without_a_give_what_they_have() -> None:
     A = np.asfortranarray(dominant(40).numpy())
     b = np.ones(40)
@@ -354,3 +412,23 @@ def test_streams_and_threads_share_factors_on_a_gpu() -> None:
         thread.join()
     assert len(errors) == 4
     assert max(errors) <= solve_bound(FP64, 500)
+
+
+@pytest.mark.gpu
+def test_arrays_of_the_cpu_on_a_gpu() -> None:
+    A = dominant(200).numpy().copy()
+    F = lu_factor(A, engine="cuda")
+    x = silent(lambda: lu_solve(F, np.ones(200)))
+    assert type(x) is np.ndarray
+    assert backward_error(A, x, np.ones(200)) <= solve_bound(FP64, 200)
+    A[0, 0] = 1
+    with pytest.raises(ValueError, match="A was changed"):
+        lu_solve(F, np.ones(200))
+
+
+@pytest.mark.gpu
+def test_hpl_ai_in_float16_on_a_gpu() -> None:
+    A = hpl_ai_matrix(3000, dtype=torch.float16, device="cuda")
+    b = A.double().sum(1)
+    x = silent(lambda: lu_solve(lu_factor(A, pivot="none"), b))
+    assert backward_error(A, x, b) <= solve_bound(FP64, 3000)

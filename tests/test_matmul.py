@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import neula
-from neula.engines import FP16, UNITS, CpuEngine, EmulatedEngine
+from neula.engines import BF16, FP16, UNITS, CpuEngine, EmulatedEngine
 from neula.kernels.products.gemm import corrected_gemm_reference
 from neula.kernels.products.parts import SCHEMES
 from neula.problems.products.matmul import MODES
@@ -63,6 +63,13 @@ def test_the_correction_is_what_makes_it_accurate(mode):
     check(neula.matmul(a, b, compute=f"{mode}_cor", engine="emulated"), a, b, "fp32")
     with pytest.raises(AssertionError):
         check(neula.matmul(a, b, compute=mode, engine="emulated"), a, b, "fp32", 10)
+
+
+@EACH_MODE
+def test_sixteen_decades(mode):
+    a, b = wide(30, 100), wide(100, 20, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    check(c, a, b, "fp32" if mode == "fp64" else mode)
 
 
 @EACH_MODE
@@ -154,6 +161,17 @@ def test_bounds_hold_for_any_matrices(mode, kind, m, n, k):
         assert excess(corrected_gemm_reference(a, b, SCHEMES[mode]), a, b, mode, 1) <= 1
 
 
+@EACH_MODE
+def test_bounds_hold_for_float64_operands(mode):
+    a, b = uniform(7, 300).double() + 2.0**-40, uniform(300, 5, seed=1).double()
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    if mode == "fp64":
+        error = (c - a @ b).abs() / (a.abs() @ b.abs())  # of two such products
+        assert float(error.max()) <= 2 * 300 * 2.0**-53
+    else:
+        assert excess(c, a, b, mode, 64 + 2) <= 1
+
+
 @pytest.mark.parametrize(("mode", "bits"), [("fp16", 11), ("bf16", 8)])
 def test_bounds_of_uncorrected_products_are_attained(mode, bits):
     """Numbers half-way between two of the format, all rounded down: errors of 2 u."""
@@ -171,6 +189,17 @@ def test_default_is_the_accuracy_of_the_dtype(engine):
     check(neula.matmul(a, b, engine=engine), a, b, "fp32")
     check(neula.matmul(a.double(), b.double(), engine=engine), a, b, "fp64")
     check(neula.matmul(a.double(), b, engine=engine), a, b, "fp64")
+
+
+@pytest.mark.parametrize("format", [FP16, BF16])
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_half_precision(engine, format):
+    """Operands are exact: errors are those of sums, and of rounding the result."""
+    a, b = uniform(20, 64).to(format.dtype), uniform(64, 10, seed=1).to(format.dtype)
+    c = neula.matmul(a, b, engine=engine)
+    assert c.dtype == format.dtype
+    a, b = a.double(), b.double()
+    assert ((c.double() - a @ b).abs() <= (format.u + bound("fp32", 64)) * (a.abs() @ b.abs())).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
@@ -193,6 +222,21 @@ def test_modes_of_the_cpu():
         neula.matmul(uniform(3, 3), uniform(3, 3), compute="fp16_cor", engine="cpu")
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((2, 3, 4, 5), (5, 6)), ((4, 5), (2, 5, 6)), ((2, 1, 4, 5), (3, 5, 6)), ((1, 4, 5), (1, 5, 6))],
+)
+@pytest.mark.parametrize("mode", ["fp16", "fp16_cor", "fp32"])
+def test_batches_are_broadcast(left, right, mode):
+    a, b = uniform(*left), uniform(*right, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    assert c.shape == torch.matmul(a, b).shape
+    check(c, a, b, mode)
+    out = torch.full(c.shape, math.nan)
+    assert neula.matmul(a, b, compute=mode, engine="emulated", out=out) is out
+    assert torch.equal(out, c)
+
+
 # ---------------------------------------------------------------- shapes and libraries
 
 
@@ -206,6 +250,18 @@ def test_small_matrices_of_a_batch_are_multiplied_together(left, right, dtype):
     sums = k * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
     error = (c.double() + 0.5 * (a.double() @ b.double())).abs()
     assert (error <= (sums + torch.finfo(dtype).eps) * size).all()
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [((0, 3, 4), (4, 5)), ((3, 0), (0, 5)), ((0, 4), (4, 5)), ((2, 3, 4), (2, 4, 0))]
+)
+@pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
+def test_nothing_to_multiply(left, right, mode):
+    a, b = torch.ones(left), torch.ones(right)
+    assert torch.equal(neula.matmul(a, b, compute=mode, engine="emulated"), a @ b)
+    out = torch.ones((a @ b).shape)
+    neula.matmul(a, b, compute=mode, engine="emulated", out=out, beta=3.0)
+    assert (out == 3).all()
 
 
 LEADING = [(), (1,), (3,), (0,), (2, 1), (2, 3)]
@@ -229,6 +285,20 @@ def test_shapes_and_dtypes_are_those_of_numpy(m, k, n, dtype):
                 np.testing.assert_allclose(c, expected, rtol=0, atol=100 * U * max(k, 1))
 
 
+@EACH_MODE
+@pytest.mark.parametrize(("left", "right"), [((2, 1), (3,)), ((3,), (2, 1)), ((), (2, 2)), ((2, 3), ())])
+def test_broadcast_products_are_those_of_a_loop(left, right, mode):
+    a, b = uniform(*left, 4, 90), uniform(*right, 90, 5, seed=1)
+    c = neula.matmul(a, b, compute=mode, engine="emulated")
+    batch = c.shape[:-2]
+    assert batch == np.broadcast_shapes(left, right)
+    for index in np.ndindex(*batch):
+        x, y = a.expand(*batch, 4, 90)[index], b.expand(*batch, 90, 5)[index]
+        one = neula.matmul(x, y, compute=mode, engine="emulated")
+        # Operands are rounded alike, so that only sums may differ.
+        assert ((c[index] - one).abs() <= 2 * 90 * U * (x.abs() @ y.abs())).all()
+
+
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 @pytest.mark.parametrize(
     ("left", "right"), [((5,), (5, 6)), ((4, 5), (5,)), ((5,), (5,)), ((5,), (2, 5, 6)), ((2, 3, 5), (5,))]
@@ -250,6 +320,15 @@ def test_vectors(left, right, engine):
     torch.testing.assert_close(out, 3 - 2 * expected.detach(), rtol=0, atol=200 * U)
 
 
+def test_the_product_of_two_vectors_is_a_number():
+    a = np.arange(3.0)
+    assert type(neula.matmul(a, a)) is type(np.matmul(a, a)) is np.float64
+    assert neula.matmul(a, a) == 5
+    out = np.zeros(())
+    assert neula.matmul(a, a, out=out) is out
+    assert out == 5
+
+
 @pytest.mark.parametrize(("left", "right"), [((2, 3, 0), (0, 4)), ((2, 0, 3), (2, 3, 4)), ((0,), (0,))])
 def test_gradients_where_there_is_nothing_to_multiply(left, right):
     a, b = torch.ones(left, requires_grad=True), torch.ones(right, requires_grad=True)
@@ -258,6 +337,43 @@ def test_gradients_where_there_is_nothing_to_multiply(left, right):
     for x, y in zip(torch.autograd.grad(c.sum(), (a, b)), (a, b), strict=True):
         assert x.shape == y.shape
         assert not x.any()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_out_has_to_fit_as_well(shape):
+    a, b = np.ones((shape[0], 2)), np.ones((2, shape[1]))
+    out = np.zeros(shape)
+    assert neula.matmul(a, b, out=out) is out
+    with pytest.raises(ValueError, match=r"int64, and the product.*float64"):
+        neula.matmul(a, b, out=np.zeros(shape, np.int64))
+
+
+@pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
+def test_views(mode):
+    whole = uniform(80, 90)
+    for a, b in (
+        (whole.T[:30, 5:55], whole[:50, ::7]),
+        (whole[::2, 10:60], whole.T[:50, 1:30]),
+        (whole[:1, :50].expand(6, 50), whole[10:60, :5]),
+    ):
+        check(neula.matmul(a, b, compute=mode, engine="emulated"), a, b, mode)
+
+
+def test_numpy_in_and_out():
+    a, b = uniform(9, 8).numpy(), uniform(8, 7, seed=1).numpy()
+    c = neula.matmul(a[::-1], b)
+    assert isinstance(c, np.ndarray)
+    assert c.dtype == np.float32
+    check(c, a[::-1].copy(), b, "fp32")
+    out = np.full((9, 7), np.nan, dtype=np.float32)
+    assert neula.matmul(a, b, out=out) is out
+    check(out, a, b, "fp32")
+
+
+def test_integers_become_float64():
+    c = neula.matmul(np.arange(6).reshape(2, 3), np.arange(3).reshape(3, 1))
+    assert c.dtype == np.float64
+    assert c.tolist() == [[5.0], [14.0]]
 
 
 # ---------------------------------------------------------------- alpha, beta, out
@@ -277,6 +393,11 @@ def test_alpha_beta_and_out(mode, dtype, alpha, beta):
     size = abs(alpha) * (a.abs() @ b.abs()).double() + abs(beta) * before.abs()
     unit = max(bound(mode, 30), 4 * torch.finfo(dtype).eps)
     assert ((out.double() - expected).abs() <= 2 * unit * size).all()
+
+
+def test_alpha_without_out():
+    a, b = uniform(5, 6), uniform(6, 7)
+    check(neula.matmul(a, b, alpha=-2.0) / -2, a, b, "fp32")
 
 
 @pytest.mark.parametrize("mode", ["fp16_cor", "fp32"])
@@ -355,6 +476,13 @@ def test_bad_input(a, b, options, error, message):
         neula.matmul(torch.ones(a), torch.ones(b), **options)
 
 
+def test_complex_and_sparse():
+    with pytest.raises(TypeError, match="B is complex"):
+        neula.matmul(torch.ones(2, 2), torch.ones(2, 2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="A is a sparse"):
+        neula.matmul(torch.eye(2).to_sparse(), torch.ones(2, 2))
+
+
 # ---------------------------------------------------------------- on a GPU
 
 
@@ -378,6 +506,28 @@ def test_every_mode_on_a_gpu(mode, users_precision):
 
 
 @pytest.mark.gpu
+@EACH_MODE
+@pytest.mark.parametrize("layout", ["rows", "columns", "gaps"])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-2.0, 0.5)])
+def test_out_on_a_gpu(mode, layout, alpha, beta):
+    a, b = uniform(130, 200).cuda(), uniform(200, 90, seed=1).cuda()
+    whole = uniform(300, 200, seed=2).cuda()
+    out = {
+        "rows": whole[:130, :90].clone(),
+        "columns": whole[:90, :130].clone().T,
+        "gaps": whole[::2, 5:185:2][:130],
+    }
+    c = out[layout]
+    before = c.double()
+    if beta == 0.0:
+        c.fill_(math.nan)
+    assert neula.matmul(a, b, compute=mode, alpha=alpha, beta=beta, out=c) is c
+    expected = alpha * (a.double() @ b.double()) + beta * before
+    size = abs(alpha) * (a.abs() @ b.abs()).double() + abs(beta) * before.abs()
+    assert ((c.double() - expected).abs() <= 4 * bound("fp32" if mode == "fp64" else mode, 200) * size).all()
+
+
+@pytest.mark.gpu
 def test_defaults_on_a_gpu():
     a, b = uniform(3000, 3000).cuda(), uniform(3000, 2000, seed=1).cuda()
     check(neula.matmul(a, b), a, b, "fp32", 2)
@@ -389,3 +539,15 @@ def test_defaults_on_a_gpu():
         assert c.dtype == dtype
         error = (c.double() - x.double() @ y.double()).abs()
         assert (error <= torch.finfo(dtype).eps * (x.double().abs() @ y.double().abs())).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["fp16", "fp16_cor", "fp32"])
+def test_batches_and_arrays_on_a_gpu(mode):
+    a, b = uniform(3, 200, 100).cuda(), uniform(3, 100, 50, seed=1).cuda()
+    out = torch.full((3, 200, 50), math.nan, device="cuda")
+    neula.matmul(a, b, compute=mode, out=out)
+    check(out, a, b, mode, 4)
+    c = neula.matmul(a.cpu().numpy(), b.cpu().numpy(), compute=mode, engine="cuda")
+    assert isinstance(c, np.ndarray)
+    check(c, a.cpu(), b.cpu(), mode, 4)

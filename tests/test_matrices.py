@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -52,6 +53,20 @@ def test_a_condition_number_below_one_is_refused(cond: float) -> None:
         random_matrix("arithmetic", 5, 5, cond=cond)
 
 
+def test_unknown_names_list_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"unknown spectrum 'normal'.*'geometric', 'arithmetic'"):
+        singular_values("normal", 5, 10.0)
+    with pytest.raises(ValueError, match=r"unknown kind of matrix 'hilbert'.*'uniform01', .*'cluster_large'"):
+        random_matrix("hilbert", 5, 5)
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 5), (5, 0), (-1, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_matrices_are_refused(kind: str, m: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"at least one row and one column, got {m} x {n}"):
+        random_matrix(kind, m, n)
+
+
 @pytest.mark.parametrize("kind", SPECTRA)
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("cond", [1.0, 1e3, 1e10])
@@ -65,6 +80,15 @@ def test_singular_values_are_exact_to_rounding(kind: str, m: int, n: int, cond: 
     assert a.dtype == torch.float64
     error = (torch.linalg.svdvals(a) - singular_values(kind, k, cond)).abs().max()
     assert error <= 4 * (math.sqrt(m) + math.sqrt(n) + k) * U64
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e5])
+def test_singular_values_in_float32(kind: str, cond: float) -> None:
+    a = random_matrix(kind, 300, 129, cond=cond, dtype=torch.float32)
+    assert a.dtype == torch.float32
+    error = (torch.linalg.svdvals(a.double()) - singular_values(kind, 129, cond)).abs().max()
+    assert error <= 4 * (2 * math.sqrt(300) + 129) * U32
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
@@ -97,6 +121,15 @@ def test_seeds(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_global_state_is_left_alone(kind: str) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    random_matrix(kind, 40, 30)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("default", [torch.float16, torch.float64])
 def test_the_users_defaults_do_not_matter(kind: str, default: torch.dtype) -> None:
     expected = random_matrix(kind, 40, 30)
@@ -117,6 +150,18 @@ def test_random_orthonormal(m: int, n: int, dtype: torch.dtype) -> None:
     identity = torch.eye(n, dtype=torch.float64)
     assert q.shape == (m, n)
     assert torch.linalg.matrix_norm(q.T @ q - identity, 2) <= 4 * (math.sqrt(m) + n) * u
+
+
+def test_singular_vectors_have_no_preferred_direction() -> None:
+    """The leading right singular vector of 200 matrices: every coordinate squared is 1/n on average."""
+    n = 5
+    squares = torch.zeros(n, dtype=torch.float64)
+    for seed in range(200):
+        a = random_matrix("cluster_large", 8, n, cond=1e6, seed=seed)
+        squares += torch.linalg.svd(a).Vh[0].square() / 200
+    # Variance of a squared coordinate: 2 (n - 1) / (n^2 (n + 2)); five standard deviations of the mean.
+    spread = math.sqrt(2 * (n - 1) / (n**2 * (n + 2)) / 200)
+    assert (squares - 1 / n).abs().max() <= 5 * spread
 
 
 # ---------------------------------------------------------------- LU without pivoting
@@ -226,3 +271,10 @@ def test_grids_that_are_none_are_refused() -> None:
         journal_bearing_matrix(3, eccentricity=1)
     with pytest.raises(ValueError, match="got 0 x 2"):
         wathen_matrix(0, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_matrices_in_other_dtypes_are_rounded_once(dtype: torch.dtype) -> None:
+    for make in (lambda d: no_pivoting_matrix(20, 9.0, dtype=d), lambda d: torsion_matrix(3, dtype=d)):
+        assert torch.equal(make(dtype), make(torch.float64).to(dtype))
+    assert wathen_matrix(2, 2, dtype=dtype).dtype == journal_bearing_matrix(2, dtype=dtype).dtype == dtype

@@ -17,6 +17,7 @@ import neula
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import graphs, random_vectors
 from neula.engines.random_vectors import gaussian
+from neula.pipeline import memory
 from neula.pipeline.memory import MemoryGuard, is_shortage
 from state_work import WORK, normal
 
@@ -62,6 +63,18 @@ def test_where_nothing_is_left_the_error_says_what_was_needed_and_what_was_free(
         assert f"{label} needed 2.00 GiB more, 4.00 GiB of 80.00 GiB free" in message
 
 
+def test_nothing_is_raised_where_nothing_was_short() -> None:
+    guard = MemoryGuard(CPU)
+    assert list(chain(guard, {"first": 1}, 4)) == ["first"]
+    guard.raise_if_short()
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("shapes do not fit"), KeyboardInterrupt()])
+def test_other_errors_come_through(error: BaseException) -> None:
+    with pytest.raises(type(error)), MemoryGuard(CPU).attempt("it"):
+        raise error
+
+
 @pytest.mark.parametrize(
     ("error", "needed"),
     [
@@ -86,6 +99,11 @@ def test_the_memory_of_a_cpu_is_a_shortage_like_any() -> None:
     with guard.attempt("all there is"):
         torch.empty(1 << 60, dtype=torch.uint8)
     assert guard.shortages[0].startswith(f"all there is needed {(1 << 60) / 2**30:.2f} GiB more")
+
+
+def test_what_is_free_is_not_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "sizes_here", lambda: None)
+    assert "not known" in memory._free(CPU)
 
 
 # ---------------------------------------------------------------- what calls leave behind

@@ -54,6 +54,12 @@ def test_nothing_to_say_of_independent_columns(shape, dtype, engine, no_warnings
     assert q.shape == (*shape[:-1], min(shape[-2:]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [30, 300])
+def test_nor_of_square_ones(n, dtype, no_warnings):
+    neula.orth(normal(n, n).to(dtype))
+
+
 @each_engine
 @each_dtype
 @pytest.mark.parametrize(("m", "n"), [(9, 2), (9, 9), (60, 5), (200, 50)])
@@ -168,6 +174,11 @@ def test_units_of_the_matrix_do_not_matter(size):
     a = size * of_spectrum(20, 6, [1, 1, 0.5, 1e-9, 1e-9, 1e-10])
     assert neula.orth(a, 1e-6).shape == (20, 3)
     assert neula.orth(a / 1e300 if size > 1 else a, 1e-11).shape == (20, 6)
+
+
+def test_no_columns_of_zeros():
+    assert neula.orth(np.zeros((4, 3)), 0.1).shape == scipy.linalg.orth(np.zeros((4, 3)), 0.1).shape == (4, 0)
+    assert neula.orth(np.zeros((2, 4, 3)), 0.0).shape == (2, 4, 0)
 
 
 @each_engine

@@ -222,6 +222,17 @@ def test_gradients() -> None:
         assert torch.equal(found, expected)
 
 
+def test_where_there_is_nothing_to_wait_for() -> None:
+    """LAPACK looks at a matrix first, and empty input is answered at once."""
+    for result in (neula.qr(torch.eye(3), wait=False), neula.lstsq(torch.eye(3), torch.ones(3), wait=False)):
+        assert result.pending is None
+        assert result.converged
+    assert neula.solve(torch.zeros(0, 0), torch.zeros(0), wait=False).pending is None
+    assert neula.qr(torch.zeros(0, 4, 3), wait=False).converged
+    basis = neula.orth(torch.eye(3), wait=False)
+    assert torch.equal(neula.finish(basis), basis.Q)
+
+
 def test_what_cannot_be_left_for_later() -> None:
     with pytest.raises(ValueError, match="wait=False is for the modes"):
         neula.qr(A, mode="complete", wait=False)
@@ -247,7 +258,7 @@ def test_a_graph_of_the_caller_has_it(names: list[str]) -> None:
     def calls() -> list[Any]:
         return [step(name, a, b, wait=False) for name in names]
 
-    for _ in range(3):
+    for _ in range(4):
         calls()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -99,6 +99,11 @@ def test_batches_and_nan() -> None:
         neula.pinv(a, strict=True)
 
 
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 4), (0, 3, 4), (2, 4, 0)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    assert neula.pinv(np.empty(shape)).shape == (*shape[:-2], shape[-1], shape[-2])
+
+
 def test_zero_and_zero_lines() -> None:
     assert (neula.pinv(np.zeros((4, 3))) == 0).all()
     a = normal_array(8, 5)

@@ -139,6 +139,24 @@ def test_small_singular_values_in_batches(least: float, completion: bool) -> Non
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("name", SPECTRA)
+@pytest.mark.parametrize("shape", [(48, 48), (90, 48), (48, 90)])
+def test_spectra_for_optimizers(engine: Any, name: str, shape: tuple[int, int]) -> None:
+    """Within ``2^-7`` of 1 where A has at least 1e-3 of its norm; elsewhere anything up to that."""
+    a = with_spectrum(SPECTRA[name], *shape)
+    result = neula.polar(a, accuracy="bf16", engine=engine)
+    left, values, right = torch.linalg.svd(a, full_matrices=False)
+    large = values >= 0.999e-3 * values[0]
+    gains = torch.linalg.svdvals(result.U)
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert float(gains.max()) <= 1 + 2.0**-7
+    assert int((gains >= 1 - 2.0**-7).sum()) >= int(large.sum())
+    assert float((result.U @ right[large].T - left[:, large]).norm()) / int(large.sum()) ** 0.5 <= 0.1
+    assert backward_error(a, result.U) <= result.residual_bound <= 0.05
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
 @pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
 def test_zero_stays_zero(engine: Any, accuracy: Any) -> None:
     result = neula.polar(torch.zeros(2, 6, 4, dtype=torch.float64), accuracy=accuracy, engine=engine)
@@ -172,6 +190,18 @@ def test_deficient_rank(engine: Any, rcond: float | None) -> None:
     assert float(torch.linalg.matrix_norm(u @ u.T @ u - u, 2)) <= 2 * result.orthogonality_bound
 
 
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_rank_of_outer_products(dtype: Any, whole: bool) -> None:
+    """Exact ones, and those whose elements are rounded: of all 40 matrices the rank is 1."""
+    source = np.random.default_rng(0)
+    for m, n in source.integers(2, 10, (40, 2)):
+        u, v = (source.integers(1, 9, k) if whole else source.standard_normal(k) for k in (m, n))
+        result = neula.polar(np.outer(u, v).astype(dtype))
+        assert result.converged
+        assert result.rank == 1
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (3, 6), (2, 5, 4)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rank_one_where_divide_and_conquer_does_not_converge(
@@ -190,6 +220,14 @@ def test_rank_one_where_divide_and_conquer_does_not_converge(
     assert result.converged
     assert result.rank == 1
     assert np.abs(result.U - expected).max() <= 16 * np.finfo(dtype).eps
+
+
+def test_a_threshold_cuts_off() -> None:
+    a = with_spectrum(torch.tensor([1.0, 0.5, 1e-3, 1e-5]).double(), 20, 10)
+    result = neula.polar(a, rcond=1e-4)
+    assert result.rank == 3
+    assert float((torch.linalg.svdvals(result.U)[:4] - torch.tensor([1, 1, 1, 0])).abs().max()) <= 1e-13
+    assert neula.polar(a, rcond=1e-2, accuracy="bf16").rank == 2
 
 
 @pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
@@ -218,12 +256,47 @@ def test_nan_stays_in_its_matrix() -> None:
         neula.polar(a[1])
 
 
+@pytest.mark.parametrize("exponent", [-40, -12, 12, 38])
+@pytest.mark.parametrize("accuracy", ["bf16", "fp32"])
+def test_units_do_not_matter(exponent: int, accuracy: Any) -> None:
+    a = normal(30, 20)
+    plain = neula.polar(a, accuracy=accuracy, engine="emulated").U
+    size = 2.0 ** round(exponent * np.log2(10))
+    assert torch.equal(neula.polar(size * a, accuracy=accuracy, engine="emulated").U, plain)
+
+
 def test_at_the_ends_of_the_range() -> None:
     a = normal(12, 8)
     for size in (2.0**-1060, 2.0**1020):
         u, h = neula.polar(size * a, side="right")
         assert distance_from_1(u) <= 1e-13
         assert h.isfinite().all()
+
+
+def test_views_and_leading_dimensions() -> None:
+    a = normal(2, 40, 30, 3, dtype=torch.float32).permute(3, 0, 2, 1)[..., ::2]
+    result = neula.polar(a)
+    assert result.U.shape == a.shape
+    assert result.residuals.shape == result.ranks.shape == a.shape[:2]
+    assert torch.allclose(result.U[1, 1], neula.polar(a[1, 1].clone()).U, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 3, 4), (3, 0, 0)])
+def test_empty(shape: tuple[int, ...]) -> None:
+    result = neula.polar(np.zeros(shape), side="left")
+    assert result.U.shape == shape
+    assert result.H.shape == (*shape[:-2], shape[-2], shape[-2])
+    assert result.converged
+
+
+def test_integers_and_bad_names() -> None:
+    assert abs(neula.polar([[3, 0], [0, -4]]).U - np.diag([1.0, -1.0])).max() <= 1e-15
+    with pytest.raises(ValueError, match="side"):
+        neula.polar(np.eye(2), side="middle")
+    with pytest.raises(ValueError, match="rcond must be at least 0 and below 1, got 2"):
+        neula.polar(np.eye(2), rcond=2)
+    with pytest.raises(ValueError, match="must be a matrix"):
+        neula.polar(np.ones(3))
 
 
 def test_what_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +361,7 @@ def test_on_a_gpu(shape: tuple[int, ...], accuracy: Any) -> None:
     values = torch.logspace(0, -2.9, min(shape[1:]), dtype=torch.float64)
     dtype = torch.float64 if accuracy == "fp64" else torch.float32
     a = torch.stack([with_spectrum(values, *shape[1:], seed=i) for i in range(shape[0])]).to("cuda", dtype)
-    for _ in range(3):
+    for _ in range(4):
         result = neula.polar(a, accuracy=accuracy)
         assert [attempt.accepted for attempt in result.attempts] == [True]
         assert result.attempts[0].method.startswith("polynomials")
@@ -296,6 +369,28 @@ def test_on_a_gpu(shape: tuple[int, ...], accuracy: Any) -> None:
         assert float((found - 1).abs().max()) <= result.orthogonality_bound
         for x, u in zip(a, result.U, strict=True):
             assert backward_error(x, u) <= result.residual_bound
+
+
+@pytest.mark.gpu
+def test_normal_matrices_on_a_gpu() -> None:
+    """Their condition is beyond 1e3, and one link is enough for optimizers."""
+    a = torch.randn(16, 512, 512, generator=torch.Generator().manual_seed(0)).cuda()
+    result = neula.polar(a, accuracy="bf16")
+    assert result.converged
+    assert len(result.attempts) == 1
+    assert float(torch.linalg.svdvals(result.U).max()) <= 1 + 2.0**-7
+
+
+@pytest.mark.gpu
+def test_bad_members_on_a_gpu() -> None:
+    a = torch.randn(5, 96, 64, generator=torch.Generator().manual_seed(0)).cuda()
+    a[1], a[2, 3, 4] = 0.0, torch.nan
+    with pytest.warns(AccuracyWarning, match=r"for A\[2\]"):
+        result = neula.polar(a)
+    assert not result.U[1].any()
+    assert result.U[2].isnan().all()
+    assert result.ranks.tolist()[1] == 0
+    assert distance_from_1(result.U[3].cpu()) <= result.orthogonality_bound
 
 
 def test_a_symmetric_factor_that_overflows() -> None:

@@ -15,6 +15,8 @@ import torch
 import neula
 from half_engine import HalfEngine
 from neula.algorithms.orthogonal.reorthogonalize import correct_last
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
@@ -88,6 +90,15 @@ def test_requested_accuracy_on_ill_conditioned_matrices(accuracy, spectrum):
     assert orthogonality <= bound(FORMATS[accuracy].u, *A.shape)
 
 
+def test_chain_falls_through_and_says_so():
+    A = random_matrix("geometric", 400, 100, cond=1e4, dtype=torch.float32)
+    result = neula.qr(A, engine="emulated")
+    assert [a.accepted for a in result.attempts] == [False, True]
+    assert result.attempts[0].method == "rgsqrf fp32"
+    assert result.attempts[1].method == "rgsqrf fp32 + reortho"
+    assert "orthogonality" in result.attempts[0].reason
+
+
 @pytest.mark.parametrize("n", [40, 300])
 def test_numerically_singular_matrices(n, rng):
     A = rng.standard_normal((600, n)).astype(np.float32)
@@ -97,6 +108,17 @@ def test_numerically_singular_matrices(n, rng):
     assert result.converged
     residual, orthogonality = errors(A, *result)
     assert max(residual, orthogonality) <= bound(U["float32"], *A.shape)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_zero_columns_keep_q_orthonormal(dtype, rng):
+    A = rng.standard_normal((100, 20)).astype(dtype)
+    A[:, [0, 5, 19]] = 0
+    result = neula.qr(A)
+    assert result.converged
+    assert (result.R[:, [0, 5, 19]] == 0).all()
+    residual, orthogonality = errors(A, *result)
+    assert max(residual, orthogonality) <= bound(U[dtype], *A.shape)
 
 
 @pytest.mark.parametrize("shape", [(60, 60), (90, 60), (60, 90), (1, 1)])
@@ -117,6 +139,22 @@ def test_a_triangle_is_its_own_r(shape, dtype, rng):
         assert max(errors(A, Q, R)) <= bound(U[dtype], *shape)
 
 
+def test_zero_matrix():
+    Q, R = neula.qr(np.zeros((6, 3)))
+    assert (R == 0).all()
+    np.testing.assert_allclose(Q.T @ Q, np.eye(3), atol=1e-14)
+
+
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+def test_columns_from_1e_minus_30_to_1e30(accuracy, rng):
+    scales = 10.0 ** np.linspace(-30, 30, 40)
+    A = (rng.standard_normal((500, 40)) * scales).astype(np.float32)
+    result = neula.qr(A, accuracy=accuracy, engine="emulated")
+    assert result.converged
+    residual, orthogonality = errors(A, *result)
+    assert max(residual, orthogonality) <= bound(FORMATS[accuracy].u, *A.shape)
+
+
 def test_scaling_by_powers_of_two_changes_nothing_but_r(rng):
     A = rng.standard_normal((300, 50)).astype(np.float32)
     powers = 2.0 ** rng.integers(-60, 60, 50)
@@ -124,6 +162,71 @@ def test_scaling_by_powers_of_two_changes_nothing_but_r(rng):
     Q_scaled, R_scaled = neula.qr((A * powers).astype(np.float32), accuracy="fp16", engine="emulated")
     np.testing.assert_array_equal(Q, Q_scaled)
     np.testing.assert_array_equal((R * powers).astype(np.float32), R_scaled)
+
+
+def test_one_column_at_every_place(rng):
+    """A view without a stride."""
+    A = rng.standard_normal((400, 30))
+    A = np.broadcast_to(A[:, :1], A.shape)
+    result = neula.qr(A)
+    assert result.converged
+    assert max(errors(A, *result)) <= bound(U["float64"], *A.shape)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
+def test_integers_become_float64(dtype, rng):
+    A = rng.integers(0, 2, (30, 4)).astype(dtype)
+    Q, R = neula.qr(A)
+    assert Q.dtype == R.dtype == np.float64
+    np.testing.assert_allclose(Q @ R, A.astype(float), atol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(10, 4), (4, 10), (6, 6)])
+def test_modes(shape, rng):
+    m, n = shape
+    A = rng.standard_normal(shape)
+    r_only = neula.qr(A, "r")
+    assert r_only.Q is None
+    np.testing.assert_allclose(r_only.R, neula.qr(A).R, atol=1e-13)
+    Q, R = neula.qr(A, "complete")
+    assert Q.shape == (m, m)
+    assert R.shape == (m, n)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+    np.testing.assert_allclose(Q.T @ Q, np.eye(m), atol=1e-13)
+
+
+def test_batch_dimensions(rng):
+    A = rng.standard_normal((2, 3, 20, 5))
+    result = neula.qr(A)
+    assert result.Q.shape == (2, 3, 20, 5)
+    assert result.R.shape == (2, 3, 5, 5)
+    assert len(result.certificate) == 6
+    np.testing.assert_allclose(result.Q @ result.R, A, atol=1e-13)
+    np.testing.assert_allclose(result.Q[1, 2], neula.qr(A[1, 2]).Q, atol=1e-15)
+
+
+def test_twice_is_exactly_two_passes():
+    """Also where the second one says that it takes a third."""
+    A, engine = (
+        random_matrix("geometric", 300, 250, cond=1e9, dtype=torch.float32),
+        EmulatedEngine("cpu", "fp16"),
+    )
+    scales = power_of_two_scales(engine.column_max(A))
+    q, r = rgsqrf(A * scales, engine)
+    second, step = rgsqrf(q, engine)
+    with pytest.warns(neula.AccuracyWarning, match="orthogonality"):
+        result = neula.qr(A, accuracy="fp16", algorithm="rgsqrf-twice", engine="emulated")
+    assert torch.equal(result.Q, second)
+    assert torch.allclose(result.R, step @ r / scales, atol=1e-3)
+    assert neula.qr(A, accuracy="fp16", algorithm="rgsqrf-reortho", engine="emulated").converged
+
+
+def test_a_named_algorithm_that_misses_warns():
+    A = random_matrix("geometric", 300, 80, cond=1e6)
+    with pytest.warns(neula.AccuracyWarning, match="orthogonality"):
+        result = neula.qr(A, accuracy="fp16", algorithm="rgsqrf", engine="emulated")
+    assert not result.converged
+    assert not result.certificate.accepted
 
 
 def test_strict_raises_what_would_be_a_warning():
@@ -156,6 +259,21 @@ def test_every_panel_and_cutoff(panel, cutoff, rng):
     result = neula.qr(A, panel=panel, cutoff=cutoff)
     assert result.converged
     assert max(errors(A, *result)) <= bound(U["float32"], *A.shape)
+
+
+def test_engine_instance_with_its_own_accumulation(rng):
+    A = rng.standard_normal((200, 64)).astype(np.float32)
+    engine = EmulatedEngine("cpu", unit="v100")
+    result = neula.qr(A, accuracy="fp16", engine=engine)
+    assert result.converged
+    assert "v100" in result.engine
+
+
+def test_torch_tensors_come_back_as_torch_tensors():
+    A = torch.randn(100, 8, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
+    Q, R = neula.qr(A)
+    assert isinstance(Q, torch.Tensor)
+    assert Q.dtype == R.dtype == torch.bfloat16
 
 
 def test_progress_counts_up_to_one(rng):
@@ -266,6 +384,20 @@ def test_good_matrices_do_not_depend_on_bad_ones(chain, rng):
         assert result.certificate[i] == clean.certificate[i]
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 10, 4), (2, 3, 4, 10), (1, 2, 6, 6)])
+def test_modes_of_a_batch(shape, chain, rng):
+    *batch, m, n = shape
+    A = rng.standard_normal(shape)
+    r_only = neula.qr(A, "r", **chain)
+    assert r_only.Q is None
+    np.testing.assert_allclose(r_only.R, neula.qr(A, **chain).R, atol=1e-13)
+    Q, R = neula.qr(A, "complete", **chain)
+    assert Q.shape == (*batch, m, m)
+    assert R.shape == (*batch, m, n)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+    np.testing.assert_allclose(Q.swapaxes(-1, -2) @ Q, np.broadcast_to(np.eye(m), Q.shape), atol=1e-13)
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("shape", [(2, 3, 30, 4), (2, 3, 4, 30)])
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
@@ -289,6 +421,31 @@ def test_what_is_not_finite_stays_in_its_matrix(bad, shape, mode, chain, rng):
             assert certificate.accepted
     with pytest.raises(ValueError, match=rf"A\[1, 0, {shape[2] - 1}, {shape[3] - 1}\] is {bad}"):
         neula.qr(A, mode, strict=True, **chain)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_what_is_not_finite_stays_in_its_matrix_one_by_one(dtype, rng):
+    A = rng.standard_normal((3, 50, 8)).astype(dtype)
+    clean = neula.qr(A, engine="emulated")
+    A[1, 4, 2] = np.nan
+    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1\]: 1 of 1 matrices hold NaN or Inf"):
+        result = neula.qr(A, engine="emulated")
+    assert np.isnan(result.Q[1]).all()
+    assert result.Q.dtype == A.dtype
+    assert [c.accepted for c in result.certificate] == [True, False, True]
+    np.testing.assert_array_equal(result.Q[[0, 2]], clean.Q[[0, 2]])
+
+
+def test_many_bad_matrices_are_counted(rng):
+    A = np.full((9, 5, 2), np.nan)
+    with pytest.warns(neula.AccuracyWarning, match=r"A\[3\], A\[4\], 4 more: 9 of 9 matrices"):
+        neula.qr(A)
+
+
+def test_progress_of_a_batch(chain, rng):
+    seen = []
+    neula.qr(rng.standard_normal((3, 20, 4)), progress=lambda *step: seen.append(step), **chain)
+    assert seen[-1][1] == 1.0
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 6), (2, 2, 6, 6), (3, 6, 40)])
@@ -321,6 +478,22 @@ def test_a_batch_on_a_gpu(shape, dtype):
     limit = bound(torch.finfo(dtype).eps / 2, *shape[1:])
     assert worst_errors(A.cpu().numpy(), result.Q.cpu().numpy(), result.R.cpu().numpy()) <= limit
     assert not result.R[1, :, 0].any()
+
+
+@pytest.mark.gpu
+def test_a_batch_on_a_gpu_is_float32_whatever_the_switch():
+    switch = torch.backends.cuda.matmul
+    before, switch.fp32_precision = switch.fp32_precision, "tf32"
+    try:
+        A = torch.stack([random_matrix("normal", 300, 100, seed=i) for i in range(5)]).to(
+            "cuda", torch.float32
+        )
+        result = neula.qr(A)
+        assert [a.method for a in result.attempts] == ["gram-schmidt fp32"]
+        assert result.converged
+        assert switch.fp32_precision == "tf32"
+    finally:
+        switch.fp32_precision = before
 
 
 # ---------------------------------------------------------------- first links that are queued unseen
@@ -396,6 +569,13 @@ def test_a_matrix_stays_in_half_precision_where_no_more_is_asked_for(m, n, cond,
     assert norm(q.T @ q - torch.eye(k)) <= 6 * u * (2 + math.log2(k)) * k**0.5
 
 
+def test_more_than_half_precision_where_more_is_named():
+    a = random_matrix("normal", 300, 200, seed=3, dtype=torch.float32)
+    for options in ({"cutoff": 64}, {"panel": "cholesky32"}, {"compute": "bf16"}):
+        q = neula.qr(a, accuracy="bf16", engine=HalfEngine("cpu"), **options).Q
+        assert not torch.equal(q, q.half().float())
+
+
 class Looking(Queueing):
     """Square matrices of any size are looked at before they are corrected."""
 
@@ -425,6 +605,14 @@ def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, c
     assert torch.linalg.matrix_norm(q @ r - a) <= 1e-5 * torch.linalg.matrix_norm(a)
 
 
+def test_a_wider_matrix_in_the_accuracy_of_float32():
+    a = random_matrix("normal", 130, 101, seed=4, dtype=torch.float64) * 1e200
+    result = neula.qr(a, accuracy="fp32", engine=Looking("cpu"))
+    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp32 + correction"]
+    assert result.R.dtype == torch.float64
+    assert torch.linalg.matrix_norm(result.Q @ result.R / 1e200 - a / 1e200) <= 1e-5 * 130
+
+
 @pytest.mark.parametrize("what", ["nan", "zero", "rank"])
 def test_a_look_at_what_cannot_be_corrected(what):
     a = random_matrix("normal", 120, 100, seed=2, dtype=torch.float32)
@@ -440,6 +628,13 @@ def test_a_look_at_what_cannot_be_corrected(what):
     assert torch.linalg.matrix_norm(result.Q.T @ result.Q - torch.eye(100)) <= 1e-4
 
 
+def test_nothing_is_looked_at_unless_the_host_may_wait():
+    a = random_matrix("normal", 120, 100, seed=3, dtype=torch.float32)
+    result = neula.qr(a, engine=Looking("cpu"), wait=False)
+    assert result.pending is not None
+    assert neula.finish(result).converged
+
+
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     """Then the next link starts from A again."""
     monkeypatch.setattr(launched, "correct", lambda q, r, engine: (q, 1.001 * r))
@@ -451,8 +646,6 @@ def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
 
 
 def test_blocks_that_could_be_played_back_change_nothing():
-    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-
     a = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
     blocked = rgsqrf(a, Queueing("cpu"), cutoff=8)
     whole = rgsqrf(a, Queueing("cpu"), cutoff=8, on_columns=lambda columns: None)
@@ -516,7 +709,6 @@ def test_hard_matrices_on_a_gpu(accuracy):
 @pytest.mark.gpu
 def test_blocks_that_are_played_back_on_a_gpu():
     """The recursion in blocks gives what it gives as a whole."""
-    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
     from neula.engines import CudaEngine
 
     engine = CudaEngine("cuda", "fp16")
@@ -525,3 +717,13 @@ def test_blocks_that_are_played_back_on_a_gpu():
     whole, s = rgsqrf(a, engine, on_columns=lambda columns: None)
     assert torch.allclose(r, s, rtol=0, atol=1e-3 * float(s.max()))
     assert torch.allclose(q, whole, rtol=0, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_triangle_on_a_gpu():
+    generator = torch.Generator("cuda").manual_seed(0)
+    A = torch.randn(2048, 2048, generator=generator, device="cuda").triu()
+    result = neula.qr(A)
+    assert result.converged
+    assert result.attempts[-1].method == "triangular"
+    assert torch.equal(result.Q @ result.R, A)

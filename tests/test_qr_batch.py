@@ -138,6 +138,20 @@ def test_a_method_that_returns_nan_is_tried_again() -> None:
     torch.testing.assert_close(factors.q @ factors.r, a)
 
 
+def test_the_input_is_not_overwritten() -> None:
+    a = normal(2, 20, 3)
+    before = a.clone()
+
+    def greedy(x: torch.Tensor) -> Factors:
+        q, r = exact(x)
+        x.fill_(math.nan)
+        return q, r
+
+    factors = factorized(a, [together("greedy", torch.float32, greedy)])
+    assert torch.equal(a, before)
+    assert factors.attempts[-1].accepted
+
+
 def test_scales_of_a_batch() -> None:
     """Powers of two, also for float16 columns whose scales float16 could not hold; 1 for zeros."""
     a = torch.tensor([[[3.0, 0.0, 6e-8], [1.0, 0.0, 0.0]]], dtype=torch.float16)

@@ -118,6 +118,14 @@ def test_inference_tensors_are_left_alone() -> None:
     assert torch.equal(a, before)
 
 
+def test_numpy_arrays_in_fortran_order(rng: np.random.Generator) -> None:
+    A = np.asfortranarray(rng.standard_normal((50, 20)))
+    before = A.copy()
+    Q, R = neula.qr(A, engine="cpu", overwrite_a=True)
+    assert np.shares_memory(Q, A)
+    assert np.linalg.norm(before - Q @ R) < 1e-13 * np.linalg.norm(before)
+
+
 def test_householder_has_the_last_word(rng: np.random.Generator) -> None:
     """A matrix for which two passes in half precision are not enough: the third link goes on from Q."""
     a = random_matrix("cluster_large", 300, 150, dtype=torch.float32)
@@ -168,6 +176,13 @@ def test_a_matrix_that_is_refused_is_left_alone(rng: np.random.Generator) -> Non
     with pytest.raises(ValueError, match=r"A\[3, 4\] is nan"):
         neula.qr(A, engine="cpu", overwrite_a=True)
     assert np.array_equal(A, before, equal_nan=True)
+
+
+def test_a_named_algorithm_in_place(rng: np.random.Generator) -> None:
+    A = overwritable(rng)
+    result = neula.qr(A, algorithm="rgsqrf-reortho", engine="cpu", overwrite_a=True)
+    assert np.shares_memory(result.Q, A)
+    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp64 + reortho"]
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ import torch
 
 import neula
 from neula.algorithms.orthogonal.pivots import (
+    eliminated_order,
     greedy_orders,
     lapack_factors,
     sketched_order,
@@ -176,6 +177,30 @@ def test_what_half_precision_cannot_see(monkeypatch: pytest.MonkeyPatch) -> None
     assert first_weak(found.R, 1e-12) is not None
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (70, 1), (1, 70), (64, 65), (100, 129), (129, 40), (70, 300)])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e-4])
+def test_orders_by_elimination(shape: tuple[int, int], scale: float) -> None:
+    a = torch.from_numpy(normal(*shape)) / 8
+    a[:, 1:] *= scale
+    order = eliminated_order(a.half().T.clone().T, Eliminating(format="fp16"))
+    assert sorted(order.tolist()) == list(range(shape[1]))
+    if scale < 1:
+        assert order[0] == 0
+
+
+def test_batch_by_elimination() -> None:
+    a = torch.from_numpy(normal(130, 300).reshape(3, 130, 100))
+    a[0] = a[0] @ torch.diag(10.0 ** -torch.arange(0, 10, 0.1, dtype=a.dtype)) @ a[0, :100]
+    a[1, 5, 7] = torch.nan
+    with pytest.warns(neula.AccuracyWarning, match="NaN"):
+        q, r, order = neula.qr(a, pivoting=True, engine=Eliminating())
+    assert order[1].tolist() == list(range(100))
+    for i in (0, 2):
+        assert first_weak(r[i], 1e-12) is None
+        error = torch.linalg.matrix_norm(a[i][:, order[i]] - q[i] @ r[i])
+        assert error <= 1e-14 * torch.linalg.matrix_norm(a[i])
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_first_weak(scale: float) -> None:
     r = torch.eye(100, 120, dtype=torch.float64) * scale
@@ -229,6 +254,40 @@ def test_factors(shape: tuple[int, int], dtype: torch.dtype, mode: str) -> None:
     assert torch.linalg.matrix_norm(q.T @ q - torch.eye(q.shape[1])) <= 60 * eps * q.shape[1] ** 0.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_formats(dtype: torch.dtype) -> None:
+    a = torch.from_numpy(normal(60, 20)).to(dtype)
+    q, r, order = neula.qr(a, pivoting=True)
+    assert q.dtype == r.dtype == dtype
+    error = torch.linalg.matrix_norm(a[:, order].double() - q.double() @ r.double())
+    assert error <= 30 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a.double())
+
+
+def test_batches() -> None:
+    a = normal(6, 600).reshape(2, 3, 30, 20)
+    a[0, 1] = a[0, 1][:, :5] @ normal(5, 20)
+    a[1, 2] = 0
+    q, r, order = neula.qr(a, pivoting=True)
+    assert q.shape == (2, 3, 30, 20)
+    assert order.shape == (2, 3, 20)
+    permuted = np.take_along_axis(a, order[..., None, :], -1)
+    assert np.linalg.norm(permuted - q @ r) <= 1e-14 * np.linalg.norm(a)
+    assert np.linalg.norm(r[0, 1, 5:]) <= 1e-12
+    # A batch of one is that one.
+    assert (order[0, :1] == neula.qr(a[0, :1], pivoting=True).P).all()
+
+
+def test_batch_with_nan_and_kahan() -> None:
+    a = np.stack([kahan(40), np.full((40, 40), np.nan), normal(40, 40)])
+    with pytest.warns(neula.AccuracyWarning, match="NaN"):
+        q, r, order = neula.qr(a, pivoting=True)
+    assert np.isnan(q[1]).all()
+    for k in (0, 2):
+        assert np.linalg.norm(a[k][:, order[k]] - q[k] @ r[k]) <= 1e-14 * np.linalg.norm(a[k])
+    s = np.linalg.svd(a[0], compute_uv=False)
+    assert r[0, -1, -1] <= 10 * np.sqrt(40) * s[-1] + 40 * EPS * s[0] or s[-1] > 40 * EPS * s[0]
+
+
 @pytest.mark.parametrize("shape", [(0, 0), (0, 4), (4, 0), (3, 0, 4), (0, 3, 4), (2, 4, 0)])
 def test_empty(shape: tuple[int, ...]) -> None:
     q, r, order = neula.qr(np.empty(shape), pivoting=True)
@@ -244,6 +303,13 @@ def test_what_is_refused() -> None:
     a[2, 3] = np.nan
     with pytest.raises(ValueError, match=r"A\[2, 3\] is nan"):
         neula.qr(a, pivoting=True)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_ends_of_the_range(scale: float) -> None:
+    a = normal(30, 10) * scale
+    q, r, order = neula.qr(a, pivoting=True)
+    assert np.abs(a[:, order] / scale - q @ (r / scale)).max() <= 1e-13
 
 
 def test_blocks_of_pivots() -> None:

@@ -16,6 +16,7 @@ from neula.algorithms.orthogonal.reconstruction import householder_form
 from neula.certificates.householder import householder_measures
 from neula.engines import CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
+from neula.kernels.qr.reflectors import Reflectors
 
 SHAPES = [(1, 1), (5, 3), (3, 5), (40, 40), (70, 33), (33, 70), (3, 70, 40), (2, 2, 33, 70), (2, 100, 100)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -125,6 +126,13 @@ def test_nan_in_one_of_a_batch(engine: str | Engine) -> None:
         neula.qr(a[1], mode="raw", engine="cpu")
 
 
+def test_empty() -> None:
+    for shape in ((0, 4, 3), (3, 0, 2), (4, 0)):
+        h, tau = found = neula.qr(torch.zeros(shape), mode="raw")
+        assert (h.shape, tau.shape) == (shape, (*shape[:-2], min(shape[-2:])))
+        assert found.converged
+
+
 def test_numpy_has_the_transpose() -> None:
     a = np.random.default_rng(0).standard_normal((2, 7, 4))
     result = neula.qr(a, mode="raw")
@@ -159,3 +167,13 @@ def test_reconstruction_is_exact_to_rounding(shape: tuple[int, ...]) -> None:
     assert float((signs.abs() - 1).abs().max()) <= 10 * m * 2.0**-53
     assert gap(found @ signed, q @ r) <= 10 * m * 2.0**-53
     assert ((tau >= 1 - 1e-12) & (tau <= 2)).all()
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_with_reflectors(transposed: bool) -> None:
+    h, tau = torch.geqrf(normal(2, 150, 130))
+    tau[:, 3] = 0.0
+    x = normal(2, 150, 4, seed=1)
+    for reflectors in (Reflectors.from_householder(h, tau, torch.float64), Reflectors.in_blocks(h, tau)):
+        found = reflectors.apply(x, transposed=transposed)
+        assert gap(found, torch.ormqr(h, tau, x, transpose=transposed)) <= 150 * 2.0**-52

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import neula
-from exact_solutions import error_of, exactly, solved
+from exact_solutions import error_of, exactly, least_squares, solved
 from neula.kernels.few_vectors import probes_host
 
 U = 2.0**-53
@@ -23,6 +23,35 @@ def test_bounds_count_what_third_slices_lose() -> None:
     result, exact = neula.solve(a, b, assume_a="pos"), solved(exactly(a), [Fraction(x) for x in b.tolist()])
     assert result.converged
     assert error_of(a, result.x, exact) <= result.forward_error * (1 + 1e-9) <= 1e-15
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("units", [1.0, 1e-3])
+def test_errors_of_least_squares_are_bounded(
+    condition: float, units: float, rng: np.random.Generator
+) -> None:
+    u, _ = np.linalg.qr(rng.standard_normal((12, 4)))
+    v, _ = np.linalg.qr(rng.standard_normal((4, 4)))
+    a = (u * np.geomspace(1, 1 / condition, 4)) @ v * units ** np.arange(4)
+    b = rng.standard_normal(12)
+    result, exact = neula.lstsq(a, b), least_squares(a, b)
+    assert result.converged
+    assert error_of(a, result.x, exact) <= result.forward_error <= 2 * U
+    assert result.backward_error <= result.tolerance
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_errors_of_systems_are_bounded(positive: bool, order: Any, rng: np.random.Generator) -> None:
+    a = rng.standard_normal((9, 9))
+    a = np.array(a @ a.T + np.eye(9) if positive else a, order=order)
+    b = rng.standard_normal((9, 2))
+    result = neula.solve(a, b, assume_a="pos" if positive else "gen")
+    assert result.converged
+    assert result.history[-1] <= result.tolerance
+    for column, found, error in zip(b.T, result.x.T, result.forward_errors, strict=True):
+        exact = solved(exactly(a), [Fraction(x) for x in column.tolist()])
+        assert error_of(a, found, exact) <= error <= 2 * U
 
 
 @pytest.mark.parametrize("shape", [(600, 100), (130, 130), (400, 300), (700, 250), (400, 400)])

@@ -62,6 +62,16 @@ def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
     assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
 
 
+@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 5e12])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_any_condition_number(cond, engine, rng):
+    A = random_matrix("geometric", N, N, cond=cond).numpy()
+    b = A @ rng.standard_normal(N)
+    result = neula.solve(A, b, engine=engine)
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_condition_number_beyond_double_precision_leaves_no_digit(engine, rng):
     """The backward error is as small as ever; the solution may be another one altogether."""
@@ -91,6 +101,25 @@ def test_sizes_and_dtypes(n, dtype, engine, rng):
     np.testing.assert_array_equal(b, before[1])
 
 
+def test_diagonally_dominant_matrices_need_no_pivoting(rng):
+    A, b = dominant(N, rng), rng.standard_normal(N)
+    result = neula.solve(A, b, engine="emulated")
+    assert result.method == "lu fp16"
+    # Wilkinson's bound for diagonal dominance is 2.
+    assert 1 <= result.growth <= 2
+    assert len(result.attempts) == 1
+    # Half precision gains three digits a step, double precision needs sixteen.
+    assert result.iterations <= 6
+
+
+def test_gmres_where_classical_refinement_does_not_converge(rng):
+    A = random_matrix("geometric", N, N, cond=3e4).numpy()
+    result = neula.solve(A, rng.standard_normal(N), engine="emulated")
+    assert result.converged
+    assert result.method == "lu fp16 with pivoting + gmres"
+    assert result.iterations < 60
+
+
 def test_falls_through_to_better_arithmetic(rng):
     A = random_matrix("geometric", N, N, cond=1e12).numpy()
     result = neula.solve(A, rng.standard_normal(N), engine="emulated")
@@ -102,6 +131,18 @@ def test_falls_through_to_better_arithmetic(rng):
     assert methods[3] == result.method == "lu fp64 with pivoting"
     assert [a.accepted for a in result.attempts] == [False, False, False, True]
     assert all("backward error" in a.reason for a in result.attempts)
+
+
+@pytest.mark.parametrize(
+    ("pivot", "method"),
+    [("none", "lu {}"), ("rbt", "rbt + lu {}"), ("partial", "lu {} with pivoting")],
+)
+@pytest.mark.parametrize("n", [37, 130])
+@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
+def test_named_variants(pivot, method, n, compute, rng):
+    result = neula.solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
+    assert result.converged
+    assert [a.method for a in result.attempts] == [method.format(compute)]
 
 
 def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
@@ -149,6 +190,14 @@ def test_tiny_and_huge_matrices(size, rng):
     result = neula.solve(size / 21 * A, size / 21 * (A @ x))
     assert result.converged
     np.testing.assert_allclose(result.x, x, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e200])
+def test_tiny_and_huge_right_hand_sides(size, rng):
+    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
+    result = neula.solve(A, size * b, engine="emulated")
+    assert result.converged
+    np.testing.assert_allclose(result.x / size, np.linalg.solve(A, b), rtol=1e-9, atol=1e-12)
 
 
 def test_overflow_of_the_output_dtype_is_an_error():
@@ -215,6 +264,14 @@ def test_not_positive_definite_is_said(n, rng):
         neula.solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
 
 
+def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
+    A = definite(rng, N, 10.0) + np.triu(rng.standard_normal((N, N)), 1)
+    b = rng.standard_normal(N)
+    result = neula.solve(A, b, assume_a="pos")
+    assert result.converged
+    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
+
+
 # --- singular ---------------------------------------------------------------------------------------------
 
 
@@ -261,6 +318,22 @@ def test_several_right_hand_sides_and_zero_among_them(rng):
     assert (nothing.x == 0).all()
 
 
+def test_batches(rng):
+    A, b = rng.standard_normal((2, 3, 8, 8)), rng.standard_normal((2, 3, 8))
+    result = neula.solve(A, b)
+    assert result.x.shape == (2, 3, 8)
+    assert result.converged
+    np.testing.assert_allclose(result.x[1, 2], np.linalg.solve(A[1, 2], b[1, 2]), rtol=1e-9)
+    assert neula.solve(A, rng.standard_normal((2, 3, 8, 5))).x.shape == (2, 3, 8, 5)
+
+
+def test_an_empty_batch():
+    result = neula.solve(np.zeros((2, 0, 3, 3)), np.zeros((2, 0, 3, 4)))
+    assert result.x.shape == (2, 0, 3, 4)
+    assert result.converged
+    assert result.accepted.shape == (2, 0)
+
+
 def test_each_system_of_a_batch_has_its_evidence(rng):
     A, b = rng.standard_normal((2, 2, N, N)), rng.standard_normal((2, 2, N))
     A[1, 0] = random_matrix("geometric", N, N, cond=1e10).numpy()
@@ -293,6 +366,30 @@ def test_which_matrix_of_a_batch_is_singular(rng):
     permuted = np.stack([np.eye(4), np.roll(np.eye(4), 1, 0)])
     with pytest.raises(ArithmeticError, match=r"A\[1\] of the batch: no attempt gave a solution"):
         neula.solve(permuted, np.ones((2, 4)), pivot="none", compute="fp32")
+
+
+def test_libraries_and_dtypes_go_in_and_out(rng):
+    A, b = rng.standard_normal((9, 9)), rng.standard_normal(9)
+    expected = np.linalg.solve(A, b)
+    x = neula.solve(torch.from_numpy(A), torch.from_numpy(b)).x
+    assert isinstance(x, torch.Tensor)
+    np.testing.assert_allclose(x.numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(neula.solve(A.tolist(), b.tolist()).x, expected, rtol=1e-9)
+    assert neula.solve(A.astype(np.float32), rng.integers(0, 9, 9)).x.dtype == np.float64
+    np.testing.assert_allclose(neula.solve(np.asfortranarray(A), b[::-1]).x, np.linalg.solve(A, b[::-1]))
+    half = neula.solve(torch.from_numpy(A).to(torch.bfloat16), torch.from_numpy(b).to(torch.bfloat16))
+    assert half.x.dtype == torch.bfloat16
+
+
+def test_accuracy_levels_cost_what_they_should(rng):
+    A, b = dominant(N, rng), rng.standard_normal(N)
+    iterations = [
+        neula.solve(A, b, accuracy=accuracy, engine="emulated").iterations
+        for accuracy in ("bf16", "fp32", "fp64")
+    ]
+    assert iterations[0] == 1
+    assert iterations == sorted(iterations)
+    assert iterations[0] < iterations[-1]
 
 
 @pytest.mark.parametrize(
@@ -356,6 +453,14 @@ def test_progress_reports_stages(assume_a, rng):
         assert fractions[-1] == 1.0
 
 
+def test_an_engine_of_ones_own(rng):
+    """Tensor cores that truncate their sums: the same answer, a little later."""
+    engine = EmulatedEngine(format="fp16", unit="h100")
+    result = neula.solve(dominant(N, rng), rng.standard_normal(N), engine=engine)
+    assert result.converged
+    assert result.engine == "emulated (h100)"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [1, 20])
 def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
@@ -368,6 +473,14 @@ def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
     x, other = result.x.cpu().numpy(), b.any(0)
     assert not x[:, ~other].any()
     assert backward_error(A, b[:, other], x[:, other]) <= 4 * U64 + math.sqrt(700) * U64
+
+
+@pytest.mark.gpu
+def test_only_formats_with_tournaments_are_pivoted_on_a_gpu(rng):
+    A, b = rng.standard_normal((300, 300)), rng.standard_normal(300)
+    result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="tf32")
+    assert result.converged
+    assert "lu tf32 with pivoting" not in [attempt.method for attempt in result.attempts]
 
 
 @pytest.mark.gpu

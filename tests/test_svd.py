@@ -33,6 +33,19 @@ def test_truncation_is_optimal(shape, rank):
     assert np.linalg.norm(A - U * s @ Vh) <= best + 1e-12
 
 
+@pytest.mark.parametrize("accuracy", ["fp32", "fp16", 1e-3])
+@pytest.mark.parametrize("rank", [1, 3])
+@pytest.mark.parametrize("shape", [(3, 3), (40, 5), (5, 900)])
+def test_errors_count_the_rounding_of_the_matrix(shape, rank, accuracy):
+    """Half a unit of float32, by which all elements change to one side."""
+    A = np.zeros(shape)
+    A[[0, 1, 2], [0, 1, 2]] = values = np.array([1.0, 0.5, 0.25]) * (1 + 0.99 * 2.0**-24)
+    result = neula.svd_lowrank(A, rank, accuracy=accuracy)
+    assert result.converged
+    assert (np.abs(result.s - values[:rank]) <= result.errors).all()
+    assert result.errors.max() <= 1e-6
+
+
 @pytest.mark.parametrize("tol", [0.5, 1e-2, 1e-6])
 def test_rank_from_a_tolerance_is_the_smallest_that_meets_it(tol):
     A = random_matrix("geometric", 300, 80, cond=1e8).numpy()
@@ -98,6 +111,14 @@ def test_a_few_singular_values_come_from_the_gram_matrix(kind, dtype):
     assert result.relative_error == pytest.approx(error, rel=1e-2 if best > 0.05 else 1)
 
 
+def test_where_the_gram_matrix_does_not_do_qr_takes_over():
+    A = np.zeros((800, 80), dtype=np.float32)
+    U, s, Vh = result = neula.svd_lowrank(A, 2)
+    assert [a.accepted for a in result.qr.attempts] == [False, True]
+    assert result.qr.attempts[0].method == "gram-svd fp32"
+    assert (U.shape, s.tolist(), Vh.shape) == ((800, 2), [0.0, 0.0], (2, 80))
+
+
 def test_a_wide_matrix_is_the_transpose_of_a_tall_one():
     A = random_matrix("geometric", 300, 40, cond=100.0).numpy()
     tall, wide = neula.svd_lowrank(A, 5), neula.svd_lowrank(A.T, 5)
@@ -120,6 +141,14 @@ def test_the_gram_matrix_on_a_gpu(accuracy):
     bound = (2.0**-11 if accuracy == "fp16" else 2.0**-24) * 3 * (2 + np.log2(512))
     assert error <= best + bound**2 + 4096 * 2.0**-24
     assert result.relative_error == pytest.approx(error, rel=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("accuracy", [None, "fp16", 1e-2, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_iterations_on_a_gpu(accuracy, dtype):
+    A = with_spectrum(SPECTRA["gap"](2000), 5001).to("cuda", dtype)
+    check(A, 20, accuracy, neula.svd_lowrank(A, 20, accuracy=accuracy), "subspace iteration")
 
 
 SPECTRA = {
@@ -192,6 +221,25 @@ def test_iterations_do_where_singular_values_decay(spectrum, rank):
         assert len(result.attempts) == 1
 
 
+@pytest.mark.parametrize("spectrum", ["gap", "1/k", "slow"])
+@pytest.mark.parametrize("accuracy", ["fp16", 1e-2])
+def test_subspaces_from_half_precision(spectrum, accuracy):
+    a = with_spectrum(SPECTRA[spectrum](150), 200).float()
+    result = neula.svd_lowrank(a, 12, accuracy=accuracy, engine="emulated", algorithm="iteration")
+    check(a, 12, accuracy, result, "subspace iteration fp16")
+
+
+@pytest.mark.parametrize("algorithm", ["iteration", "gram-svd", "qr-svd"])
+def test_a_named_algorithm(algorithm):
+    a = with_spectrum(SPECTRA["geometric"](60), 90)
+    result = neula.svd_lowrank(a, 5, algorithm=algorithm)
+    method = {"iteration": "subspace iteration fp64", "gram-svd": "gram-svd fp64"}.get(algorithm, "+ svd")
+    check(a, 5, None, result, method)
+    assert len(result.attempts) == 1
+    assert result.accuracy == "fp64"
+    assert result.qr.converged
+
+
 def test_a_named_algorithm_is_given_back_where_it_misses() -> None:
     a = with_spectrum(SPECTRA["equal"](200), 200)
     with pytest.warns(neula.AccuracyWarning, match="larger singular values may have been missed"):
@@ -224,6 +272,11 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     )
 
 
+def test_zero_matrix():
+    U, s, Vh = neula.svd_lowrank(np.zeros((5, 3)), tol=0.1)
+    assert (U.shape, s.shape, Vh.shape) == ((5, 0), (0,), (0, 3))
+
+
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
@@ -242,6 +295,16 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
 def test_bad_parameters(kwargs, message, rng):
     with pytest.raises(ValueError, match=message):
         neula.svd_lowrank(rng.standard_normal((10, 4)), **kwargs)
+
+
+def test_one_matrix_at_a_time(rng):
+    with pytest.raises(ValueError, match=r"one matrix at a time, got shape \(2, 5, 3\)"):
+        neula.svd_lowrank(rng.standard_normal((2, 5, 3)), 1)
+
+
+def test_an_unsigned_rank(rng):
+    A = rng.standard_normal((100, 40))
+    assert neula.svd_lowrank(A, rank=np.uint8(5)).s.shape == (5,)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-25, 3e-24, 1e-22, 1e-18, 1e18])

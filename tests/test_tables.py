@@ -217,6 +217,21 @@ def test_numbers_that_are_numbers(tmp_path: Path, parser: str, content: str) -> 
     assert len(table.values) == content.count("\n")
 
 
+def test_a_header_that_is_given(tmp_path: Path) -> None:
+    table = table_of(tmp_path / "t.csv", "1.5,2x\n3,4\n", header=True)
+    assert (table.columns, table.values.tolist()) == (("1.5", "2x"), [[3, 4]])
+    with pytest.raises(FileError, match="line 1, column 1: 'x' is not a number"):
+        table_of(tmp_path / "t.csv", "x,y\n3,4\n", header=False)
+    with pytest.raises(FileError, match="holds no numbers below its header"):
+        table_of(tmp_path / "t.csv", "3,4\n", header=True)
+
+
+def test_columns_whose_names_begin_with_a_digit(tmp_path: Path) -> None:
+    content = "LotArea,1stFlrSF,2019\n1,2,3.5\n4,5,6.5\n"
+    for key, expected in (("1stFlrSF", [[2], [5]]), ("2019,LotArea", [[3.5, 1], [6.5, 4]])):
+        np.testing.assert_array_equal(table_of(tmp_path / "t.csv", content, key=key).values, expected)
+
+
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", " "])
 def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str) -> None:
     """Also of more than the 131,072 characters that a field of csv may have."""
@@ -307,6 +322,12 @@ def test_decimal_commas(tmp_path: Path, parser: str, content: str) -> None:
     np.testing.assert_array_equal(table.values, [[1.5, 2], [-0.25, 300]])
 
 
+def test_points_are_no_decimals_among_commas(tmp_path: Path, parser: str) -> None:
+    """They separate thousands there: 1.500 is not 1.5."""
+    with pytest.raises(FileError, match=r"line 2, column 2: '1\.500' is not a number \(a decimal point, or"):
+        table_of(tmp_path / "t.csv", "1,5;2\n3,5;1.500\n", decimal=",")
+
+
 MISSING = "a,b,c\n1,2,3\n,5,6\n7,NA,9\n10,11,\n"
 
 
@@ -360,6 +381,14 @@ def test_what_is_said_of_a_file(tmp_path: Path) -> None:
     told.clear()
     table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", key="x", message=told.append)
     assert told == []
+
+
+@pytest.mark.parametrize("length", [5, 12, 30, -3])
+def test_damaged_compressed_text(tmp_path: Path, length: int) -> None:
+    whole = gzip.compress("\n".join(f"{i},{i * i}" for i in range(500)).encode())
+    (tmp_path / "t.csv.gz").write_bytes(whole[:length])
+    with pytest.raises(FileError, match=r"t\.csv\.gz: (truncated or damaged|holds no numbers)"):
+        read_matrix(tmp_path / "t.csv.gz")
 
 
 # --- Parquet, HDF5, MATLAB --------------------------------------------------------------------------------
@@ -458,6 +487,15 @@ def test_parquet(tmp_path: Path) -> None:
             read_matrix(path, key=key, missing="nan")
 
 
+def test_parquet_leaves_the_index_of_a_frame_out(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pd.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0], "site": ["a", "b"]})
+    for index in (frame.set_index("site"), frame[["x", "y"]], frame[["x", "y"]].iloc[[1, 0]]):
+        index.to_parquet(tmp_path / "t.parquet")
+        assert read_table(InputFile.from_path(tmp_path / "t.parquet")).columns == ("x", "y")
+
+
 @pytest.mark.parametrize("extension", [".parquet", ".h5", ".mat"])
 def test_damaged_files(tmp_path: Path, extension: str) -> None:
     pytest.importorskip("pyarrow")
@@ -507,6 +545,13 @@ def test_a_file_without_a_name_is_what_it_looks_like(tmp_path: Path, write: Call
     write(tmp_path / "f")
     (path,) = tmp_path.iterdir()
     np.testing.assert_array_equal(read_table(InputFile.unnamed(path, "standard input")).values, NUMBERS)
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b"\0\1\2" * 9, "is of no known kind")])
+def test_nothing_that_is_known(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "f").write_bytes(content)
+    with pytest.raises(FileError, match=f"standard input {says}"):
+        InputFile.unnamed(tmp_path / "f", "standard input")
 
 
 # --- random text ------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,30 @@ def test_linearly_dependent_and_zero_columns(compute: str, device: str) -> None:
 
 @DEVICES
 @EACH_MODE
+@pytest.mark.parametrize("decades", [8, 30])
+def test_columns_of_any_size(decades: int, compute: str, device: str) -> None:
+    """Squares of 1e30 overflow, and those of 1e-30 vanish: columns are scaled where that matters."""
+    A = uniform(600, 20, device) * 10.0 ** torch.linspace(-decades, decades, 20, device=device)
+    result = neula.tsqr(A, **how(compute, device))
+    check(A, result, compute)
+    check_verdict(A, result, compute)
+    if compute == "auto" and device == "cpu":
+        assert len(result.attempts) == (1 if decades == 8 else 2)
+
+
+@DEVICES
+@pytest.mark.parametrize("size", [1e2, 1e6])
+def test_an_outlier(size: float, device: str) -> None:
+    """Where the scales of the Gram matrix come from a sample, they may not be those of all rows."""
+    A = uniform(100_000 if device == "cuda" else 1000, 9, device)
+    A[len(A) // 7, 4] = size
+    result = neula.tsqr(A)
+    assert result.converged
+    check(A, result, "auto")
+
+
+@DEVICES
+@EACH_MODE
 @pytest.mark.parametrize("dtype", U)
 def test_every_dtype(dtype: str, compute: str, device: str) -> None:
     """A float64 matrix is rounded to float32 for the named modes; factors are rounded to their dtype."""
@@ -217,6 +243,18 @@ def test_every_dtype(dtype: str, compute: str, device: str) -> None:
     residual, orthogonality = errors(A, *result)
     assert residual <= limit
     assert orthogonality <= 2 * limit
+
+
+@DEVICES
+@EACH_MODE
+def test_any_strides(compute: str, device: str) -> None:
+    A = uniform(300, 20, device)
+    whole = torch.full((700, 50), math.nan, device=device)
+    whole[50:650:2, 1:41:2] = A
+    for view in (A.T.contiguous().T, whole[50:650:2, 1:41:2], A[:, :1].expand(300, 20)):
+        result = neula.tsqr(view, **how(compute, device))
+        check_verdict(view, result, compute)
+        check(view, result, compute)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -244,6 +282,14 @@ def test_truncation_is_what_limits_the_corrected_modes(compute: str) -> None:
     for truncated, nearest, single in zip(found["a100"], found["ideal"], fp32, strict=True):
         assert 2 * single < truncated
         assert nearest < 2 * single
+
+
+@EACH_MODE
+def test_only_r(compute: str) -> None:
+    A = uniform(300, 20)
+    result = neula.tsqr(A, "r", **how(compute))
+    assert result.Q is None
+    assert torch.equal(result.R, neula.tsqr(A, **how(compute)).R)
 
 
 # ---------------------------------------------------------------- modes and batches
@@ -358,6 +404,13 @@ def test_messages(A: np.ndarray, options: dict[str, str], message: str) -> None:
         neula.tsqr(A, **{"engine": "cpu", **options})
 
 
+def test_complex_and_sparse_input() -> None:
+    with pytest.raises(TypeError, match=r"A is complex"):
+        neula.tsqr(np.ones((9, 2), dtype=complex))
+    with pytest.raises(TypeError, match=r"A is a sparse tensor"):
+        neula.tsqr(torch.eye(3).to_sparse())
+
+
 # ---------------------------------------------------------------- gradients
 
 
@@ -368,6 +421,46 @@ def test_gradients(shape: tuple[int, ...], device: str) -> None:
     a = torch.randn(*shape, generator=generator, dtype=torch.float64).to(device).requires_grad_()
     assert gradcheck(lambda a: tuple(neula.tsqr(a)), a, nondet_tol=1e-12)
     assert gradcheck(lambda a: neula.tsqr(a, "r").R, a, nondet_tol=1e-12)
+
+
+def test_the_gradient_of_a_named_mode() -> None:
+    """Factors are known to their errors times the condition, and ``R^-T`` brings that in once more."""
+    a = uniform(100, 6).requires_grad_()
+    weight = uniform(100, 6, seed=1)
+    exact = a.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad((neula.tsqr(exact).Q * weight).sum(), exact)
+    cond = float(torch.linalg.cond(exact.detach()))
+    for compute in ("fp16_cor", "fp16_nocor"):
+        (found,) = torch.autograd.grad((neula.tsqr(a, **how(compute)).Q * weight).sum(), a)
+        gap = (found - expected).norm() / expected.norm()
+        assert 0 < gap <= 2 * mode_bound(compute, 100, 6) * cond**2
+
+
+@contextmanager
+def settings_of_the_user() -> Iterator[None]:
+    """The precision of float32 products on a GPU, an autocast and a default dtype."""
+    switch, dtype = torch.backends.cuda.matmul, torch.get_default_dtype()
+    before, switch.fp32_precision = switch.fp32_precision, "tf32"
+    torch.set_default_dtype(torch.float16)
+    try:
+        with torch.autocast("cuda" if torch.cuda.is_available() else "cpu", dtype=torch.bfloat16):
+            yield
+        assert switch.fp32_precision == "tf32"
+    finally:
+        torch.set_default_dtype(dtype)
+        switch.fp32_precision = before
+
+
+@DEVICES
+@EACH_MODE
+def test_settings_of_the_user_do_not_matter(compute: str, device: str) -> None:
+    A = torch.stack([uniform(600, 40, device), uniform(600, 40, device)])
+    A[1, :, 3] = 0
+    expected = neula.tsqr(A, **how(compute, device))
+    with settings_of_the_user():
+        found = neula.tsqr(A, **how(compute, device))
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x, y)
 
 
 # ---------------------------------------------------------------- on a GPU
@@ -411,3 +504,20 @@ def test_repeated_runs_are_identical(compute: str) -> None:
         result.Q.fill_(math.nan)
         result.R.fill_(math.nan)
         del result, x, y
+
+
+@pytest.mark.gpu
+def test_the_current_stream() -> None:
+    """The matrix arrives late on a stream of its own: whoever works on another one factorizes zeros."""
+    source = uniform(20_000, 64, "cuda")
+    for compute in ("auto", "fp16_cor", "tf32_cor"):
+        expected = neula.tsqr(source, compute=compute)  # compiled before the clock runs
+        A = torch.zeros_like(source)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000_000)  # about 0.1 s
+            A.copy_(source)
+            result = neula.tsqr(A, compute=compute)
+        stream.synchronize()
+        assert torch.equal(result.R, expected.R)

@@ -14,6 +14,13 @@ def residual(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
+def column_residuals(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """``||a_j - Q r_j|| / ||a_j||`` of each column; 0 where both vanish."""
+    a, q, r = a.double(), q.double(), r.double()
+    errors, sizes = torch.linalg.vector_norm(a - q @ r, dim=0), torch.linalg.vector_norm(a, dim=0)
+    return torch.where(errors == 0, 0.0, errors / sizes)
+
+
 def orthogonality(q: torch.Tensor) -> float:
     """``||I - Q^T Q||_2``; infinite for NaN."""
     q = q.double()

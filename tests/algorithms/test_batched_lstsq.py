@@ -18,10 +18,11 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
 from neula.algorithms.krylov.triangles import Triangles
 from neula.algorithms.krylov.underdetermined import Underdetermined
-from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r
+from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.spectra import schatten
 from neula.algorithms.spectra.schatten import schatten_bounds
-from neula.certificates.forward_error import COMPUTED
+from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
 from neula.certificates.residuals import DOUBLED
 from neula.io.matrices import random_matrix
 
@@ -124,6 +125,43 @@ def test_ill_conditioned(factor: str, cond: float, consistent: bool) -> None:
     assert (found.forward_error <= allowed).all()
 
 
+@pytest.mark.parametrize("cond", [1e12, 1e13])
+def test_inconsistent_and_very_ill_conditioned(cond: float) -> None:
+    """All that is left of the residual is noise: the bound says so."""
+    a, b = matrices(2, 24, 8, "geometric", cond), noise(2, 24, 2)
+    found = solve(Overdetermined(a, householder_r(a)), b)
+    errors = true_errors(a, b, found.x)
+    assert ((errors <= found.forward_error) | (found.forward_error > SURE)).all()
+
+
+@pytest.mark.parametrize("cond", [1e12, 1e13])
+def test_consistent_and_very_ill_conditioned(cond: float) -> None:
+    """With cond u64 near 1e-3 each step still leaves no more than a hundredth of the error."""
+    a = matrices(6, 24, 8, "geometric", cond)
+    b = a @ noise(6, 8, 1)
+    system = Overdetermined(a, householder_r(a))
+    found = solve(system, b)
+    assert (system.rate <= MAX_RATE).all()
+    assert (found.forward_error <= 4 * U64).all()
+
+
+def test_the_bound_is_relative_to_the_exact_solution() -> None:
+    """A single step leaves an x of nothing but errors, a multiple of x*."""
+    a = matrices(6, 24, 8, "geometric", 1e12)
+    b = a @ noise(6, 8, 1)
+    found = refine_doubled(Overdetermined(a, householder_r(a)), b, tolerance=TOLERANCE, max_steps=1)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+
+
+@pytest.mark.parametrize(("factor", "cond"), ILL_CONDITIONED[:4])
+def test_ill_conditioned_and_wide(factor: str, cond: float) -> None:
+    t, b = matrices(2, 24, 8, "geometric", cond), noise(2, 8, 2)
+    a = t.mT
+    found = solve(Underdetermined(t, FACTORS[factor](t), torch.linalg.vector_norm(a, dim=1)[..., None]), b)
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= 4 * U64).all()
+
+
 @pytest.mark.parametrize("shape", [(20, 6), (6, 20)], ids=["tall", "wide"])
 def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> None:
     """A with rounded weights is another problem, whose solution differs by ``cond u``."""
@@ -189,6 +227,39 @@ def test_the_rate_of_an_r_with_known_errors(n: int, size: float) -> None:
         # The mean over 8 vectors of a form with chi-squared terms is below 5 times its expectation.
         rounding = 100 * n * U64 * torch.linalg.cond(a)
         assert (rate <= 3 * math.sqrt(5) * torch.linalg.matrix_norm(change) + rounding).all()
+
+
+@pytest.mark.parametrize("size", [1e-3, 0.01])
+def test_error_of_r_is_the_rate_of_convergence(size: float) -> None:
+    """``R (1 + size)`` has ``I - W^T W = 1 - (1 + size)^-2``, by which each step multiplies the error."""
+    a, b = matrices(2, 30, 8), noise(2, 30, 1)
+    found = solve(Overdetermined(a, householder_r(a) * (1 + size)), b)
+    rate = 1 - (1 + size) ** -2
+    # Steps to half a unit roundoff, one more for the margin of the bound, and one for norms of R^-1.
+    assert abs(found.steps - math.log(TOLERANCE) / math.log(rate)) <= 2
+    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
+
+
+@pytest.mark.parametrize("size", [0.3, 3.0])
+def test_a_slow_rate_is_not_trusted(size: float) -> None:
+    a, b = matrices(2, 30, 8), noise(2, 30, 2)
+    r = householder_r(a)
+    r[1] *= 1 + size
+    system = Overdetermined(a, r)
+    found = solve(system, b)
+    assert system.rate[0] <= MAX_RATE < system.rate[1]
+    assert found.forward_error[0].isfinite().all()
+    assert (found.forward_error[1] == math.inf).all()
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_a_null_direction_is_not_trusted(factor: str) -> None:
+    """Whatever R makes of it: rounding errors, zero or NaN."""
+    a, b = matrices(50, 30, 6), noise(50, 30, 1)
+    a[:, :, 3] = (a[:, :, :3] * noise(50, 1, 3)).sum(2)
+    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
+    assert (found.forward_error == math.inf).all()
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -265,6 +336,16 @@ def test_schatten_bounds(n: int, kind: str) -> None:
     assert (upper <= norm * n**0.25 * (1 + slack)).all()
 
 
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """By blocks they are the same."""
+    r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
+    expected = schatten_bounds(r)
+    monkeypatch.setattr(schatten, "HALVED", 1)
+    for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
+        assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
+
+
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_norms_of_a_problem_are_bounds(n: int, kind: str) -> None:
@@ -320,3 +401,11 @@ def test_plain_residuals_bound_the_error_they_leave(cond: float) -> None:
         assert bool(error <= found.forward_error + 4 * 2.0**-53 * cond)
         assert bool(found.forward_error <= 1e3 * 2.0**-53 * max(cond, 10.0))
         assert found.steps <= 3
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 2), (7, 2048), (5, 2101)])
+def test_the_lower_half_of_a_gram_matrix(m: int, n: int) -> None:
+    a = random_matrix("normal", n, m, dtype=torch.float64).mT.expand(2, m, n)
+    found = lower_gram(a).tril()
+    # gamma_m |A|^T |A| (Higham 2002, section 3.5).
+    assert ((found - (a.mT @ a).tril()).abs() <= 2 * m * 2.0**-52 * (a.abs().mT @ a.abs())).all()

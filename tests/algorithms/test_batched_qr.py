@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
+from neula.algorithms.orthogonal.householder import householder
 from neula.certificates.qr import qr_certificate, qr_certificates, qr_measures
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
@@ -73,6 +75,30 @@ def check_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None)
     assert torch.equal(a, before)
 
 
+def test_overwriting_changes_nothing_but_a() -> None:
+    a = normal(2, 90, 50)
+    q, r = batched_qr(a)
+    work = a.clone()
+    overwritten_q, overwritten_r = batched_qr(work, overwrite_a=True)
+    assert overwritten_q.data_ptr() == work.data_ptr()
+    assert torch.equal(overwritten_q, q)
+    assert torch.equal(overwritten_r, r)
+    assert torch.equal(batched_qr(a.mT.contiguous().mT, overwrite_a=True)[0], q)
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours() -> None:
+    a = normal(4, 70, 40)
+    clean_q, clean_r = batched_qr(a)
+    a[1, 3, 4] = math.nan
+    a[2, :, 7] = 0
+    q, r = batched_qr(a)
+    for i in (0, 3):
+        assert torch.equal(q[i], clean_q[i])
+        assert torch.equal(r[i], clean_r[i])
+    assert r[1].isnan().any()
+    assert not q[2, :, 7].any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reorthogonalization_at_any_rank(dtype: torch.dtype) -> None:
     """Twice is enough at full rank, three passes without; columns that vanished leave zeros in R."""
@@ -92,6 +118,21 @@ def test_reorthogonalization_at_any_rank(dtype: torch.dtype) -> None:
     assert (orthogonality <= 4 * (40 + math.sqrt(90)) * math.sqrt(40) * u).all()
     assert not r[4][:, [5, 33]].any()
     assert not r[5].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_householder(dtype: torch.dtype) -> None:
+    a = normal(3, 50, 20, dtype)
+    q, r = householder(a)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    u = torch.finfo(dtype).eps / 2
+    assert max(float(residual.max()), float(orthogonality.max())) <= 4 * 20 * math.sqrt(20) * u
+
+
+def test_tiles_that_do_not_shrink() -> None:
+    with pytest.raises(ValueError, match="tile_rows >= 64"):
+        batched_qr(normal(1, 10, 3), tile_rows=63)
 
 
 # ---------------------------------------------------------------- certificates
@@ -122,3 +163,14 @@ def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.
     assert together[-1] == together[2]
     assert together[:2] == (together[0], together[1])
     assert repr(together) == "<3 certificates, 1 accepted>"
+
+
+def test_certificates_of_what_is_not_finite() -> None:
+    a = normal(3, 30, 8)
+    q, r = torch.linalg.qr(a)
+    r[1, 0, 0] = math.nan
+    scales = torch.ones(3, 8, device=DEVICE)
+    scales[2, 3] = math.nan
+    certificates = qr_certificates(qr_measures(a, q, r, scales), a.shape[1:], FP32)
+    assert certificates.accepted.tolist() == [True, False, False]
+    assert np.isinf(certificates.error).tolist() == [False, True, True]

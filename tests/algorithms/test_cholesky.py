@@ -16,6 +16,7 @@ from neula.algorithms.elimination.cholesky import (
     CholeskyFactorization,
     cholesky,
     library_cholesky,
+    recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
@@ -58,6 +59,16 @@ def test_backward_error_of_the_factor(n: int, leaf: int, engine: Engine) -> None
     u, high = engine.format.u, torch.finfo(engine.storage).eps / 2
     size = a.abs() + lower.abs() @ lower.abs().T
     assert (error <= (2.1 * u + 10 * (n + 1) * high) * size).all()
+
+
+@pytest.mark.parametrize("name", ["fp16", "fp32"])
+def test_a_batch_is_factorized_as_its_members_are(name: str) -> None:
+    engine = EmulatedEngine(format=name)
+    a = torch.stack([definite(50, seed) for seed in range(3)])
+    together = factorized(a, engine, 16)
+    for i in range(3):
+        alone = factorized(a[i], engine, 16).lower[0].tril()
+        assert torch.allclose(together.lower[i].tril(), alone, rtol=0, atol=4 * engine.format.u)
 
 
 def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
@@ -229,6 +240,18 @@ def test_says_which_minor_is_not_positive(index: int, leaf: int) -> None:
     assert library_cholesky(a).order.tolist() == [0, index + 1]
 
 
+@pytest.mark.parametrize("index", [3, 20, 40])
+def test_gives_up_early(index: int) -> None:
+    """After the leading quarter, or half; the product of all columns is never reached."""
+    engine = EmulatedEngine(format="fp32")
+    a = 2 * torch.eye(64, dtype=torch.float64)
+    a[index, index] = -1.0
+    found = factorized(a, engine, 8, block=16, give_up=True)
+    assert found.order.tolist() == [index + 1]
+    untouched = torch.equal(found.lower[0, 32:, 32:], a[32:, 32:].float())
+    assert untouched == (index < 32)
+
+
 @pytest.mark.parametrize(
     ("decades", "name", "lost"), [(3, "fp16", False), (6, "fp16", True), (12, "fp32", True)]
 )
@@ -248,6 +271,14 @@ def test_foresees_the_smallest_eigenvalue(decades: int, name: str, lost: bool) -
     assert 1e-4 <= error.value.smallest / float(torch.linalg.eigvalsh(a)[0]) <= 100
 
 
+def test_pivots_that_do_not_fall_any_further_are_no_reason_to_give_up() -> None:
+    """A Gaussian kernel with noise: as many pivots as there are, none is smaller than the noise."""
+    x = random_matrix("normal", 256, 3, dtype=torch.float64)
+    a = torch.cdist(x, x).square().neg().exp() + 0.01 * torch.eye(256)
+    found = factorized(a, EmulatedEngine(format="fp16"), 8, block=16, give_up=True, shift=SHIFT)
+    assert found.order.tolist() == [0]
+
+
 def test_nan_is_no_positive_pivot() -> None:
     a = definite(40)
     a[30, 7] = math.nan
@@ -264,6 +295,30 @@ def test_rounding_alone_does_not_cost_definiteness() -> None:
     a = torch.block_diag(*[torch.eye(2, dtype=torch.float64) + off for _ in range(n // 2)])
     assert torch.linalg.eigvalsh(a).min() > 0
     assert factorized(a, engine, 1, shift=SHIFT).order.tolist() == [0]
+
+
+def test_reads_the_lower_triangle_only() -> None:
+    a, engine = definite(40), EmulatedEngine(format="fp16")
+    garbage = a.tril() + torch.full_like(a, math.nan).triu(1)
+    expected, found = (factorized(x, engine, 16).lower.tril() for x in (a, garbage))
+    assert torch.equal(expected, found)
+
+
+def test_ill_conditioned_leaves_in_double() -> None:
+    """Condition 1e8: what the inverses of leaves lose is that times the storage precision, at most."""
+    q = random_matrix("geometric", 96, 96, cond=1e4, dtype=torch.float64)
+    a = q @ q.T
+    found = factorized(a, EmulatedEngine(format="fp64"), 16)
+    lower = found.lower[0].tril()
+    error = torch.linalg.matrix_norm(a - lower @ lower.T) / torch.linalg.matrix_norm(a)
+    assert error <= 1e4 * 100 * 2.0**-53
+
+
+def test_where_the_library_is_as_good() -> None:
+    assert not recursion_pays(10_000, CpuEngine("cpu", "fp32"))
+    assert not recursion_pays(10_000, EmulatedEngine(format="fp64"))
+    assert recursion_pays(10, EmulatedEngine(format="fp32"))
+    assert recursion_pays(10, EmulatedEngine(format="fp16"))
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from campaign.oracle import LeastSquares
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal, norm_bounds
-from neula.algorithms.spectra.rank_revealing import MinimumNorm
+from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.engines import CpuEngine
 from neula.io.matrices import random_matrix
 
@@ -97,6 +97,21 @@ def test_what_is_dropped_turns_nothing(dropped: float, transposed: bool) -> None
 )
 def test_what_is_left_to_the_svd(a: torch.Tensor, rcond: float) -> None:
     assert isinstance(solved(a, normal(len(a), 1), rcond)[0], str)
+
+
+def test_it_agrees_with_the_svd_where_blocks_are_many() -> None:
+    a = normal(120, 30) @ normal(30, 80, seed=1)
+    found, problem, _ = solved(a, normal(120, 3, seed=2), 1e-12)
+    assert not isinstance(found, str), found
+    by_svd = minimum_norm(problem, 1e-12)
+    assert found.rank == by_svd.rank == 30
+    assert by_svd.condition <= found.condition <= 6 * by_svd.condition
+    error = torch.linalg.vector_norm(found.y - by_svd.y, dim=0) / torch.linalg.vector_norm(by_svd.y, dim=0)
+    assert (error <= found.forward_error).all()
+    assert (found.forward_error <= 1e-10).all()
+    identity = torch.eye(30, dtype=torch.float64)
+    basis = problem.a[0] / problem.norms[0] @ found.coordinates.T
+    assert torch.linalg.matrix_norm(basis.T @ basis - identity) <= 1e-13
 
 
 @pytest.mark.parametrize("n", [1, 5, 60])

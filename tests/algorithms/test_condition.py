@@ -13,6 +13,7 @@ from neula.algorithms.spectra.condition import (
     solve_r,
     solve_rt,
 )
+from neula.algorithms.triangular.triangular import BlockTriangular
 from neula.io.matrices import SPECTRA, random_matrix
 
 U64 = 2.0**-53
@@ -57,6 +58,17 @@ def test_usually_within_a_few_percent(n: int) -> None:
     assert smallest_singular_value(r) == pytest.approx(float(s[-1]), rel=0.1)
 
 
+@pytest.mark.parametrize("width", [None, 128])
+def test_both_at_once(width: int | None) -> None:
+    r = triangular("geometric", 150, 1e4)
+    triangle = r if width is None else BlockTriangular.from_factor(r, width)
+    both = extreme_singular_values(r, triangle).tolist()
+    assert both[0] == largest_singular_value(r)
+    assert both[1] == pytest.approx(smallest_singular_value(r), rel=1e-10)
+    r[70, 70] = 0
+    assert extreme_singular_values(r, r)[1] == 0
+
+
 @pytest.mark.parametrize("n", [64, 300])
 def test_the_decay_of_a_diagonal_is_seen_half_way(n: int) -> None:
     """A geometric spectrum makes the diagonal fall geometrically; a few large or small values do not."""
@@ -77,6 +89,13 @@ def test_a_step_in_the_diagonal_does_not_go_on() -> None:
     assert expected_decay(diagonal, 1200) == 40
 
 
+@pytest.mark.parametrize("scale", [1e-60, 1e-30, 1e30, 1e60])
+def test_in_any_unit(scale: float) -> None:
+    r = triangular("arithmetic", 40)
+    assert largest_singular_value(r * scale) == pytest.approx(largest_singular_value(r) * scale, rel=1e-10)
+    assert smallest_singular_value(r * scale) == pytest.approx(smallest_singular_value(r) * scale, rel=1e-10)
+
+
 def test_exactly_singular() -> None:
     r = triangular("normal", 20)
     r[7, 7] = 0
@@ -94,6 +113,16 @@ def test_nan_stays_nan() -> None:
     r[3, 5] = math.nan
     assert not math.isfinite(largest_singular_value(r))
     assert not smallest_singular_value(r) > 0
+
+
+def test_float32_and_views() -> None:
+    r = triangular("arithmetic", 40, 100.0)
+    store = torch.zeros(80, 80)
+    store[::2, ::2] = r.float()
+    view = store[::2, ::2]
+    copy = view.contiguous()
+    assert largest_singular_value(view) == pytest.approx(largest_singular_value(copy), rel=1e-4)
+    assert smallest_singular_value(view) == pytest.approx(smallest_singular_value(copy), rel=1e-4)
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 1), (33, 5)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from neula.algorithms.corrected import (
     balanced,
     corrected_bmm,
     corrected_product,
+    scaled_product,
     split,
     unbalanced,
 )
@@ -66,6 +68,12 @@ def test_two_parts_have_22_bits(format):
     assert (error[normal] <= 2 * U * x.double().abs()[normal]).all()
 
 
+def test_three_parts_of_bf16_have_them_all():
+    x = wide(100, 100, 1, decades=30)
+    parts = split(x, BF16, 3, 1.0)
+    assert torch.equal(sum(part.double() for part in parts), x.double())
+
+
 def test_scaling_the_remainder_keeps_it_from_underflow():
     x = uniform(300, 300, 2) * 2.0**-4
 
@@ -74,6 +82,11 @@ def test_scaling_the_remainder_keeps_it_from_underflow():
         return float((x.double() - high.double() - low.double() / scale).norm() / x.double().norm())
 
     assert error(2.0**11) <= error(2.0**10) < error(1.0) / 4
+
+
+def test_the_largest_remainder_does_not_overflow():
+    x = torch.tensor([65504.0, 65519.0, 2.0**15 + 15.9, -(2.0**15) - 16])
+    assert all(part.isfinite().all() for part in split(x, FP16))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -101,6 +114,23 @@ def test_scales_are_undone_exactly(dtype):
     assert ((back - x).abs() <= (0 if dtype == torch.float32 else U) * x.abs()).all()
 
 
+def test_one_scale_may_be_out_of_range_if_the_product_is_not():
+    """Either scale alone would overflow or leave nothing of the product."""
+    a, b = torch.full((3, 4), 1e-44), torch.full((4, 2), 3e38)
+    for engine in (EmulatedEngine(format="fp16"), EmulatedEngine(format="bf16")):
+        assert errors(corrected_product(a, b, engine), a, b).max() <= bound(4)
+        assert errors(corrected_product(b.T, a.T, engine), b.T, a.T).max() <= bound(4)
+
+
+def test_zero_rows_and_columns_stay_zero():
+    a, b = uniform(5, 6, 6), uniform(6, 4, 7)
+    a[2], b[:, 1] = 0, 0
+    c = corrected_product(a, b, EmulatedEngine())
+    assert not c[2].any()
+    assert not c[:, 1].any()
+    assert errors(c[:2], a[:2], b)[:, ::2].max() <= bound(6)
+
+
 # ---------------------------------------------------------------- products
 
 
@@ -114,6 +144,21 @@ def test_as_accurate_as_float32(format, low, m, n, k, unit):
     c = corrected_product(a, b, engine)
     assert c.shape == (m, n)
     assert errors(c, a, b).max() <= bound(k, engine)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_much_worse_without_correction(format):
+    a, b = uniform(40, 300, 10), uniform(300, 40, 11)
+    engine = EmulatedEngine("cpu", format, "ideal")
+    assert errors(scaled_product(a, b, engine), a, b).max() > 10 * bound(300, engine)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sixteen_decades(format):
+    a, b = wide(30, 300, 12), wide(300, 30, 13)
+    engine = EmulatedEngine("cpu", format)
+    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300, engine)
 
 
 def test_sixteen_decades_need_scaling():
@@ -143,6 +188,14 @@ def test_long_sums_on_a_unit_that_truncates():
     assert errors(corrected_product(a, b, ideal, run=k), a, b).max() <= bound(k, ideal, run=k)
 
 
+def test_the_papers_scale_loses_a_little_more():
+    a, b = wide(40, 64, 16, 4), wide(64, 40, 17, 4)
+    paper = dataclasses.replace(SCHEMES["fp16_cor"], shift=10)
+    engine = EmulatedEngine()
+    for scheme in (None, paper):
+        assert errors(corrected_product(a, b, engine, scheme), a, b).max() <= bound(64)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_tiny_elements_beside_a_large_one(format):
     """Absolute errors of 2^-50 of the largest element in the row, in fp16."""
@@ -163,6 +216,13 @@ def test_what_is_not_finite_stays_in_its_row(format, bad):
     assert errors(c[rest], a[rest], b).max() <= bound(9)
 
 
+def test_float64_operands_are_rounded_once():
+    a, b = uniform(5, 40, 20).double() * 1e200, uniform(40, 5, 21).double() * 1e-190
+    c = corrected_product(a, b, EmulatedEngine())
+    assert c.dtype == torch.float64
+    assert errors(c, a, b).max() <= bound(40) + 2
+
+
 # ---------------------------------------------------------------- batches of small products
 
 
@@ -179,6 +239,13 @@ def test_batches(format, shape):
         assert (errors(c, a, b) <= bound(k, engine, run=k)).all()
         ideal = EmulatedEngine(unit="ideal")
         assert batch == 0 or k < 256 or errors(engine.bmm(a, b), a, b).max() > 10 * bound(k, ideal, run=k)
+
+
+@pytest.mark.parametrize("format", [FP16, TF32])
+def test_batches_of_transposed_views(format):
+    a, b = uniform(6, 40, 24).view(2, 3, 40), uniform(10, 40, 25).view(2, 5, 40)
+    engine = EmulatedEngine(format=format)
+    assert errors(corrected_bmm(a, b.mT, engine), a, b.mT).max() <= bound(40, run=40)
 
 
 def test_remainders_of_a_batch_stay_out_of_the_subnormal_numbers():

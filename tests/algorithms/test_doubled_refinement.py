@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neula.algorithms.krylov.doubled_refinement import (
+    MAX_STEPS,
     DoubledEvaluation,
     add_to_pair,
     refine_doubled,
@@ -133,6 +134,12 @@ def test_stops_where_nothing_gets_better() -> None:
     assert 1e-10 < float(found.forward_error) < 1e-8
 
 
+def test_stops_where_it_diverges() -> None:
+    found = refine_doubled(system([1.5]), right_hand_sides(1), tolerance=U64 / 2)
+    assert found.steps <= 3
+    assert found.forward_error == math.inf
+
+
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_what_is_said_is_said_of_the_last_correction(steps: int) -> None:
     """x, its residual and the bound belong together; the bound is relative to the exact solution."""
@@ -153,6 +160,32 @@ def test_nothing_is_known_of_an_x_that_is_all_error(rate: float) -> None:
     """After one correction ``1 - rate`` of the solution is there, and the error is no smaller than that."""
     found = refine_doubled(system([rate]), right_hand_sides(1), tolerance=U64 / 2, max_steps=1)
     assert found.forward_error == math.inf
+
+
+@pytest.mark.parametrize("first", [-1e9, 1e6])
+def test_a_first_solution_that_is_far_too_long(first: float) -> None:
+    """The error relative to x stays at one for some steps, in which the absolute error falls."""
+    b = right_hand_sides(1)
+    found = refine_doubled(system([0.01], first=first), b, tolerance=U64 / 2)
+    assert torch.equal(found.x, b)
+    assert found.forward_error <= allowed(U64 / 2)
+
+
+def test_a_poor_first_correction_is_forgiven() -> None:
+    """It may bring the error above one before the others bring it down."""
+    b = right_hand_sides(1)
+    poor = system([0.01])
+    first = poor.evaluate
+
+    def evaluate(b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
+        found = first(b, high, low)
+        off = 3.0 if len(poor.seen) == 1 else 1.0
+        correction = off * found.update
+        return DoubledEvaluation(correction, poor.size(found.residual - correction), found.residual)
+
+    poor.evaluate = evaluate  # type: ignore[method-assign]
+    found = refine_doubled(poor, b, tolerance=U64 / 2)
+    assert torch.equal(found.x, b)
 
 
 def test_right_hand_sides_that_are_done_stay() -> None:
@@ -185,7 +218,19 @@ def test_nobody_looks(steps: int) -> None:
     assert torch.equal(found.forward_error, looked.forward_error)
 
 
+def test_steps_are_limited() -> None:
+    assert refine_doubled(system([0.4]), right_hand_sides(1), tolerance=0.0).steps <= MAX_STEPS
+    assert refine_doubled(system([0.1]), right_hand_sides(1), tolerance=0.0, max_steps=3).steps == 3
+
+
 @pytest.mark.parametrize("rate", [MAX_RATE, 1.01 * MAX_RATE, math.nan])
 def test_a_slow_rate_is_not_trusted(rate: float) -> None:
     found = refine_doubled(system([0.0], claimed=rate), right_hand_sides(1), tolerance=U64 / 2)
     assert bool(found.forward_error.isfinite()) == (rate <= MAX_RATE)
+
+
+def test_zero() -> None:
+    found = refine_doubled(system([0.0]), 0 * right_hand_sides(1), tolerance=U64 / 2)
+    assert found.steps == 1
+    assert not found.x.any()
+    assert found.forward_error == 0

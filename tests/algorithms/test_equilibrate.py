@@ -37,6 +37,21 @@ def test_largest_elements_lie_near_the_top(n: int, decades: float) -> None:
         assert torch.equal(torch.frexp(d)[0], torch.full_like(d, 0.5))
 
 
+def test_well_scaled_matrices_have_one_factor() -> None:
+    a = 1e7 * badly_scaled(40, 0)
+    scales = equilibrate(a, a.abs().sum(1), ENGINE)
+    assert scales.trivial
+    assert torch.equal(scales.rows, scales.rows[:1].expand(40))
+    assert torch.equal(scales.columns, scales.columns[:1].expand(40))
+
+
+@pytest.mark.parametrize("make", [lambda n: torch.zeros(n, n), lambda n: torch.eye(n).roll(1, 0).tril()])
+def test_zero_rows_and_columns_stay_zero(make) -> None:
+    a = make(8).double()
+    assert torch.isfinite(scaled(a)).all()
+    assert torch.equal(scaled(a) == 0, a == 0)
+
+
 @pytest.mark.parametrize("decades", [0, 8])
 def test_the_lower_triangle_alone(decades: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("neula.algorithms.elimination.equilibrate.LEAST", 4)
@@ -72,6 +87,13 @@ def test_norm_of_the_scaled_matrix() -> None:
     a = badly_scaled(25, 6)
     scales = equilibrate(a, a.abs().sum(1), ENGINE)
     assert scales.norm(a) == pytest.approx(float(scaled(a).abs().sum(1).max()), rel=1e-14)
+
+
+def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = badly_scaled(25, 6)
+    whole = scaled(a)
+    monkeypatch.setattr("neula.algorithms.elimination.equilibrate._BLOCK", 60)
+    assert torch.equal(scaled(a), whole)
 
 
 def test_solution_of_a_badly_scaled_system() -> None:

@@ -10,6 +10,8 @@ import torch
 
 from neula.algorithms.elimination.factorization import (
     MixedLU,
+    SingularMatrixError,
+    growth_of,
     library_lu,
     mixed_lu,
 )
@@ -88,10 +90,25 @@ def test_in_double_only_the_errors_of_the_factors_are_left() -> None:
     assert 2.0**-53 < error <= 70 * 2.0**-24
 
 
+def test_columns_are_reported() -> None:
+    done: list[int] = []
+    engine = CpuEngine("cpu", "fp32")
+    mixed_lu(engine.empty(500, 500).copy_(normal(500)), engine, pivoting=True, on_columns=done.append)
+    assert done == [engine.tuning.lu_panel, 500]
+
+
 @pytest.mark.parametrize("format", ["fp16", "fp32"])
 def test_a_zero_pivot_gives_no_finite_growth(format: str) -> None:
     a = torch.eye(40, dtype=torch.float64).roll(1, 0)
     assert not math.isfinite(factorized(a, EmulatedEngine(format=format), pivoting=False).growth)
+
+
+def test_library_lu_says_which_pivot_is_zero() -> None:
+    a = torch.eye(6, dtype=torch.float64)
+    a[3] = a[1]
+    with pytest.raises(SingularMatrixError, match="pivot 3 is exactly zero") as caught:
+        library_lu(a, EmulatedEngine())
+    assert caught.value.index == 3
 
 
 def test_growth_of_the_matrix_that_grows_most() -> None:
@@ -100,3 +117,11 @@ def test_growth_of_the_matrix_that_grows_most() -> None:
     a = torch.eye(n, dtype=torch.float64) - torch.ones(n, n, dtype=torch.float64).tril(-1)
     a[:, -1] = 1
     assert library_lu(a, EmulatedEngine()).growth == 2.0 ** (n - 1)
+
+
+def test_growth_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lu = normal(50)
+    expected = float(lu.triu().abs().max()) / 3
+    monkeypatch.setattr("neula.algorithms.elimination.factorization._BLOCK", 7)
+    assert growth_of(lu, torch.tensor(3.0), EmulatedEngine()) == pytest.approx(expected)
+    assert growth_of(lu, torch.tensor(0.0), EmulatedEngine()) == 1.0

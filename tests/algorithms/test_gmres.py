@@ -71,6 +71,16 @@ def test_each_right_hand_side_has_its_own_tolerance() -> None:
     assert fewer < iterations
 
 
+@pytest.mark.parametrize("difference", [0.0, 1e-12, 1e-6, 1e-2])
+def test_right_hand_sides_that_depend_on_one_another(difference: float) -> None:
+    """What a difference of 1e-12 leaves unsolved is below the rounding errors of half of the digits."""
+    a, b = system(50, 3)
+    b[:, 2] = b[:, 0] - 2 * b[:, 1] + difference * b[:, 2]
+    x, iterations = gmres(lambda z: a @ z, b, tolerance=1e-11, max_iterations=50)
+    assert iterations < 50
+    assert residuals(a, x, b).max() <= 1e-8 if 0 < difference < 1e-8 else 1.01e-11
+
+
 def test_krylov_spaces_that_end_early() -> None:
     """A zero column, an eigenvector and a general vector together: nothing is divided by zero."""
     a = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
@@ -83,11 +93,30 @@ def test_krylov_spaces_that_end_early() -> None:
     assert (x[:, 0] == 0).all()
 
 
+def test_single_equation() -> None:
+    x, iterations = gmres(
+        lambda z: 4 * z, torch.ones(1, 1, dtype=torch.float64), tolerance=1e-15, max_iterations=9
+    )
+    assert float(x) == 0.25
+    assert iterations == 1
+
+
 def test_gives_up_when_it_cannot_be_in_time() -> None:
     a = random_matrix("geometric", 200, 200, cond=1e8)
     b = torch.ones(200, 1, dtype=torch.float64)
     _, iterations = gmres(lambda z: a @ z, b, tolerance=1e-8, max_iterations=60)
     assert iterations <= HOPELESS_AFTER
+
+
+def test_goes_on_where_residuals_fall_late() -> None:
+    """Some singular values far from one are done with first, one an iteration; all others are close to it."""
+    n, far = 200, HOPELESS_AFTER - 2
+    a = torch.diag(1 + 0.1 * random_matrix("uniform", n, 1)[:, 0])
+    a.diagonal()[:far] = 10.0 ** torch.linspace(1, 4, far)
+    b = torch.ones(n, 1, dtype=torch.float64)
+    x, iterations = gmres(lambda z: a @ z, b, tolerance=1e-12, max_iterations=50)
+    assert HOPELESS_AFTER < iterations < 50
+    assert float((b - a @ x).norm() / b.norm()) <= 1e-11
 
 
 def test_stops_at_nan() -> None:

@@ -59,3 +59,10 @@ def test_beyond_the_rank_singular_values_are_rounding_errors() -> None:
     found = gram_svd(a, 2, CpuEngine("cpu", "fp32"), 1e-5)
     assert float(found.s[0]) == pytest.approx(float(a.norm()), rel=1e-5)
     assert not float(found.s[1]) > 30 * U32 * float(a.norm())
+
+
+def test_inputs_are_left_alone() -> None:
+    a = random_matrix("normal", 100, 20).float()
+    kept = a.clone()
+    gram_svd(a, 3, CpuEngine("cpu", "fp32"), 1e-6)
+    assert torch.equal(a, kept)

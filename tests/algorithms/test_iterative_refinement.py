@@ -84,6 +84,21 @@ def test_gmres_converges_where_classical_refinement_does_not() -> None:
     assert steps < len(found.history) < steps + 4
 
 
+def test_several_blocks_of_right_hand_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = system(1e4, k=7)
+    monkeypatch.setattr("neula.algorithms.krylov.iterative_refinement.COLUMNS", 3)
+    found = refine(
+        a,
+        b,
+        gmres_refinement(a, rounded(a, 2.0**-11)),
+        scalings=[norm(a)],
+        tolerance=4 * U64,
+        max_iterations=60,
+    )
+    assert found.backward_error.max() <= 4 * U64
+    assert found.x.shape == (100, 7)
+
+
 def test_stops_when_it_stagnates() -> None:
     """A tolerance that rounding errors do not allow costs one step more, not all of them."""
     a, b = system(10.0)
@@ -162,6 +177,28 @@ def test_right_hand_sides_end_for_themselves() -> None:
     assert found.backward_error[0] == 1e-9
 
 
+def test_iterations_are_limited() -> None:
+    a, b = system(1e3)
+    factors = rounded(a, 2.0**-8)
+    for correct in (classical(factors), gmres_refinement(a, factors)):
+        assert refine(a, b, correct, scalings=[norm(a)], tolerance=0.0, max_iterations=3).iterations <= 3
+
+
+def test_progress_is_told() -> None:
+    a, b = system(10.0)
+    told: list[float] = []
+    found = refine(
+        a,
+        b,
+        classical(rounded(a, 2.0**-11)),
+        scalings=[norm(a)],
+        tolerance=1e-15,
+        max_iterations=20,
+        on_step=told.append,
+    )
+    assert told == found.history
+
+
 def test_the_worst_scaling_counts() -> None:
     """An error in an equation in small units does not show in the norm of A, but in that of the scaled A."""
     a = torch.diag(torch.tensor([1.0, 1e-12], dtype=torch.float64))
@@ -225,6 +262,25 @@ def test_cg_multiplies_and_solves_for_others_on_the_way() -> None:
     assert torch.linalg.vector_norm(beside.b - a @ beside.x) <= 1e-3 * torch.linalg.vector_norm(beside.b)
     again, _ = solve(b, 1e-8, 100)
     assert again.shape == b.shape
+
+
+def test_residuals_read_the_matrix_for_others_once() -> None:
+    n = 60
+    a, b = companions(n, n) + n**0.5 * torch.eye(n, dtype=torch.float64), companions(n, 2)
+    along = companions(n, 3)
+    beside = Beside(companions(n, 1), 1e-3, companions(n, 0), along)
+    assert torch.equal(beside.multiplied(a, b), a @ b)
+    assert beside.image is None  # there is no solution yet
+    plain = Scaling(torch.linalg.matrix_norm(a, torch.inf))
+    solver = gmres_refinement(a, rounded(a, 2.0**-8), beside)
+    refined = refine(a, b, solver, scalings=[plain], tolerance=1e-14, max_iterations=60, beside=beside)
+    bound = n * 2.0**-52
+    for x, image in ((beside.x, beside.image), (along, beside.along_image)):
+        assert x is not None
+        assert image is not None
+        assert ((image - a @ x).abs() <= bound * (a.abs() @ x.abs())).all()
+    size = a.abs() @ refined.x.abs() + b.abs()
+    assert ((refined.residual - (b - a @ refined.x)).abs() <= bound * size).all()
 
 
 def test_equations_in_small_units_are_solved_as_well_in_their_scales() -> None:

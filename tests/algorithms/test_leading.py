@@ -21,6 +21,11 @@ def kernel_matrix(n: int, noise: float = 0.01) -> torch.Tensor:
     return torch.cdist(points, points).square_().neg_().exp_() + noise * torch.eye(n, dtype=torch.float64)
 
 
+def definite(n: int) -> torch.Tensor:
+    g = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
+    return g @ g.T / n + torch.eye(n, dtype=torch.float64)
+
+
 def factorized(a: torch.Tensor, *, give_up: bool) -> CholeskyFactor:
     work = a.float().T.contiguous().T[None]
     found = cholesky(work, EmulatedEngine(format="fp16"), leaf=32, block=BLOCK, give_up=give_up)
@@ -42,6 +47,10 @@ def test_what_rounding_would_hide_is_kept() -> None:
     # The first block stands for nearly all of A: of the others no element is above 1/10, most far below.
     assert gaps[0] <= 2.0**-11 * math.sqrt(n) * 0.1 / noise
     assert gaps[0] <= gaps[1] / 3
+
+
+def test_matrices_without_structure_are_rounded() -> None:
+    assert factorized(definite(300), give_up=True).lost is None
 
 
 @pytest.mark.parametrize(

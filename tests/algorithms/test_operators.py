@@ -67,6 +67,16 @@ def test_both_products_at_once(shape: tuple[int, int], weighted: bool, damp: flo
     assert torch.equal(gradient, operator.rmatmul(residual))
 
 
+@pytest.mark.parametrize("k", [1, 3])
+def test_products_with_views(k: int) -> None:
+    store = random_matrix("normal", 80, 120)
+    for a in (store[::2, ::3], store.T, store[:, 5:6]):
+        operator = LeastSquaresOperator(a, None, 0.5)
+        x, y = random_matrix("normal", a.shape[1], k), random_matrix("normal", sum(a.shape), k)
+        assert close(operator.matmul(x), stacked(operator), x)
+        assert close(operator.rmatmul(y), stacked(operator).T, y)
+
+
 @pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
 def test_right_hand_side(shape: tuple[int, int], weighted: bool, damp: float) -> None:
     operator = make(*shape, weighted, damp)
@@ -95,6 +105,11 @@ def test_column_max(shape: tuple[int, int], weighted: bool, damp: float, name: s
     largest = operator.column_max(ENGINES[name]("cpu", "fp32"))
     expected = np.abs(stacked(operator)).max(0)
     assert (np.abs(largest.numpy() - expected) <= 2 * U64 * expected).all()
+
+
+def test_column_max_counts_a_damping_of_either_sign() -> None:
+    operator = LeastSquaresOperator(torch.full((4, 2), 0.5, dtype=torch.float64), None, -2.0)
+    assert operator.column_max(ENGINES["cpu"]("cpu", "fp32")).tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)

@@ -12,7 +12,9 @@ from neula.algorithms.orthogonal.cholesky_qr import (
     cholesky_qr,
     cholesky_qr2,
     cholesky_qr32_in_place,
+    cholesky_qr_low,
     shifted_cholesky_r,
+    upper_cholesky,
 )
 from neula.algorithms.orthogonal.panels import PANELS, panel_named
 from neula.engines import ENGINES, Engine
@@ -108,6 +110,29 @@ def test_every_shape(panel: str, engine: str, m: int, n: int, format: str) -> No
 
 
 @EACH_PANEL
+def test_r_is_that_of_lapack(panel: str) -> None:
+    """R is unique but for signs, which all panels choose alike (Sun 1991: dR is at most cond times dA)."""
+    a = spectrum("arithmetic", 300, 40, cond=10)
+    reference = torch.linalg.qr(a.double(), mode="r").R
+    reference *= reference.diagonal().sign()[:, None]
+    _, r = PANELS[panel](a, make("emulated"))
+    error = torch.linalg.matrix_norm(r.double() - reference) / torch.linalg.matrix_norm(reference)
+    assert error <= math.sqrt(2) * 10 * panel_bound(U32, 40)
+
+
+@EACH_PANEL
+@EACH_ENGINE
+def test_strided_views(panel: str, engine: str) -> None:
+    """A view gives what its copy gives; libraries may sum in another order, so up to rounding."""
+    a = normal(600, 120)
+    for view in (a[::2, ::3], a[1:301, 5:38], a.T.contiguous().T[100:, 7:8], a[:120].T):
+        q, r = PANELS[panel](view, make(engine))
+        cond = float(torch.linalg.cond(view.double()))
+        assert residual(view, q, r) <= panel_bound(U32, view.shape[1])
+        assert orthogonality(q) <= orthogonality_bound(U32, *view.shape) * (cond + cond**2 * U64 / U32)
+
+
+@EACH_PANEL
 @EACH_ENGINE
 @pytest.mark.parametrize("kind", SPECTRA)
 @pytest.mark.parametrize("cond", [1e2, 1e6])
@@ -140,6 +165,22 @@ def test_caqr_loses_orthogonality_in_proportion_to_the_condition(kind: str, cond
     a = spectrum(kind, 1000, 64, cond)
     q, _ = caqr(a, make("emulated"))
     assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond
+
+
+@pytest.mark.parametrize("cond", [1.0, 10.0, 1e2, 1e3])
+def test_caqr_at_worst_loses_orthogonality_like_classical_gram_schmidt(cond: float) -> None:
+    """All but one singular value small: blocks feel the square of the condition (section 3.6)."""
+    q, _ = caqr(spectrum("cluster_large", 1000, 64, cond), make("emulated"))
+    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond**2
+
+
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e6])
+def test_cholesky_with_a_gram_matrix_in_double(kind: str, cond: float) -> None:
+    """Q errs by the rounding of ``R^-1`` to float32, ``u cond``, and of the Gram matrix, ``cond^2 u64``."""
+    a = spectrum(kind, 1000, 64, cond)
+    q, _ = cholesky_qr(a, make("emulated"))
+    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * (cond + cond**2 * U64 / U32)
 
 
 # ---------------------------------------------------------------- tiles and trees
@@ -190,6 +231,25 @@ def test_a_zero_column_is_factorized_or_shows(panel: str, engine: str, where: in
     assert bool(r.isnan().any()) or residual(a, q, r) <= panel_bound(U32, 40)
 
 
+@pytest.mark.parametrize("where", [0, 17, 39])
+def test_caqr_of_a_zero_column_is_a_zero_column(where: int) -> None:
+    a = normal(300, 40)
+    a[:, where] = 0
+    q, r = caqr(a, make("emulated"))
+    assert not q[:, where].any()
+    assert r[where, where] == 0
+    rest = torch.arange(40) != where
+    cond = float(torch.linalg.cond(a[:, rest].double()))
+    assert orthogonality(q[:, rest]) <= orthogonality_bound(U32, 300, 40) * cond
+
+
+@EACH_PANEL
+def test_a_zero_matrix(panel: str) -> None:
+    a = torch.zeros(300, 5)
+    q, r = PANELS[panel](a, make("emulated"))
+    assert bool(r.isnan().any()) or not (q @ r).any()
+
+
 @EACH_PANEL
 @EACH_ENGINE
 def test_a_repeated_column_is_factorized_or_shows(panel: str, engine: str) -> None:
@@ -222,6 +282,25 @@ def test_cholesky_without_a_factor_is_nan() -> None:
     assert r.isnan().all()
 
 
+def test_columns_of_zeros_beside_a_matrix_change_nothing() -> None:
+    engine = make("emulated", "fp16")
+    a = engine.operand(normal(200, 13))
+    q, r = cholesky_qr_low(a, engine)
+    wide_q, wide_r = cholesky_qr_low(torch.nn.functional.pad(a, (0, 3)), engine, 13)
+    assert wide_q.shape == q.shape
+    # Sums in another order, in float32, before Q is multiplied in half precision.
+    assert (wide_r - r).norm() <= 200 * U32 * r.norm()
+    assert (wide_q - q).norm() <= 13 * 2.0**-11 * q.norm()
+
+
+def test_upper_cholesky() -> None:
+    gram = torch.tensor([[4.0, 2.0], [2.0, 10.0]], dtype=torch.float64)
+    r, info = upper_cholesky(gram)
+    assert torch.equal(r, torch.tensor([[2.0, 1.0], [0.0, 3.0]], dtype=torch.float64))
+    assert int(info) == 0
+    assert int(upper_cholesky(-gram)[1]) == 1
+
+
 @pytest.mark.parametrize("m", [300, 100_000])
 def test_a_shifted_gram_matrix_always_has_a_factor(m: int) -> None:
     """The shift exceeds the error of a singular Gram matrix, and stays below a thousandth of it."""
@@ -234,3 +313,8 @@ def test_a_shifted_gram_matrix_always_has_a_factor(m: int) -> None:
     assert torch.linalg.matrix_norm(shift - shift.diagonal().diag()) <= 10 * U64 * size
     assert (shift.diagonal() > 0).all()
     assert (shift.diagonal() <= 1.001e-3 * size).all()
+
+
+def test_a_shift_does_not_hide_nan() -> None:
+    w = torch.full((5, 2), math.nan)
+    assert shifted_cholesky_r(w, (w.T @ w).double()).isnan().all()

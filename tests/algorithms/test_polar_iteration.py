@@ -8,7 +8,7 @@ import torch
 
 from neula.algorithms.polar.iteration import norm_bound, polar_factor
 from neula.algorithms.polar.polynomials import FLOOR, composition
-from neula.certificates.polar import PolarBounds, PolarNumbers, polar_measures
+from neula.certificates.polar import PolarBounds, PolarNumbers, lanczos, polar_measures
 from neula.engines import BF16, FP32, FP64, UNITS, EmulatedEngine
 
 DOUBLE = EmulatedEngine("cpu", "fp64")
@@ -26,6 +26,18 @@ def test_composition(smallest: float, error: float, margin: float) -> None:
         assert x.max() <= 1 - margin + 1e-12 or near
         assert (x >= (FLOOR - margin) * before).all()
     assert abs(x - 1).max() <= error + 4 * 2.0**-53
+
+
+def test_five_polynomials_for_optimizers() -> None:
+    """Their products cost less than those of five Newton-Schulz steps: 11.5 and 15 of order n."""
+    assert [p.degree for p in composition(7e-4, 5.5e-3, 2.0**-6)] == [9, 9, 9, 5, 5]
+
+
+def test_coefficients_of_newton_schulz() -> None:
+    """The polynomial of degree 5 that touches 1 is that of Taylor: ``(15 x - 10 x^3 + 3 x^5) / 8``."""
+    x = np.linspace(0, 1.2, 50)
+    last = composition(0.9, 2.0**-53, 2.0**-9)[-1]
+    assert np.allclose(last(x), (15 * x - 10 * x**3 + 3 * x**5) / 8, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize("k", [1, 7, 100])
@@ -103,6 +115,14 @@ def test_partial_isometries() -> None:
         x = (q[0] * gains) @ q[1].T
         found = measured(x, x, within=True).orthogonality[0]
         assert found == pytest.approx(worst * (1 - worst**2) / 2, rel=1e-2, abs=1e-14)
+
+
+def test_lanczos_of_small_matrices_ends() -> None:
+    a = torch.diag(torch.tensor([2.0, 2.0, -1.0])).double()[None]
+    (diagonal, beside), basis = lanczos(lambda v: a @ v, torch.ones(1, 3, 1).double(), 3)
+    assert torch.allclose(basis[0].T @ basis[0], torch.diag(torch.tensor([1.0, 1.0, 0.0])).double())
+    assert beside[0, 1] == 0
+    assert float(diagonal[0, 2]) == 0
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -5,7 +5,7 @@ import torch
 from qr_measures import recursion_bound
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.qr_svd import qr_svd
+from neula.algorithms.spectra.qr_svd import qr_svd, truncate
 from neula.engines import EmulatedEngine
 from neula.io.matrices import SPECTRA, random_matrix
 
@@ -51,6 +51,23 @@ def test_truncation_by_tolerance_is_the_smallest_that_does(tol: float, kind: str
     if len(s):
         u, s, vh = qr_svd(q, r, rank=len(s) - 1)
         assert norm(a - u * s @ vh) > tol * norm(a) * (1 - 1e-10)
+
+
+def test_truncate_counts() -> None:
+    s = torch.tensor([4.0, 3.0, 0.0], dtype=torch.float64)  # norm 5, rests 3, 0, 0
+    assert truncate(s, None, None) == 3
+    assert truncate(s, 2, None) == 2
+    assert truncate(s, 9, None) == 3
+    assert truncate(s, None, 0.0) == 2
+    assert truncate(s, None, 0.59) == 2
+    assert truncate(s, None, 0.61) == 1
+    assert truncate(s, None, 1.0) == 0
+    assert truncate(s, 1, 0.0) == 1, "a rank that is given counts"
+
+
+def test_truncate_zeros_and_nothing() -> None:
+    assert truncate(torch.zeros(3), None, 1e-3) == 0
+    assert truncate(torch.zeros(3), None, None) == 3
 
 
 @pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])

@@ -102,6 +102,33 @@ def test_basis_norm_condition_and_residual(m: int, n: int, rank: int) -> None:
     assert float(power.log2()) == pytest.approx(round(float(power.log2())), abs=1e-8)
 
 
+@pytest.mark.parametrize("exponent", [0, 4, 8, 12, 30])
+def test_units_of_the_columns_do_not_matter(exponent: int) -> None:
+    """Columns of 1e-30 to 1e30: the rank is decided column-scaled, and x solves the problem. The residual is
+    orthogonal to every column, each in its own unit, as it is after a backward stable solver.
+    """
+    a = deficient(60, 20, 13) * 10.0 ** torch.linspace(-exponent, exponent, 20, dtype=torch.float64)
+    b = random_matrix("normal", 60, 2, seed=3)
+    found, x = solved(a, b, rcond=1e-12)
+    assert found.rank == 13
+    gradient = (a / sizes(a)).T @ (b - a @ x)
+    size = found.norm * (found.norm * norm(x * sizes(a)[:, None]) + norm(b))
+    assert (norm(gradient) <= 16 * 80 * U64 * size).all()
+    smallest = torch.linalg.lstsq(a / sizes(a), b, driver="gelsd", rcond=1e-12).solution
+    optimum = norm(b - (a / sizes(a)) @ smallest)
+    assert (norm(b - a @ x) <= optimum * (1 + 1e-8)).all()
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e3, 1e6])
+def test_minimum_norm_in_the_users_units(spread: float) -> None:
+    """Two columns in different units describe the same direction: the one in larger numbers is used most."""
+    a = torch.tensor([[1.0, spread], [1.0, spread], [1.0, spread]], dtype=torch.float64)
+    found, x = solved(a, torch.ones(3, 1, dtype=torch.float64), rcond=1e-12)
+    expected = torch.tensor([[1.0], [spread]], dtype=torch.float64) / (1 + spread**2)
+    assert found.rank == 1
+    assert norm(x - expected) <= 100 * U64 * norm(expected)
+
+
 @pytest.mark.parametrize("rcond", [1e-3, 1e-7, 1e-12])
 def test_rank_by_rcond(rcond: float) -> None:
     """Singular values of B from 1 to 1e-10: those above rcond count."""
@@ -109,6 +136,28 @@ def test_rank_by_rcond(rcond: float) -> None:
     found, _ = solved(a, torch.ones(200, 1, dtype=torch.float64), rcond)
     s = torch.linalg.svdvals(a / sizes(a))
     assert found.rank == int((s > rcond * s[0]).sum())
+
+
+def test_rcond_zero_keeps_everything() -> None:
+    a = random_matrix("geometric", 50, 20, cond=1e14)
+    assert solved(a, torch.ones(50, 1).double(), 0.0)[0].rank == 20
+
+
+@pytest.mark.parametrize(("m", "n"), [(5, 3), (3, 5), (1, 1)])
+def test_a_zero_matrix_has_rank_zero(m: int, n: int) -> None:
+    a = torch.zeros(m, n, dtype=torch.float64)
+    found, x = solved(a, torch.ones(m, 2, dtype=torch.float64), 1e-12)
+    assert (found.rank, found.norm, found.row_basis.shape) == (0, 0.0, (n, 0))
+    assert torch.equal(x, torch.zeros(n, 2, dtype=torch.float64))
+    assert (found.forward_error == 0).all()
+
+
+def test_zero_columns_get_zero_coefficients() -> None:
+    a = random_matrix("normal", 60, 10)
+    a[:, [0, 4, 9]] = 0
+    found, x = solved(a, random_matrix("normal", 60, 2, seed=1), 1e-12)
+    assert found.rank == 7
+    assert (x[[0, 4, 9]] == 0).all()
 
 
 @pytest.mark.parametrize("cond", [1e4, 1e8])

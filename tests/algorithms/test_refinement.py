@@ -1,13 +1,14 @@
 """CGLS, LSQR, Craig's method and the refinement around them: convergence, stopping, honest measures."""
 
 import math
+import threading
 from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.krylov.cgls import Stop, cgls
+from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
 from neula.algorithms.krylov.craig import craig, refine_minimum_norm
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
@@ -158,6 +159,34 @@ def test_the_stopping_rule_is_the_one_given(inner: InnerSolver) -> None:
             assert norm(left) > 0.99 * reduction * norm(start)
 
 
+def test_cgls_stops_on_the_gradient_too() -> None:
+    problem = spectrum("geometric", 1e4)
+    target = 1e-6 * norm(problem.a.T @ problem.b)
+    stop = Stop(torch.zeros(1, dtype=torch.float64), gradient=target)
+    found = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
+    assert found.iterations < 100
+    assert norm(problem.a.T @ (problem.b - problem.a @ found.x)) <= 1.01 * target
+
+
+@INNER
+def test_max_iterations_is_a_limit(inner: InnerSolver) -> None:
+    problem = spectrum("geometric", 1e4)
+    never = Stop(torch.zeros(1, dtype=torch.float64))
+    for limit in (1, 2, 3):
+        found = inner(problem.operator, problem.r, problem.b, stop=never, max_iterations=limit)
+        assert found.iterations == limit
+
+
+@INNER
+def test_a_gradient_that_is_known_is_not_computed_again(inner: InnerSolver) -> None:
+    problem = spectrum("arithmetic", 1e3)
+    stop = Stop(1e-8 * norm(problem.b))
+    gradient = problem.operator.rmatmul(problem.b)
+    plain = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50)
+    given = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50, gradient=gradient)
+    assert torch.equal(plain.x, given.x)
+
+
 @INNER
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
 def test_columns_do_not_feel_each_other(inner: InnerSolver, format: str) -> None:
@@ -171,6 +200,15 @@ def test_columns_do_not_feel_each_other(inner: InnerSolver, format: str) -> None
         one = Stop(never.preconditioned[:1])
         alone = inner(problem.operator, problem.r, b[:, i : i + 1], stop=one, max_iterations=4).x[:, 0]
         assert norm(together[:, i] - alone) <= 4 * math.sqrt(300) * 50 * U64 * norm(alone)
+
+
+@INNER
+def test_a_zero_right_hand_side(inner: InnerSolver) -> None:
+    problem = Problem(random_matrix("normal", 300, 40), k=2)
+    zero = torch.zeros(300, 2, dtype=torch.float64)
+    found = inner(problem.operator, problem.r, zero, stop=Stop(zero[0]), max_iterations=10)
+    assert not found.x.any()
+    assert torch.isfinite(found.x).all()
 
 
 @pytest.mark.parametrize(("kind", "cond"), [("geometric", 1e4), ("geometric", 1e5), ("geometric", 1e6)])
@@ -209,6 +247,35 @@ def test_cgls_gives_up_where_it_is_hopeless() -> None:
     assert found.iterations < 5_000
 
 
+@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
+def test_a_steady_rate_needs_few_looks(rate: float) -> None:
+    """Half of the iterations that are left go by unseen, at most :data:`BLIND`, and none is wasted."""
+    wanted = 1e-16
+    needed = math.ceil(math.log(wanted) / math.log(rate))
+    one = torch.ones(1, dtype=torch.float64)
+    progress, looks, seen = _Progress(one, one.new_tensor(wanted), 1000), 0, 0
+    for iteration in range(1, needed + 1):
+        left = rate**iteration
+        ended = progress.ends(left * one, torch.tensor([left <= wanted]))
+        looks += progress.iterations > seen
+        seen = progress.iterations
+        assert ended == (iteration == needed)
+    assert progress.iterations == needed
+    assert looks <= 2 + needed / BLIND + 2 * math.log2(BLIND)
+
+
+def test_what_nobody_saw_is_not_counted() -> None:
+    """Iterations after the last one that mattered change nothing, and are no iterations of the result."""
+    problem = spectrum("arithmetic", 1e3)
+    start = solve_rt(problem.r, problem.a.T @ problem.b)
+    for reduction in (1e-2, 1e-6, 1e-10):
+        stop = full_stop(1, reduction, start)
+        found = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
+        exactly = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=found.iterations)
+        assert torch.equal(found.x, exactly.x)
+        assert found.smallest == exactly.smallest
+
+
 def test_a_reduction_is_relative_to_the_first_gradient() -> None:
     problem = spectrum("geometric", 1e4)
     start = solve_rt(problem.r, problem.a.T @ problem.b)
@@ -220,6 +287,19 @@ def test_a_reduction_is_relative_to_the_first_gradient() -> None:
         problem.operator, problem.r, problem.b, stop=full_stop(1, 1e-6, start), max_iterations=100
     )
     assert torch.equal(relative.x, absolute.x)
+
+
+@INNER
+def test_refinement_goes_on_from_a_start(inner: InnerSolver) -> None:
+    problem = spectrum("arithmetic", 1e3)
+    found = problem.refine(inner=inner)
+    again = problem.refine(inner=inner, start=found.x)
+    assert again.iterations == 0, "nothing is left to do"
+    assert torch.equal(again.x, found.x)
+    rough = found.x * (1 + 1e-6)
+    better = problem.refine(inner=inner, start=rough)
+    assert better.iterations < found.iterations
+    assert (better.measures.backward_error <= 1e-14).all()
 
 
 # ---------------------------------------------------------------- refinement
@@ -245,6 +325,24 @@ def test_refinement_reaches_double_precision(inner: InnerSolver, kind: str, cond
 
 
 @INNER
+@pytest.mark.parametrize("format", ["bf16", "tf32", "fp32"])
+def test_an_r_of_any_format(inner: InnerSolver, format: str) -> None:
+    problem = spectrum("arithmetic", 1e3, format=format)
+    found = problem.refine(inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
+@INNER
+def test_every_shape(inner: InnerSolver, m: int, n: int) -> None:
+    problem = Problem(random_matrix("arithmetic", m, n, cond=30.0, seed=3), k=2)
+    found = problem.refine(inner=inner)
+    assert found.x.shape == (n, 2)
+    assert (found.measures.backward_error <= 1e-14).all()
+
+
+@INNER
 @pytest.mark.parametrize("max_iterations", [30, 200, 2000])
 def test_it_stays_converged_however_many_iterations_are_allowed(
     inner: InnerSolver, max_iterations: int
@@ -256,6 +354,24 @@ def test_it_stays_converged_however_many_iterations_are_allowed(
     found = problem.refine(inner=inner, tolerance=0.0, max_iterations=max_iterations)
     assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
     assert found.iterations < 200, "it stops by itself"
+
+
+def test_plain_cgls_drifts_and_refinement_does_not() -> None:
+    """What the restart is for: the residual that CGLS carries along is no longer ``b - A x``, so its x stops
+    improving where the first solve ends; the second one, on the true residual, is better.
+    """
+    a = random_matrix("arithmetic", 600, 129, cond=1e3, seed=1)
+    problem = Problem(a)
+    b = a @ torch.ones(129, 1, dtype=torch.float64) + 1e-6 * problem.b  # a small residual: the hard case
+    stop = Stop(1e-30 * norm(b))
+    once = cgls(problem.operator, problem.r, b, stop=stop, max_iterations=100)
+    found = problem.refine(b, tolerance=0.0)
+    assert (problem.optimality(found.x, b) <= problem.optimality(once.x, b)).all()
+    x = found.x
+    residual = b - a @ x
+    # The residual errs by n u ||A|| ||x||, relative to ||r||, and this is what is left of the gradient.
+    floor = 4 * 129 * U64 * problem.scale.norm * norm(x / problem.scales[:, None]) / norm(residual)
+    assert (problem.optimality(x, b) <= floor).all()
 
 
 @INNER
@@ -283,6 +399,15 @@ def test_max_iterations_counts_all_restarts(inner: InnerSolver) -> None:
         found = problem.refine(inner=inner, max_iterations=limit)
         assert found.iterations <= limit
         assert found.iterations == limit or (found.measures.backward_error <= 1e-14).all()
+
+
+@INNER
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-8, 1e-11])
+def test_a_looser_tolerance_takes_fewer_iterations(inner: InnerSolver, tolerance: float) -> None:
+    problem = spectrum("geometric", 1e4)
+    found, tight = problem.refine(inner=inner, tolerance=tolerance), problem.refine(inner=inner)
+    assert (found.measures.backward_error <= tolerance).all()
+    assert found.iterations <= tight.iterations
 
 
 def orthogonal_to(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -328,6 +453,18 @@ def test_a_zero_right_hand_side_takes_no_iteration() -> None:
 
 
 @INNER
+def test_a_consistent_system_is_solved_too(inner: InnerSolver) -> None:
+    """No residual to be orthogonal: the other measures decide."""
+    problem = spectrum("geometric", 1e3)
+    known = random_matrix("normal", 256, 2, seed=5)
+    found = problem.refine(problem.a @ known, inner=inner)
+    assert (found.measures.backward_error <= 1e-14).all()
+    # cond times the backward error.
+    error = norm((found.x - known) / problem.scales[:, None]) / norm(known / problem.scales[:, None])
+    assert (error <= 2 * 1e-14 * 1e3).all()
+
+
+@INNER
 @pytest.mark.parametrize("exponent", [4, 30])
 def test_columns_of_any_size(inner: InnerSolver, exponent: int) -> None:
     """Units of 1e-30 to 1e30: the measures are those of the scaled problem."""
@@ -336,6 +473,36 @@ def test_columns_of_any_size(inner: InnerSolver, exponent: int) -> None:
     found = problem.refine(inner=inner)
     assert (found.measures.backward_error <= 1e-14).all()
     assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
+
+
+@INNER
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("damp", [0.0, 1e-3, 1.0])
+def test_weights_and_damping(inner: InnerSolver, weighted: bool, damp: float) -> None:
+    """Against the stacked problem, solved by Householder QR."""
+    a, b = random_matrix("geometric", 300, 60, cond=1e3, seed=7), random_matrix("normal", 300, 2, seed=8)
+    weights = random_matrix("uniform01", 300, 1, seed=9)[:, 0] + 0.1 if weighted else None
+    operator = LeastSquaresOperator(a, weights, damp)
+    engine = EmulatedEngine("cpu", "fp16")
+    scales = power_of_two_scales(operator.column_max(engine))
+    _, r = rgsqrf(operator.fill(engine, scales), engine, cutoff=16, overwrite_a=True)
+    rhs, dense = operator.right_hand_side(b), operator.dense()
+    s = torch.linalg.svdvals(dense * scales)
+    found = refine(
+        operator,
+        r.double() / scales,
+        rhs,
+        scale=Scale(scales, float(s[0])),
+        tolerance=1e-14,
+        max_iterations=100,
+        inner=inner,
+    )
+    expected = torch.linalg.lstsq(dense, rhs, driver="gelsd").solution
+    c = float(s[0] / s[-1])
+    assert (found.measures.backward_error <= 1e-14).all()
+    # Wedin, with residuals of the size of b.
+    bound = 4 * 1e-14 * (c * norm(expected) + c**2 * norm(rhs) / float(s[0]))
+    assert (norm(found.x - expected) <= bound).all()
 
 
 def test_a_useless_r_comes_back_with_an_honest_measure() -> None:
@@ -462,6 +629,23 @@ def test_refined_minimum_norm(cond: float) -> None:
     assert outside <= 16 * 300 * U64 * cond * norm(found.x[:, 0])
 
 
+def test_minimum_norm_stays_converged() -> None:
+    b_matrix, r, rhs = wide_problem(60, 300, 1, 1e3)
+    scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
+    found = refine_minimum_norm(
+        b_matrix,
+        r,
+        rhs,
+        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
+        rows=scale,
+        tolerance=0.0,
+        max_iterations=1000,
+    )
+    assert found.iterations < 200, "it stops by itself"
+    assert float(found.measures.backward_error) <= 4 * math.sqrt(300) * U64
+    assert float(found.measures.backward_error) == min(found.history)
+
+
 def test_minimum_norm_of_zero_takes_no_iteration() -> None:
     b_matrix, r, rhs = wide_problem(20, 50, 2, 10.0)
     scale = Scale(torch.ones(20, dtype=torch.float64), 1.0)
@@ -476,3 +660,25 @@ def test_minimum_norm_of_zero_takes_no_iteration() -> None:
     )
     assert found.iterations == 0
     assert not found.x.any()
+
+
+@INNER
+def test_threads_do_not_disturb_each_other(inner: InnerSolver) -> None:
+    """Each solves its own problem while the others solve theirs, as accurately as double precision allows."""
+    problems = [spectrum(kind, 1e3) for kind in SPECTRA]
+    found: list[list[torch.Tensor]] = [[] for _ in problems]
+    together = threading.Barrier(len(problems))
+
+    def work(i: int) -> None:
+        together.wait()
+        found[i] += [problems[i].refine(inner=inner).x for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(problems))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for problem, solutions in zip(problems, found, strict=True):
+        assert len(solutions) == 5
+        for x in solutions:
+            assert (problem.optimality(x) <= max(1e-14, attainable(problem))).all()

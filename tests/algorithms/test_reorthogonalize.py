@@ -17,6 +17,7 @@ from qr_measures import (
 )
 
 from neula.algorithms.orthogonal import reorthogonalize as reorthogonalization
+from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.reorthogonalize import (
     NEARLY_ORTHONORMAL,
     correct,
@@ -25,7 +26,7 @@ from neula.algorithms.orthogonal.reorthogonalize import (
     reorthogonalize,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.engines import EmulatedEngine, Engine, select_engine
+from neula.engines import CpuEngine, EmulatedEngine, Engine, select_engine
 from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
@@ -53,6 +54,32 @@ def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
     assert orthogonality(q) <= bound
 
 
+@LOW
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_small"])
+@pytest.mark.parametrize("panel", PANELS)
+def test_every_panel(format: str, kind: str, panel: str) -> None:
+    engine = EmulatedEngine("cpu", format)
+    a = spectrum(kind, 600, 257, 1e3).float()
+    q, r = twice(a, engine, panel)
+    bound = recursion_bound(engine.format.u, 257) + panel_bound(U32, 257)
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= bound
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
+def test_the_cpu_engine(format: str) -> None:
+    if format not in CpuEngine("cpu").formats:
+        pytest.skip("no bf16 unit")
+    engine = CpuEngine("cpu", format)
+    a = spectrum("arithmetic", 600, 257, 1e3).to(engine.storage)
+    q, r = twice(a, engine)
+    u = U64 if format == "fp64" else U32
+    # bf16 units also round each product to bf16: five roundings a level instead of three.
+    low = 5 / 3 * recursion_bound(engine.format.u, 257) if format == "bf16" else 0.0
+    assert residual(a, q, r) <= low + panel_bound(u, 257)
+    assert orthogonality(q) <= low + orthogonality_bound(u, 600, 257)
+
+
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
 def test_every_shape(m: int, n: int) -> None:
     engine = EmulatedEngine("cpu", "fp16")
@@ -64,6 +91,37 @@ def test_every_shape(m: int, n: int) -> None:
     assert (r.diagonal() >= 0).all()
     assert residual(a, q, r) <= bound
     assert orthogonality(q) <= bound
+
+
+def test_inputs_are_left_alone() -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    q, r = rgsqrf(random_matrix("normal", 300, 140, dtype=torch.float32), engine)
+    before = q.clone(), r.clone()
+    new_q, new_r = reorthogonalize(q, r, engine)
+    assert torch.equal(q, before[0])
+    assert torch.equal(r, before[1])
+    assert new_q.data_ptr() != q.data_ptr()
+    assert new_r.data_ptr() != r.data_ptr()
+
+
+@pytest.mark.parametrize("cutoff", [1, 16, 100, 1000])
+def test_any_cutoff(cutoff: int) -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    a = spectrum("arithmetic", 300, 140, 100.0).float()
+    q, r = reorthogonalize(*rgsqrf(a, engine, cutoff=cutoff), engine, cutoff=cutoff)
+    bound = recursion_bound(engine.format.u, 140) + orthogonality_bound(U32, 300, 140)
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= bound
+
+
+def test_an_orthonormal_matrix_stays() -> None:
+    """The second R is the identity up to the format's rounding."""
+    engine = EmulatedEngine("cpu", "fp16")
+    a = column_major(random_matrix("geometric", 500, 256, cond=1.0)).float()
+    q, r = reorthogonalize(a, torch.eye(256), engine)
+    # Off-diagonal blocks hold Q1^T A2, rounded to fp16: u for each of 256 orthonormal columns at most.
+    assert torch.linalg.matrix_norm(r - torch.eye(256), 2) <= recursion_bound(engine.format.u, 256)
+    assert residual(a, q, torch.eye(256)) <= recursion_bound(engine.format.u, 256)
 
 
 def test_nan_in_r_is_not_hidden() -> None:
@@ -183,6 +241,22 @@ def test_qr_in_double_precision(format: str, kind: str, cond: float) -> None:
     assert (r.diagonal() > 0).all()
     assert residual(a, q, r) <= panel_bound(U64, 129)
     # Cholesky QR of a matrix with cond^2 <= 3.
+    assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (300, 300)])
+def test_qr_in_double_precision_of_every_shape(m: int, n: int) -> None:
+    a = random_matrix("normal", m, n, seed=2)
+    q, r = refine_qr(a, rgsqrf(a, EmulatedEngine("cpu", "fp16"))[1])
+    assert residual(a, q, r) <= panel_bound(U64, n)
+    assert orthogonality(q) <= 3 * orthogonality_bound(U64, m, n)
+
+
+def test_the_identity_is_an_r_too() -> None:
+    """Without a preconditioner it is shifted Cholesky QR in double precision."""
+    a = spectrum("geometric", 513, 129, 1e9)
+    q, r = refine_qr(a, torch.eye(129))
+    assert residual(a, q, r) <= panel_bound(U64, 129)
     assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
 
 

@@ -1,6 +1,7 @@
 """Algorithm 1 on the CPU engines: the error bounds of the paper's section 3.6 and its Figures 3 and 4."""
 
 import math
+import threading
 from functools import lru_cache
 
 import numpy as np
@@ -8,7 +9,9 @@ import pytest
 import torch
 from qr_measures import (
     U32,
+    U64,
     column_major,
+    column_residuals,
     orthogonality,
     orthogonality_bound,
     panel_bound,
@@ -67,6 +70,16 @@ def test_every_shape_and_cutoff(m: int, n: int, cutoff: int, format: str) -> Non
 
 @EACH_PANEL
 @pytest.mark.parametrize(("m", "n"), SHAPES)
+@LOW
+def test_every_panel(panel: str, m: int, n: int, format: str) -> None:
+    engine = emulated(format)
+    a = normal(m, n)
+    q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
+    assert residual(a, q, r) <= bound(engine, n)
+
+
+@EACH_PANEL
+@pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
 def test_the_cpu_engine(panel: str, m: int, n: int, format: str) -> None:
     if format not in CpuEngine("cpu").formats:
@@ -91,6 +104,28 @@ def test_r_is_that_of_lapack(m: int, n: int, format: str) -> None:
     _, r = rgsqrf(a, engine, cutoff=32)
     error = torch.linalg.matrix_norm(r.double() - reference) / torch.linalg.matrix_norm(reference)
     assert error <= math.sqrt(2) * cond * (1 + cond) * bound(engine, n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_input_of_any_dtype_is_left_alone(dtype: torch.dtype) -> None:
+    a = normal(300, 40).to(dtype)
+    before = a.clone()
+    engine = emulated("fp16")
+    q, r = rgsqrf(a, engine)
+    assert torch.equal(a, before)
+    assert residual(a, q, r) <= bound(engine, 40)
+
+
+@LOW
+def test_views_give_what_their_copies_give(format: str) -> None:
+    a = normal(600, 240)
+    before = a.clone()
+    for view in (a[::2, ::3], a.T[:, :200], a[1:302, 7:140], a[:, 5:6], a[:7].T):
+        q, r = rgsqrf(view, emulated(format), cutoff=32)
+        copy_q, copy_r = rgsqrf(view.contiguous(), emulated(format), cutoff=32)
+        assert torch.equal(q, copy_q)
+        assert torch.equal(r, copy_r)
+    assert torch.equal(a, before)
 
 
 @pytest.mark.parametrize("format", ["fp16", "fp32"])
@@ -122,6 +157,17 @@ def test_operands_a_few_columns_at_a_time(n: int, monkeypatch: pytest.MonkeyPatc
     # Sums of products of fp16 numbers in float32, in another order.
     assert torch.allclose(narrow_q, q, atol=4 * 2.0**-11 * 300**-0.5)
     assert (narrow_q @ narrow_r - q @ r).norm() <= 4 * 2.0**-11 * a.norm()
+
+
+def test_in_place_within_a_larger_matrix() -> None:
+    """A block of columns, the rest untouched."""
+    store = column_major(normal(300, 100))
+    before = store.clone()
+    rgsqrf(store[:, 20:90], emulated("fp16"), cutoff=16, overwrite_a=True)
+    assert torch.equal(store[:, :20], before[:, :20])
+    assert torch.equal(store[:, 90:], before[:, 90:])
+    expected, _ = rgsqrf(before[:, 20:90], emulated("fp16"), cutoff=16)
+    assert torch.equal(store[:, 20:90], expected)
 
 
 def in_half(a: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
@@ -214,6 +260,18 @@ def test_half_of_the_columns_can_end_it() -> None:
     assert done == [32, 64, 96]
 
 
+def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
+    engine = emulated("fp16")
+    best = engine.tuning.single
+    a = normal(300, 200)
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(
+            rgsqrf(a, engine), rgsqrf(a, engine, cutoff=best.cutoff, panel=best.panel), strict=True
+        )
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -284,6 +342,51 @@ def test_orthogonality_is_at_worst_lost_like_the_square_of_the_condition(format:
     assert orthogonality(q) <= 3 * 3 * engine.format.u * cond**2 + orthogonality_bound(U32, 512, 32) * cond**2
 
 
+@LOW
+@pytest.mark.parametrize("panel", ["caqr", "cholesky2", "householder"])
+def test_tall_matrices_with_a_single_panel_have_no_low_precision(format: str, panel: str) -> None:
+    """Up to the cutoff everything happens in float32: the accuracy of float32."""
+    a = spectrum("arithmetic", 2049, 100, 10)
+    q, r = rgsqrf(a, emulated(format), panel=panel)
+    assert residual(a, q, r) <= panel_bound(U32, 100)
+    assert orthogonality(q) <= orthogonality_bound(U32, 2049, 100) * 10
+
+
+@LOW
+@pytest.mark.parametrize("kind", ["arithmetic", "geometric"])
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2"])
+def test_figure_7_ablation_low_format_in_the_panel(format: str, kind: str, cond: float, panel: str) -> None:
+    """Tensor cores in the panel too: more levels round, by the same unit roundoff."""
+    engine = emulated(format)
+    a = spectrum(kind, 512, 256, cond)
+    q, r = rgsqrf(a, engine, panel=panel, panel_format=format)
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
+    assert not torch.equal(q, rgsqrf(a, engine, panel=panel)[0]), "the option does something"
+
+
+def test_truncating_tensor_cores_on_2048x1024() -> None:
+    """Hopper's 16 products a step: what sums of 2048 products lose, at 4 levels, is about fp16's rounding of
+    the operands.
+    """
+    engine = emulated("fp16", unit="h100")
+    a = spectrum("arithmetic", 2048, 1024, 1e3)
+    q, r = rgsqrf(a, engine)
+    drift = math.log2(1024 / engine.tuning.single.cutoff) * engine.unit.sum_error(2048, 16)
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 1024) + drift
+    assert orthogonality(q) <= 3 * 3 * engine.format.u * 1e3
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("unit", ["v100", "a100", "h100"])
+def test_truncating_tensor_cores_of_each_generation(format: str, unit: str) -> None:
+    engine = emulated(format, unit=unit)
+    a = spectrum("geometric", 512, 160, 1e4)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    drift = 3 * engine.unit.sum_error(512, engine.block)
+    assert residual(a, q, r) <= recursion_bound(engine.format.u, 160) + drift
+
+
 # ---------------------------------------------------------------- emulated accumulation
 
 
@@ -299,6 +402,22 @@ def test_fp16_accumulation_has_its_own_bound() -> None:
     assert error > residual(a, *rgsqrf(a, emulated("fp16"), cutoff=32)), "rounded sums cost accuracy"
 
 
+@LOW
+@pytest.mark.parametrize("span", [1e4, 1e30])
+def test_scaled_columns_of_any_size(format: str, span: float) -> None:
+    """Section 3.5: powers of two for the columns, undone exactly in R; the error counts in each column."""
+    m, n = 300, 129
+    sizes = torch.logspace(-math.log10(span), math.log10(span), n, dtype=torch.float64)
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(4))
+    a = random_matrix("normal", m, n, seed=4) * sizes[shuffled]
+    engine = emulated(format)
+    scales = power_of_two_scales(engine.column_max(a))
+    q, r_scaled = rgsqrf(engine.fill(engine.empty(m, n), a, scales), engine, cutoff=32, overwrite_a=True)
+    r = r_scaled.double() / scales
+    assert torch.equal(r * scales, r_scaled.double()), "exact"
+    assert (column_residuals(a, q, r) <= bound(engine, n)).all()
+
+
 # ---------------------------------------------------------------- columns of any size
 
 
@@ -312,6 +431,18 @@ def test_without_scaling_fp16_overflows_and_shows_it() -> None:
 
 
 @LOW
+@pytest.mark.parametrize("where", [0, 31, 32, 63, 128])
+def test_a_zero_column_stays_zero(format: str, where: int) -> None:
+    a = normal(300, 129)
+    a[:, where] = 0
+    engine = emulated(format)
+    q, r = rgsqrf(a, engine, cutoff=32)
+    assert not q[:, where].any()
+    assert not r[:, where].any()
+    assert residual(a, q, r) <= bound(engine, 129)
+
+
+@LOW
 def test_exact_rank_deficiency_keeps_the_backward_error(format: str) -> None:
     """The second half repeats the first: what is left of it is rounding errors, orthogonal to nothing."""
     half = normal(300, 64)
@@ -322,6 +453,12 @@ def test_exact_rank_deficiency_keeps_the_backward_error(format: str) -> None:
     assert residual(a, q, r) <= bound(engine, 128)
 
 
+def test_a_zero_matrix() -> None:
+    q, r = rgsqrf(torch.zeros(300, 40), emulated("fp16"), cutoff=16)
+    assert not q.any()
+    assert not r.any()
+
+
 @EACH_PANEL
 def test_nan_is_not_lost(panel: str) -> None:
     a = normal(300, 40)
@@ -330,3 +467,37 @@ def test_nan_is_not_lost(panel: str) -> None:
         pytest.skip("LAPACK's answer to NaN is its own")
     _, r = rgsqrf(a, emulated("fp16"), panel=panel, cutoff=16)
     assert not torch.isfinite(r).all()
+
+
+@pytest.mark.parametrize("name", ["cpu", "emulated"])
+def test_threads_do_not_disturb_each_other(name: str) -> None:
+    """Four at once, each with its own matrix and format, and with the errors of that format."""
+    formats = ENGINES[name]("cpu").formats
+    engines = [ENGINES[name]("cpu", formats[s % len(formats)]) for s in range(4)]
+    matrices = [normal(400, 160, seed=s).to(engine.storage) for s, engine in enumerate(engines)]
+    found: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in engines]
+    together = threading.Barrier(len(engines))
+
+    def work(i: int) -> None:
+        together.wait()
+        found[i] += [rgsqrf(matrices[i], engines[i], cutoff=32) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(engines))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, engine, factors in zip(matrices, engines, found, strict=True):
+        assert len(factors) == 3
+        # bf16 units also round each product to bf16: one more rounding in R12 and one in Q1 R12.
+        rounded = name == "cpu" and engine.format.name == "bf16"
+        for q, r in factors:
+            assert residual(a, q, r) <= bound(engine, 160) * (5 / 3 if rounded else 1)
+
+
+def test_fp64_is_as_good_as_householder() -> None:
+    a = random_matrix("geometric", 500, 257, cond=1e3, seed=5)
+    for name in ("cpu", "emulated"):
+        q, r = rgsqrf(a, ENGINES[name]("cpu", "fp64"), cutoff=32)
+        assert residual(a, q, r) <= panel_bound(U64, 257)
+        assert orthogonality(q) <= orthogonality_bound(U64, 500, 257) * 1e3

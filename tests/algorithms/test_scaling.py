@@ -53,6 +53,12 @@ def test_zero_columns_are_left_as_they_are(dtype: torch.dtype) -> None:
 
 
 @DTYPES
+def test_a_single_column_and_none(dtype: torch.dtype) -> None:
+    assert power_of_two_scales(torch.tensor([3.0], dtype=dtype)).tolist() == [0.25]
+    assert power_of_two_scales(torch.zeros(0, dtype=dtype)).shape == (0,)
+
+
+@DTYPES
 def test_scaling_is_undone_exactly(dtype: torch.dtype) -> None:
     """Columns of 1e-30 to 1e30: neither step rounds anything."""
     generator = torch.Generator().manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -105,6 +106,26 @@ def test_columns_behind_a_gap_are_left_out(spectrum: str, width: int) -> None:
     assert float((found.s[:k] - s[:k]).abs().max()) <= bound
 
 
+def test_it_stops_where_it_would_take_too_long() -> None:
+    s = torch.linspace(1, 0.999, N, dtype=torch.float64)
+    a, engine = with_spectrum(s, N), engine_of(torch.float64)
+    found, products = subspace_iteration(
+        MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine), 8, 16, gap_over(1e-14, 8), 50
+    )
+    assert products == 2
+    assert float(found.rest.diagonal()[:8].sum().sqrt()) > 1e-6
+
+
+@pytest.mark.parametrize("fill", [math.nan, math.inf])
+def test_what_is_not_finite_ends_it(fill: float) -> None:
+    a, engine = torch.full((30, 20), fill), engine_of(torch.float32)
+    found, products = subspace_iteration(
+        MixedPrecisionOperator.from_matrix(a, math.nan, engine, engine), 2, 8, gap_over(1e-3, 2), 50
+    )
+    assert products == 2
+    assert bool(found.s.isnan().all())
+
+
 def on_a_gpu(dtype: torch.dtype) -> Engine:
     """Panels as on an H200, by the references of its kernels."""
     engine = EmulatedEngine("cpu", "fp32" if dtype == torch.float32 else "fp64")
@@ -163,6 +184,18 @@ def test_blocks_are_orthonormal_whatever_their_rank(
     u = U32 if dtype == torch.float32 else U64
     assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * u
     assert float((q.double() @ r - x.double()).norm()) <= 100 * u * max(1.0, float(x.double().norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["gap", "1/k", "rank 5"])
+def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) -> None:
+    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
+    a, u, engine = with_spectrum(s, 200).to(dtype), U32 if dtype == torch.float32 else U64, on_a_gpu(dtype)
+    bound = 40 * u * float(s.norm())
+    operator = MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine)
+    found, _ = subspace_iteration(operator, 8, 16, gap_over(bound, 8), 200)
+    assert float((found.s[:8] - s[:8]).abs().max()) <= bound
+    assert found.loss <= 100 * u
 
 
 def test_ritz_triplets_are_measured() -> None:

@@ -9,9 +9,10 @@ from neula.algorithms.elimination.lu import lu_factorize
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.orthogonal.caqr import caqr
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.trace import Trace, TraceEvent
-from neula.engines import EmulatedEngine
+from neula.engines import CpuEngine, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 
 
@@ -34,6 +35,15 @@ def test_qr_is_the_sum_of_its_steps(panel: str) -> None:
     assert torch.equal(built, r)
     flops = sum(2 * e.shape[0] * e.shape[1] * e.shape[2] for e in trace.only("product") if e.format == "fp16")
     assert flops == 2 * 48 * 12 * 12 - 2 * 48 * 12 * 3  # all that are not in panels
+
+
+def test_the_tree_of_a_panel() -> None:
+    """64 rows in tiles of 8, whose stacked R are halved at each level."""
+    trace, a = Trace(), random_matrix("normal", 64, 4, dtype=torch.float32)
+    q, r = caqr(a, CpuEngine("cpu", "fp32"), tile_rows=8, tile_columns=4, trace=trace)
+    assert [event.shape for event in trace.only("panel")] == [(8, 8, 4), (4, 8, 4), (2, 8, 4)]
+    assert [event.shape for event in trace.only("product")] == [(2, 8, 4, 4), (4, 8, 4, 4), (8, 8, 4, 4)]
+    assert torch.allclose(q @ r, a, atol=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["3.1", "4.1", "5.1", "5.2/5.1"])

@@ -120,11 +120,37 @@ def test_every_product(m: int, n: int, tile_rows: int | None, name: str) -> None
         assert orthogonality <= 3 * reference[1]
 
 
+@DEVICES
+@pytest.mark.parametrize("product", ["fp16_cor", "tf32_cor", "fp16", "tf32"])
+def test_named_products(product: str, device: str) -> None:
+    """By kernels where there is a GPU, and there with a unit that truncates after 16 products."""
+    a = matrices("uniform", 1500, 70, dtype=torch.float32, device=device)
+    one = 8 * U32 + 2 * MAX_HEIGHT / 16 * U32 if product.endswith("cor") else 2 * U16
+    q, r = tsqr(a, product)
+    check_triangular(r)
+    residual, orthogonality = errors(a, q, r)
+    assert residual <= bound(1500, 70, None, one)
+    assert orthogonality <= math.sqrt(70) * bound(1500, 70, None, one)
+
+
 @pytest.mark.parametrize("cond", [1e1, 1e4, 1e7])
 def test_orthogonal_whatever_the_condition(cond: float) -> None:
     a = matrices("geometric", 300, 33, cond=cond).float()
     q, r = tsqr(a, torch.matmul, tile_rows=70)
     assert max(errors(a, q, r)) <= math.sqrt(33) * bound(300, 33, 70)
+
+
+def test_linearly_dependent_and_zero_columns() -> None:
+    a = matrices("uniform", 300, 20, batch=3, dtype=torch.float32)
+    a[0, :, [0, 5, 19]] = 0
+    a[0, :, 9] = a[0, :, 2]
+    a[1] = 0
+    a[2, 3:] = 0  # all but the first tile is zero
+    q, r = tsqr(a, torch.matmul, tile_rows=40)
+    check_triangular(r)
+    assert max(errors(a, q, r)) <= math.sqrt(20) * bound(300, 20, 40)
+    assert not r[0][:, [0, 5, 19]].any()
+    assert not r[1].any()
 
 
 def test_r_agrees_with_lapack() -> None:
@@ -137,6 +163,30 @@ def test_r_agrees_with_lapack() -> None:
     norm = torch.linalg.matrix_norm
     assert (norm(r - signs[..., None] * expected_r) <= limit * norm(r)).all()
     assert (norm(q - expected_q * signs[:, None]) <= limit * norm(q)).all()
+
+
+def test_a_matrix_does_not_depend_on_its_neighbours() -> None:
+    a = matrices("uniform", 120, 7, batch=3, dtype=torch.float32)
+    clean_q, clean_r = tsqr(a, torch.matmul, tile_rows=20)
+    a[1, 33, 4] = math.nan
+    q, r = tsqr(a, torch.matmul, tile_rows=20)
+    assert r[1].isnan().any()
+    for i in (0, 2):
+        assert torch.equal(q[i], clean_q[i])
+        assert torch.equal(r[i], clean_r[i])
+
+
+def test_any_strides() -> None:
+    a = matrices("uniform", 120, 7, dtype=torch.float32)
+    expected = tsqr(a, torch.matmul, tile_rows=20)
+    for view in (a.mT.contiguous().mT, torch.stack([a, a], 3)[..., 0]):
+        for x, y in zip(tsqr(view, torch.matmul, tile_rows=20), expected, strict=True):
+            assert torch.equal(x, y)
+
+
+def test_tiles_that_do_not_shrink() -> None:
+    with pytest.raises(ValueError, match=r"tiles of 13 rows.*take tile_rows >= 14"):
+        tsqr(matrices("uniform", 40, 7), torch.matmul, tile_rows=13)
 
 
 @pytest.mark.gpu
@@ -170,6 +220,20 @@ def arithmetic(device: str, n: int) -> tuple[float, float]:
     float32 (:mod:`neula.kernels.qr.tall`).
     """
     return (2 * U32, U64) if device == "cpu" else ((12 + 2 * n / 16) * U32, 8 * U32)
+
+
+@DEVICES
+@pytest.mark.parametrize("cond", [2.0, 1e2, 1e4, 1e6])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (500, 30), (300, 130)])
+def test_cholesky_qr_once(m: int, n: int, cond: float, device: str) -> None:
+    a = random_matrix("geometric", m, n, cond=cond).to(device, torch.float32)
+    q, r = cholesky_tsqr(a)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), torch.float32, torch.float64)
+    if device == "cuda" and cond >= 1e4 and bool(r.isnan().all()):
+        return  # a Gram matrix in float32 of such a condition may be indefinite
+    check_triangular(r)
+    limits = cholesky_bounds(a, r, *arithmetic(device, n))
+    assert all(x <= y for x, y in zip(errors(a, q, r), limits, strict=True))
 
 
 @DEVICES

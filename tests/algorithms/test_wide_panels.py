@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.orthogonal.wide_panels import LOST, cholesky_inverse_in_blocks
 from neula.engines import EmulatedEngine
@@ -37,6 +38,15 @@ def test_factor_and_inverse(n: int, width: int, cond: float) -> None:
     assert ((r.mT @ r - whole).abs() <= (n + 4) * blockwise * U * size).all()
     unity = torch.eye(n, dtype=torch.float64)
     assert ((r @ inverse - unity).abs() <= (n + 4) * blockwise * U * (r.abs() @ inverse.abs())).all()
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0])
+@pytest.mark.parametrize("column", [0, 31, 32, 70])
+def test_nan_and_zero_columns_show(value: float, column: int) -> None:
+    a = random_matrix("normal", 200, 71, seed=1).float()
+    a[:, column] = value
+    factors = cholesky_inverse_in_blocks(a.mT @ a, 32)
+    assert not bool(factors.r.isfinite().all() & (factors.r.diagonal() > 0).all())
 
 
 def test_dependent_columns() -> None:
@@ -70,3 +80,11 @@ def test_factors(m: int, n: int, format: str) -> None:
     assert norm(q.double() @ r.double() - a.double()) <= 3 * levels * u * norm(a.double())
     loss = norm(q.double().mT @ q.double() - torch.eye(n, dtype=torch.float64))
     assert loss <= 6 * levels * 4.0**2 * u * n**0.5
+
+
+def test_as_a_panel() -> None:
+    a = random_matrix("arithmetic", 500, 150, cond=10.0, seed=5, dtype=torch.float32)
+    q, r = cholesky_qr32(a, Wide("cpu", "fp32"))
+    norm = torch.linalg.matrix_norm
+    assert norm(q @ r - a) <= 150 * U * norm(a)
+    assert norm(q.double().mT @ q.double() - torch.eye(150)) <= 150 * 10.0**2 * U

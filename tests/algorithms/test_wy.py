@@ -14,6 +14,7 @@ from qr_measures import (
     U32,
     U64,
     column_major,
+    column_residuals,
     orthogonality,
     orthogonality_bound,
     panel_bound,
@@ -22,7 +23,8 @@ from qr_measures import (
 )
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.engines import EmulatedEngine, Engine
+from neula.algorithms.scaling import power_of_two_scales
+from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
 from neula.io.matrices import SPECTRA, random_matrix
 from neula.papers.qr.householder import (
     BlockReflector,
@@ -161,6 +163,24 @@ def test_a_block_reflector_is_applied_in_place(m: int, n: int, p: int, format: s
     assert torch.equal(store, before)
 
 
+@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 9, 0), (40, 40, 0), (7, 1, 3)])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_bordered_matrix_only_saves_work(m: int, n: int, p: int, format: str) -> None:
+    """The same as applying the reflector to ``diag(I, C2)``: ones and zeros are exact in every format, so
+    only the order of sums differs, and what is rounded after them.
+    """
+    engine = emulated(format)
+    y, t, _ = householder_wy(normal(m, n).to(engine.storage))
+    c = column_major(torch.zeros(m, n + p, dtype=engine.storage))
+    c[:n, :n] = torch.eye(n)
+    if p:
+        c[n:, n:] = normal(m - n, p, seed=7)
+    expected = BlockReflector(y, t).apply(c.clone(), engine)
+    BlockReflector(y, t).apply_to_bordered(c, engine)
+    error = torch.linalg.matrix_norm(c - expected) / torch.linalg.matrix_norm(expected)
+    assert error <= 2 * bound(engine, "blocked", m, n, n)
+
+
 # ---------------------------------------------------------------- any shape, any parameters
 
 
@@ -181,6 +201,123 @@ def test_every_shape_and_width(name: str, m: int, n: int, width: int, format: st
         assert torch.equal(reflector.t, reflector.t.triu())
     assert residual(a, q, r) <= bound(engine, name, m, n, width)
     assert deviation(q) <= bound(engine, name, m, n, width)
+
+
+@EACH
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
+def test_the_cpu_engine(name: str, m: int, n: int, format: str) -> None:
+    if format not in CpuEngine("cpu").formats:
+        pytest.skip("no bf16 unit")
+    engine = CpuEngine("cpu", format)
+    a = normal(m, n).to(engine.storage)
+    factors = ALGORITHMS[name](a, engine, 32)
+    q = factors.q(engine)
+    # bf16 units also round products to bf16; the inner two are rounded anyway, so seven times instead of six.
+    limit = bound(engine, name, m, n, 32) * (7 / 6 if format == "bf16" else 1)
+    assert residual(a, q, factors.r) <= limit
+    assert deviation(q) <= limit
+
+
+@EACH
+@pytest.mark.parametrize(("m", "n"), [(300, 100), (1000, 257), (100, 100)])
+@pytest.mark.parametrize("width", [7, 32, 300])
+@pytest.mark.parametrize("format", FORMATS)
+def test_q_and_r_are_those_of_lapack(name: str, m: int, n: int, width: int, format: str) -> None:
+    """Unique but for signs, which are LAPACK's here (Sun 1991: ``sqrt(2) cond`` times the backward error,
+    which includes the lost orthogonality, for R, and as much again for Q).
+    """
+    engine, cond = emulated(format), 4.0
+    a = spectrum("arithmetic", m, n, cond).to(engine.storage)
+    reference_q, reference_r = torch.linalg.qr(a.double())
+    factors = ALGORITHMS[name](a, engine, width)
+    limit = math.sqrt(2) * cond * 2 * bound(engine, name, m, n, width)
+    error = torch.linalg.matrix_norm(factors.r.double() - reference_r)
+    assert error <= limit * torch.linalg.matrix_norm(reference_r)
+    error = torch.linalg.matrix_norm(factors.q(engine).double() - reference_q)
+    assert error <= 2 * limit * math.sqrt(n)
+
+
+@EACH
+def test_width_beyond_n_is_the_library_in_r(name: str) -> None:
+    """One panel: R has no low precision at all."""
+    a = normal(300, 40)
+    assert torch.equal(ALGORITHMS[name](a, emulated("fp16"), 64).r, torch.geqrf(a)[0][:40].triu())
+
+
+def test_one_reflector_or_one_a_panel() -> None:
+    a = normal(300, 100)
+    assert len(rhouqr(a, emulated("fp16"), cutoff=32).reflectors) == 1
+    shapes = [h.y.shape for h in blocked_householder(a, emulated("fp16"), block=32).reflectors]
+    assert shapes == [(300, 32), (268, 32), (236, 32), (204, 4)]
+
+
+def test_the_engine_chooses_the_cutoff() -> None:
+    engine, a = emulated("fp16"), normal(300, 200)
+    assert torch.equal(rhouqr(a, engine).r, rhouqr(a, engine, cutoff=engine.tuning.single.cutoff).r)
+
+
+def test_both_algorithms_agree_with_two_panels() -> None:
+    """The same operations but for the coupling of T, which R does not see."""
+    a, engine = normal(300, 64), emulated("fp16")
+    assert torch.equal(rhouqr(a, engine, cutoff=32).r, blocked_householder(a, engine, block=32).r)
+
+
+@EACH
+def test_q_in_a_better_format(name: str) -> None:
+    """Blocked Y and T come from panels in float32; the recursion's T comes from products in fp16."""
+    factors = ALGORITHMS[name](normal(300, 129), emulated("fp16"), 32)
+    limit = (
+        orthogonality_bound(U32, 300, 129)
+        if name == "blocked"
+        else bound(emulated("fp16"), name, 300, 129, 32)
+    )
+    q = factors.q(emulated("fp64"))
+    assert q.dtype == torch.float64
+    assert deviation(q) <= limit
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_input_of_any_dtype_is_left_alone(name: str, dtype: torch.dtype) -> None:
+    a = normal(300, 40).to(dtype)
+    before = a.clone()
+    engine = emulated("fp16")
+    factors = ALGORITHMS[name](a, engine, 16)
+    assert torch.equal(a, before)
+    assert residual(a, factors.q(engine), factors.r) <= bound(engine, name, 300, 40, 16)
+
+
+@EACH
+@LOW
+def test_views_give_what_their_copies_give(name: str, format: str) -> None:
+    a, engine = normal(600, 240), emulated(format)
+    before = a.clone()
+    for view in (a[::2, ::3], a.T[:, :200], a[1:302, 7:140], a[:, 5:6], a[:7].T):
+        factors = ALGORITHMS[name](view, engine, 32)
+        copy = ALGORITHMS[name](view.contiguous(), engine, 32)
+        assert torch.equal(factors.q(engine), copy.q(engine))
+        assert torch.equal(factors.r, copy.r)
+    assert torch.equal(a, before)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_bad_parameters_are_named(engine: str) -> None:
+    a, chosen = normal(30, 4), ENGINES[engine]("cpu", "fp32")
+    with pytest.raises(ValueError, match=r"cutoff must be at least 1, got 0"):
+        rhouqr(a, chosen, cutoff=0)
+    with pytest.raises(ValueError, match=r"block must be at least 1, got -128"):
+        blocked_householder(a, chosen, block=-128)
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2), (299, 300)])
+def test_more_columns_than_rows_are_refused(m: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"rhouqr needs at least as many rows as columns, got {m} x {n}"):
+        rhouqr(normal(m, n), emulated("fp16"))
+    with pytest.raises(
+        ValueError, match=f"blocked_householder needs at least as many rows as columns, got {m} x {n}"
+    ):
+        blocked_householder(normal(m, n), emulated("fp16"))
 
 
 # ---------------------------------------------------------------- any condition number
@@ -215,6 +352,18 @@ def test_gram_schmidt_loses_what_householder_keeps(name: str, kind: str) -> None
     assert after <= 2 * before
 
 
+@EACH
+@LOW
+def test_exact_rank_deficiency(name: str, format: str) -> None:
+    """The second half repeats the first: Q is orthonormal all the same."""
+    half = normal(300, 64)
+    a, engine = torch.cat([half, half], 1), emulated(format)
+    factors = ALGORITHMS[name](a, engine, 32)
+    q = factors.q(engine)
+    assert residual(a, q, factors.r) <= bound(engine, name, 300, 128, 32)
+    assert deviation(q) <= bound(engine, name, 300, 128, 32)
+
+
 # ---------------------------------------------------------------- columns of any size
 
 
@@ -230,3 +379,63 @@ def test_zero_columns(name: str, format: str, where: list[int]) -> None:
     assert not factors.r[:, where].any()
     assert residual(a, q, factors.r) <= bound(engine, name, 300, 129, 32)
     assert deviation(q) <= bound(engine, name, 300, 129, 32)
+
+
+@EACH
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_zero_matrix(name: str, format: str) -> None:
+    engine = emulated(format)
+    factors = ALGORITHMS[name](torch.zeros(300, 40), engine, 16)
+    assert not factors.r.any()
+    assert torch.equal(factors.q(engine), torch.eye(300, 40, dtype=engine.storage))
+
+
+@EACH
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("m", [40, 300])
+def test_a_triangular_matrix_is_its_own_r(name: str, format: str, m: int) -> None:
+    """No reflector anywhere, tau = 0: nothing is changed, not even by rounding."""
+    engine = emulated(format)
+    a = normal(m, 40).to(engine.storage).triu()
+    factors = ALGORITHMS[name](a, engine, 16)
+    assert torch.equal(factors.r, a[:40])
+    assert torch.equal(factors.q(engine), torch.eye(m, 40, dtype=engine.storage))
+    assert not any(reflector.t.any() for reflector in factors.reflectors)
+
+
+@EACH
+@LOW
+def test_scaled_columns_of_any_size(name: str, format: str) -> None:
+    """Powers of two for the columns, undone exactly in R; the error counts in each column."""
+    m, n = 300, 129
+    sizes = torch.logspace(-30, 30, n, dtype=torch.float64)
+    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(4))
+    a = normal(m, n, seed=4, dtype=torch.float64) * sizes[shuffled]
+    engine = emulated(format)
+    scales = power_of_two_scales(engine.column_max(a))
+    factors = ALGORITHMS[name](engine.fill(engine.empty(m, n), a, scales), engine, 32)
+    r = factors.r.double() / scales
+    assert (column_residuals(a, factors.q(engine), r) <= bound(engine, name, m, n, 32)).all()
+
+
+@EACH
+def test_without_scaling_fp16_overflows_and_shows_it(name: str) -> None:
+    """Never a silently wrong answer: R is not finite."""
+    r = ALGORITHMS[name](normal(300, 64) * 1e5, emulated("fp16"), 32).r
+    assert not torch.isfinite(r).all()
+
+
+# ---------------------------------------------------------------- sums as tensor cores make them
+
+
+@EACH
+@pytest.mark.parametrize("unit", ["v100", "a100", "h100"])
+def test_truncating_tensor_cores(name: str, unit: str) -> None:
+    """Each step adds what the unit's sums of 512 products may lose."""
+    engine = emulated("fp16", unit=unit)
+    a = spectrum("geometric", 512, 160, 1e4).float()
+    factors = ALGORITHMS[name](a, engine, 32)
+    q = factors.q(engine)
+    limit = bound(engine, name, 512, 160, 32) + 2 * 5 * engine.unit.sum_error(512, engine.block)
+    assert residual(a, q, factors.r) <= limit
+    assert deviation(q) <= limit

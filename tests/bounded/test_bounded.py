@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.optimize
+import torch
 from tests.bounded.kkt import U, by_enumeration, violation
 from tests.matrices import with_condition
 
@@ -75,6 +78,15 @@ def test_dependent_columns() -> None:
     assert result.rnorm == pytest.approx(scipy.optimize.nnls(A, b)[1], rel=1e-12)
 
 
+def test_a_column_twice_that_is_not_needed() -> None:
+    """Dependent columns do no harm where their unknowns are zero in every solution."""
+    A, b = problem(30, 4)
+    A = np.column_stack([A, -b, -b])
+    result = neula.nnls(A, b + A[:, 0])
+    assert result.converged
+    assert (result.x[4:] == 0).all()
+
+
 @pytest.mark.parametrize("condition", [1e8, 1e10, 1e12])
 def test_ill_conditioned(condition) -> None:
     A, b = problem(60, 12, condition=condition)
@@ -136,6 +148,19 @@ def test_many_right_hand_sides() -> None:
     assert (result.accepted & (result.backward_errors <= result.tolerance)).all()
 
 
+def test_batches() -> None:
+    rng = np.random.default_rng(0)
+    A, b = rng.standard_normal((3, 1, 12, 4)), rng.standard_normal((1, 2, 12, 5))
+    result = neula.lsq_linear(A, b, (-0.1, np.full(4, 0.3)))
+    assert result.x.shape == (3, 2, 4, 5)
+    assert result.cost.shape == result.accepted.shape == (3, 2, 5)
+    assert result.fun.shape == (3, 2, 12, 5)
+    for i, j, k in np.ndindex(3, 2, 5):
+        expected = scipy.optimize.lsq_linear(A[i, 0], b[0, j, :, k], (-0.1, 0.3), method="bvls").x
+        assert np.allclose(result.x[i, j, :, k], expected, atol=1e-12)
+    assert np.allclose(result.fun, A @ result.x - b)
+
+
 def test_as_scipy_returns_it() -> None:
     A, b = problem(30, 8, condition=3.0)
     x, rnorm = neula.nnls(A, b)
@@ -157,6 +182,41 @@ def test_as_scipy_returns_it() -> None:
     )
     with pytest.raises(KeyError):
         ours["nothing"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtypes(dtype) -> None:
+    A, b = problem(50, 7)
+    A, b = torch.from_numpy(A).to(dtype), torch.from_numpy(b).to(dtype)
+    result = neula.nnls(A, b)
+    assert result.x.dtype == dtype
+    assert result.converged
+    expected = scipy.optimize.nnls(A.double().numpy(), b.double().numpy())[0]
+    # Rounding of x, and the errors of two solutions in double precision.
+    errors = torch.finfo(dtype).eps + 2 * neula.nnls(A.double(), b.double()).forward_error
+    norms = np.linalg.norm(A.double().numpy(), axis=0)
+    difference = norms * (result.x.double().numpy() - expected)
+    assert np.linalg.norm(difference) <= errors * np.linalg.norm(norms * expected)
+
+
+def test_integers_views_and_other_engines() -> None:
+    A = np.arange(24).reshape(8, 3)[::-1] % 5
+    b = np.arange(16)[::-2]
+    expected = scipy.optimize.nnls(A, b)[0]
+    for engine in ("auto", "emulated"):
+        assert np.allclose(neula.nnls(A, b, engine=engine).x, expected)
+    assert np.allclose(neula.nnls(A.tolist(), b.tolist()).x, expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+def test_empty(shape) -> None:
+    A, b = np.ones(shape), np.ones(shape[0])
+    result = neula.lsq_linear(A, b, (0.5, 2.0))
+    assert result.converged
+    assert np.array_equal(result.x, np.full(shape[1], 0.5))
+    assert result.cost == shape[0] / 2
+    assert neula.nnls(np.ones((5, 2)), np.ones((5, 0))).x.shape == (2, 0)
+    assert neula.nnls(np.ones((0, 5, 2)), np.ones((5, 1))).x.shape == (0, 2, 1)
 
 
 def test_nan_in_a_batch() -> None:
@@ -209,3 +269,13 @@ def test_too_few_iterations() -> None:
     with pytest.warns(neula.AccuracyWarning):
         linear = neula.lsq_linear(A, b, (0, np.inf), max_iter=1)
     assert (linear.status, linear.success) == (0, False)
+
+
+def test_results_show_themselves(capsys) -> None:
+    A, b = problem(20, 5)
+    result = neula.lsq_linear(A, b, (0, 1), verbose=1, progress=lambda stage, part: print(stage, part))
+    assert "solving with bounds 1.0" in capsys.readouterr().out
+    assert "at bounds" in repr(result)
+    assert pickle.loads(pickle.dumps(result)).nit == result.nit
+    assert len(neula.nnls(A, b)) == 2
+    assert neula.nnls(A, b)[1] == neula.nnls(A, b).rnorm

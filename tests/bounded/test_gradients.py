@@ -55,6 +55,27 @@ def test_without_bounds_that_matter() -> None:
         assert torch.allclose(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
+def test_columns_of_any_size() -> None:
+    """Derivatives scale as the columns do."""
+    sizes = 10.0 ** torch.tensor([-120.0, -3.0, 40.0, 90.0], dtype=torch.float64)
+    (plain,) = torch.autograd.grad(positive(A, B).sum(0) @ torch.ones(3).double(), A)
+    scaled = (A.detach() * sizes).requires_grad_()
+    x = positive(scaled, B) * sizes[:, None]
+    (found,) = torch.autograd.grad(x.sum(), scaled)
+    assert torch.allclose(found * sizes, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_numbers_are_those_without_a_gradient() -> None:
+    for dtype in (torch.float32, torch.float64):
+        a, b = A.detach().to(dtype), B.detach().to(dtype)
+        x, rnorm = neula.nnls(a.requires_grad_(), b)
+        assert x.requires_grad
+        assert x.dtype == dtype
+        assert torch.equal(x.detach(), neula.nnls(a.detach(), b).x)
+        assert rnorm.requires_grad
+        assert torch.equal(rnorm.detach(), neula.nnls(a.detach(), b).rnorm)
+
+
 def test_what_has_no_gradient() -> None:
     twice, x = torch.ones(4, 2).double(), torch.full((2, 1), 0.5).double()
     attached = BoundedFunction.apply(twice.requires_grad_(), torch.ones(4, 1).double(), known(x, x < 0))[0]

@@ -106,6 +106,25 @@ def test_arithmetic_is_said_with_the_product_and_the_handle_left_as_it_was(libra
     assert library.mode == 0
 
 
+def test_nothing_to_sum(library: Library) -> None:
+    c = torch.full((2, 3), 5.0)
+    assert torch.equal(cublas.gemm(torch.ones(2, 0), torch.ones(0, 3), c, beta=2.0), torch.full((2, 3), 10.0))
+    assert torch.equal(cublas.gemm(torch.ones(2, 0), torch.ones(0, 3), c), torch.zeros(2, 3))
+    cublas.gemm(torch.ones(0, 4), torch.ones(4, 3), torch.ones(0, 3))
+    assert not library.log
+
+
+def test_a_refusal_is_an_error(library: Library) -> None:
+    library.status = 13
+    with pytest.raises(RuntimeError, match="status 13"):
+        cublas.gemm(*(torch.ones(2, 2) for _ in range(3)))
+    assert library.mode == 0
+
+
+def test_without_a_gpu_it_does_not_run() -> None:
+    assert not cublas.runs(torch.device("cpu"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_on_a_gpu(dtype: torch.dtype) -> None:

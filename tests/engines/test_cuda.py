@@ -1,6 +1,7 @@
 """The CUDA engine, and what is built on it, on a GPU (``pytest -m gpu``)."""
 
 import math
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 
 import neula
 from neula.algorithms.orthogonal.panels import PANELS
+from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.engines import CudaEngine, Format, describe, select_engine
+from neula.engines import CudaEngine, Format, describe, format_named, select_engine
 from neula.engines.formats import round_to
-from neula.io.matrices import random_matrix
+from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 from neula.kernels.precision import exact_matmul
 
 if not torch.cuda.is_available():
@@ -133,6 +135,39 @@ def test_gemm_is_that_of_blas(
 
 
 @EACH_FORMAT
+@pytest.mark.parametrize("alpha", [1.0, -0.25])
+def test_gemm_without_c_makes_one(format: str, alpha: float, device: torch.device) -> None:
+    engine = CudaEngine(device, format)
+    a, b = normal(129, 300, 1, engine), normal(300, 65, 2, engine)
+    low_a, low_b = read(engine, a), read(engine, b)
+    result = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
+    assert (result.dtype, result.shape) == (engine.storage, (129, 65))
+    error = (result.double().cpu() - alpha * (low_a @ low_b)).abs()
+    assert (error <= gemm_error_bound(engine, abs(alpha) * (low_a.abs() @ low_b.abs()), 300)).all()
+
+
+@EACH_FORMAT
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-1.0, 1.0)])
+def test_gemm_on_views_of_column_major_storage(
+    format: str, alpha: float, beta: float, device: torch.device
+) -> None:
+    """What the recursion does: transposed left operand, blocks of columns, neighbours untouched."""
+    engine = CudaEngine(device, format)
+    store, target = normal(129, 40, 4, engine), normal(33, 30, 5, engine)
+    a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]
+    low_a, low_b, before = read(engine, a), read(engine, b), c.double().cpu()
+    expected = alpha * (low_a.T @ low_b) + beta * before
+    size = low_a.T.abs() @ low_b.abs() + abs(beta) * before.abs()
+    untouched = target.clone()
+
+    engine.gemm(engine.operand(a).T, engine.operand(b), c, alpha=alpha, beta=beta)
+
+    assert ((c.double().cpu() - expected).abs() <= gemm_error_bound(engine, size, 129)).all()
+    untouched[4:21, 11:18] = target[4:21, 11:18]
+    assert torch.equal(untouched, target)
+
+
+@EACH_FORMAT
 def test_beta_zero_does_not_read_c(format: str, device: torch.device) -> None:
     engine = CudaEngine(device, format)
     a, b = engine.operand(normal(64, 48, 1, engine)), engine.operand(normal(48, 32, 2, engine))
@@ -150,6 +185,19 @@ def test_operand_is_rounded_as_on_a_cpu(format: str, device: torch.device) -> No
     low = engine.operand(x, buffer)
     assert low.data_ptr() == (x if buffer is None else buffer).data_ptr()
     assert torch.equal(low.double().cpu(), read(engine, x))
+
+
+@EACH_FORMAT
+def test_bmm_multiplies_each_pair(format: str, device: torch.device) -> None:
+    engine = CudaEngine(device, format)
+    a = torch.stack([normal(40, 8, s, engine) for s in range(4)])
+    b = torch.stack([normal(8, 16, 10 + s, engine) for s in range(4)])
+    product = engine.bmm(a, b)
+    assert product.dtype == engine.storage
+    for i in range(4):
+        low_a, low_b = read(engine, a[i]), read(engine, b[i])
+        error = (product[i].double().cpu() - low_a @ low_b).abs()
+        assert (error <= gemm_error_bound(engine, low_a.abs() @ low_b.abs(), 8)).all()
 
 
 @EACH_FORMAT
@@ -197,6 +245,15 @@ def test_float32_products_are_exact_whatever_the_user_allows(
     assert torch.backends.cuda.matmul.fp32_precision == users_precision
 
 
+@EACH_FORMAT
+def test_products_restore_the_users_switch(format: str, users_precision: str, device: torch.device) -> None:
+    engine = CudaEngine(device, format)
+    a = engine.operand(normal(64, 64, 10, engine))
+    engine.gemm(a, a)
+    engine.gemm(a, a, engine.empty(64, 64), alpha=-1.0)
+    assert torch.backends.cuda.matmul.fp32_precision == users_precision
+
+
 @EACH_PANEL
 def test_float32_factors_are_of_float32_whatever_the_user_allows(
     panel: str, users_precision: str, device: torch.device
@@ -219,6 +276,27 @@ def test_tf32_is_used_where_it_is_asked_for(users_precision: str, device: torch.
         assert (error / size).max() > 10 * U32, "an exact product would be no tf32"
 
 
+def test_nothing_global_changes(users_precision: str, device: torch.device) -> None:
+    def state() -> list[object]:
+        return [
+            torch.get_rng_state().tolist(),
+            torch.cuda.get_rng_state(device).tolist(),
+            torch.get_default_dtype(),
+            torch.cuda.current_device(),
+            torch.cuda.current_stream().cuda_stream,
+            torch.backends.cuda.matmul.fp32_precision,
+            torch.backends.cuda.preferred_linalg_library(),
+        ]
+
+    a = random_matrix("normal", 600, 200).to(device)
+    before = state()
+    neula.qr(a)
+    neula.qr(a.float())
+    neula.lstsq(a, a[:, :2])
+    neula.svd_lowrank(a, rank=5)
+    assert state() == before
+
+
 # ---------------------------------------------------------------- factorizations
 
 
@@ -238,6 +316,45 @@ def test_rgsqrf(m: int, n: int, format: str, panel: str, device: torch.device) -
     assert residual(a, q, r) <= recursion_bound(engine.format, n)
 
 
+@pytest.mark.parametrize(("m", "n"), SHAPES)
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@EACH_PANEL
+def test_in_place_is_the_same_as_out_of_place(
+    m: int, n: int, format: str, panel: str, device: torch.device
+) -> None:
+    engine = CudaEngine(device, format)
+    a = normal(m, n, 12, engine)
+    work = engine.empty(m, n).copy_(a)
+    q, r = rgsqrf(work, engine, panel=panel, overwrite_a=True)
+    assert q.data_ptr() == work.data_ptr()
+    assert residual(a, q, r) <= recursion_bound(engine.format, n)
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e6])
+def test_figures_3_and_4(format: str, kind: str, cond: float, device: torch.device) -> None:
+    """Backward error independent of the condition; orthogonality at the level of the format after the second
+    pass.
+    """
+    engine = CudaEngine(device, format)
+    a = random_matrix(kind, 2048, 1024, cond=cond, seed=1, device=device).float()
+    q, r = rgsqrf(a, engine)
+    bound = 3 * unit_roundoff(engine.format) * (2 + 10)
+    assert residual(a, q, r) <= bound
+    q, r = reorthogonalize(q, r, engine)
+    assert residual(a, q, r) <= bound
+    assert orthogonality(q) <= 2 * bound
+
+
+@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
+def test_figure_7_ablation(format: str, device: torch.device) -> None:
+    engine = CudaEngine(device, format)
+    a = random_matrix("arithmetic", 1024, 512, cond=1e3, device=device).float()
+    q, r = rgsqrf(a, engine, panel="caqr", panel_format=format)
+    assert residual(a, q, r) <= 3 * unit_roundoff(engine.format) * (2 + 9)
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_work_is_queued_on_the_current_stream(format: str, device: torch.device) -> None:
     """The matrix arrives late on a stream of its own: whoever works on another one factorizes zeros."""
@@ -253,6 +370,50 @@ def test_work_is_queued_on_the_current_stream(format: str, device: torch.device)
         q, r = rgsqrf(a, engine)
     stream.synchronize()
     assert residual(source, q, r) <= recursion_bound(engine.format, 333)
+
+
+def test_qr_and_lstsq_on_another_stream(device: torch.device) -> None:
+    source = random_matrix("normal", 1000, 200).to(device)
+    a = torch.zeros_like(source)
+    torch.cuda.synchronize(device)
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(200_000_000)
+        a.copy_(source)
+        q, r = neula.qr(a)
+        solved = neula.lstsq(a, a[:, 0])
+    stream.synchronize()
+    assert residual(source, q, r) <= panel_bound(U64, 200)
+    assert solved.converged
+    assert abs(float(solved.x[0]) - 1) <= 1e-12
+
+
+def test_threads_do_not_disturb_each_other(device: torch.device) -> None:
+    """Switching between tf32 and ieee for each product: the switch is shared by all threads."""
+    jobs = [
+        (normal(800, 300, s, CudaEngine(device, f)), CudaEngine(device, f)) for s, f in enumerate(FORMATS)
+    ]
+    results: dict[int, float] = {}
+    together = threading.Barrier(len(jobs))
+
+    def work(i: int) -> None:
+        a, engine = jobs[i]
+        together.wait()
+        worst = 0.0
+        for _ in range(5):
+            q, r = rgsqrf(a, engine)
+            worst = max(worst, residual(a, q, r) / recursion_bound(engine.format, 300))
+        results[i] = worst
+
+    before = torch.backends.cuda.matmul.fp32_precision
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == len(jobs)
+    assert all(worst <= 1 for worst in results.values())
+    assert torch.backends.cuda.matmul.fp32_precision == before
 
 
 # ---------------------------------------------------------------- the public functions
@@ -277,6 +438,94 @@ def test_qr_is_certified(dtype: torch.dtype, m: int, n: int, device: torch.devic
     assert residual(a, q, r) <= bound
     error = q.double().T @ q.double() - torch.eye(k, dtype=torch.float64, device=device)
     assert torch.linalg.matrix_norm(error) / math.sqrt(k) <= 2 * bound
+
+
+@pytest.mark.filterwarnings("error::neula.AccuracyWarning")
+@pytest.mark.parametrize("accuracy", ["fp16", "bf16", "tf32", "fp32", "fp64"])
+@pytest.mark.parametrize(("kind", "cond"), [(k, c) for k in SPECTRA for c in (1e2, 1e6)])
+def test_qr_to_any_accuracy(accuracy: str, kind: str, cond: float, device: torch.device) -> None:
+    a = random_matrix(kind, 2048, 512, cond=cond, device=device)
+    result = neula.qr(a, accuracy=accuracy)
+    u = format_named(accuracy).u
+    assert result.converged
+    assert residual(a, *result) <= 3 * 3 * u * (2 + 9) + 3 * math.sqrt(2048) * (U32 if u > U32 else U64)
+
+
+@pytest.mark.filterwarnings("error::neula.AccuracyWarning")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(("m", "n"), [(1000, 333), (4096, 1024), (257, 33), (513, 400), (300, 1), (200, 500)])
+def test_lstsq_is_certified(dtype: torch.dtype, m: int, n: int, device: torch.device) -> None:
+    """Of full rank even in bfloat16, whose rcond is 2^-7."""
+    a = random_matrix("normal", m, n, seed=15).to(dtype).to(device)
+    b = random_matrix("normal", m, 2, seed=16).to(dtype).to(device)
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert (result.x.dtype, result.x.device, result.x.shape) == (dtype, device, (n, 2))
+    assert result.rank == min(m, n)
+    assert result.backward_error <= result.tolerance + torch.finfo(dtype).eps
+    expected = torch.linalg.lstsq(a.double().cpu(), b.double().cpu(), driver="gelsd").solution
+    cond = float(torch.linalg.cond(a.double().cpu()))
+    size = torch.linalg.matrix_norm(expected) + cond * torch.linalg.matrix_norm(b.double().cpu()) / m**0.5
+    error = torch.linalg.matrix_norm(result.x.double().cpu() - expected)
+    assert error <= 4 * result.tolerance * cond * size
+
+
+@pytest.mark.filterwarnings("error::neula.AccuracyWarning")
+@pytest.mark.parametrize(
+    ("kind", "cond"), [*((k, 1.0) for k in ENTRIES), *((k, c) for k in SPECTRA for c in (1e3, 1e5))]
+)
+def test_lstsq_on_the_papers_matrices(kind: str, cond: float, device: torch.device) -> None:
+    """Double precision on every matrix of section 4.2, several right-hand sides, one of them zero."""
+    a = random_matrix(kind, 4096, 1024, cond=cond, device=device)
+    b = random_matrix("normal", 4096, 3, seed=17, device=device)
+    b[:, 1] = 0
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert result.backward_error <= (8 + 8 * math.sqrt(1024)) * U64
+    assert not result.x[:, 1].any()
+    r = (b - a @ result.x)[:, [0, 2]]
+    image = torch.linalg.vector_norm(result.x[:, [0, 2]], dim=0)
+    gradient = torch.linalg.vector_norm(a.T @ r, dim=0)
+    largest = float(torch.linalg.matrix_norm(a, 2))
+    size = torch.linalg.vector_norm(r, dim=0) + largest * image
+    # Backward error of 8 u + 8 sqrt(n) u, and the gradient's own rounding of sqrt(m n) u.
+    assert (gradient <= (8 + 8 * 32 + 4 * 64 * 32) * U64 * largest * size).all()
+
+
+@pytest.mark.filterwarnings("error::neula.AccuracyWarning")
+def test_geometric_spectrum_of_condition_1e4_converges(device: torch.device) -> None:
+    """Where the paper's solver needs 200 iterations for 1e-6: through the chain."""
+    a = random_matrix("geometric", 4096, 2048, cond=1e4, device=device)
+    known = random_matrix("normal", 2048, 1, seed=18, device=device)
+    for b in (random_matrix("normal", 4096, 1, seed=19, device=device), a @ known):
+        result = neula.lstsq(a, b)
+        assert result.converged
+        assert result.backward_error <= (8 + 8 * math.sqrt(2048)) * U64
+        assert result.rank == 2048
+    # The second one is consistent: cond times the backward error.
+    error = torch.linalg.matrix_norm(result.x - known) / torch.linalg.matrix_norm(known)
+    assert error <= 4 * (8 + 8 * math.sqrt(2048)) * U64 * 1e4
+
+
+def test_rank_deficiency_is_noticed(device: torch.device) -> None:
+    """CuSOLVER's ``gels`` returns garbage here without a word."""
+    half = random_matrix("normal", 1000, 50, device=device)
+    a, b = torch.cat([half, half], 1), random_matrix("normal", 1000, 1, seed=20, device=device)
+    result = neula.lstsq(a, b)
+    expected = torch.linalg.lstsq(a.cpu(), b.cpu(), driver="gelsd").solution
+    assert result.rank == 50
+    assert torch.linalg.matrix_norm(result.x.cpu() - expected) <= 1e-10 * torch.linalg.matrix_norm(expected)
+
+
+@pytest.mark.parametrize("kind", [*ENTRIES, *SPECTRA])
+def test_random_matrices_on_the_device(kind: str, device: torch.device) -> None:
+    before = torch.cuda.get_rng_state(device)
+    a = random_matrix(kind, 300, 129, cond=1e3, device=device, seed=2)
+    assert a.device == device
+    assert torch.equal(a, random_matrix(kind, 300, 129, cond=1e3, device=device, seed=2))
+    assert torch.equal(torch.cuda.get_rng_state(device), before)
+    if kind in SPECTRA:
+        assert float(torch.linalg.cond(a.cpu())) == pytest.approx(1e3, rel=1e3 * 4 * 500 * U64)
 
 
 def test_plain_products_are_not_made_of_parts() -> None:

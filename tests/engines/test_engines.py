@@ -1,5 +1,6 @@
 """The engine interface on the CPU engines, and emulated tensor cores against scalar arithmetic."""
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -14,19 +15,24 @@ from neula.engines import (
     ENGINES,
     FORMATS,
     FP16,
+    FP32,
     FP64,
     UNITS,
     CpuEngine,
     CudaEngine,
     EmulatedEngine,
     Engine,
+    cpu,
     cuda,
+    describe,
+    graphs,
     select_engine,
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
 from neula.engines.inputs import Written, copied, layouts_of, made, nbytes_of, put
 from neula.engines.shipped import cuda_tuning
+from neula.io.matrices import random_matrix
 from neula.kernels.precision import exact_matmul
 
 U32, U64 = 2.0**-24, 2.0**-53
@@ -110,6 +116,19 @@ def test_gemm_is_that_of_blas(engine: Engine, m: int, k: int, n: int, alpha: flo
 
 
 @EACH
+@SHAPES
+@pytest.mark.parametrize("alpha", [1.0, -0.25])
+def test_gemm_without_c_makes_one(engine: Engine, m: int, k: int, n: int, alpha: float) -> None:
+    a, b = working(engine, m, k, 1), working(engine, k, n, 2)
+    low_a, low_b = rounded(engine, a), rounded(engine, b)
+    result = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
+    assert result.dtype == engine.storage
+    assert result.shape == (m, n)
+    error = np.abs(result.double().numpy() - alpha * exact(low_a, low_b))
+    assert (error <= gemm_bound(engine, low_a, low_b, None, alpha, 0.0)).all()
+
+
+@EACH
 def test_gemm_on_views_of_column_major_storage(engine: Engine) -> None:
     """What the recursion does: transposed left operand, blocks of columns, neighbours untouched."""
     store = working(engine, 129, 40, 4)
@@ -125,6 +144,16 @@ def test_gemm_on_views_of_column_major_storage(engine: Engine) -> None:
     assert (np.abs(c.double().numpy() - expected) <= bound).all()
     untouched[4:21, 11:18] = target[4:21, 11:18]
     assert torch.equal(untouched, target)
+
+
+@EACH
+def test_gemm_of_strided_operands(engine: Engine) -> None:
+    a, b = random(60, 90, 6).to(engine.storage), random(90, 40, 7).to(engine.storage)
+    for left, right in ((a[::2, ::3], b[::3, 1::2]), (a.T[:31], b[:60]), (a[:, 4:5], b[4:5])):
+        low_a, low_b = rounded(engine, left), rounded(engine, right)
+        result = engine.gemm(engine.operand(left), engine.operand(right))
+        error = np.abs(result.double().numpy() - exact(low_a, low_b))
+        assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
 
 
 @EACH
@@ -155,6 +184,14 @@ def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
 
 
 @EACH
+def test_operand_of_a_wider_matrix_is_rounded(engine: Engine) -> None:
+    x = random(20, 6, 9)
+    low = engine.operand(x)
+    assert torch.equal(low.double(), rounded(engine, x))
+    assert engine.gemm(low.T, low).dtype == engine.storage
+
+
+@EACH
 def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
     """However often it is rounded, by at most ``(k + 1) u`` of all that is added up."""
     m, k, n = 20, 12, 9
@@ -172,6 +209,30 @@ def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
     assert ((result.double() - exact).abs() <= (k + 1) * engine.format.u * size).all()
 
 
+@pytest.mark.parametrize("block", [1, 3, 4, 8])
+@pytest.mark.parametrize("format", ["fp16", "bf16"])
+def test_gemm_low_rounds_c_after_each_block(format: str, block: int) -> None:
+    """C takes part in every sum: what is below half its last bit is lost, block by block."""
+    engine = EmulatedEngine("cpu", format, block=block)
+    k, u = 24, engine.format.u
+    a, b = torch.full((1, k), u / 5), torch.ones(k, 1)
+    a = engine.operand(a)
+    c = engine.gemm_low(a, b, -torch.ones(1, 1))
+    expected = torch.tensor(-1.0, dtype=torch.float64)
+    for _ in range(k // block):
+        expected = round_to(expected - block * a[0, 0].double(), engine.format)
+    assert float(c) == float(expected)
+    assert (float(c) == -1.0) == (block / 5 < 1)
+    assert float(engine.unblocked.gemm_low(a, b, -torch.ones(1, 1))) == -1.0
+
+
+def test_unblocked_is_the_same_engine_but_for_the_blocks() -> None:
+    engine = EmulatedEngine("cpu", "bf16", "v100", accumulate="fp16").unblocked
+    assert (engine.format, engine.accumulate, engine.unit, engine.block) == (BF16, "fp16", UNITS["v100"], 1)
+    cpu_engine = CpuEngine("cpu", "fp32")
+    assert cpu_engine.unblocked is cpu_engine
+
+
 @EACH
 def test_bmm_multiplies_each_pair(engine: Engine) -> None:
     a = torch.stack([working(engine, 31, 5, s) for s in range(4)])
@@ -185,11 +246,26 @@ def test_bmm_multiplies_each_pair(engine: Engine) -> None:
 
 
 @EACH
+def test_empty_is_column_major(engine: Engine) -> None:
+    x = engine.empty(300, 7)
+    assert (x.shape, x.stride(), x.dtype) == ((300, 7), (1, 300), engine.storage)
+    assert engine.empty(2, 3, dtype=torch.float16).dtype == torch.float16
+
+
+@EACH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_column_max(engine: Engine, dtype: torch.dtype) -> None:
     a = random(300, 33, 11, dtype)
     for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
         assert torch.equal(engine.column_max(view), view.abs().max(0).values)
+
+
+@EACH
+def test_column_max_in_many_blocks(engine: Engine) -> None:
+    """More elements than a cache holds: the largest one stands in the last row."""
+    a = torch.zeros(3000, 700)
+    a[-1] = -torch.arange(700.0)
+    assert torch.equal(engine.column_max(a), torch.arange(700.0))
 
 
 @EACH
@@ -228,6 +304,29 @@ def test_gram(engine: Engine, m: int, k: int, n: int) -> None:
     assert (np.abs(gram.numpy() - exact(a.T, a)) <= bound).all()
 
 
+@pytest.mark.parametrize("m", [300, 5000])
+def test_emulated_gram_is_as_good_as_double(m: int) -> None:
+    a = working(EmulatedEngine("cpu", "fp32"), m, 7, 14)
+    error = np.abs(EmulatedEngine("cpu", "fp32").gram(a).numpy() - exact(a.T, a))
+    assert (error <= m * U64 * exact(a.T.abs(), a.abs())).all()
+
+
+@EACH
+def test_using_makes_another_engine(engine: Engine) -> None:
+    other = engine.using("fp32")
+    assert (type(other), other.format, other.device) == (type(engine), FP32, engine.device)
+    assert other is not engine
+    assert engine.using(engine.format).format is engine.format
+
+
+def test_using_keeps_the_unit() -> None:
+    other = EmulatedEngine("cpu", "fp16", "h100", block=3, accumulate="fp16").using("bf16")
+    assert (other.accumulate, other.block, other.unit, other.format) == ("fp16", 3, UNITS["h100"], BF16)
+    assert repr(other) == "emulated (h100, 3 products at a time, fp16 sums) in bf16"
+    assert repr(EmulatedEngine("cpu", "tf32")) == "emulated in tf32"
+    assert [EmulatedEngine("cpu", name, "h100").block for name in ("fp16", "bf16", "tf32")] == [16, 16, 8]
+
+
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"unknown format 'int8'.*'fp16'"):
         EmulatedEngine("cpu", "int8")
@@ -239,6 +338,12 @@ def test_unknown_names_list_the_known_ones() -> None:
         EmulatedEngine("cpu", "fp16", "v1000")
     with pytest.raises(ValueError, match="unknown format"):
         EmulatedEngine("cpu").using("half")
+
+
+@pytest.mark.parametrize("block", [0, -8])
+def test_block_must_be_positive(block: int) -> None:
+    with pytest.raises(ValueError, match=f"block must be at least 1, got {block}"):
+        EmulatedEngine("cpu", "fp16", block=block)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -262,6 +367,16 @@ def test_auto_goes_by_the_device() -> None:
     assert isinstance(select_engine("emulated", torch.device("cpu")), EmulatedEngine)
     engine = EmulatedEngine("cpu", "bf16", accumulate="fp16")
     assert select_engine(engine, torch.device("cpu")) is engine
+
+
+def test_describe_names_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neula.engines.measured_rates", lambda *sizes: cpu.measured_rates(64, 64))
+    described = {e["engine"]: e for e in describe()}
+    assert set(described) == {"cuda", "cpu", "emulated"}
+    assert described["cuda"]["available"] == torch.cuda.is_available()
+    assert all(described["cpu"]["formats"][f]["rate_gflops"] > 0 for f in ("bf16", "fp32", "fp64"))
+    assert "not offered" in described["cpu"]["formats"]["fp16"]["note"]
+    json.dumps(list(described.values()))
 
 
 # ---------------------------------------------------------------- emulated tensor cores
@@ -315,6 +430,24 @@ def test_fp16_accumulation_bit_by_bit(block: int, k: int) -> None:
     assert torch.equal(result, result.half().float()), "every sum is an fp16 number"
 
 
+def test_fp16_accumulation_rounds_once() -> None:
+    """``1 + 2^-11 + 2^-28``: just above a tie of fp16, a tie once float32 has swallowed the tail."""
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=4)
+    a = torch.tensor([[1.0, 2.0**-11, 2.0**-14, 0.0]])
+    b = torch.tensor([[1.0], [1.0], [2.0**-14], [0.0]])
+    assert torch.equal(scalar_product(a, b, 4, nearest_fp16), torch.tensor([[1 + 2.0**-10]]).double())
+    assert float(engine.gemm(engine.operand(a), engine.operand(b))) == 1 + 2.0**-10
+
+
+def test_fp16_accumulation_overflows() -> None:
+    engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=4)
+    ones = torch.ones(1, 8)
+    large = torch.full((8, 1), 16384.0)
+    assert float(engine.gemm(ones[:, :3], large[:3])) == 49152.0
+    assert float(engine.gemm(ones, large)) == math.inf
+    assert float(EmulatedEngine("cpu", "fp16").gemm(ones, large)) == 131072.0
+
+
 @pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_single_product_is_exact(format: str, unit: str) -> None:
@@ -324,6 +457,14 @@ def test_a_single_product_is_exact(format: str, unit: str) -> None:
     assert torch.equal(engine.gemm(a, b).double(), a.double() @ b.double())
 
 
+@pytest.mark.parametrize("accumulate", ["fp32", "fp16"])
+@pytest.mark.parametrize("format", ["fp32", "fp64"])
+def test_wide_formats_have_no_tensor_core(format: str, accumulate: str) -> None:
+    engine = EmulatedEngine("cpu", format, accumulate=accumulate)
+    a, b = working(engine, 9, 30, 42), working(engine, 30, 8, 43)
+    assert torch.equal(engine.gemm(a, b), EmulatedEngine("cpu", format, "ideal").gemm(a, b))
+
+
 def test_overflow_of_an_operand_is_infinite_and_spreads() -> None:
     a, b = torch.tensor([[7e4, 1.0], [1.0, 1.0]]), torch.eye(2)
     product = EmulatedEngine("cpu", "fp16").gemm(EmulatedEngine("cpu", "fp16").operand(a), b)
@@ -331,6 +472,13 @@ def test_overflow_of_an_operand_is_infinite_and_spreads() -> None:
     assert product[1, 0] == 1.0
     bf16 = EmulatedEngine("cpu", "bf16")
     assert torch.isfinite(bf16.gemm(bf16.operand(a), b)).all()
+
+
+def test_subnormal_operands_are_kept() -> None:
+    engine = EmulatedEngine("cpu", "fp16")
+    x = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26]])
+    product = engine.gemm(engine.operand(x), torch.eye(3))
+    assert product.tolist() == [[2.0**-24, 3 * 2.0**-24, 0.0]]
 
 
 def relative_errors(engine: EmulatedEngine, k: int, seed: int) -> torch.Tensor:
@@ -361,6 +509,19 @@ def test_truncation_drifts_in_proportion_to_k(unit: str, k: int) -> None:
     assert -float(errors.min()) <= engine.unit.sum_error(k, engine.block)
 
 
+def test_rounding_to_nearest_grows_like_the_square_root_of_k() -> None:
+    """Errors of both signs: ``sqrt(k) u`` bounds their root mean square (each addition errs by at most u of
+    a partial sum, independently), and their mean is far below that of truncation.
+    """
+    for k in (256, 1024, 4096, 16384):
+        errors = relative_errors(EmulatedEngine("cpu", "fp16", "ideal"), k, seed=51)
+        spread = float(errors.square().mean().sqrt())
+        assert spread <= math.sqrt(k) * U32
+        # 1024 errors of both signs: their mean is a 1/32 of their spread, 5 sigma allowed. Sums in one row
+        # share an operand, but not the rounding of partial sums.
+        assert abs(float(errors.mean())) <= 5 / 32 * spread + 0.1 * U32
+
+
 # ---------------------------------------------------------------- nothing global changes
 
 
@@ -379,6 +540,19 @@ def users_switches() -> Iterator[None]:
     torch.backends.cuda.matmul.fp32_precision = before[0]
     torch.backends.mkldnn.matmul.fp32_precision = before[1]
     torch.set_default_dtype(before[2])
+
+
+@EACH
+def test_engines_leave_global_state_alone(
+    engine: Engine, users_switches: None, global_state: Callable[[], list[object]]
+) -> None:
+    before = global_state()
+    a = working(engine, 65, 33, 60)
+    engine.gemm(engine.operand(a).T, engine.operand(a), engine.empty(33, 33))
+    engine.gram(a)
+    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype))
+    cpu.measured_rates.__wrapped__(64, 64)
+    assert global_state() == before
 
 
 @EACH
@@ -427,6 +601,14 @@ def test_cpu_products_of_blocks_with_gaps_are_made_dense_first() -> None:
     assert _dense(whole) is whole
 
 
+def test_products_beside_something_else() -> None:
+    engine = EmulatedEngine()
+    a, b, c = (engine.operand(random_matrix("normal", 8, 8, seed=i).float()) for i in range(3))
+    expected = engine.gemm_low(a, b, c.clone())
+    assert engine.subtract_beside([(a, b, c)], lambda: "done") == "done"
+    assert torch.equal(c, expected)
+
+
 @pytest.mark.parametrize("shape", [(5000, 1024), (1024, 5000), (300, 300), (70, 20000)])
 @pytest.mark.parametrize(("arithmetic", "width"), [("fp16", cuda.TILE[1]), ("fp16_cor", cuda.TILE[0])])
 def test_pieces_of_a_product_leave_some_units_free(
@@ -469,3 +651,12 @@ def test_inputs_that_are_written_where_they_are_wanted() -> None:
     assert all(torch.equal(x, y) for x, y in zip(put(room, written), tensors, strict=True))
     (total,) = EmulatedEngine("cpu").replay(lambda x, y: (x.sum() + y.sum(),), written, "key")
     assert total == 2 * 3 + 2 * 4
+
+
+def test_what_is_asked_for_often() -> None:
+    graphs.clear()
+    assert [graphs.often("a shape") for _ in range(graphs.OFTEN + 2)] == [False] * graphs.OFTEN + [True] * 2
+    assert not graphs.often("another one")
+    for i in range(graphs.MOST):
+        graphs.often(i)
+    assert not graphs.often("a shape")

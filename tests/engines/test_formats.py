@@ -139,6 +139,11 @@ def test_float64_is_rounded_once(target: Format) -> None:
     assert same_bits(round_to(x, target), expected)
 
 
+def test_fp64_leaves_float64_alone() -> None:
+    x = around(FP64, 100, seed=7)
+    assert same_bits(round_to(x, FP64), x)
+
+
 @NARROW
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_of_the_format_stay(target: Format, dtype: torch.dtype) -> None:
@@ -178,3 +183,12 @@ def test_unit_roundoff_is_reached_and_not_exceeded(target: Format) -> None:
     error = ((round_to(x, target) - x) / x).abs().max()
     # The largest error is u / (1 + u), at the first tie above 1; 1e5 samples come within a percent of it.
     assert 0.95 * target.u < error <= target.u
+
+
+@NARROW
+def test_input_is_left_alone_and_views_are_read_through(target: Format) -> None:
+    x = any_float32(600, seed=9).nan_to_num(nan=1.0).reshape(20, 30)
+    before = x.clone()
+    for view in (x.T, x[::2, 1::3], x[:, 5:6].expand(-1, 4)):
+        assert same_bits(round_to(view, target), round_to(view.contiguous(), target))
+    assert same_bits(x, before)

@@ -54,6 +54,21 @@ def test_caps_hide_the_unit_and_are_named(flags: dict[str, bool], name: str, val
     assert f"{name}={value}" in obstacle_to_bf16(flags, {name: value}, "linux")
 
 
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ONEDNN_MAX_CPU_ISA": "DEFAULT"},
+        {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+        {"ONEDNN_MAX_CPU_ISA": "AVX10_1_512_AMX"},
+        {"ONEDNN_MAX_CPU_ISA": "", "ATEN_CPU_CAPABILITY": ""},
+        {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_AMX", "DNNL_MAX_CPU_ISA": "AVX2"},  # oneDNN takes the first
+        {"ATEN_CPU_CAPABILITY": "avx512"},
+    ],
+)
+def test_caps_above_the_unit(environment: dict[str, str]) -> None:
+    assert obstacle_to_bf16(SAPPHIRE_RAPIDS, environment, "linux") == ""
+
+
 def test_without_onednn_there_is_no_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert "oneDNN" in cpu_engine._decided.__wrapped__()
@@ -78,6 +93,12 @@ def test_a_cpu_without_a_unit_says_so(
 def test_a_cpu_with_a_unit_uses_it(bf16_unit: Callable[[bool], None]) -> None:
     bf16_unit(True)
     assert CpuEngine("cpu").formats == ("bf16", "fp32", "fp64")
+
+
+def test_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_engine, "measured_rates", lambda *sizes: pytest.fail("measured"))
+    cpu_engine._decided.cache_clear()
+    assert CpuEngine("cpu").formats[-2:] == ("fp32", "fp64")
 
 
 def test_it_is_asked_once_by_however_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +149,8 @@ def formats_of_a_process(**caps: str) -> list[str]:
 
 def test_two_processes_decide_alike() -> None:
     assert formats_of_a_process() == list(CpuEngine("cpu").formats)
+
+
+def test_with_caps_a_process_has_no_bf16() -> None:
+    caps = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    assert formats_of_a_process(**caps) == ["fp32", "fp64"]

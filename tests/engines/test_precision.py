@@ -93,6 +93,14 @@ def test_where_there_is_no_guard_products_are_those_of_doubles(
     assert torch.equal(result, torch.full((3,), 2.0))
 
 
+def test_on_a_cpu_a_product_is_just_called() -> None:
+    a, b, c = normal(5, 4, 1), normal(4, 3, 2), normal(5, 3, 3)
+    assert torch.equal(exact_matmul(a, b), a @ b)
+    expected = c - a @ b
+    assert exactly(torch.addmm, c, a, b, alpha=-1.0, out=c) is c
+    torch.testing.assert_close(c, expected, rtol=0, atol=16 * U32 * float(expected.abs().max()))
+
+
 # ---------------------------------------------------------------- on a GPU
 
 
@@ -150,6 +158,23 @@ def test_products_of_halves_are_summed_in_float32(
     assert ((c.double() - expected).abs() <= engine.format.u * expected.abs() + 4 * k * U32 * size).all()
     for found, reference in ((wide, expected), (product, exact)):
         assert ((found.double() - reference).abs() <= 4 * k * U32 * size).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direct", [True, False])
+def test_tf32_products_with_and_without_cublas(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They err as much as operands of eleven bits, and no more, whatever the user's switch says."""
+    if not direct:
+        monkeypatch.setattr(cublas, "runs", lambda device: False)
+    engine = CudaEngine("cuda", "tf32")
+    a, b, c = normal(300, 500, 1, "cuda"), normal(500, 70, 2, "cuda"), normal(70, 300, 3, "cuda").T
+    size = c.double().abs() + a.double().abs() @ b.double().abs()
+    expected = c.double() - a.double() @ b.double()
+    before = read_switches()
+    error = (engine.gemm(a, b, c, alpha=-1.0, beta=1.0).double() - expected).abs()
+    assert (error <= (4.2 * engine.format.u + 4 * 503 * U32) * size).all()
+    assert float((error / size).max()) > 16 * U32, "full precision, which would be slower"
+    assert read_switches() == before
 
 
 @pytest.mark.gpu

@@ -167,6 +167,18 @@ def test_backward_error_does_not_depend_on_the_condition(
     assert errors.max() < 10 * errors.min()  # while the condition number grows by 1e6
 
 
+def test_a_second_pass_leaves_the_backward_error(accuracy: Measurements) -> None:
+    for spectrum in SPECTRA:
+        once, twice = (values(accuracy, m, "backward_error", spectrum) for m in ("RGSQRF", "RGSQRF-Reortho"))
+        # It adds the rounding errors of a Q of norm 1, which are smaller than those of the first pass.
+        assert (twice < 2 * once).all()
+
+
+def test_low_and_single_precision_are_as_far_apart_as_their_roundoffs(accuracy: Measurements) -> None:
+    ratio = np.median(values(accuracy, "RGSQRF", ERROR) / values(accuracy, "SGEQRF", ERROR))
+    assert U16 / U32 / 30 < ratio < 30 * U16 / U32
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_orthogonality_is_lost_with_the_condition(accuracy: Measurements, spectrum: str) -> None:
     once = values(accuracy, "RGSQRF", "orthogonality", spectrum)

@@ -197,6 +197,31 @@ def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Me
     assert (refined < 10 * double).all()
 
 
+def test_single_and_double_grow_with_the_condition(refinement: Measurements) -> None:
+    for solver in ("SCuSOLVE", "DCuSOLVE", "RGSQRF + CGLS"):
+        values = gradients(refinement, solver)
+        assert 30 < values[-1] / values[0] < 3e4  # in proportion: 1e3
+
+
+def test_double_is_that_of_numpy(refinement: Measurements) -> None:
+    row = refinement.where(solver="RGSQRF + CGLS", cond=1e4)[0]
+    a = random_matrix("cluster_small", row["m"], row["n"], cond=1e4, seed=3)
+    b = ls.right_hand_side(a)
+    x = np.linalg.lstsq(a.numpy(), b.numpy())[0]
+    reference = np.linalg.norm(a.numpy().T @ (a.numpy() @ x - b.numpy()))
+    assert reference / 10 < row["gradient"] < 10 * reference
+    assert ls.gradient_norm(a, b, torch.from_numpy(x)) == pytest.approx(reference, rel=0.5)
+
+
+def test_condition_is_that_of_the_product() -> None:
+    a = random_matrix("geometric", 60, 20, cond=1e3, seed=1)
+    r = torch.linalg.qr(random_matrix("arithmetic", 40, 20, cond=10.0, seed=2), mode="r")[1]
+    expected = np.linalg.cond(a.numpy() @ np.linalg.inv(r.numpy()))
+    assert cond.preconditioned_condition(a, r) == pytest.approx(expected, rel=1e-6)
+    assert cond.preconditioned_condition(a, torch.zeros_like(r)) is None
+    assert cond.preconditioned_condition(torch.ones_like(a), r) is None
+
+
 # --- iterations -------------------------------------------------------------------------------------------
 
 
@@ -225,3 +250,11 @@ def test_worst_spectrum_nears_the_bound(iterations: Measurements) -> None:
     assert len(part) > 3
     for row in part:
         assert cond.iteration_bound(row["cond_preconditioned"]) < 2 * row["cgls"]
+
+
+def test_rounding_errors_leave_condition_in_proportion(iterations: Measurements) -> None:
+    """``cond(A R^-1) - 1`` goes with the unit roundoff: a factor of 8 from fp16 to bf16."""
+    fp16, bf16 = (iterations.where(spectrum="arithmetic", format=name) for name in ("fp16", "bf16"))
+    for coarse, fine in zip(bf16, fp16, strict=True):
+        ratio = (coarse["cond_preconditioned"] - 1) / (fine["cond_preconditioned"] - 1)
+        assert 4 < ratio < 16

@@ -77,3 +77,21 @@ def test_hard_members_change_nothing_for_the_rest() -> None:
     same = [0, 4, 6]
     assert np.allclose(result.x[same], easy.x[same], rtol=4 * U64, atol=0)
     assert np.allclose(result.forward_errors[same], easy.forward_errors[same], rtol=1e-2)
+
+
+def test_exact_zeros() -> None:
+    a, b = batch(8, 3, (1.0, 2.0, 3.0), 2)
+    b[1, :, 0] = 0
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert not result.x[1, :, 0].any()
+    assert result.forward_errors[1, 0] == 0
+
+
+@pytest.mark.parametrize("shape", [(10, 4), (60, 30)])
+def test_conditions(shape: tuple[int, int]) -> None:
+    a, b = batch(*shape, (1e0, 1e1, 1e3, 1e5), 1)
+    found = neula.lstsq(a, b).conditions
+    true = np.linalg.cond(a / np.linalg.norm(a, axis=1, keepdims=True))
+    assert (found >= true / 10).all()
+    assert (found <= 10 * true).all()

@@ -131,6 +131,19 @@ def test_a_batch_goes_on_with_what_is_left(way: str) -> None:
     assert np.array_equal(result.x[[0, 5]], neula.lstsq(a[[0, 5]], b[[0, 5]]).x)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (4, 5, 3)])
+def test_exact_zeros(shape: tuple[int, ...]) -> None:
+    """Zero is exact for b = 0, and nothing is warned of."""
+    a = noise(*shape)
+    b = noise(*shape[:-1], 2)
+    b[..., 1] = 0.0
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert (result.x[..., 1] == 0).all()
+    assert (result.forward_errors[..., 1] == 0).all()
+    assert (result.x[..., 0] != 0).any()
+
+
 def test_accuracies_that_are_coarser() -> None:
     """Float64 to the accuracy of float32, and float32 to all digits."""
     a, b = noise(30, 6), noise(30)

@@ -82,6 +82,15 @@ def test_nearly_dependent_constraints() -> None:
         assert result.forward_error < 3e-14 / distance
 
 
+def test_few_or_many() -> None:
+    A, b, C, d = problem(20, 5, 5)
+    result = neula.lstsq(A, b, constraints=(C, d))
+    assert np.allclose(result.x, np.linalg.solve(C, d))
+    assert result.residual_norm == pytest.approx(np.linalg.norm(A @ result.x - b))
+    none = neula.lstsq(A, b, constraints=(C[:0], d[:0]))
+    assert np.allclose(none.x, neula.lstsq(A, b).x)
+
+
 def test_right_hand_sides_batches_and_gradients() -> None:
     rng = np.random.default_rng(0)
     A, B = rng.standard_normal((3, 15, 4)), rng.standard_normal((15, 2))
@@ -98,6 +107,27 @@ def test_right_hand_sides_batches_and_gradients() -> None:
 
     a = torch.from_numpy(A[:1].copy()).requires_grad_()
     assert torch.autograd.gradcheck(solution, (a,))
+
+
+def test_with_weights_and_damping() -> None:
+    A, b, C, d = problem(20, 6, 2)
+    w = np.linspace(0.1, 2, 20)
+    result = neula.lstsq(A, b, constraints=(C, d), weights=w, damp=0.3)
+    stacked = np.vstack([w[:, None] * A, 0.3 * np.eye(6)])
+    expected = gglse(stacked, np.concatenate([w * b, np.zeros(6)]), C, d)
+    assert np.allclose(result.x, expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_dtypes(dtype) -> None:
+    A, b, C, d = problem(20, 6, 2)
+    A, b = torch.from_numpy(A).to(dtype), torch.from_numpy(b).to(dtype)
+    result = neula.lstsq(A, b, constraints=(torch.from_numpy(C), d))
+    assert result.converged
+    assert result.x.dtype == dtype
+    expected = gglse(A.double().numpy(), b.double().numpy(), C, d)
+    error = np.abs(result.x.double().numpy() - expected).max()
+    assert error <= torch.finfo(dtype).eps * np.abs(expected).max()
 
 
 def test_covariance() -> None:
@@ -335,6 +365,19 @@ def test_rounded_right_hand_sides_contradict_one_another_and_are_accepted() -> N
         neula.lstsq(TALL, RIGHT, constraints=(C, [1.0, 2, 3 + 1e-9]))
     with pytest.raises(ValueError, match="contradict"):
         neula.lstsq(TALL, RIGHT, constraints=(np.array([[1.0, 1, 1], [0, 0, 0]]), [1.0, 1e-17]))
+
+
+def test_constraints_that_are_rows_of_a_wide_matrix() -> None:
+    rng = np.random.default_rng(1)
+    for A in (rng.standard_normal((3, 6)), rng.integers(-9, 10, (3, 6)).astype(float)):
+        b = rng.standard_normal(3)
+        shortest = neula.lstsq(A, b).x
+        for rows in ([0], [0, 2], [0, 1, 2]):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                result = neula.lstsq(A, b, constraints=(A[rows], b[rows]))
+            assert (result.rank, result.constraint_rank, result.converged) == (3, len(rows), True)
+            assert np.allclose(result.x, shortest, rtol=1e-11)
 
 
 def test_a_deficient_matrix_has_the_shortest_solution_in_its_own_units() -> None:

@@ -43,3 +43,20 @@ def test_the_solution_is_that_of_the_copy(shape: tuple[int, int], dtypes: list[t
     # Householder reflections do not depend on the units of columns.
     assert found.converged
     assert (error <= (found.forward_error + 1e-9) * torch.linalg.vector_norm(sizes * x, dim=0)).all()
+
+
+@pytest.mark.parametrize("given", [{"damp": 0.1}, {"weights": torch.linspace(1, 2, 150)}])
+def test_weights_and_damping_take_a_copy(given: dict[str, Any], dtypes: list[torch.dtype]) -> None:
+    found = neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="emulated", algorithm="cgls", **given)
+    assert found.converged
+    assert dtypes == [torch.float64]
+
+
+def test_wide_matrices_take_a_copy(dtypes: list[torch.dtype]) -> None:
+    neula.lstsq(normal(40, 90), normal(40, 1, seed=1), engine="emulated", algorithm="cgls")
+    assert dtypes == [torch.float64]
+
+
+def test_a_cpu_copies(dtypes: list[torch.dtype]) -> None:
+    neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="cpu", algorithm="cgls")
+    assert dtypes == [torch.float64]

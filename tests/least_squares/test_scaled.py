@@ -147,6 +147,18 @@ def test_derivatives_of_what_is_scaled(rng: np.random.Generator) -> None:
         torch.testing.assert_close(x, y, rtol=1e-14, atol=0)
 
 
+@pytest.mark.parametrize("decades", [0, 300, 600])
+@pytest.mark.parametrize("damp", [0.0, 1e-3, 1e150])
+def test_numbers_near_one(decades: int, damp: float, rng: np.random.Generator) -> None:
+    a, b = spread(rng, (2, 7, 4), decades), spread(rng, (2, 7, 2), decades)
+    problems = ScaledProblems.from_arrays(a, b, spread(rng, (7,), 300), damp)
+    for x in (problems.a, problems.b):
+        # A product of two fractions is a quarter at least; it may be rounded up to one.
+        largest = x.abs().amax(1)
+        assert ((largest >= 0.25) & (largest <= 1)).all()
+    assert torch.allclose(problems.norms[:, 0], torch.linalg.vector_norm(problems.a, dim=1))
+
+
 def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None:
     """Back and forth without an error: multiplications by powers of two."""
     a = spread(rng, (2, 7, 4), 0) * 10.0 ** torch.linspace(-60, 60, 4, dtype=torch.float64)
@@ -161,6 +173,22 @@ def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None
     assert torch.allclose(relative, sizes / sizes.amax(1, keepdim=True), rtol=1e-12, atol=0)
     one = torch.ones(2, 2, dtype=torch.float64)
     assert torch.equal(problems.residual_norm(one), torch.ldexp(one, problems.b_columns[:, 0]))
+
+
+def test_zero_columns_have_no_size() -> None:
+    a = torch.tensor([[[0.0, 1e-300], [0.0, 2e-300]]], dtype=torch.float64)
+    problems = ScaledProblems.from_arrays(a, torch.ones(1, 2, 1, dtype=torch.float64), None, 0.0)
+    assert problems.sizes[0, 0, 0] == 0
+    assert 0.25 <= problems.sizes[0, 1, 0] <= 2
+    assert (problems.norms[0, 0, 0], problems.columns[0, 0, 0]) == (1, 0)
+
+
+def test_everything_is_zero() -> None:
+    zero = torch.zeros(1, 3, 2, dtype=torch.float64)
+    problems = ScaledProblems.from_arrays(zero, zero, torch.ones(3, dtype=torch.float64), 0.0)
+    assert not problems.a.any()
+    assert not problems.b.any()
+    assert not problems.sizes.any()
 
 
 def test_where_the_gradient_vanishes() -> None:

@@ -10,7 +10,7 @@ import torch
 import neula
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
 from neula.algorithms.nonlinear.minpack import Near, polished
-from neula.algorithms.nonlinear.one_function import EPS, OneFunction
+from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual
 from neula.problems.nonlinear import curve_fit, least_squares
 
 T = np.linspace(0, 4, 40)
@@ -233,6 +233,15 @@ def test_active_bounds_are_left_to_the_way_for_all(bounds):
     assert result.cost <= expected.cost * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("scale", [1e-120, 1e-30, 1e30, 1e120])
+@pytest.mark.filterwarnings("error")
+def test_units_do_not_matter(scale):
+    y = stationary(0.1)
+    plain = neula.least_squares(lambda p: decay(T, *p) - y, [2.0, 1.0, 1.0])
+    sized = neula.least_squares(lambda p: decay(T, *(p / scale)) - y, np.array([2.0, 1.0, 1.0]) * scale)
+    assert relative_error(plain, sized.x / scale) <= 10**0.5 * (plain.forward_error + sized.forward_error)
+
+
 @pytest.mark.parametrize("scheme", ["2-point", "3-point", "5-point"])
 def test_differences(scheme):
     function = OneFunction(lambda p: decay(T, *p), None, scheme)
@@ -258,3 +267,10 @@ def test_corrected_steps_save_jacobians():
     while np.abs(x - TRUE).max() > 1e3 * EPS:
         x, plain = x + Near.at(function, x).step, plain + 1
     assert corrected < plain
+
+
+@pytest.mark.parametrize("spoiled", [np.nan, np.inf, 1e200])
+def test_residuals_that_are_not_finite_are_unusual(spoiled):
+    function = OneFunction(lambda p: np.array([p[0], spoiled, spoiled]), None, "2-point")
+    with pytest.raises(Unusual):
+        function.slopes(np.ones(1))

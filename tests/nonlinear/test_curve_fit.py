@@ -1,5 +1,7 @@
 """neula.curve_fit beside SciPy's."""
 
+import inspect
+import pickle
 import warnings
 
 import numpy as np
@@ -44,6 +46,25 @@ def test_as_scipy(options):
     np.testing.assert_allclose(popt, theirs, rtol=1e-6)
     # Theirs is of a Jacobian by one-sided differences.
     np.testing.assert_allclose(pcov, covariance, rtol=1e-5, atol=1e-6 * np.abs(covariance).max())
+
+
+def test_full_output():
+    popt, pcov, info, message, ier = neula.curve_fit(decay, X, Y, full_output=True)
+    assert popt.shape == (3,)
+    assert pcov.shape == (3, 3)
+    np.testing.assert_allclose(info["fvec"], decay(X, *popt) - Y)
+    assert info["nfev"] > 3
+    assert "termination condition" in message
+    assert ier in (1, 2, 3, 4)
+    assert len(neula.curve_fit(decay, X, Y)) == 2
+
+
+def test_parameters_of_scipy_are_there():
+    ours = inspect.signature(neula.curve_fit).parameters
+    theirs = inspect.signature(scipy.optimize.curve_fit).parameters
+    assert [name for name in theirs if name != "kwargs" and name not in ours] == []
+    positional = [name for name, p in theirs.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert list(ours)[: len(positional)] == positional
 
 
 def test_derivatives_of_the_caller():
@@ -111,6 +132,24 @@ def test_many_curves(library, own_x):
         np.testing.assert_allclose(curve[k], decay(own, *popt), rtol=1e-5)
 
 
+def test_results_pickle():
+    fit = neula.curve_fit(lambda x, a: a * x, X, 3 * X)
+    again = pickle.loads(pickle.dumps(fit))
+    np.testing.assert_array_equal(again.pcov, fit.pcov)
+    with pytest.raises(ValueError, match="after pickling"):
+        again.band(X)
+
+
+def test_predictors_of_any_kind():
+    """A table of two predictors, as SciPy passes it on, and a dict."""
+    x = RNG.random((2, 30))
+    y = 1.5 * x[0] + np.exp(0.5 * x[1])
+    table = neula.curve_fit(lambda x, a, b: a * x[0] + np.exp(b * x[1]), x, y)
+    named = neula.curve_fit(lambda x, a, b: a * x["u"] + np.exp(b * x["v"]), {"u": x[0], "v": x[1]}, y)
+    for fit in (table, named):
+        np.testing.assert_allclose(fit.popt, [1.5, 0.5], rtol=1e-10)
+
+
 def test_observations_that_are_nan():
     y = Y.copy()
     y[[3, 17]] = np.nan
@@ -127,6 +166,12 @@ def test_parameters_that_cannot_be_told_apart():
         popt, pcov = neula.curve_fit(lambda x, a, b, c: (a + b) * x + c, X, Y)
     assert np.isinf(pcov).all()
     np.testing.assert_allclose(popt[0] + popt[1], np.polyfit(X, Y, 1)[0], rtol=1e-8)
+
+
+def test_as_many_parameters_as_observations():
+    fit = neula.curve_fit(decay, X[:3], Y[:3], p0=[2.0, 1.0, 0.5])
+    np.testing.assert_allclose(decay(X[:3], *fit.popt), Y[:3], rtol=1e-9)
+    assert np.isinf(fit.pcov).all()
 
 
 @pytest.mark.parametrize(
@@ -174,6 +219,14 @@ def test_nothing_is_lost_without_a_word(where, spoil, message):
     given[where] = spoil(given[where])
     with warnings.catch_warnings(action="error"), pytest.raises(TypeError, match=f"{where}.*{message}"):
         neula.curve_fit(lambda x, a, b: a * x + b, **given)
+
+
+def test_objects_that_are_numbers_are_fitted():
+    x = np.linspace(0, 1, 20)
+    fit = neula.curve_fit(lambda x, a, b: a * x + b, x.astype(object), (2 * x + 1).astype(object))
+    assert np.allclose(fit.popt, [2, 1])
+    with pytest.raises(TypeError, match="ydata is None"):
+        neula.curve_fit(lambda x, a: a * x, x, None)
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -1,6 +1,7 @@
 """neula.least_squares: what SciPy's arguments mean, bounds, losses, batches, Jacobians, bad input."""
 
 import io
+import pickle
 from contextlib import redirect_stdout
 
 import numpy as np
@@ -78,6 +79,13 @@ def test_statistics_follow_from_r():
         result.confidence_intervals(95)
 
 
+def test_results_pickle():
+    result = neula.least_squares(decay, START)
+    again = pickle.loads(pickle.dumps(result))
+    np.testing.assert_array_equal(again.x, result.x)
+    np.testing.assert_array_equal(again.standard_errors(), result.standard_errors())
+
+
 def test_the_estimate_of_the_error_holds():
     """A fit that is stopped early knows how far it got: within a factor of ten."""
     result = neula.least_squares(torch_decay, torch.tensor(START), ftol=1e-3, xtol=None, gtol=None)
@@ -139,6 +147,11 @@ def test_functions_that_cannot_be_vectorized():
         torch.tensor([1.0, 1.0]).double(),
     )
     np.testing.assert_allclose(result.x.abs(), [2, 3], rtol=1e-12)
+
+
+def test_a_function_that_leaves_torch():
+    with pytest.raises(TypeError, match="3-point"):
+        neula.least_squares(lambda p: torch.tensor([p[0].item() - 1, p[1].item()]), torch.ones(2).double())
 
 
 def test_steps_of_differences():
@@ -234,6 +247,16 @@ def test_a_loss_of_the_caller():
         neula.least_squares(decay, START, loss=lambda z: z)
 
 
+def test_scales_and_units_do_not_matter():
+    scales = np.array([1e-12, 1e9, 1e3])
+    plain = neula.least_squares(decay, START)
+    scaled = neula.least_squares(lambda p: decay(p * scales), START / scales)
+    assert scaled.converged
+    np.testing.assert_allclose(scaled.x * scales, plain.x, rtol=1e-9)
+    named = neula.least_squares(lambda p: decay(p * scales), START / scales, x_scale=1 / scales)
+    np.testing.assert_allclose(named.x * scales, plain.x, rtol=1e-9)
+
+
 # --- batches ----------------------------------------------------------------------------------------------
 
 
@@ -272,6 +295,12 @@ def test_a_hopeless_member_leaves_the_others_alone():
     np.testing.assert_allclose(result.x[[0, 2]], [[3, 2**0.5]] * 2, rtol=1e-12)
 
 
+def test_no_problems():
+    result = neula.least_squares(lambda p: p[..., :1] - torch.ones(5).double(), torch.ones(0, 2).double())
+    assert result.x.shape == (0, 2)
+    assert result.converged
+
+
 # --- blocks -----------------------------------------------------------------------------------------------
 
 
@@ -297,6 +326,18 @@ def test_blocks_of_rows():
             neula.least_squares(some, START, blocks=unreadable)
 
 
+def test_blocks_within_bounds():
+    def some(p, rows):
+        return p[0] * np.exp(-p[1] * T[rows]) + p[2] - Y[rows]
+
+    bounds = ([0, 0, 0.6], [10, 10, 10])
+    result = neula.least_squares(some, [1, 1, 1], blocks=[slice(0, 15), slice(15, 40)], bounds=bounds)
+    whole = neula.least_squares(decay, [1, 1, 1], bounds=bounds)
+    assert result.converged
+    assert result.active_mask.tolist() == whole.active_mask.tolist() == [0, 0, -1]
+    np.testing.assert_allclose(result.x, whole.x, rtol=1e-9)
+
+
 # --- stopping ---------------------------------------------------------------------------------------------
 
 
@@ -317,6 +358,13 @@ def test_each_tolerance(name, status):
     result = neula.least_squares(decay, START, **tolerances)
     assert result.status == status
     np.testing.assert_allclose(result.x, BEST.x, rtol=1e-7)
+
+
+def test_coarse_tolerances_save_calls():
+    coarse = neula.least_squares(decay, START, ftol=1e-2, xtol=1e-2, gtol=1e-2)
+    fine = neula.least_squares(decay, START)
+    assert coarse.nfev < fine.nfev
+    assert coarse.converged
 
 
 def test_callbacks():
@@ -428,10 +476,37 @@ def test_functions_and_starts_that_cannot_be(fun, x0, error, message):
         neula.least_squares(fun, x0)
 
 
+def test_residuals_whose_number_changes():
+    calls = iter([5, 5, 5, 5, 4, 4, 4, 4, 4])
+
+    def residuals(p):
+        return np.ones(next(calls)) * p[0] - 3
+
+    with pytest.raises(ValueError, match="5 residuals before, and now 4"):
+        neula.least_squares(residuals, [1.0], "2-point")
+
+
 def test_gradients_are_not_lost():
     weights = torch.ones(40, dtype=torch.float64, requires_grad=True)
     with pytest.raises(ValueError, match="requires a gradient"):
         neula.least_squares(lambda p, w: w * torch_decay(p), torch.tensor(START), args=(weights,))
+
+
+def test_arguments_are_passed_on():
+    def residuals(p, t, *, y):
+        return p[0] * np.exp(-p[1] * t) + p[2] - y
+
+    def jac(p, t, *, y):
+        return decay_jacobian(p)
+
+    result = neula.least_squares(residuals, START, jac, args=(T,), kwargs={"y": Y})
+    np.testing.assert_allclose(result.x, BEST.x, rtol=1e-8)
+
+
+def test_a_number_to_begin_with():
+    result = neula.least_squares(lambda x: x**2 - 2, 1)
+    np.testing.assert_allclose(result.x, [2**0.5], rtol=1e-12)
+    assert neula.least_squares(lambda x: (x[0] - 1) * 3, [4.0]).fun.shape == (1,)
 
 
 def test_a_perfect_fit():

@@ -149,6 +149,11 @@ def test_kernels_that_take_the_rows_of_some_processes_only(processes: Processes)
     assert norm(columns * (found[0].x - one.x)) <= error * norm(columns * one.x)
 
 
+def test_more_columns_than_rows_with_damping(processes: Processes) -> None:
+    for size in COUNTS:
+        assert compare(processes, size, noise(12, 30), noise(12, 2, seed=2), damp=0.5).converged
+
+
 def test_zeros(processes: Processes) -> None:
     """A right-hand side that is zero, or orthogonal to all columns across processes."""
     a = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]]).double().repeat(6, 1)
@@ -164,6 +169,14 @@ def test_nearly_singular(processes: Processes) -> None:
     """What no process is sure of none accepts."""
     a = matrix(*LARGE, "geometric", 1e14)
     assert not compare(processes, 3, a, noise(LARGE[0], 1)).converged
+
+
+def test_nothing_to_solve(processes: Processes) -> None:
+    found = processes.check(2, tasks.solution, torch.ones(5, 0), torch.ones(5), None, {})
+    assert found[0].x.shape == (0,)
+    assert found[0].residual_norm == pytest.approx(5**0.5)
+    found = processes.check(2, tasks.solution, torch.ones(5, 1), torch.ones(5, 0), None, {})
+    assert found[0].x.shape == (1, 0)
 
 
 @pytest.mark.parametrize("size", COUNTS)

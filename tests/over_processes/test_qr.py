@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -109,6 +110,23 @@ def test_a_square_matrix_over_processes(processes: Processes) -> None:
     for function in ("qr", "tsqr"):
         found = processes.check(4, tasks.factors, function, a, {})[0]
         check_factors(found.Q, found.R, a, U["fp64"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_of_numpy(processes: Processes, dtype: type) -> None:
+    a = matrix(90, 6).numpy().astype(dtype)
+    found = processes.check(3, tasks.factors, "qr", a, {})[0]
+    assert isinstance(found.R, np.ndarray)
+    assert found.R.dtype == dtype
+    u = U["fp32" if dtype == np.float32 else "fp64"]
+    check_factors(torch.from_numpy(found.Q), torch.from_numpy(found.R), torch.from_numpy(a), u)
+
+
+def test_only_r(processes: Processes) -> None:
+    a = matrix(60, 5)
+    for found in processes.check(2, tasks.factors, "qr", a, {"mode": "r"}):
+        assert found.Q is None
+        assert torch.linalg.matrix_norm(found.R.T @ found.R - a.T @ a) <= 60 * U["fp64"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

@@ -12,7 +12,7 @@ import neula
 from least_squares_options import options_of
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED
-from neula.pipeline.border import LEAST_COLUMNS, Border, _on_the_grid
+from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
 from neula.problems.least_squares.together import _border
 
 
@@ -30,6 +30,12 @@ def test_a_border_adds_less_than_a_quarter(size: int) -> None:
     found = _on_the_grid(size, LEAST_COLUMNS)
     assert size <= found <= size + max(LEAST_COLUMNS - 1, size / 4)
     assert _on_the_grid(found, LEAST_COLUMNS) == found
+
+
+def test_few_shapes_serve_many() -> None:
+    rows = {_on_the_grid(m, LEAST_ROWS) for m in range(1800, 2200)}
+    columns = {_on_the_grid(n, LEAST_COLUMNS) for n in range(450, 550)}
+    assert len(rows) * len(columns) <= 9
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (3, 2), (33, 9), (100, 41), (64, 64), (65, 65), (700, 3)])
@@ -63,6 +69,16 @@ def test_a_matrix_of_deficient_rank_goes_on() -> None:
     found = neula.lstsq(a, torch.arange(60.0, dtype=torch.float64), engine=ENGINE)
     assert found.rank == 1
     assert torch.allclose(found.x, torch.full((20,), 29.5 / 20, dtype=torch.float64))
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    a, b = torch.ones(9, 3, dtype=torch.float64), torch.ones(9, dtype=torch.float64)
+    a[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="A"):
+        neula.lstsq(a, b, engine=ENGINE)
+    b[2] = torch.inf
+    with pytest.raises(ValueError, match="b"):
+        neula.lstsq(torch.randn(9, 3, dtype=torch.float64), b, engine=ENGINE)
 
 
 def test_special_problems_have_no_border() -> None:

@@ -90,6 +90,15 @@ def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch)
         assert 0 < found.seconds < 10
 
 
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("engine", [CpuEngine("cpu"), ENGINE])
+def test_statistics_are_the_users_arrays(engine: CpuEngine, wrap: Any) -> None:
+    a, b = wrap(normal(40, 4)), wrap(normal(40))
+    first, _, third = [neula.lstsq(a, b, engine=engine) for _ in range(3)]
+    assert type(third.standard_errors()) is type(first.standard_errors()) is type(a)
+    assert np.array_equal(first.standard_errors(), third.standard_errors())
+
+
 @pytest.mark.parametrize("module", [least_squares, systems])
 def test_the_first_link_is_launched_once(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a plan has launched it, and the chain goes on."""
@@ -166,6 +175,17 @@ def test_what_cannot_be_solved_is_told_of_as_at_first() -> None:
     huge = 1e300 * np.eye(12)
     with pytest.raises(OverflowError):
         neula.solve(1e-300 * huge / 1e300, np.full(12, 1e300), engine=ENGINE)
+
+
+def test_what_is_not_waited_for_stays_so() -> None:
+    a, b = normal(26, 26), normal(26)
+    for function in (neula.solve, neula.lstsq):
+        for _ in range(3):
+            assert function(a, b, engine=ENGINE).pending is None
+        for _ in range(3):
+            found = function(a, b, engine=ENGINE, wait=False)
+            assert found.pending is not None
+            assert neula.finish(found).converged
 
 
 def test_gradients_and_weights_take_no_plan() -> None:

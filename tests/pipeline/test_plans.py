@@ -16,6 +16,7 @@ import neula
 from neula.compat.scipy import lu_factor, lu_solve
 from neula.kernels import core
 from neula.pipeline import plans
+from neula.pipeline.plans import Plans
 from neula.problems.least_squares import solution
 
 normal = partial(normal_array, seed=None)
@@ -113,6 +114,17 @@ def test_arguments_are_checked_as_at_first() -> None:
         assert np.allclose(neula.lstsq(a, b=b, weights=np.arange(11.0)).x, neula.lstsq(a, b).x, atol=9)
 
 
+def test_views_of_arrays() -> None:
+    a, b = normal(12, 6), normal(12)
+    for _ in range(3):
+        expected = neula.lstsq(a[::2], b[::2]).x
+        neula.lstsq(a[::2].copy(), b[::2].copy())
+    assert np.allclose(neula.lstsq(a[::2].copy(), b[::2].copy()).x, expected, rtol=1e-12)
+    frozen = a[::2].copy()
+    frozen.flags.writeable = False
+    assert np.allclose(neula.lstsq(frozen, b[::2].copy()).x, expected, rtol=1e-12)
+
+
 def test_reversed_rows() -> None:
     """A single row is contiguous in memory, whatever its stride."""
     a, b = normal(2, 1)[::-2], normal(2)[::-2]
@@ -153,6 +165,18 @@ def test_a_plan_belongs_to_a_core_and_a_tuning(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plans, "core", lambda: asked.append(None))
     assert np.allclose(neula.solve(a, b).x, np.linalg.solve(a, b))
     assert asked
+
+
+def test_so_many_shapes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "KEPT", 4)
+    made: list[int] = []
+    some = Plans(lambda x: made.append(len(x)))  # type: ignore[arg-type,func-returns-value]
+    some._operands = 1
+    for n in range(1, 6):
+        for _ in range(3):
+            assert some((np.ones(n),), {}) is None
+    assert made == [1, 2, 3, 4, 5]
+    assert len(some._plans) == len(some._seen) == 1
 
 
 @pytest.mark.parametrize("upper", [False, True])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import html.parser
+import math
 import pickle
 import warnings
 from collections.abc import Callable
@@ -81,6 +83,13 @@ def test_equality_is_identity(result: Any) -> None:
     assert len({result, again}) == 2
 
 
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies(result: Any, again: Callable[[Any], Any]) -> None:
+    other = again(result)
+    assert type(other) is type(result)
+    assert repr(other) == repr(result)
+
+
 def test_factors_solve_after_a_journey() -> None:
     factors = neula.lu_factor(SQUARE)
     other = pickle.loads(pickle.dumps(factors))
@@ -97,6 +106,14 @@ def test_what_is_said() -> None:
     with pytest.warns(neula.IllConditionedWarning):
         said = repr(neula.solve(np.vander(np.arange(20.0)), np.ones(20)))
     assert "NOT certified to fp64 accuracy, no digit of x is sure" in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.34, "12.3 s"), (0.0123, "12.3 ms"), (4.5e-5, "45 us"), (math.nan, "unknown")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert shown.duration(seconds) == text
 
 
 @pytest.mark.parametrize(

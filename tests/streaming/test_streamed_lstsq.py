@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.campaign.oracle import LeastSquares
 from tests.matrices import with_condition
 
@@ -136,6 +137,17 @@ def test_weights_are_rounded(rng: np.random.Generator, condition: float) -> None
     assert result.forward_error <= 1e-12 * condition
 
 
+def test_weights(rng: np.random.Generator) -> None:
+    a, b, w = rng.standard_normal((200, 5)), rng.standard_normal((200, 3)), rng.random(200)
+    w[:3] = 0.0, -1.0, 1e6
+    result = neula.lstsq(Pieces(a), b, weights=w)
+    assert result.converged
+    weighted = w[:, None] * a
+    assert error_of(weighted, result.x, exact_solution(weighted, w[:, None] * b)) <= result.forward_error
+    assert result.x.shape == (5, 3)
+    assert result.forward_errors.shape == (3,)
+
+
 @pytest.mark.parametrize("scale", [2.0**900, 2.0**-900, 1.0])
 def test_badly_scaled_columns(rng: np.random.Generator, scale: float) -> None:
     """Squares neither overflow nor underflow, also where it shows in a later block that they would."""
@@ -149,6 +161,14 @@ def test_badly_scaled_columns(rng: np.random.Generator, scale: float) -> None:
     late = a * units
     late[:100] *= 2.0**-60
     assert neula.lstsq(Pieces(late), b).converged
+
+
+def test_condition_does_not_count_units(rng: np.random.Generator) -> None:
+    a = rng.standard_normal((300, 6)) * 10.0 ** np.arange(-6, 6, 2)
+    result = neula.lstsq(Pieces(a), rng.standard_normal(300))
+    assert result.converged
+    assert result.condition < 10
+    assert result.factorization.startswith("cholesky")
 
 
 def test_below_full_rank(rng: np.random.Generator) -> None:
@@ -203,12 +223,46 @@ def test_digits_of_small_columns_below_full_rank(seed: int) -> None:
     assert (errors <= result.forward_errors).all()
 
 
+def test_subnormal_numbers(rng: np.random.Generator) -> None:
+    """They have few digits, and what columns are divided by is in range."""
+    a = np.round(rng.standard_normal((60, 3)) * 100) * 5e-324
+    result = neula.lstsq(row_blocks(a), a @ np.ones(3), certify="forward")
+    assert np.abs(result.x - 1).max() <= result.forward_error < 1e-10
+    # Large solutions of them are in range.
+    large = neula.lstsq(row_blocks(a[:, :1]), a[:, 0] * 2.0**700, certify="forward")
+    assert abs(large.x[0] * 2.0**-700 - 1) <= large.forward_error < 1e-10
+
+
 def test_rank_without_a_gap_is_warned_of(rng: np.random.Generator) -> None:
     a = with_condition(rng, 300, 20, 1e16)
     with pytest.warns(neula.AccuracyWarning):
         assert not neula.lstsq(Pieces(a), np.ones(300)).converged
     with pytest.raises(neula.AccuracyError):
         neula.lstsq(Pieces(a), np.ones(300), strict=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_narrow_numbers(rng: np.random.Generator, dtype: Any) -> None:
+    a, b = rng.standard_normal((300, 6)).astype(dtype), rng.standard_normal(300).astype(dtype)
+    result = neula.lstsq(Pieces(a), b)
+    exact = exact_solution(a.astype(float), b.astype(float))
+    assert result.x.dtype == dtype
+    assert result.accuracy == {np.float32: "fp32", np.float16: "fp16"}[dtype]
+    assert error_of(a.astype(float), result.x.astype(float), exact) <= result.forward_error
+    assert result.forward_error <= 4 * np.finfo(dtype).eps
+
+
+def test_solutions_are_like_b(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((60, 3)), rng.standard_normal((60, 1))
+    assert isinstance(neula.lstsq(Pieces(a), b).x, np.ndarray)
+    found = neula.lstsq(Pieces(torch.from_numpy(a)), torch.from_numpy(b).float())
+    assert found.x.dtype == torch.float64
+    assert found.x.shape == (3, 1)
+    assert found.accepted.shape == ()
+    zero = neula.lstsq(Pieces(a), 0 * b)
+    assert zero.converged
+    assert not zero.x.any()
+    assert zero.forward_error == 0
 
 
 def test_what_a_gpu_does(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +289,24 @@ def test_names_and_numbers_are_checked(rng: np.random.Generator) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             neula.lstsq(a, np.ones(30), **asked)
+
+
+def test_named_algorithm(rng: np.random.Generator) -> None:
+    a, b = rng.standard_normal((300, 6)), rng.standard_normal(300)
+    result = neula.lstsq(Pieces(a), b, algorithm="householder")
+    assert result.converged
+    assert [attempt.method for attempt in result.attempts] == ["householder fp64 + seminormal"]
+    assert result.passes == 2
+    for asked in ({"algorithm": "svd"}, {"compute": "fp32"}):
+        with pytest.raises(ValueError, match="needs A in memory"):
+            neula.lstsq(Pieces(a), b, **asked)
+
+
+def test_progress(rng: np.random.Generator) -> None:
+    told: list[tuple[str, float]] = []
+    a = rng.standard_normal((3000, 6))
+    neula.lstsq(row_blocks(a), a[:, 0], progress=lambda *what: told.append(what))
+    stages = list(dict.fromkeys(name for name, _ in told))
+    assert stages == ["pass 1: Gram matrix", "pass 2: refinement"]
+    assert [fraction for name, fraction in told if name == stages[0]][-1] == 1.0
+    assert len(told) > 20

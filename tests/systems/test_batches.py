@@ -10,9 +10,11 @@ import torch
 
 import neula
 from campaign.oracle import System
+from neula.engines import CpuEngine
 from neula.engines.shipped import cpu_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems import by_core
+from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.problem import Systems, SystemsSolutions
 from neula.problems.systems.together import solve_together
 
@@ -115,6 +117,50 @@ def test_units_are_no_reason_to_pass_on(rows: int, columns: int) -> None:
         assert (scaled <= found.backward_error[i].item() + 8 * U64).all()
 
 
+def test_what_needs_it_is_solved_again() -> None:
+    a, b = batch(12, (1e1, 1e13, 1e2), 1)
+    found = solve_together(systems(a, b), label=LIBRARY).values
+    assert accepted_of(found).all()
+    errors = System(a[1], b[1]).errors(found.x[1].numpy(), 12)
+    assert (torch.from_numpy(errors) <= found.forward_error[1]).all()
+
+
+@pytest.mark.parametrize("n", [5, 20])
+def test_the_singular_one_is_named(n: int) -> None:
+    a, b = batch(n, (1.0,) * 4, 1)
+    a[1] *= 1e-300
+    a[2, :, 3] = 0
+    with pytest.raises(SingularMember) as caught:
+        solve_together(systems(a, b), label=LIBRARY)
+    assert caught.value.place == 2
+
+
+def test_nan_is_refused_where_it_is() -> None:
+    a, b = batch(6, (1.0,) * 4, 1)
+    a[2, 1, 1] = np.nan
+    with pytest.raises(ValueError, match=r"A\[2, 1, 1\] is nan"):
+        neula.solve(a, b)
+
+
+@pytest.mark.parametrize("zero", ["b", "column"])
+def test_zero_right_hand_sides(zero: str) -> None:
+    a, b = batch(5, (1.0, 10.0, 2.0), 2)
+    b[1, :, 0 if zero == "column" else slice(None)] = 0
+    result = neula.solve(a, b)
+    assert result.converged
+    assert not result.x[1, :, 0].any()
+    assert (result.forward_errors[1, 0] == 0).all()
+
+
+def test_more_than_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = batch(9, (1.0, 10.0, 100.0, 3.0, 4.0), 1)
+    whole = neula.solve(a, b)
+    monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=2 * 81))
+    parts = neula.solve(a, b)
+    assert np.allclose(parts.x, whole.x, rtol=U64, atol=0)
+    assert parts.converged
+
+
 @pytest.mark.parametrize("target", [np.float32, np.float64])
 @pytest.mark.parametrize("n", [6, 24])
 def test_conditions(n: int, target: type[np.floating]) -> None:
@@ -123,6 +169,16 @@ def test_conditions(n: int, target: type[np.floating]) -> None:
     true = np.linalg.cond(a.astype(float) / np.linalg.norm(a.astype(float), axis=1, keepdims=True))
     assert (found.conditions >= true / 10).all()
     assert (found.conditions <= 10 * true).all()
+
+
+def test_growth() -> None:
+    """Wilkinson's matrix, whose elements double in each step."""
+    n = 10
+    a = np.eye(n) - np.tril(np.ones((n, n)), -1)
+    a[:, -1] = 1
+    for order in (a, a.T):
+        growth = neula.solve(np.stack([order, np.eye(n)]), np.ones((2, n, 1))).growth
+        assert growth in (1.0, 2.0, 2.0**9)
 
 
 @pytest.mark.parametrize("positive", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -362,6 +362,30 @@ def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch)
         beside = solved(spoilt, b, 3)
         assert torch.equal(beside.x[1::2], one.x[1::2])
         assert accepted_of(beside, n).tolist() == [i % 2 == 1 for i in range(61)]
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda a: a,
+    "columns": lambda a: a.mT.contiguous().mT,
+    "strided": lambda a: torch.zeros(*(2 * s for s in a.shape), dtype=a.dtype)[
+        tuple(slice(None, None, 2) for _ in a.shape)
+    ].copy_(a),
+    "negative": lambda a: torch.view_as_real(torch.complex(a, -a).conj().resolve_conj())[..., 1],
+    "one for all": lambda a: a[:1].expand(a.shape) if a.ndim == 3 else a,
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", [(7,), (30,), (240,), (5, 7), (5, 30)])
+def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    a, b = (torch.from_numpy(normal(*shape, k)).to(dtype) for k in (shape[-1], 2))
+    seen, right = VIEWS[view](a), VIEWS[view](b)
+    found, expected = neula.solve(seen, right), neula.solve(seen.clone(), right.clone())
+    assert found.converged
+    assert torch.allclose(found.x, expected.x, rtol=1e-5 if dtype == torch.float32 else 1e-9)
+    exact = torch.linalg.solve(seen.double(), right.double())
+    assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
 
 
 @pytest.mark.parametrize("n", [12, 250])

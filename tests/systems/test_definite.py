@@ -4,6 +4,8 @@ gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,11 +13,14 @@ import torch
 import neula
 from neula.algorithms.elimination.cholesky import cholesky, working_matrices
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
+from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, library_lu
 from neula.algorithms.krylov import iterative_refinement
 from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
 from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
+from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems import evidence, on_the_way, system, ways
 
@@ -67,6 +72,27 @@ def test_every_condition_is_solved(a: np.ndarray, first: bool | None, k: int, en
     assert (error <= np.array(found.forward_errors) + slack).all()
 
 
+def test_conjugate_gradients_take_over() -> None:
+    """Factors in fp16 of a condition number of 500: a step of their own leaves more than a tenth."""
+    a = conditioned(300, 500.0)
+    found = neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")
+    assert found.method == "cholesky fp16 + cg"
+    assert found.converged
+    assert found.iterations < 40
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_badly_scaled(scale: float) -> None:
+    a = conditioned(280, 10.0)
+    d = np.where(np.arange(280) % 2, 1.0, np.sqrt(scale))
+    for matrix, x in ((scale * a, None), (a * d[:, None] * d, np.ones(280) / d)):
+        b = matrix @ (np.ones(280) if x is None else x)
+        found = neula.solve(matrix, b, assume_a="pos", engine="emulated")
+        assert found.converged
+        expected = np.ones(280) if x is None else x
+        assert np.allclose(found.x / expected, 1.0, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("n", [1, 2, 260])
 @pytest.mark.parametrize("engine", ["emulated", "cpu"])
 def test_indefinite_and_singular(n: int, engine: str) -> None:
@@ -104,6 +130,17 @@ def test_cg_reaches_the_tolerance(k: int, tolerance: float) -> None:
     # The textbook bound, 2 ((s - 1) / (s + 1))^j with s^2 = cond, for the error in the norm of A.
     rate = (20**0.5 - 1) / (20**0.5 + 1)
     assert iterations <= 1 + np.log(tolerance / (2 * 20**0.5)) / np.log(rate)
+
+
+def test_cg_of_columns_that_end_early() -> None:
+    a = torch.diag(torch.arange(1.0, 9.0, dtype=torch.float64))
+    b = torch.stack([torch.zeros(8), torch.eye(8)[2], torch.ones(8)], 1).double()
+    x, _ = cg(lambda p: a @ p, lambda r: r, b, tolerance=1e-12, max_iterations=20)
+    assert torch.allclose(a @ x, b, rtol=0, atol=1e-10)
+    x, iterations = cg(
+        lambda p: a @ p, lambda r: r, torch.zeros(8, 2, dtype=a.dtype), tolerance=0.0, max_iterations=5
+    )
+    assert (float(x.abs().max()), iterations) == (0.0, 1)
 
 
 def test_columns_that_join_conjugate_gradients() -> None:
@@ -240,3 +277,68 @@ def test_cg_refinement_where_factors_alone_do_not_converge() -> None:
     )
     assert found.backward_error.max() <= 4 * U64
     assert found.iterations < 60
+
+
+INVERTING = replace(cuda_tuning((9, 0)), queued=0, queued_definite=0)
+
+
+def test_widths_of_inverted_blocks() -> None:
+    assert [INVERTING.inverted_width(n) for n in (100, 512, 3000, 12000, 30000)] == [0, 256, 1024, 2048, 2048]
+    assert EMULATED.inverted_width(10_000) == 0
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("k", [1, 5])
+@pytest.mark.parametrize(("n", "width"), [(1, 8), (40, 8), (61, 16), (64, 64)])
+def test_inverted_blocks_solve_as_substitution_does(
+    n: int, width: int, k: int, batch: tuple[int, ...]
+) -> None:
+    a = random_matrix("normal", 3 * n, n, seed=n, dtype=torch.float64)[:n].expand(*batch, n, n)
+    lu, pivots, _ = torch.linalg.lu_factor_ex(a)
+    solver = inverted_lu(lu, pivots, replace(INVERTING, inverted_from=1))
+    assert solver is not None
+    solver = InvertedLU.from_factors(lu, solver.permutation[..., 0], width)
+    b = random_matrix("normal", n, k, seed=1, dtype=torch.float64).expand(*batch, n, k)
+    before = b.clone()
+    for found, matrix in ((solver.solve(b), a), (solver.solve_transposed(b), a.mT)):
+        size = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(found)
+        assert (torch.linalg.matrix_norm(b - matrix @ found) <= 100 * n * U64 * size).all()
+    assert torch.equal(b, before)
+
+
+def test_library_factors_with_inverted_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = EmulatedEngine(format="fp64")
+    monkeypatch.setattr(EmulatedEngine, "tuning", INVERTING)
+    a = random_matrix("normal", 600, 600, dtype=torch.float64)
+    factors = library_lu(a, engine)
+    assert factors.inverted is not None
+    plain = LibraryLU(factors.lu, factors.pivots, factors.growth)
+    b = torch.ones(600, 2, dtype=torch.float64)
+    for mine, other in (
+        (factors.solve(b), plain.solve(b)),
+        (factors.solve_transposed(b), plain.solve_transposed(b)),
+    ):
+        assert torch.linalg.matrix_norm(mine - other) <= 1e-8 * torch.linalg.matrix_norm(other)
+    assert factors.in_double() is factors
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_solve_with_inverted_blocks(positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, small systems directly: the same evidence, also for an ill-conditioned member of a
+    batch.
+    """
+    monkeypatch.setattr(EmulatedEngine, "tuning", INVERTING)
+    a = np.stack([conditioned(520, 10.0), conditioned(520, 1e9)])
+    b = np.random.default_rng(2).standard_normal((2, 520, 1))
+    found = neula.solve(a, b, engine="emulated", assume_a="pos" if positive else "gen")
+    assert found.converged
+    assert found.forward_error <= 1e-14
+    assert found.method == ("cholesky fp64" if positive else "lu fp64 with pivoting")
+
+
+def test_blocks_in_two_precisions() -> None:
+    t = torch.eye(70) + 0.1 * random_matrix("normal", 70, 70, dtype=torch.float32).tril(-1)
+    blocks = InvertedBlocks.from_factor(t, torch.float64, upper=False, width=16)
+    x = torch.ones(70, 2, dtype=torch.float64)
+    assert torch.allclose(t.double() @ blocks.solve(x.clone()), x, rtol=0, atol=1e-13)
+    assert torch.allclose(t.double().T @ blocks.mT.solve(x.clone()), x, rtol=0, atol=1e-13)

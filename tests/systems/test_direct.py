@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.matrices import normal
 
+import neula
 from campaign.oracle import System
 from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
@@ -21,7 +22,7 @@ from neula.pipeline.refusals import Declined
 from neula.problems.systems.factor_source import _LU, VECTORS, SingularMember
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems
-from neula.problems.systems.together import solve_together
+from neula.problems.systems.together import _worst, solve_together
 
 noise = partial(normal, seed=3)
 
@@ -114,6 +115,15 @@ def test_scaled_at_the_ends_of_the_range(sign: int) -> None:
     check_exact(scaled.b, scaled.rows + scaled.b_columns, b)
 
 
+def test_zeros_stay() -> None:
+    a = noise(1, 4, 4)
+    a[0, 2], a[0, :, 1] = 0, 0
+    scaled = ScaledSystems.from_arrays(a, torch.zeros(1, 4, 2, dtype=torch.float64))
+    check_exact(scaled.a, scaled.rows + scaled.columns, a)
+    assert not scaled.b.any()
+    assert scaled.norms[0, 1, 0] == 1
+
+
 @pytest.mark.parametrize("cond", [1e0, 1e4, 1e8, 1e12])
 def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     a = torch.stack([random_matrix("geometric", 12, 12, cond=cond, seed=s) for s in range(3)])
@@ -163,6 +173,21 @@ def test_units_cost_no_digit(rows: int, columns: int) -> None:
     assert found.backward_error <= 9**0.5 * U64
 
 
+@pytest.mark.parametrize("units", [0, 200])
+def test_positive_definite(units: int) -> None:
+    r = noise(9, 9)
+    scales = torch.exp2(torch.linspace(-units, units, 9).round().double())
+    a, b = (scales[:, None] * (r @ r.T + torch.eye(9)) * scales)[None], scales[:, None] * noise(1, 9, 2)
+    a = (a + a.mT) / 2
+    answer = solve_together(Systems(a, b, replace(OPTIONS, positive=True)), label="cholesky fp64")
+    assert answer.label == "cholesky fp64"
+    found = answer.values
+    assert OPTIONS.limits(found.x.shape[1]).accept(found.evidence).all()
+    errors = System(a[0].numpy(), b[0].numpy()).errors(found.x[0].numpy(), 9)
+    assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
+    assert (found.forward_error <= 2 * U64).all()
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_one_of_a_batch_is_singular(place: int) -> None:
     a, b = noise(3, 5, 5), noise(3, 5, 1)
@@ -171,6 +196,18 @@ def test_one_of_a_batch_is_singular(place: int) -> None:
         solved(a, b)
     assert caught.value.place == place
     assert isinstance(caught.value, np.linalg.LinAlgError)
+
+
+@pytest.mark.parametrize("why", [r"A\[3, 3\] is -1.0", "the leading minor of order 4 is not positive"])
+def test_one_of_a_batch_is_not_definite(why: str) -> None:
+    a, b = torch.eye(5, dtype=torch.float64).repeat(3, 1, 1), noise(3, 5, 1)
+    if "minor" in why:
+        a[1, 2, 3] = a[1, 3, 2] = 2.0
+    else:
+        a[1, 3, 3] = -1.0
+    with pytest.raises(SingularMember, match=why) as caught:
+        solved(a, b, replace(OPTIONS, positive=True))
+    assert caught.value.place == 1
 
 
 def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,6 +219,26 @@ def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(SingularMember) as caught:
         solved(a, b)
     assert caught.value.place == 5
+
+
+def test_history_of_a_batch() -> None:
+    """One step more than there were corrections; the worst of all counts, also where parts take fewer."""
+    rng = np.random.default_rng(5)
+    a, b = rng.standard_normal((6, 30, 30)), rng.standard_normal((6, 30, 2))
+    alone = [neula.solve(x, y) for x, y in zip(a, b, strict=True)]
+    for one in alone:
+        assert len(one.history) == one.iterations + 1
+        assert one.history[-1] <= one.tolerance
+        assert one.history[-1] < one.history[0] <= 30 * 2.0**-53
+    together = neula.solve(a, b)
+    assert len(together.history) == together.iterations + 1
+    # Batched LAPACK may round in another order: the first ones are of the same size, and not more.
+    assert together.history[0] == pytest.approx(max(one.history[0] for one in alone), rel=1)
+
+
+def test_histories_of_different_length() -> None:
+    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
+    assert _worst(parts) == (3.0, 1.5, 1.0)
 
 
 def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:

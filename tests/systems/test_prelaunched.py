@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -72,6 +72,17 @@ def test_ill_conditioned_ones_need_no_pivoting(cond: float, n: int) -> None:
     assert float((found.x - x).norm() / x.norm()) <= 1e-15 * cond + 1e-14
 
 
+@pytest.mark.parametrize("cond", [1e2, 1e5, 1e8, 1e12])
+def test_normal_equations_first_where_a_matrix_is_small(cond: float) -> None:
+    a = random_matrix("geometric", 60, 60, cond=cond)
+    x = torch.linspace(1, 2, 60, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ByNormalEquations("cpu"))
+    assert found.converged
+    tried = [NORMAL_EQUATIONS] if cond < 1e7 else [NORMAL_EQUATIONS, MIXED]
+    assert [attempt.method for attempt in found.attempts] == tried
+    assert float((found.x - x).norm() / x.norm()) <= 1e-15 * cond + 1e-14
+
+
 def unmixed(n: int) -> torch.Tensor:
     """A permutation that takes the rows that butterflies mix to other such rows."""
     return torch.eye(n, dtype=torch.float64).flip(0)
@@ -84,6 +95,33 @@ def test_what_butterflies_do_not_mix_goes_on_to_lu_with_pivoting(n: int) -> None
     assert found.converged
     assert [attempt.method for attempt in found.attempts] == [MIXED, LIBRARY]
     assert torch.equal(found.x, x)
+
+
+def test_many_right_hand_sides_are_refined_in_working_precision() -> None:
+    """Residuals in twice the working precision would take longer than the factors; errors are bounded all the
+    same.
+    """
+    a, n, k = random_matrix("geometric", 96, 96, cond=1e4), 96, 80
+    x = torch.linspace(1, 2, n * k, dtype=torch.float64).reshape(n, k)
+    found, few = (neula.solve(a, a @ y, engine=ENGINE) for y in (x, x[:, :3]))
+    assert found.converged
+    assert few.converged
+    assert few.forward_error <= 2**-52 < found.forward_error <= 1e-15 * n * found.condition
+    norms = a.norm(dim=0)[:, None]
+    error = (norms * (found.x - x)).norm(dim=0) / (norms * x).norm(dim=0)
+    # b was rounded as well.
+    assert (error <= found.forward_error + 2**-52 * n * found.condition).all()
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e-30, 1e30, 1e290])
+def test_any_units(size: float) -> None:
+    a = random_matrix("normal", 20, 20)
+    rows = 10.0 ** torch.linspace(-12, 12, 20, dtype=torch.float64)[:, None]
+    x = torch.linspace(1, 2, 20, dtype=torch.float64)
+    given = size * a * rows if 1e-200 < size < 1e200 else size * a
+    found = neula.solve(given, given @ x, engine=ENGINE)
+    assert found.converged
+    assert float((found.x - x).norm()) <= 1e-11 * float(x.norm())
 
 
 @pytest.mark.parametrize("n", [3, 12, 70])
@@ -190,6 +228,54 @@ def test_factors_that_come_with_inverses(positive: bool, whole: int, monkeypatch
             neula.solve(a, a @ x, **options)
 
 
+def test_one_bad_member_of_a_batch() -> None:
+    a = torch.stack(
+        [random_matrix("geometric", 16, 16, cond=c, seed=i) for i, c in enumerate((10, 1e9, 1e3))]
+    )
+    x = torch.ones(3, 16, 2, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [NORMAL_EQUATIONS, LIBRARY]
+    assert torch.allclose(found.x, x, rtol=0, atol=1e-5)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    a, b = torch.eye(9, dtype=torch.float64), torch.ones(9, dtype=torch.float64)
+    with pytest.raises(ValueError, match="b"):
+        neula.solve(a, b / 0, engine=ENGINE)
+    a[4, 1] = torch.nan
+    with pytest.raises(ValueError, match="A"):
+        neula.solve(a, b, engine=ENGINE)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("n", [3, 80])
+@pytest.mark.parametrize("size", [2.0**-98, 1e-9, 1e9, 2.0**93])
+def test_matrices_of_one_size_are_not_scaled(size: float, n: int, positive: bool) -> None:
+    u = random_matrix("normal", n, n)
+    a = size * (u @ u.mT / n + torch.eye(n) if positive else u)
+    x = torch.linspace(1, 2, n, dtype=torch.float64)
+    assert ScaledSystems.as_given(a[None], (a @ x)[None, :, None]) is not None
+    found = neula.solve(a, a @ x, assume_a="pos" if positive else "gen", engine=ENGINE)
+    assert found.converged
+    assert found.method == (DEFINITE if positive else MIXED)
+    assert found.forward_error <= 2**-52
+    assert float((found.x - x).norm()) <= 1e-15 * n * found.condition * float(x.norm())
+
+
+@pytest.mark.parametrize("n", [1, 5, 40, 100])
+@pytest.mark.parametrize("size", [1.0, 1e-280, 1e280])
+def test_definite_systems(n: int, size: float) -> None:
+    u = random_matrix("normal", n, n)
+    units = 2.0 ** torch.linspace(-30, 30, n, dtype=torch.float64).round() if size == 1 else torch.ones(n)
+    a = size * (units[:, None] * (u @ u.mT / n + torch.eye(n)) * units)
+    x = torch.linspace(1, 2, n, dtype=torch.float64)
+    found = neula.solve(a, a @ x, assume_a="pos", engine=ENGINE)
+    assert found.converged
+    assert found.method == DEFINITE
+    assert float((units * (found.x - x)).norm()) <= 1e-12 * float((units * x).norm())
+
+
 @pytest.mark.parametrize("cond", [1e4, 1e10, 1e13])
 def test_what_prelaunched_steps_leave_goes_on_to_the_library(cond: float) -> None:
     q = torch.linalg.qr(random_matrix("normal", 120, 120)).Q
@@ -199,6 +285,16 @@ def test_what_prelaunched_steps_leave_goes_on_to_the_library(cond: float) -> Non
     assert found.converged
     assert found.method == (DEFINITE if cond < 1e11 else "cholesky fp64")
     assert found.forward_error <= 2**-52
+
+
+def test_what_is_not_definite_is_an_error() -> None:
+    a = torch.eye(12, dtype=torch.float64)
+    a[3, 4] = a[4, 3] = 2.0
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        neula.solve(a, torch.ones(12), assume_a="pos", engine=ENGINE)
+    a[5, 5] = -1.0
+    with pytest.raises(np.linalg.LinAlgError, match=r"A\[5, 5\] is -1.0"):
+        neula.solve(a, torch.ones(12), assume_a="pos", engine=ENGINE)
 
 
 @pytest.mark.gpu
@@ -214,6 +310,39 @@ def test_on_a_gpu(n: int) -> None:
         found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")
         assert found.method == (DEFINITE if n > 64 else NORMAL_EQUATIONS)
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
+
+
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("k", [None, 1, 3])
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | None, positive: bool) -> None:
+    """The one without the chain, the other with it."""
+    n, generator = 70, torch.Generator().manual_seed(5)
+    a = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    a = a @ a.mT / n + torch.eye(n) if positive else a
+    b = torch.randn(n, *(() if k is None else (k,)), generator=generator, dtype=torch.float64)
+    if library == "numpy":
+        a, b = a.numpy(), b.numpy()
+    what = "pos" if positive else "gen"
+    found = neula.solve(a, b, assume_a=what, engine=ENGINE)
+    batch = neula.solve(a[None], b if k is None else b[None], assume_a=what, engine=ENGINE)
+    assert type(found.x) is type(a)
+    assert np.array_equal(found.x, batch.x[0])
+    assert found.converged
+    assert (found.method, found.iterations, found.tolerance) == (
+        batch.method,
+        batch.iterations,
+        batch.tolerance,
+    )
+    assert [attempt.method for attempt in found.attempts] == [found.method]
+    for name in ("forward_error", "backward_error", "condition", "growth", "digits"):
+        assert getattr(found, name) == pytest.approx(getattr(batch, name), rel=1e-6)
+    for name in ("accepted", "backward_errors", "conditions", "forward_errors"):
+        mine, other = getattr(found, name), getattr(batch, name)[0]
+        assert type(mine) is type(a)
+        assert mine.shape == other.shape
+        assert mine.dtype == other.dtype
+        assert np.allclose(mine, other, rtol=1e-6)
 
 
 def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +380,45 @@ class Emulated(EmulatedEngine):
     """With the thresholds of a GPU, and its formats."""
 
     tuning = replace(OnAGPU.tuning, harmless=100)
+
+
+@pytest.mark.parametrize(("shift", "method"), [(300.0, "lu fp16"), (0.0, MIXED)])
+def test_what_needs_no_pivots_is_found_first(shift: float, method: str) -> None:
+    a, x = random_matrix("normal", 130, 130), torch.linspace(1, 2, 130, dtype=torch.float64)
+    a.diagonal().add_(shift)
+    found = neula.solve(a, a @ x, engine=Emulated("cpu"))
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [method]
+    assert float((found.x - x).norm()) <= 130 * 2**-52 * found.condition * float(x.norm())
+
+
+def test_a_batch_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnAGPU, "tuning", replace(OnAGPU.tuning, chunk_elements=512))
+    a = torch.stack([random_matrix("normal", 16, 16, seed=i) for i in range(6)])
+    x = torch.ones(6, 16, 1, dtype=torch.float64)
+    found = neula.solve(a, a @ x, engine=ENGINE)
+    assert found.converged
+    assert found.method == NORMAL_EQUATIONS
+    assert torch.allclose(found.x, x, rtol=0, atol=1e-12)
+
+
+class Remembering(OnAGPU):
+    """Says by which keys something could be played back."""
+
+    asked: ClassVar[list[object]] = []
+
+    def replay(self, function, inputs, key, out=None):  # type: ignore[no-untyped-def]
+        self.asked.append(key)
+        return super().replay(function, inputs, key, out)
+
+
+def test_what_is_asked_for_decides_what_is_played_back() -> None:
+    """Residuals of many right-hand sides are in twice the working precision if the forward error is to be."""
+    a, b = random_matrix("geometric", 96, 96, cond=1e5), torch.ones(96, 80, dtype=torch.float64)
+    Remembering.asked.clear()
+    assert neula.solve(a, b, engine=Remembering("cpu")).converged
+    assert neula.solve(a, b, certify="forward", engine=Remembering("cpu")).converged
+    assert len(set(Remembering.asked)) == 2
 
 
 @pytest.mark.parametrize("cond", [1e3, 1e6, 1e8])
