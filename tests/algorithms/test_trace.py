@@ -82,7 +82,7 @@ def test_rows_and_picture() -> None:
         ["panel", "0 to 2", "8 x 2", "fp32", ""],
         ["update", "0 to 2 out of 2 to 4", "8 x 2", "", ""],
         ["block of R", "0 to 2, 2 to 4", "", "", ""],
-        ["iteration", "", "", "", "0.000123"],
+        ["iteration", "", "", "", "0.0001234"],
     ]
     half = " " * 24
     assert trace.picture().splitlines() == [

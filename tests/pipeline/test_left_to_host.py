@@ -20,7 +20,7 @@ from neula.engines.shipped import cuda_tuning
 from neula.pipeline import call, left_to_host
 from neula.pipeline.solutions import SolutionOptions
 from neula.problems.least_squares import run
-from neula.problems.systems import together
+from neula.problems.systems import links
 
 noise = partial(normal_array, seed=1)
 
@@ -54,7 +54,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return found
 
     monkeypatch.setattr(call, "select_engine", select)
-    for module in (together, run):
+    for module in (links, run):
         monkeypatch.setattr(module, "host_for", counted)
     return counts
 

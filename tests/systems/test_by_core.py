@@ -13,6 +13,7 @@ from tests.matrices import normal_array
 
 import neula
 from campaign.oracle import System
+from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
 from neula.algorithms.elimination.in_place import lu_in_place
 from neula.certificates.bounds import solve_bound
@@ -23,6 +24,15 @@ from neula.kernels.core import core
 from neula.problems.systems import by_core, plan
 
 normal = partial(normal_array, seed=1)
+
+
+@pytest.fixture(name="instructions", params=LEVELS)
+def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instructions up to those that this processor has."""
+    kernels = core_of(request.param)
+    for module in (compiled, factored):
+        monkeypatch.setattr(module, "core", lambda: kernels)
+
 
 U64 = 2.0**-53
 
