@@ -67,11 +67,11 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     ----------
     a, x : as for :func:`is_pseudoinverse`
     """
-    norm = torch.linalg.vector_norm if isinstance(x, torch.Tensor) else np.linalg.norm
-    numbers = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
-    # Norms of whole batches: each matrix has a smaller one.
-    error = 3 * max(a.shape[-2:]) * numbers.eps * float(norm(a)) * float(norm(x))
-    return error <= numbers.eps**0.5 or is_pseudoinverse(a, x)
+    eps = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype).eps
+    with np.errstate(all="ignore"):
+        # Norms of whole batches: each matrix has a smaller one. No BLAS: SciPy's threads still look for work.
+        squares = float((a * a).sum()) * float((x * x).sum())
+    return 3 * max(a.shape[-2:]) * eps * squares**0.5 <= eps**0.5 or is_pseudoinverse(a, x)
 
 
 def is_pseudoinverse(a: Any, x: Any) -> bool:

@@ -77,11 +77,14 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and 0 < len(A) == A.shape[1] and not overwrite_a)
     found = lu, _ = linalg.lu_factor(A, check_finite=check_finite)
-    norm = float(np.linalg.norm(A))
+    norm = float((A * A).sum()) ** 0.5
     if not (1 / MODERATE < norm < MODERATE and lu.diagonal().all() and math.isfinite(lu.sum())):
         return found
     pair = LUPair(found)
-    pair.matrix, pair.image = A, A @ direction(len(A), torch.device("cpu")).numpy()
+    # By SciPy's BLAS: the threads of NumPy's would wait for those, which still look for work.
+    vector = direction(len(A), torch.device("cpu")).numpy()
+    (multiply,) = linalg.get_blas_funcs(["gemm"], [A, vector])
+    pair.matrix, pair.image = A, multiply(1.0, A.T, vector, trans_a=True)
     return pair
 
 
