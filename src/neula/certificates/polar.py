@@ -55,7 +55,7 @@ SQUARINGS = 5
 
 @dataclass(frozen=True)
 class PolarBounds:
-    """What is asked of a polar decomposition."""
+    """Options of a polar decomposition."""
 
     residual: float  # of ||A - U H|| / ||A||
     orthogonality: float  # of the distance of a singular value of U from 1

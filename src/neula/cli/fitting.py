@@ -20,7 +20,7 @@ POINTS = 400
 
 @dataclass(frozen=True)
 class Fitting:
-    """What is fitted to what."""
+    """A model, its data and its start."""
 
     formula: Formula
     label: str  # the response, as the caller named it

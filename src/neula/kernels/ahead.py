@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
@@ -21,7 +22,6 @@ import torch
 
 from neula.kernels import cuda_source, triton_source
 from neula.kernels.cuda_source import Capability
-from neula.kernels.tensor_map import OLDEST
 from neula.kernels.whole_file import write_checked
 
 CAPABILITIES: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
@@ -56,8 +56,8 @@ def build(capability: Capability, *, index: int = 0, among: int = 1) -> int:
     known = json.loads(LIST.read_text())
     count = 0
     for module, name, variant, options in known["triton"][index::among]:
-        if capability < OLDEST and any(str(x).startswith("tensordesc") for x in variant):
-            continue  # what is moved in tiles elsewhere is compiled by Triton there
+        if triton_source.only_by_triton(variant, capability):
+            continue
         kernel = getattr(import_module(module), name)
         taken = tuple(map(_read, variant)), tuple(options.items())
         write_checked(folder / kernel.file_name(*taken), kernel.compiled(*taken, capability))
@@ -93,8 +93,8 @@ def _read(x: Any) -> Any:
 
 def main() -> None:
     """Compile all, in as many processes as there are cores."""
-    with ProcessPoolExecutor() as pool:
-        among = pool._max_workers  # type: ignore[attr-defined]
+    among = os.cpu_count() or 1
+    with ProcessPoolExecutor(among) as pool:
         for capability in CAPABILITIES:
             made = [pool.submit(build, capability, index=i, among=among) for i in range(among)]
             count = sum(part.result() for part in made)

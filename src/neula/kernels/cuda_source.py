@@ -116,9 +116,8 @@ def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int
 def kept_in(capability: Capability) -> list[Path]:
     """Folders of machine code for a compute capability: the user's, and what the package brings along."""
     ahead = Path(__file__).parent / "ahead"
-    alike = (
-        {capability, (8, 0)} if capability[0] == 8 else {capability}
-    )  # within 8 the older runs on the newer
+    # GPUs of generation 8 run what is compiled for the first of them.
+    alike = {capability, (8, 0)} if capability[0] == 8 else {capability}
     names = ["sm_{}{}".format(*found) for found in sorted(alike, reverse=True)]
     return [platformdirs.user_cache_path("neula") / "kernels" / names[0], *(ahead / name for name in names)]
 
@@ -132,7 +131,8 @@ def source_of(name: str, macros: str = "") -> str:
 
 def path_of(file: str) -> Path:
     """A source in CUDA C++, in whichever family: names are unique."""
-    (found,) = Path(__file__).parent.rglob(file)
+    here = Path(__file__).parent
+    (found,) = (*here.glob(file), *here.glob(f"*/{file}"))
     return found
 
 

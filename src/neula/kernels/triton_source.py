@@ -91,9 +91,7 @@ class _Ready:
         maps = [(swizzle, tuple(box)) for swizzle, box in about["maps"]]
         return cls(launch, (32 * about["num_warps"], 1, 1), about["shared"], maps)
 
-    def __call__(
-        self, grid: Sequence[int], args: Sequence[Any], values: list[Any], options: dict[str, Any]
-    ) -> None:
+    def __call__(self, grid: Sequence[int], values: list[Any]) -> None:
         x, y, z = (*grid, 1, 1)[:3]
         if not x * y * z:
             return
@@ -114,10 +112,6 @@ class _Ready:
                 yield x
 
 
-_Launches = Callable[[Sequence[int], Sequence[Any], list[Any], dict[str, Any]], None]
-"""Takes a grid, the arguments, what of them machine code is given, and the options."""
-
-
 class TritonKernel:
     """A function in Triton's language, for others of its kind or, as ``kernel[grid](...)``, for launches."""
 
@@ -130,7 +124,7 @@ class TritonKernel:
         code = self.function.__code__
         self.names = code.co_varnames[: code.co_argcount]
         self._kinds = tuple(map(self._kind, self.names))
-        self._ready: dict[tuple, _Launches] = {}
+        self._ready: dict[tuple, _Ready | None] = {}
 
     def _kind(self, name: str) -> int:
         annotation = self.function.__annotations__.get(name, "")
@@ -150,18 +144,21 @@ class TritonKernel:
         if len(args) < len(self.names):
             args += tuple(options.pop(name) for name in self.names[len(args) :])
         first = args[0] if isinstance(args[0], torch.Tensor) else _first_tensor(args)
-        if not first.is_cuda or not can_load():
-            self.by_triton[grid](*map(_of_triton, args), **options)
-            return
-        variant, values = self._variant(args)
-        key = (first.get_device(), variant, *options.items())
-        ready = self._ready.get(key)
+        ready: _Ready | None = None
+        values: list[Any] = []
+        if first.is_cuda and can_load():
+            variant, values = self._variant(args)
+            key = (first.get_device(), variant, *options.items())
+            if key not in self._ready:
+                self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
+            ready = self._ready[key]
         if ready is None:
-            ready = self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
-        ready(grid, args, values, options)
+            self.by_triton[grid](*map(_of_triton, args), **options)
+        else:
+            ready(grid, values)
 
     def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
-        """What the machine code depends on, and what it is given."""
+        """The variant of these arguments, and the numbers that its machine code is given."""
         variant: list[Any] = []
         values: list[Any] = []
         for x, kind in zip(args, self._kinds, strict=True):
@@ -196,12 +193,12 @@ class TritonKernel:
                 raise TypeError(f"{self.__name__} takes no {type(x).__name__}")
         return tuple(variant), values
 
-    def _made_ready(self, variant: Variant, options: tuple, device: torch.device) -> _Launches:
+    def _made_ready(self, variant: Variant, options: tuple, device: torch.device) -> _Ready | None:
+        """A variant for launches; None where only Triton launches it."""
         asked[self.function.__module__, self.__name__, variant, options] = None
         capability = torch.cuda.get_device_capability(device)
-        if capability < OLDEST and any(str(x).startswith("tensordesc") for x in variant):
-            # Triton takes tiles apart in a way of its version.
-            return lambda grid, args, _, options: self.by_triton[grid](*map(_of_triton, args), **options)
+        if only_by_triton(variant, capability):
+            return None
         name = self.file_name(variant, options)
         for folder in kept_in(capability):
             with suppress(OSError, RuntimeError):  # it is not there, is damaged, or too new for the driver
@@ -228,7 +225,7 @@ class TritonKernel:
         return " ".join(sorted(parts))
 
     def read(self) -> Iterator[tuple[str, Any]]:
-        """What the function reads of its module."""
+        """Names of its module that the function reads, with their values."""
         scope = self.function.__globals__
         return ((name, scope[name]) for name in self.function.__code__.co_names if name in scope)
 
@@ -275,7 +272,7 @@ class TritonKernel:
             (each["swizzle"], each["block_size"]) for each in made.metadata.tensordesc_meta or ()
         ]
         if made.metadata.global_scratch_size or made.metadata.num_ctas > 1:
-            raise NotImplementedError(f"{self.__name__} asks for scratch memory or clusters of thread blocks")
+            raise RuntimeError(f"{self.__name__} asks for scratch memory or clusters, and no launch has them")
         return json.dumps(about).encode() + b"\n" + made.asm["cubin"]
 
 
@@ -293,6 +290,11 @@ def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Collec
     if function is None:
         return partial(jit, do_not_specialize=do_not_specialize)
     return TritonKernel(function, do_not_specialize)
+
+
+def only_by_triton(variant: Variant, capability: Capability) -> bool:
+    """Whether a GPU is too old to move tiles by itself: Triton takes them apart, in a way of its version."""
+    return capability < OLDEST and any(str(x).startswith("tensordesc") for x in variant)
 
 
 def _first_tensor(args: Sequence[Any]) -> torch.Tensor:

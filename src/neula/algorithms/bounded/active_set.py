@@ -22,7 +22,7 @@ from neula.algorithms.bounded.reduced import Reduced
 
 @dataclass
 class _ActiveSetState:
-    """What changes, of all problems."""
+    """The parts of all problems that change from step to step."""
 
     found: ActiveSetSolution
     entered: torch.Tensor  # int, shape (C,): the variable that became free last; n for none

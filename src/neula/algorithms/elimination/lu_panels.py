@@ -24,7 +24,7 @@ Solve = Callable[[torch.Tensor, slice], None]
 # item: L (4.1) to (4.3)
 @dataclass(frozen=True)
 class Workspace:
-    """What all steps share: the matrix that turns into L and U, and how its blocks are updated."""
+    """The matrix that turns into L and U, and how its blocks are updated: shared by all steps."""
 
     matrix: torch.Tensor  # shape (n, n): column-major, in the storage precision
     engine: Engine  # multiplies

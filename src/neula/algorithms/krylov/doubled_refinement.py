@@ -52,7 +52,7 @@ class Unknowns(Protocol):
 
 @dataclass(frozen=True)
 class DoubledEvaluation:
-    """What residuals in doubled precision say of x."""
+    """Measures of x from residuals in doubled precision."""
 
     update: torch.Tensor  # shape (batch, unknowns, k): what to add to the unknowns
     # Shape (batch, k): bound on ||D (x - x*)|| after that, D being the norms of the columns of A: by how much

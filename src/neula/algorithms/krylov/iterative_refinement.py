@@ -157,7 +157,7 @@ class Beside:
 
 @dataclass
 class OnTheWay(Beside):
-    """What conjugate gradients compute beside their own vectors, and solve for from then on."""
+    """Products and solves that conjugate gradients make beside their own."""
 
     # products, solves: Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is
     # to solve for, and are sent what comes of these. Until the second one ends b has no columns; after that

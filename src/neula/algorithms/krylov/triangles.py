@@ -15,7 +15,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 
 @dataclass(frozen=True)
 class Triangles:
-    """What each R of a batch says by itself."""
+    """Measures of each R of a batch by itself."""
 
     # Shape (batch, n, n). R^-1: products with it take less time than triangular solves for single vectors.
     # None where the library solves.

@@ -17,7 +17,7 @@ from neula.algorithms.nonlinear.damped import damped_steps, triangle
 
 @dataclass(frozen=True)
 class Bounds:
-    """What x may be."""
+    """Bounds on x."""
 
     # lower, upper, shape (batch, n): may be infinite.
     lower: torch.Tensor
