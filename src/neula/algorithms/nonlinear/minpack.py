@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import lapack
 from scipy.optimize import leastsq
 
 from neula.algorithms.nonlinear.gauss_newton import MOST, NEAR, STAGNANT, allowed_cost, rounded_step
 from neula.algorithms.nonlinear.levenberg_marquardt import BOTH, FIRST_RADIUS, FTOL, GTOL, XTOL, Tolerances
 from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, length
+from neula.kernels import scipy_linalg
 
 TINY = EPS**0.75
 """Part of x that a step must be longer than, if errors of the Jacobian may be all that it is."""
@@ -57,7 +57,7 @@ class Near:
         n, m = slopes.shape
         stack = np.empty((n + 1, m))
         stack[:n], stack[n] = slopes, f
-        factors = lapack.dgeqrf(stack.T, overwrite_a=1)[0]
+        factors = scipy_linalg.lapack.dgeqrf(stack.T, overwrite_a=1)[0]
         r, c = factors[:n, :n], factors[:n, n]
         with np.errstate(all="ignore"):
             norms = np.sqrt(np.einsum("nm,nm->n", slopes, slopes))
@@ -65,7 +65,7 @@ class Near:
             least = float((np.abs(np.diagonal(r)) / norms).min())
             if not least > EPS:
                 raise Unusual
-            step = lapack.dtrtrs(r, -c)[0]
+            step = scipy_linalg.lapack.dtrtrs(r, -c)[0]
             far, long, cost = length(norms * x), length(norms * step), function.cost(x)
             rounding = rounded_step(far, size, least, EPS)
             noise = function.noise * n**0.5 * size / (least * least)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from scipy.linalg import blas
 
 from neula.algorithms.nonlinear.differentiate import (
     MEASURED,
@@ -23,6 +22,7 @@ from neula.algorithms.nonlinear.differentiate import (
     noise,
 )
 from neula.algorithms.nonlinear.losses import Loss
+from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import MODERATE
 
 Vectors = Callable[[np.ndarray], np.ndarray]
@@ -114,7 +114,7 @@ class OneFunction:
         if place != self._at:
             # Copies: a function may keep what it is given, and write into the same memory each time.
             f = self._value(x.copy()).copy()
-            if not (len(f) and blas.dnrm2(f) <= MODERATE):
+            if not (len(f) and scipy_linalg.blas.dnrm2(f) <= MODERATE):
                 raise Unusual
             self._f, self._at = f, place
             self.nfev += 1

@@ -20,13 +20,13 @@ Only the order is wanted here. Whoever factorizes the columns in this order is f
 
 from __future__ import annotations
 
-import scipy.linalg
 import torch
 
 from neula.algorithms.elimination.calu import eliminate_rows
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
 from neula.engines import Engine
+from neula.kernels import scipy_linalg
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -330,7 +330,7 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """
     tall = a.shape[1] > a.shape[2]
     outer, given = torch.linalg.qr(a) if tall else (None, a)
-    found = [scipy.linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in given]
+    found = [scipy_linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in given]
     q, r, order = (
         torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
     )

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy.linalg
 import torch
 
 from neula.engines import FP64
+from neula.kernels import scipy_linalg
 
 FIRST_ORDER = 0.1
 """Relative change of a basis up to which its square does not matter."""
@@ -76,5 +76,5 @@ class LeadingRowSpace:
 
 def pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``A[:, pivots] = Q R`` by LAPACK: torch has none."""
-    q, r, pivots = scipy.linalg.qr(a.cpu().numpy(), mode="economic", pivoting=True)
+    q, r, pivots = scipy_linalg.qr(a.cpu().numpy(), mode="economic", pivoting=True)
     return tuple(torch.from_numpy(x).to(a.device) for x in (q, r, pivots.astype(np.int64)))  # type: ignore[return-value]

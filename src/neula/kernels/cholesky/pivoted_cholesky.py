@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 import torch
 
+from neula.kernels import scipy_linalg
 from neula.kernels.dispatch import kernel, trial
 
 PANEL = 32
@@ -80,7 +80,7 @@ def pivots_on_device(a: torch.Tensor) -> bool:
 
 def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     """By LAPACK's ``pstrf``, on the host."""
-    factor, order, rank, _ = scipy.linalg.lapack.dpstrf(gram.cpu().numpy(), tolerance)
+    factor, order, rank, _ = scipy_linalg.lapack.dpstrf(gram.cpu().numpy(), tolerance)
     pivots = torch.from_numpy(order.astype(np.int64) - 1).to(gram.device)
     r = torch.empty(rank, len(gram), dtype=gram.dtype, device=gram.device)
     r[:, pivots] = torch.from_numpy(np.triu(factor)[:rank]).to(gram.device)

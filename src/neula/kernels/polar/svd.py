@@ -6,8 +6,8 @@ import contextlib
 
 import numpy as np
 import torch
-from scipy import linalg
 
+from neula.kernels import scipy_linalg
 from neula.kernels.precision import exact_matmul
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -56,7 +56,7 @@ def converged_svd(a: torch.Tensor) -> Factors:
         if a.is_cuda or not bool(a.isfinite().all()):
             raise
     matrices, shape = a.reshape(-1, *a.shape[-2:]).double().numpy(), a.shape[:-2]
-    each = [linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
+    each = [scipy_linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
     u, s, vh = (torch.from_numpy(np.stack(x)).to(a.dtype) for x in zip(*each, strict=True))
     return u.view(*shape, *u.shape[1:]), s.view(*shape, -1), vh.view(*shape, *vh.shape[1:])
 
@@ -76,7 +76,7 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if not bool(a.isfinite().all()):
             raise
     matrices = a.reshape(-1, *a.shape[-2:]).double().cpu().numpy()
-    each = [linalg.eigh(x, driver="ev") for x in matrices]
+    each = [scipy_linalg.eigh(x, driver="ev") for x in matrices]
     values, vectors = (torch.from_numpy(np.stack(x)).to(a) for x in zip(*each, strict=True))
     return values.view(a.shape[:-1]), vectors.view(a.shape)
 

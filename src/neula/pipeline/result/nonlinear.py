@@ -9,8 +9,8 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
+from neula.kernels import scipy_linalg
 from neula.pipeline.result import shown
 from neula.pipeline.result.shown import ArrayT
 
@@ -228,7 +228,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         variance = 1.0 if absolute else self.residual_variance
         if not self.determined or math.isinf(variance):
             return np.full(r.shape, math.inf)
-        found: np.ndarray = lapack.dtrtri(r)[0] * math.sqrt(variance)
+        found: np.ndarray = scipy_linalg.lapack.dtrtri(r)[0] * math.sqrt(variance)
         return found
 
     def headline(self) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64
 from neula.errors import of_batch
+from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import flattened
@@ -47,7 +47,7 @@ class CholeskyPlan:
     def __init__(self, n: int, options: CholeskyOptions, *, upper: bool) -> None:
         self.options, self._upper, self._bound = options, upper, CholeskyJudge.for_shape(n, options).bound
         self._double = options.low.format is FP64
-        by_scipy = lapack.dpotrf if self._double else lapack.spotrf
+        by_scipy = scipy_linalg.lapack.dpotrf if self._double else scipy_linalg.lapack.spotrf
         self._factorize = by_scipy if n <= BY_SCIPY else _by_torch
         self._label = f"cholesky {options.low.name}"
         self._vectors = gaussian_probes(n, torch.device("cpu")).numpy()

@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from scipy.special import ndtri, stdtrit
 
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
@@ -201,6 +200,8 @@ class LinearFit:
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
         """Ends of intervals about x, standard errors times a quantile to either side."""
+        from scipy.special import ndtri, stdtrit
+
         errors, tail = self._errors(absolute), 0.5 + level / 2
         if absolute:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.nonlinear.differentiate import UNKNOWN
 from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS
@@ -22,6 +21,7 @@ from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, V
 from neula.certificates.forward_error import digits_of
 from neula.certificates.verdict import Evidence
 from neula.io.integers import in_float64
+from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.evidence import MARGIN, SLOWEST, estimated_error
@@ -165,7 +165,7 @@ def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> 
     errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):
         silent = (norms <= u * m * function.peaks) & (norms * np.abs(near.x) <= u * m * near.size)
-        values = lapack.dgesdd(r / norms, compute_uv=0)[1]
+        values = scipy_linalg.lapack.dgesdd(r / norms, compute_uv=0)[1]
         unknown = silent.any() or not (errors <= UNKNOWN).all()
         if unknown or not values[-1] > (m * u + MARGIN * length(errors)) * values[0]:
             return None

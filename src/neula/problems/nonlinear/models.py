@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.one_function import DOUBLE, Unusual, Vectors
 from neula.io.integers import in_float64
+from neula.kernels import scipy_linalg
 from neula.pipeline.inputs import take
 from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of
 
@@ -105,7 +105,7 @@ class Observations:
             rows: np.ndarray = found - y
             if deviations is not None:
                 rows = (rows.T / deviations).T
-            return rows if factor is None else lapack.dtrtrs(factor, rows, lower=1)[0]
+            return rows if factor is None else scipy_linalg.lapack.dtrtrs(factor, rows, lower=1)[0]
 
         return call
 

@@ -12,7 +12,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.orthogonal.pivots import eliminated_order, greedy_orders, lapack_factors, sketched_order
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
@@ -24,6 +23,7 @@ from neula.algorithms.spectra.numerical_rank import (
 )
 from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP32, FP64
+from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -121,7 +121,7 @@ def shows_all(found: QRFactors) -> bool:
     """Whether all singular values count, of columns of norm 1: then R has none to hide."""
     r = found.r[0].numpy()
     columns = np.sqrt(np.einsum("ij,ij->j", r, r, dtype=np.float64))
-    inverse, singular = lapack.dtrtri(r.astype(np.float64, copy=False))
+    inverse, singular = scipy_linalg.lapack.dtrtri(r.astype(np.float64, copy=False))
     if singular:
         return False
     inverse *= columns[:, None]

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.spectra.numerical_rank import SAFETY
 from neula.certificates.bounds import Accuracy
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Engine
 from neula.errors import part_of_one
+from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import flattened
@@ -108,7 +108,7 @@ class RangePlan:
         if found is None or certificate is None:
             return None
         r = found.values.r[0].numpy().astype(np.float64, copy=False)
-        inverse, singular = lapack.dtrtri(r.T, lower=1)
+        inverse, singular = scipy_linalg.lapack.dtrtri(r.T, lower=1)
         # The reciprocal of this norm is at most the smallest singular value, the other at least the largest.
         if singular or not SAFETY * self._rcond * np.linalg.norm(r) * np.linalg.norm(inverse) < 1:
             return None

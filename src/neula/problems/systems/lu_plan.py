@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks
 from neula.algorithms.elimination.pivoting import Interchanges
@@ -17,6 +16,7 @@ from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import Engine, Format, format_of
 from neula.errors import check_name
+from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken, take
 from neula.pipeline.plans import Given, host_arrays
@@ -33,7 +33,8 @@ from neula.problems.systems.lu_checks import (
 SINGLE = 40_000
 """Elements of right-hand sides below which OpenBLAS substitutes in one thread, and leaves torch its cores."""
 
-SUBSTITUTE = {np.dtype(np.float64): lapack.dgetrs, np.dtype(np.float32): lapack.sgetrs}
+SUBSTITUTE = {np.dtype(np.float64): "dgetrs", np.dtype(np.float32): "sgetrs"}
+"""LAPACK's substitution by type."""
 
 
 class LUPlanOptions(NamedTuple):
@@ -195,7 +196,7 @@ class MeasuredSubstitution:
             or not 0 < b.size < SINGLE
         ):
             return None
-        x, _ = SUBSTITUTE[b.dtype](self._lu, self._pivots, b)
+        x, _ = getattr(scipy_linalg.lapack, SUBSTITUTE[b.dtype])(self._lu, self._pivots, b)
         with np.errstate(all="ignore"):  # NaN is not accepted
             residual = self._probes @ b - self._images @ x
             size_x, size_b = self._norm * np.sqrt((x * x).sum(0)), np.sqrt((b * b).sum(0))
