@@ -159,12 +159,12 @@ def _measured(module: ModuleType, call: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _outcome(call: Callable[[], Any]) -> Any:
-    """A result, or None where the chain has none."""
+    """A result, or None where the chain has none, or a later link needs what the missing one leaves."""
     with catch_warnings():
         simplefilter("ignore")
         try:
             return call()
-        except (ArithmeticError, LookupError, ValueError, RuntimeError):
+        except (ArithmeticError, AssertionError, LookupError, ValueError, RuntimeError):
             return None
 
 
