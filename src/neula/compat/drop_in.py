@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,14 +53,26 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
     Parameters
     ----------
     peer : module
-        It is asked for the function at each call that falls through.
+        It is asked for the function at each call that falls through. If a program has put the drop-in there,
+        a call that comes back to it is answered by the function that the peer had before.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         name = function.__name__
+        before, is_inside = getattr(peer, name), ContextVar(name, default=False)
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            if is_inside.get():
+                by_peer: T = before(*args, **kwargs)
+                return by_peer
+            token = is_inside.set(True)
+            try:
+                return answered(*args, **kwargs)
+            finally:
+                is_inside.reset(token)
+
+        def answered(*args: P.args, **kwargs: P.kwargs) -> T:
             refused: Exception | None = None
             for place, x in (*enumerate(args, 1), *kwargs.items()):
                 warn_of_rounding(x, f"argument {place}")
