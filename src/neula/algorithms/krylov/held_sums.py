@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from neula.algorithms.krylov.streamed_lstsq import HouseholderSums
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
@@ -124,8 +125,10 @@ class HeldSums:
     def _rows_in_units(
         self, a: torch.Tensor, b: torch.Tensor, units: HeldSums
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        exponents = (units.of_a - self.of_a, units.of_b - self.of_b)
-        return shift(a, self.of_b.new_tensor([exponents[0]])), shift(b, exponents[1][None])
+        of_a, of_b = units.of_a - self.of_a, units.of_b - self.of_b
+        if of_a:
+            a = shift(a, of_b.new_tensor([of_a]))
+        return a, shift(b, of_b[None])
 
     def plus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums) -> HeldSums:
         """Those with more rows.
@@ -212,19 +215,27 @@ class HeldSums:
         return HeldSums(r, *probes, *products, self.of_b, self.of_a, rows, updates, roundings)
 
 
-def normal_product(a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
-    """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n); x may be one, too."""
+def normal_product(
+    a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
+) -> Pair:
+    """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n), and ``A^T b`` in columns of its own.
+
+    x may be an unevaluated sum, too.
+    """
     prepared = Doubled.from_matrix(a[None])
     of_low = None if x_low is None else -x_low[None]
     high, low = prepared.residual(-x[None], a.new_zeros(1, len(a), x.shape[1]), of_low)
+    if b is not None:
+        high, low = torch.cat([high, b[None]], 2), functional.pad(low, (0, b.shape[1]))
     return _pair(prepared.transposed_pair(high, low))
 
 
 def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
     """Products of some rows, without their R."""
-    products = Doubled.from_matrix(a[None]).transposed_pair(b[None], torch.zeros_like(b[None]))
     units = torch.zeros(b.shape[1], dtype=torch.int64, device=b.device)
-    return HeldSums(a, *normal_product(a, vectors), *_pair(products), of_b=units)
+    found = normal_product(a, vectors, b=b)
+    (high, products), (low, products_low) = (x.tensor_split([PROBES], 1) for x in found)
+    return HeldSums(a, high, low, products, products_low, of_b=units)
 
 
 def _exponents(x: torch.Tensor) -> torch.Tensor:
@@ -263,7 +274,8 @@ def scaled_rows(
     """
     of_b = _exponents(b).clamp(min=-LIMIT)
     of_a = int((_exponents(a) - exponents).amax().clamp(min=-LIMIT))
-    a, b = shift(a, (-exponents - of_a)[None]), shift(b, -of_b[None])
+    apart = -exponents - of_a
+    a, b = shift(a, apart[None]) if bool(apart.any()) else a, shift(b, -of_b[None])
     for w in weights:
         of_w = _exponents(w[:, None]).clamp(min=-LIMIT)
         w = shift(w, -of_w)[:, None]
