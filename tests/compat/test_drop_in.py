@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.optimize
 import torch
 from tests.peers import of_new_peers
 
@@ -22,7 +23,13 @@ import neula.compat
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
-from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, is_pseudoinverse
+from neula.compat.drop_in import SMALL
+from neula.compat.least_squares import (
+    is_accurate_inverse,
+    is_accurate_minimum,
+    is_accurate_solution,
+    is_pseudoinverse,
+)
 
 PEERS: dict[ModuleType, ModuleType] = {
     np_compat: np.linalg,
@@ -95,7 +102,7 @@ def test_the_rest_is_the_peers(compat: ModuleType) -> None:
 
 def test_modules_are_found_without_an_import() -> None:
     assert neula.compat.scipy is sp_compat
-    with pytest.raises(AttributeError, match="numpy, scipy, torch"):
+    with pytest.raises(AttributeError, match="numpy, patched, scipy, torch"):
         _ = neula.compat.cupy
 
 
@@ -168,6 +175,7 @@ class TestNeulaAnswers:
             assert (Q.dtype, R.dtype) == (dtype, dtype)
             assert np.abs(Q @ R - a).max() < 50 * u
             assert np.abs(Q.swapaxes(-1, -2) @ Q - np.eye(k)).max() < 50 * u
+            assert (np.diagonal(R, axis1=-2, axis2=-1) >= 0).all()
         assert found["reduced"].R is found["reduced"][1]
         assert np_compat.qr(a, "r").shape[-2:] == (min(m, n), n)
         R = sp_compat.qr(a, mode="r")
@@ -175,14 +183,14 @@ class TestNeulaAnswers:
         assert R.shape[-2:] == (m, n)
         assert set(told) == {"qr"}
 
-    @pytest.mark.parametrize("rank", [2, 4])
-    def test_orth(self, rank: int, dtype: type, told: list[str]) -> None:
+    @pytest.mark.parametrize(("m", "rank"), [(9, 2), (9, 4), (1100, 4)])
+    def test_orth(self, m: int, rank: int, dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(5)
-        a = (rng.standard_normal((9, rank)) @ rng.standard_normal((rank, 4))).astype(dtype)
+        a = (rng.standard_normal((m, rank)) @ rng.standard_normal((rank, 4))).astype(dtype)
         Q = sp_compat.orth(a)
-        assert (Q.shape, Q.dtype) == ((9, rank), dtype)
+        assert (Q.shape, Q.dtype) == ((m, rank), dtype)
         assert np.abs(Q @ (Q.T @ a) - a).max() < 1e3 * np.finfo(dtype).eps
-        assert told == ["orth"]
+        assert told == ["orth"] * (4 * m > SMALL)  # small ones are SciPy's
 
     def test_lu(self, dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(6)
@@ -227,7 +235,7 @@ class TestNeulaAnswers:
         assert torch.allclose(torch_compat.solve(A, X.mT @ A, left=False), X.mT, **tolerance)
         assert told == ["solve"] * 3
 
-    @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
+    @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4), (1100, 4)])
     def test_torch_lstsq_and_qr(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(8)
         A = torch.from_numpy(rng.standard_normal(shape).astype(dtype))
@@ -241,8 +249,9 @@ class TestNeulaAnswers:
         assert found.solution.dtype == A.dtype
         Q, R = torch_compat.qr(A)
         assert float((Q @ R - A).abs().max()) < 50 * eps
+        assert bool((R.diagonal(dim1=-2, dim2=-1) >= 0).all())
         assert torch_compat.qr(A, "r").Q.numel() == 0
-        assert told == ["lstsq", "qr", "qr"]
+        assert told == ["lstsq", *["qr", "qr"] * (len(shape) > 2 or A.numel() > SMALL)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -317,6 +326,20 @@ def test_an_inaccurate_solution_is_refined(told: list[str]) -> None:
         assert np.size(squares) == 1
         assert rank == 3
     assert told == ["lstsq"] * 2
+
+
+def test_solutions_that_are_not_negative_are_measured() -> None:
+    """An x that is wrong by a millionth, of other variables, or of dependent columns, is not accepted."""
+    rng = np.random.default_rng(20)
+    a, b = rng.standard_normal((30, 6)), rng.standard_normal(30)
+    x, _ = scipy.optimize.nnls(a, b)
+    assert 0 < (x > 0).sum() < 6
+    assert is_accurate_minimum(a, b, x)
+    largest = np.eye(6)[x.argmax()]
+    for wrong in (x + 1e-6 * largest * x, x * (1 - largest), np.nan * x):
+        assert not is_accurate_minimum(a, b, wrong)
+    a[:, 1] = a[:, 0] + 1e-6 * a[:, 1]
+    assert not is_accurate_minimum(a, b, scipy.optimize.nnls(a, b)[0])
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])

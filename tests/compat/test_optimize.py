@@ -89,6 +89,24 @@ def test_curve_fit() -> None:
         ours.curve_fit(model, T, Y, maxfev=3)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-2, 0.3])
+def test_half_of_the_digits_of_a_curve(noise: float) -> None:
+    """Beside Newton's method, whose second derivatives are exact, in wider numbers."""
+    t = np.linspace(0, 4, 40)
+    y = 2.5 * np.exp(-1.3 * t) + noise * np.random.default_rng(1).standard_normal(40)
+    popt, pcov = ours.curve_fit(lambda t, a, b: a * np.exp(-b * t), t, y)
+    exact, t, y = popt.astype(np.longdouble), t.astype(np.longdouble), y.astype(np.longdouble)
+    for _ in range(20):
+        e = np.exp(-exact[1] * t)
+        rest, J = exact[0] * e - y, np.stack([e, -exact[0] * t * e])
+        mixed, second = (rest * -t * e).sum(), (rest * exact[0] * t * t * e).sum()
+        hessian = J @ J.T + np.array([[0, mixed], [mixed, second]])
+        exact = exact - np.linalg.solve(hessian.astype(float), (J @ rest).astype(float))
+    assert np.linalg.norm(popt - exact) <= 1e-8 * np.linalg.norm(exact)
+    expected = np.linalg.inv((J @ J.T).astype(float)) * float(rest @ rest) / 38
+    assert np.allclose(pcov, expected, rtol=1e-4, atol=1e-25)
+
+
 def test_fits_that_are_left_to_scipy() -> None:
     for bad in (
         {"bounds": ([0.0], [3.0, 4.0, 5.0])},

@@ -18,6 +18,7 @@ from sklearn import decomposition, linear_model
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from neula.pipeline.result.deferred import Later
 from neula.sklearn import PCA, LinearRegression, NonNegativeLeastSquares, Ridge, RidgeCV, TruncatedSVD
 
 ESTIMATORS = [
@@ -327,3 +328,33 @@ def test_means_do_not_add_a_dimension_to_wide_data(weighted: bool) -> None:
         )
         assert fit.rank_ == np.linalg.matrix_rank(exact, 1e-9)
         np.testing.assert_allclose(fit.coef_, expected, rtol=0, atol=1e-10 * np.abs(expected).max())
+
+
+def test_evidence_is_made_when_somebody_reads_it() -> None:
+    X, y, _ = data()
+    for model in (RidgeCV([0.1, 3.0]).fit(X, y), PCA(1).fit(X), TruncatedSVD(1).fit(X)):
+        assert isinstance(vars(model)["result_"], Later)
+        assert pickle.loads(pickle.dumps(model)).result_.converged
+        assert model.result_.converged
+    assert not hasattr(PCA(), "result_")
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-7])
+def test_what_eigenvectors_leave_without_digits(scale: float) -> None:
+    """Of columns in small units, with tiny penalties, the Gram matrix knows nothing."""
+    X, y, _ = data()
+    X = X * np.geomspace(1, scale, X.shape[1])
+    model = RidgeCV([1e-16, 1e-15], fit_intercept=False).fit(X, y)
+    assert isinstance(vars(model)["result_"], Later) == (scale == 1.0)
+    exact = Ridge(model.alpha_, fit_intercept=False).fit(X, y).coef_
+    error = np.linalg.norm((model.coef_ - exact) * np.linalg.norm(X, axis=0))
+    assert error <= 1e-8 * np.linalg.norm(X @ exact)
+
+
+@pytest.mark.parametrize("shape", [(60, 20), (20, 60), (60, 5)])
+def test_triplets_of_equal_singular_values(shape: tuple[int, int]) -> None:
+    """The last one that is wanted is as large as the next: their space is not unique."""
+    q = np.linalg.qr(np.random.default_rng(3).standard_normal((60, min(shape))))[0]
+    model = TruncatedSVD(2).fit(3 * q if shape[0] > shape[1] else 3 * q.T)
+    assert np.allclose(model.singular_values_, 3.0, rtol=1e-13)
+    assert model.result_.converged

@@ -38,6 +38,9 @@ class Refused(Exception):
         self.error = error
 
 
+SMALL = 1 << 12
+"""Elements of a matrix up to which evidence takes longer than the library's factorization."""
+
 REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
 """What neula raises for input that it cannot, or should not, answer; and torch where memory is short, and for
 tensors whose numbers cannot be looked at (under ``vmap``, or on the device "meta")."""
@@ -143,6 +146,27 @@ def has_safe_diagonal(a: Any) -> bool:
     diagonal = a.diagonal(0, -2, -1)
     numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
     return bool(diagonal.min() >= numbers.tiny**0.5) and bool(diagonal.max() <= numbers.max**0.5)
+
+
+def is_for_library(a: np.ndarray) -> bool:
+    """Whether a matrix is small, and the library's QR of it as accurate as its precision allows.
+
+    Householder's reflections change each column by a modest multiple of u times its norm, and Q is
+    orthonormal to that: N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, theorem 19.4.
+    The condition is that no square overflows or underflows.
+    """
+    if a.ndim != 2 or not 0 < a.size <= SMALL:
+        return False
+    numbers, squares = np.finfo(a.dtype), np.einsum("ij,ij->j", a, a)
+    return bool(squares.min() >= numbers.tiny / numbers.eps**2) and bool(squares.max() <= numbers.max)
+
+
+def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Q and R, whose memory is written into, with a nonnegative diagonal of R; an empty Q stays empty."""
+    signs = np.copysign(1.0, r.diagonal())
+    r[: len(signs)] *= signs[:, None]
+    q[..., : len(signs)] *= signs[: q.shape[-1]]
+    return q, r
 
 
 def need(suited: bool) -> None:

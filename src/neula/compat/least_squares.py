@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 
 import neula
 from neula.certificates.probes import PROBES, gaussian_probes
+
+EPS = float(np.finfo(np.float64).eps)
 
 
 def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray) -> bool:
@@ -34,6 +38,39 @@ def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndar
         largest, smallest = (float(each) for each in (s[0], s[-1]))
         rounding = sum(a.shape) * np.finfo(x.dtype).eps * largest * (left + largest * size)
         return bool((gradient + rounding <= np.finfo(x.dtype).eps ** 0.5 * smallest**2 * size).all())
+
+
+def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
+    """Whether half of the digits, or more, of the solution of a problem with ``x >= 0`` are correct.
+
+    Let v be ``A^T (b - A x)`` where x is positive, and its positive part elsewhere. The minimum y has
+    ``(x - y)^T A^T (b - A y) <= 0``, so that ``||A (x - y)||^2 <= v^T (y - x)``, and the error is at most
+    ``||v||`` over the square of the smallest singular value of A. That is at least ``1 / ||R^-1||_F`` for the
+    R of A.
+
+    Parameters
+    ----------
+    a : ndarray, shape (m, n)
+    b : ndarray, shape (m,)
+    x : ndarray, shape (n,)
+        Not negative.
+    """
+    with np.errstate(all="ignore"):  # NaN is not accepted
+        gram = a.T @ a
+        r, dependent = lapack.dpotrf(gram)
+        if dependent:
+            return False
+        inverse, _ = lapack.dtrtri(r, overwrite_c=1)
+        square, norm = 1 / np.vdot(inverse, inverse), gram.trace() ** 0.5
+        residual = b - a @ x
+        gradient = residual @ a
+        wrong = np.where(x > 0, gradient, np.maximum(gradient, 0.0))
+        wrong, size, left = (math.sqrt(y @ y) for y in (wrong, x, residual))
+        rounding = sum(a.shape) * EPS * norm
+        return bool(
+            2 * rounding * norm <= square
+            and wrong + rounding * (left + norm * size) <= EPS**0.5 * square / 2 * size
+        )
 
 
 def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +107,12 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     eps = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype).eps
     with np.errstate(all="ignore"):
         # Norms of whole batches: each matrix has a smaller one. No BLAS: SciPy's threads still look for work.
-        squares = float((a * a).sum()) * float((x * x).sum())
-    return 3 * max(a.shape[-2:]) * eps * squares**0.5 <= eps**0.5 or is_pseudoinverse(a, x)
+        norms = _norm(a) * _norm(x)
+    return 3 * max(a.shape[-2:]) * eps * norms <= eps**0.5 or is_pseudoinverse(a, x)
+
+
+def _norm(x: Any) -> float:
+    return float(torch.linalg.vector_norm(x) if isinstance(x, torch.Tensor) else (x * x).sum() ** 0.5)
 
 
 def is_pseudoinverse(a: Any, x: Any) -> bool:

@@ -14,10 +14,12 @@ import neula
 from neula.compat.drop_in import (
     drop_in,
     has_safe_diagonal,
+    is_for_library,
     names_of,
     need,
     need_finite,
     right_hand_sides,
+    with_nonnegative_diagonal,
 )
 from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
 from neula.problems.signatures import QRMode
@@ -154,12 +156,17 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     """
     A = _real(a)
     # NumPy computes in double precision, whatever the dtype, and so is more accurate than single precision.
-    result = neula.qr(A.astype(np.float64, copy=False), mode=cast(QRMode, mode))
-    if mode == "raw":
-        h, tau = result
-        return _as(a, _rounded(h.swapaxes(-2, -1), A)), _rounded(tau, A)
-    R = _as(a, _rounded(result.R, A))
-    return R if mode == "r" else _QRResult(_as(a, _rounded(result.Q, A)), R)
+    work = A.astype(np.float64, copy=False)
+    if mode in ("reduced", "complete") and is_for_library(work):
+        Q, R = with_nonnegative_diagonal(*linalg.qr(work, cast(QRMode, mode)))
+    else:
+        result = neula.qr(work, mode=cast(QRMode, mode))
+        if mode == "raw":
+            h, tau = result
+            return _as(a, _rounded(h.swapaxes(-2, -1), A)), _rounded(tau, A)
+        Q, R = result.Q, result.R
+    R = _as(a, _rounded(R, A))
+    return R if mode == "r" else _QRResult(_as(a, _rounded(Q, A)), R)
 
 
 @drop_in(linalg)

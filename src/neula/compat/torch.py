@@ -8,11 +8,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, linalg
 
 import neula
-from neula.compat.drop_in import Refused, drop_in, has_safe_diagonal, names_of, need
+from neula.compat.drop_in import (
+    Refused,
+    drop_in,
+    has_safe_diagonal,
+    is_for_library,
+    names_of,
+    need,
+    with_nonnegative_diagonal,
+)
 from neula.compat.least_squares import is_accurate_inverse
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
@@ -175,6 +184,10 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     need(out is None and _same_kind(A))
     if is_traced((A,)):
         return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
+    if A.is_cpu and not (A.requires_grad or A.is_neg()) and is_for_library(A.numpy()):
+        found = linalg.qr(A, mode)
+        with_nonnegative_diagonal(found.Q.numpy(), found.R.numpy())
+        return found
     result = neula.qr(A, mode=cast(QRMode, mode))
     return return_types.linalg_qr((A.new_empty(0) if result.Q is None else result.Q, result.R))
 
@@ -320,9 +333,10 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
     result = neula.lstsq(A, b, rcond=rcond)
     full = result.rank == min(A.shape[-2:])
     # The singular values of B D lie between those of B times the smallest and the largest element of D.
-    shortest, longest = linalg.vector_norm(A.detach(), dim=-2).aminmax()  # of the batch
+    numbers = A.detach().resolve_neg().numpy()
+    squares = np.einsum("...mn,...mn->...n", numbers, numbers)
     # What is not clear by a factor of three is looked at: condition numbers are estimates.
-    if not (full and 3 * rcond * result.condition * float(longest) < float(shortest)):
+    if not (full and (3 * rcond * result.condition) ** 2 * float(squares.max()) < float(squares.min())):
         s = linalg.svdvals(A.detach())
         if not bool((s[..., -1] > rcond * s[..., 0]).all()):
             # Not torch's default: its 'gelsy' does not initialize the pivots, and may cut off too much.

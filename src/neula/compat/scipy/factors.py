@@ -36,7 +36,9 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
 
     @cached_property
     def factors(self) -> neula.LUFactors | None:
-        """The same factors, with which :func:`lu_solve` refines."""
+        """The same factors, with which :func:`lu_solve` refines; None if they are singular, or overflow."""
+        if not (self[0].diagonal().all() and math.isfinite(self[0].sum())):
+            return None
         return factors_of(self.matrix, *self, self.image)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -48,8 +50,8 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Pivoted LU factors by :func:`scipy.linalg.lu_factor`, for :func:`lu_solve` to refine with.
 
-    The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, a is singular, or
-    its numbers are far from 1.
+    The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, or its numbers are
+    far from 1.
 
     Parameters
     ----------
@@ -76,15 +78,14 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     """
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and 0 < len(A) == A.shape[1] and not overwrite_a)
-    found = lu, _ = linalg.lu_factor(A, check_finite=check_finite)
-    norm = float((A * A).sum()) ** 0.5
-    if not (1 / MODERATE < norm < MODERATE and lu.diagonal().all() and math.isfinite(lu.sum())):
+    found = linalg.lu_factor(A, check_finite=check_finite)
+    if not 1 / MODERATE < float(np.einsum("ij,ij->", A, A)) ** 0.5 < MODERATE:
         return found
     pair = LUPair(found)
     # By SciPy's BLAS: the threads of NumPy's would wait for those, which still look for work.
     vector = direction(len(A), torch.device("cpu")).numpy()
-    (multiply,) = linalg.get_blas_funcs(["gemm"], [A, vector])
-    pair.matrix, pair.image = A, multiply(1.0, A.T, vector, trans_a=True)
+    (multiply,) = linalg.get_blas_funcs(["gemv"], [A, vector])
+    pair.matrix, pair.image = A, multiply(1.0, A.T, vector[:, 0], trans=1)[:, None]
     return pair
 
 

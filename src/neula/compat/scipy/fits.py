@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,11 @@ from scipy import optimize
 import neula
 from neula.compat.drop_in import drop_in, need
 from neula.errors import warn
+from neula.problems.nonlinear.models import parameters_of
 
 NOWHERE = (-np.inf, np.inf)
+
+EPS = float(np.finfo(np.float64).eps)
 
 METHODS, SCHEMES = ("trf", "dogbox", "lm"), ("2-point", "3-point", "cs")
 
@@ -132,7 +136,11 @@ def curve_fit(
     nan_policy: str | None = None,
     **kwargs: Any,
 ) -> Any:
-    """A fit as by :func:`scipy.optimize.curve_fit`, by :func:`neula.curve_fit`.
+    """A fit as by :func:`scipy.optimize.curve_fit`, measured, and by :func:`neula.curve_fit` if inaccurate.
+
+    MINPACK's, with one more Gauss-Newton step, is returned if half of the digits, or more, are measured to be
+    correct. Fits with ``sigma``, ``bounds``, ``method``, ``jac``, ``nan_policy`` or more keywords are always
+    neula's.
 
     Parameters
     ----------
@@ -174,6 +182,10 @@ def curve_fit(
     observed = np.asarray(ydata)
     need(observed.ndim == 1 and observed.dtype.kind in "iubf" and np.ndim(p0) <= 1)
     need(method != "lm" or (_unbounded(bounds) and "loss" not in kwargs))
+    plain = bounds is NOWHERE and sigma is method is jac is nan_policy is None and not kwargs
+    plain = plain and check_finite in (None, True)
+    if plain and (soon := _measured(f, xdata, observed, p0, absolute_sigma)) is not None:
+        return soon
     given = {"bounds": bounds, "method": method, "jac": jac, "nan_policy": nan_policy, **kwargs}
     given |= {"p0": p0, "sigma": sigma, "check_finite": check_finite}
     given |= {"absolute_sigma": absolute_sigma}
@@ -185,6 +197,41 @@ def curve_fit(
     if missed:
         warn(missed, neula.AccuracyWarning)
     return found.x, pcov
+
+
+def _measured(
+    f: Callable[..., Any], xdata: Any, observed: np.ndarray, p0: Any, absolute: bool
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """SciPy's fit after one more step; None unless half of the digits, or more, are measured to be correct.
+
+    Steps ``C J^T r`` have a fixed ``C = (J^T J)^-1``, which SciPy returns, and differences J, whose errors
+    are of the order of ``eps^(1/2)``. Two steps tell by what they shrink, and so how far the minimum is away.
+    """
+    y = np.asarray_chkfinite(observed, float)
+    data = np.asarray_chkfinite(xdata, float) if isinstance(xdata, (list, tuple, np.ndarray)) else xdata
+    begin = np.ones(parameters_of(f)) if p0 is None else np.atleast_1d(p0)
+    x, inverse, found, _, status = optimize.leastsq(lambda p: f(data, *p) - y, begin, full_output=True)
+    freedom, r = len(y) - len(x), found["fvec"]
+    if inverse is None or status not in range(1, 5) or not freedom:
+        return None
+    far = EPS**0.5 * (np.abs(x) + (x == 0))
+    with np.errstate(all="ignore"):  # NaN is not accepted
+        slopes = (np.array([f(data, *near) - y for near in x + np.diag(far)]) - r) / far[:, None]
+        norms, squares = np.sqrt(np.einsum("nm,nm->n", slopes, slopes)), r @ r
+        step = inverse @ (slopes @ r)
+        there = x - step
+        left = f(data, *there) - y
+        size, first, second = (_length(norms * z) for z in (there, step, inverse @ (slopes @ left)))
+        squared_condition = norms @ (inverse.diagonal() * norms) * len(x)  # from above, of normalized columns
+        noise = 4 * EPS**0.5 * squared_condition * squares**0.5
+        converges = second <= max(first / 4, EPS**0.75 * size) and left @ left <= (1 + len(y) * EPS) * squares
+    if not (converges and 2 * second + noise <= EPS**0.5 * size):
+        return None
+    return there, inverse if absolute else inverse * (squares / freedom)
+
+
+def _length(x: np.ndarray) -> float:
+    return math.sqrt(x @ x)
 
 
 def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:

@@ -6,13 +6,15 @@ What is not defined here is SciPy's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from scipy import optimize
 
 import neula
-from neula.compat.drop_in import drop_in, names_of, need, need_finite
+from neula.compat.drop_in import SMALL, drop_in, names_of, need, need_finite
+from neula.compat.least_squares import is_accurate_minimum
 from neula.compat.scipy.fits import curve_fit, ends_of, fitted, least_squares
 from neula.errors import warn
 
@@ -22,6 +24,8 @@ __all__ = ["curve_fit", "least_squares", "lsq_linear", "nnls"]
 @drop_in(optimize)
 def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, float]:
     """Least squares with ``x >= 0`` as by :func:`scipy.optimize.nnls`, by :func:`neula.nnls`.
+
+    For small problems SciPy's is returned if half of its digits, or more, are measured to be correct.
 
     Parameters
     ----------
@@ -58,6 +62,11 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
         empty = neula.nnls(matrix, rhs)
         return empty.x, empty.rnorm
     need(maxiter is None)
+    if matrix.size <= 4 * SMALL:
+        with suppress(RuntimeError):  # SciPy's iteration did not end
+            x, rnorm = optimize.nnls(matrix, rhs)
+            if is_accurate_minimum(matrix, rhs, x):
+                return x, rnorm
     result = _sure(neula.nnls, matrix, rhs)
     return result.x, result.rnorm
 

@@ -8,7 +8,14 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import drop_in, need, need_finite
+from neula.compat.drop_in import (
+    SMALL,
+    drop_in,
+    is_for_library,
+    need,
+    need_finite,
+    with_nonnegative_diagonal,
+)
 from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
 from neula.compat.scipy.inputs import lapack_arrays
 
@@ -127,6 +134,8 @@ def qr(
     need(mode in ("full", "qr", "r", "economic") and not pivoting)
     (A,) = lapack_arrays(a)
     need(A.size > 0 and bool(np.isfinite(A).all()))
+    if mode != "r" and is_for_library(A):
+        return with_nonnegative_diagonal(*linalg.qr(A, mode=mode, check_finite=False))
     if mode == "economic":
         return tuple(neula.qr(A))
     if mode == "r":
@@ -141,7 +150,8 @@ def qr(
 def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     """Orthonormal basis of the range as by :func:`scipy.linalg.orth`, by :func:`neula.orth`.
 
-    Not singular vectors: where the rank is full it is the Q of a QR factorization.
+    Small matrices are SciPy's. Of larger ones of full rank it is the Q of a QR factorization, not singular
+    vectors.
 
     Parameters
     ----------
@@ -172,6 +182,8 @@ def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     """
     (a,) = lapack_arrays(A)
     need(bool(np.isfinite(a).all()) and 0 not in a.shape[:-2])
+    if a.ndim == 2 and a.size <= SMALL:
+        return linalg.orth(a, rcond)
     cut = np.finfo(a.dtype).eps * max(a.shape[-2:]) if rcond is None else rcond
     basis: np.ndarray = neula.orth(a, rcond=cut)
     return basis

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from neula.compat.drop_in import warn_of_rounding
 from neula.pipeline.inputs import take
+from neula.pipeline.result.deferred import Deferrable
 
 FLOATS = [np.float64, np.float32]
 
@@ -80,8 +81,7 @@ class TrainingData:
         x, target = x.double(), None if target is None else target.double()
         part = None
         if centred:
-            part = torch.ones_like(x[:, 0]) if w is None else w
-            part = part / part.sum()
+            part = x.new_full(x.shape[:1], 1 / len(x)) if w is None else w / w.sum()
         x, *of_x = _deviations(x, part)
         target, *of_y = (None, None, None) if target is None else _deviations(target, part)
         means = (of_x[0], of_y[0], of_x[1], of_y[1])
@@ -129,8 +129,8 @@ def _deviations(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Deviations from means, the means, and what is subtracted besides.
 
-    Means are those of differences from one row, so that a constant column leaves zeros; and what rounding
-    them leaves is subtracted, for it would be one more dimension of wide data.
+    Means are those of differences from one row, so that a constant column leaves zeros; and of wide data what
+    rounding them leaves is subtracted, for it would be one more dimension.
     """
     if part is None:
         zeros = x.new_zeros(x.shape[1:])
@@ -139,8 +139,11 @@ def _deviations(
     x = x - row  # the only memory: to touch more of it takes as long as the arithmetic
     offset = part @ x
     x -= offset
-    left, mean = part @ x, row + offset
-    return x.sub_(left), mean, left + (offset - (mean - row))
+    mean, left = row + offset, torch.zeros_like(offset)
+    if x.ndim == 1 or len(x) <= x.shape[1]:
+        left = part @ x
+        x -= left
+    return x, mean, left + (offset - (mean - row))
 
 
 def _forgotten() -> None:
@@ -148,7 +151,14 @@ def _forgotten() -> None:
 
 
 class Dense(BaseEstimator):
-    """An estimator that takes no sparse matrices."""
+    """An estimator that takes no sparse matrices, and whose evidence may be made when somebody reads it."""
+
+    result_: Any = Deferrable()
+
+    def __getstate__(self) -> Any:
+        """Copies and pickles have the evidence, also if nobody has read it."""
+        getattr(self, "result_", None)
+        return super().__getstate__()
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -164,7 +174,7 @@ def rows_times(w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 def _arrays(
     estimator: BaseEstimator, X: Any, y: Any, sample_weight: Any, first: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    if y is None and not estimator.__sklearn_tags__().target_tags.required:
+    if y is None and not isinstance(estimator, RegressorMixin):  # tags would say so, in 50 us
         x, target = validate_data(estimator, X, dtype=FLOATS, reset=first), None
     else:
         x, target = validate_data(
@@ -197,7 +207,7 @@ def _tensors(
             del estimator.feature_names_in_
     else:
         check_features(estimator, x)
-    if y is None and estimator.__sklearn_tags__().target_tags.required:
+    if y is None and isinstance(estimator, RegressorMixin):
         raise ValueError(f"{type(estimator).__name__} requires y to be passed, but the target y is None")
     target, w = (
         None if z is None else take(torch.as_tensor(z, device=x.device).detach(), name).tensor

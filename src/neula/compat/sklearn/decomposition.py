@@ -10,9 +10,18 @@ import torch
 from sklearn import decomposition
 
 import neula
-from neula.certificates.bounds import Accuracy
+from neula.algorithms.scaling import SAFE_NORMS
+from neula.certificates.bounds import Accuracy, measurement_error, residual_bound
 from neula.compat.sklearn.base import EXTRA
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
+from neula.engines import FP64
+from neula.pipeline.result.deferred import Later
+
+PART = 4
+"""One in so many singular values, or fewer, take less time by eigenvectors of ``A^T A`` than all of them."""
+
+MOST_OF_PART, MOST_OF_ALL = 10**9, 10**7
+"""Values of ``m n^2`` up to which a part, or all, are computed so."""
 
 NO_VARIANCE = 1e-15
 """Variances below this one count as none (scikit-learn's)."""
@@ -26,9 +35,19 @@ class _Decomposition(Dense):
 
     def _triplets(self, data: TrainingData, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """U, s and V^T, the largest element of each row of V^T positive, as scikit-learn has it."""
-        accuracy = data.dtype if self.accuracy is None else self.accuracy
-        self.result_ = neula.svd_lowrank(data.x, rank, accuracy=accuracy, engine=self.engine)
-        u, s, vt = self.result_
+        accuracy, x = data.dtype if self.accuracy is None else self.accuracy, data.x
+
+        def evidence() -> Any:
+            return neula.svd_lowrank(x, rank, accuracy=accuracy, engine=self.engine)
+
+        plain = self.accuracy is None and self.engine == "auto" and x.is_cpu and rank > 0
+        soon = _measured_triplets(x if x.shape[0] >= x.shape[1] else x.mT, rank) if plain else None
+        if soon is None:
+            self.result_ = evidence()
+            u, s, vt = self.result_
+        else:
+            self.result_ = Later(evidence)
+            u, s, vt = soon if x.shape[0] >= x.shape[1] else (soon[2].mT, soon[1], soon[0].mT)
         if not len(s):
             return u, s, vt
         signs = vt.gather(1, vt.abs().argmax(1, keepdim=True)).sign()
@@ -86,7 +105,7 @@ class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
     feature_names_in_
         scikit-learn's.
     result_ : SVDResult
-        The evidence.
+        The evidence, of small problems computed when it is first read.
 
     Examples
     --------
@@ -170,7 +189,7 @@ class PCA(_Decomposition, decomposition.PCA):
     n_samples_
         scikit-learn's, and ``noise_variance_``, ``n_features_in_``, ``feature_names_in_``.
     result_ : SVDResult
-        The evidence.
+        The evidence, of small problems computed when it is first read.
 
     References
     ----------
@@ -233,7 +252,7 @@ class PCA(_Decomposition, decomposition.PCA):
         _, s, vt = self._triplets(data, rank)
         free = max(m - 1, 1)
         variances = s.square() / free
-        total = data.x.square().sum() / free
+        total = torch.linalg.vector_norm(data.x).square() / free
         ratio = variances / total
         if rank == smaller and isinstance(self.n_components, float) and self.n_components < 1:
             rank = min(int((ratio.cumsum(0) <= self.n_components).sum()) + 1, smaller)
@@ -262,6 +281,28 @@ class PCA(_Decomposition, decomposition.PCA):
                 f"n_components={rank} must be between 0 and min(n_samples, n_features)={smaller}"
             )
         return rank
+
+
+def _measured_triplets(a: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """U, s and V^T of a tall matrix; None unless they are as accurate as rounding errors allow.
+
+    A few come from the range of eigenvectors of ``A^T A``, whose other eigenvalues show that none was missed.
+    """
+    m, n = a.shape
+    few = PART * rank <= n
+    if m * n * n > (MOST_OF_PART if few else MOST_OF_ALL):
+        return None
+    norm, image, v, beyond = float(torch.linalg.vector_norm(a)), a, None, 0.0
+    if few:
+        squares, v = torch.linalg.eigh(a.mT @ a)
+        image, v = a @ v[:, -rank:], v[:, -rank:]
+        beyond = (squares[-rank - 1].clamp(min=0.0) + (m + n) * FP64.u * norm**2).sqrt()
+    u, s, vt = torch.linalg.svd(image, full_matrices=False)
+    u, s, vt = u[:, :rank], s[:rank], (vt if v is None else vt @ v.mT)[:rank]
+    bound = (residual_bound(FP64, n) + measurement_error(m, torch.float64)) * norm
+    left, (low, high) = torch.linalg.vector_norm(u.mT @ a - s[:, None] * vt), SAFE_NORMS[torch.float64]
+    accepted = low < norm < high and left <= bound and beyond - s[-1] <= bound
+    return (u, s, vt) if accepted else None
 
 
 def _likely_rank(variances: torch.Tensor, m: int) -> int:

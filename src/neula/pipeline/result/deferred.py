@@ -49,6 +49,8 @@ class Deferrable:
                 raise AttributeError(self._name)
             return self._default[0]
         fields = vars(instance)
+        if self._name not in fields:
+            raise AttributeError(self._name)
         value = fields[self._name]
         if isinstance(value, Later):
             value = fields[self._name] = value.make()
