@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
 import neula
+from neula.engines import shipped
 
 SOURCE = Path(__file__).parent.parent / "src" / "neula"
 
@@ -181,3 +184,79 @@ def test_tensors_are_made_on_a_named_device_in_a_named_dtype(sources: dict[str, 
         ]
 
     assert {name: found for name, source in sources.items() if (found := unnamed(source))} == {}
+
+
+CONSTANTS = 729
+"""Numeric constants of modules, which become fewer: what a machine gives stands in engines/machines."""
+
+MACHINES = re.compile(r"\b([ABHPV]\d00|EPYC|Xeon|RTX|Zen)\b")
+
+
+def constants(source: str) -> Iterator[tuple[str, str]]:
+    """Upper-case names of modules whose values are made of numbers alone, with what is said of them."""
+    body, lines = ast.parse(source).body, source.splitlines()
+    for node, after in zip_longest(body, body[1:]):
+        if not isinstance(node, ast.Assign) or not _is_number(node.value):
+            continue
+        first = node.lineno - 1
+        while first and lines[first - 1].startswith("#"):
+            first -= 1
+        last = after.end_lineno if isinstance(after, ast.Expr) else node.end_lineno
+        names = [x.id for target in node.targets for x in ast.walk(target) if isinstance(x, ast.Name)]
+        yield from ((name, "\n".join(lines[first:last])) for name in names if name.isupper())
+
+
+def _is_number(value: ast.expr) -> bool:
+    if isinstance(value, ast.Call) and ast.unparse(value.func) == "tl.constexpr":
+        value = value.args[0]
+    nodes = list(ast.walk(value))
+    numbers = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    arithmetic = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.expr_context)
+    named = all(isinstance(node, (*arithmetic, ast.Tuple, ast.Name, ast.Attribute)) for node in nodes)
+    return named and bool(numbers) and all(type(number) in (int, float, complex) for number in numbers)
+
+
+def test_what_a_constant_is() -> None:
+    source = """
+A = 1 << 3
+B, C = 2, -3.0  # of an H200
+D = "x"
+E = [1]
+F = A
+_G = tl.constexpr(1)
+h = 1
+"""
+    assert [name for name, _ in constants(source)] == ["A", "B", "C", "_G"]
+    assert [name for name, words in constants(source) if MACHINES.search(words)] == ["B", "C"]
+
+
+def test_constants_become_fewer_and_name_no_machine(sources: dict[str, str]) -> None:
+    """Except in kernels, whose tiles stand beside them, and experiments, which say where papers measured."""
+    found = [(path, *each) for path, source in sources.items() for each in constants(source)]
+    assert len(found) <= CONSTANTS
+    ours = [each for each in found if not each[0].startswith(("kernels/", "papers/"))]
+    assert [(path, name) for path, name, words in ours if MACHINES.search(words)] == []
+
+
+def test_numbers_of_machines_belong_to_records(sources: dict[str, str]) -> None:
+    """A section has the name of a record, with its numbers; a file leaves out what another one says."""
+    records = {
+        node.name: {field.target.id for field in node.body if isinstance(field, ast.AnnAssign)}
+        for source in sources.values()
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef)
+    }
+    shared = records["Tuning"] - {"numbers", "_records"}
+    for path in sorted((SOURCE / "engines" / "machines").iterdir()):
+        content = shipped.read(path.stem)
+        like = content.pop("machine", {}).get("like")
+        known = {} if like is None else shipped.machine(like).numbers
+        sections = {key: value.keys() for key, value in content.items() if isinstance(value, dict)}
+        given = {name for names in sections.values() for name in names}
+        if like is None:
+            assert sections == {name: records[name] for name in sections}
+            assert shared | given == shipped.machine(path.stem).numbers.keys()
+        assert all(names <= records[name] for name, names in sections.items())
+        assert content.keys() - sections.keys() <= shared
+        mine = shipped.machine(path.stem).numbers
+        assert {name for name in given if name in known and known[name] == mine[name]} == set()

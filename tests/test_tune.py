@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,7 @@ def test_what_is_kept_is_what_an_engine_has(folder: Path) -> None:
     assert path.is_relative_to(folder)
     tuning, shipped = CpuEngine("cpu").tuning, cpu_tuning(CpuEngine("cpu").formats)
     assert (tuning.direct, tuning.direct_single) == (77, 5)
-    assert (
-        tuned.with_thresholds(tuning, {n: getattr(shipped, n) for n in ("direct", "direct_single")})
-        == shipped
-    )
+    assert tuning.having(**{n: getattr(shipped, n) for n in ("direct", "direct_single")}) == shipped
     # Read once: a process does not change its mind.
     tuned.write(machine, {"direct": 78})
     assert CpuEngine("cpu").tuning.direct == 77
@@ -54,25 +51,28 @@ def test_what_is_kept_is_what_an_engine_has(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "why"),
+    ("before", "after", "why"),
     [
-        ("", "Expecting value"),
-        ("[1]", "does not hold thresholds"),
-        ({"thresholds": 3}, "does not hold thresholds"),
-        ({"machine": {"device": "another"}}, "measured on another machine"),
-        ({"thresholds": {"lapack": 1}}, "'lapack' is not among"),
-        ({"thresholds": {"direct": -1}}, "direct is -1"),
-        ({"thresholds": {"direct": 1.5}}, "direct is 1.5"),
-        ({"thresholds": {"direct": True}}, "direct is True"),
-        ({"thresholds": {"direct": "9"}}, "direct is '9'"),
+        ("[machine]", "[", "(at line 1, column 2)"),
+        ("[thresholds]", "[others]", "does not hold thresholds"),
+        ("[machine]", "thresholds = 3\n[others]", "does not hold thresholds"),
+        ("[machine]", '[machine]\nmemory = "another"', "measured on another machine"),
+        ("direct = 9", "lapack = 1", "'lapack' is not among"),
+        ("direct = 9", "direct = -1", "direct is -1"),
+        ("direct = 9", "direct = 1.5", "direct is 1.5"),
+        ("direct = 9", "direct = true", "direct is True"),
+        ("direct = 9", 'direct = "9"', "direct is '9'"),
     ],
 )
-def test_a_file_that_cannot_be_trusted_is_ignored(folder: Path, content: Any, why: str) -> None:
+def test_a_file_that_cannot_be_trusted_is_ignored(folder: Path, before: str, after: str, why: str) -> None:
     machine = tuned.machine_of(CPU)
     path = tuned.write(machine, {"direct": 9})
-    if isinstance(content, dict):
-        content = json.dumps({**json.loads(path.read_text()), **content})
-    path.write_text(content)
+    content = path.read_text()
+    if after.startswith("thresholds"):
+        content = content.partition("[thresholds]")[0]
+    assert before in content
+    path.write_text(content.replace(before, after))
+    why = re.escape(why)
     with pytest.warns(RuntimeWarning, match=f"(?s)is ignored, shipped thresholds take its place: .*{why}"):
         tuning = CpuEngine("cpu").tuning
     assert tuning == cpu_tuning(CpuEngine("cpu").formats)

@@ -21,6 +21,7 @@ from neula.algorithms.elimination.cholesky import (
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
 from neula.algorithms.elimination.falling_pivots import FallingPivotsError
+from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
@@ -334,7 +335,8 @@ def test_on_a_gpu(arithmetic: str, count: int) -> None:
     lower = found.lower.double().tril()
     error = torch.linalg.matrix_norm(a - lower @ lower.mT) / torch.linalg.matrix_norm(a)
     assert (error <= 20 * engine.format.u).all()
-    factor = CholeskyFactor.from_factor(found.lower[0], engine.storage, engine.tuning.inverted_width(n))
+    width = engine.tuning[InvertedTuning].width(n)
+    factor = CholeskyFactor.from_factor(found.lower[0], engine.storage, width)
     b = torch.ones(n, 2, dtype=torch.float64, device="cuda")
     bound = 10 * 20 * engine.format.u * math.sqrt(n)
     assert (a[0] @ factor.solve(b) - b).abs().max() <= bound

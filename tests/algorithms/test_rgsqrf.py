@@ -2,6 +2,7 @@
 
 import math
 import threading
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_operands_a_few_columns_at_a_time(n: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         EmulatedEngine, "operand_buffer", lambda self, x: (kept.append(x.shape[1]), buffer(self, x))[1]
     )
-    monkeypatch.setattr("neula.algorithms.orthogonal.rgsqrf.WIDE", 16)
+    monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, operand_columns=16))
     narrow_q, narrow_r = rgsqrf(a, engine, cutoff=16)
     assert max(kept) == split_columns(n, 16) + 16
     # Sums of products of fp16 numbers in float32, in another order.

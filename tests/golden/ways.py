@@ -80,7 +80,7 @@ class Way:
 def _gpu(capability: tuple[int, int]) -> Tuning:
     """A GPU's thresholds; a host takes no problem that has not been tried."""
     shipped = cuda_tuning(capability, replayed_bytes=1 << 20, corrected=False)
-    return replace(shipped, by_host=0, by_host_kernel=0, by_host_system=0)
+    return replace(shipped, by_host=0, by_host_kernel=0)
 
 
 WAYS = {

@@ -13,7 +13,7 @@ import torch
 
 import neula
 from neula.algorithms.elimination import compiled
-from neula.engines import EmulatedEngine, select_engine
+from neula.engines import CpuEngine, EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
@@ -129,7 +129,7 @@ def test_a_kernel_of_the_host_takes_systems(
 ) -> None:
     """Where others are queued, those that there is no kernel for are queued, too."""
     queued = {"queued": 100, "queued_definite": 100, "prelaunched_steps": 3}
-    tuning = replace(Launching.tuning, by_host_system=40 * 40 * 41, **queued)
+    tuning = replace(Launching.tuning, by_host_kernel=-(-40 * 40 * 41 // 3), **queued)
     monkeypatch.setattr(Launching, "tuning", tuning)
     a, b = normal(41, 41), normal(41)
     a = a @ a.T + 41 * torch.eye(41, dtype=a.dtype) if positive else a + 41 * torch.eye(41, dtype=a.dtype)
@@ -141,9 +141,10 @@ def test_a_kernel_of_the_host_takes_systems(
     assert found.converged
     assert torch.linalg.vector_norm(small[0] @ found.x - small[1]) <= 1e-13 * torch.linalg.vector_norm(b)
     assert solve(a[:40, :40], b[:40, None]).engine == expected
+    columns = CpuEngine("cpu").tuning[by_core.CoreTuning].core_columns
     for other in (
         solve(a, b),
-        solve(a[:10, :10], b[:10, None].expand(10, by_core.COLUMNS + 1)),
+        solve(a[:10, :10], b[:10, None].expand(10, columns + 1)),
         solve(a[None, :40, :40], b[:40, None]),
         solve(*small, wait=False),
         solve(*small, compute="fp32"),

@@ -34,7 +34,6 @@ class OnAGPU(CpuEngine):
         cuda_tuning((9, 0), replayed_bytes=1 << 20, corrected=False),
         by_host=0,
         by_host_kernel=0,
-        by_host_system=0,
         one_launch=0,
     )
 

@@ -19,7 +19,7 @@ from neula.algorithms.elimination.in_place import lu_in_place
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
-from neula.engines import FP32, FP64, Format
+from neula.engines import FP32, FP64, CpuEngine, Format
 from neula.kernels.core import core
 from neula.problems.systems import by_core, plan
 
@@ -440,17 +440,17 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_is_not_for() -> None:
-    called = []
+    called, core = [], CpuEngine("cpu").tuning[by_core.CoreTuning]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_core, "solved", lambda *_, **__: called.append(1))
         patch.setattr(by_core, "solved_by_factors", lambda *_, **__: called.append(1))
         patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
-        large = np.eye(by_core.LARGEST + 1)
+        large = np.eye(core.core_order + 1)
         neula.solve(large, large[0], assume_a="pos", certify="forward")
         neula.solve(a.astype(np.float16), b.astype(np.float16))
-        neula.solve(a, normal(5, by_core.COLUMNS + 1))
+        neula.solve(a, normal(5, core.core_columns + 1))
         neula.solve(a[:0, :0], b[:0])
         assert not called
         neula.solve(a, b)

@@ -17,7 +17,7 @@ from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, l
 from neula.algorithms.krylov import iterative_refinement
 from neula.algorithms.krylov.cg import cg
 from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
-from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU, InvertedTuning
 from neula.certificates.backward_error import Scaling
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED, cuda_tuning
@@ -283,8 +283,9 @@ INVERTING = replace(cuda_tuning((9, 0)), queued=0, queued_definite=0)
 
 
 def test_widths_of_inverted_blocks() -> None:
-    assert [INVERTING.inverted_width(n) for n in (100, 512, 3000, 12000, 30000)] == [0, 256, 1024, 2048, 2048]
-    assert EMULATED.inverted_width(10_000) == 0
+    found = [INVERTING[InvertedTuning].width(n) for n in (100, 512, 3000, 12000, 30000)]
+    assert found == [0, 256, 1024, 2048, 2048]
+    assert EMULATED[InvertedTuning].width(10_000) == 0
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])

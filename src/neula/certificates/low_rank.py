@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from neula.certificates.forward_error import RARE
 from neula.certificates.probes import gaussian_probes
 from neula.certificates.verdict import within
 from neula.engines import Engine
@@ -17,9 +18,6 @@ from neula.kernels.few_vectors.thin import thin_product
 
 VECTORS = 8
 """Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
-
-MISSED = 1e-6
-"""Probability with which they may see less of it than is assumed."""
 
 SEED = 2
 """Theirs: another one than that of any block from which triplets are found."""
@@ -80,7 +78,7 @@ class SVDCertificate:
         )
 
 
-def visible(vectors: int = VECTORS, missed: float = MISSED) -> float:
+def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
     """What Gaussian vectors see of a direction, ``||w^T G||`` for a unit vector w, but for a probability.
 
     The square has the chi-squared distribution with ``p`` degrees of freedom, for which
@@ -119,7 +117,7 @@ def largest_beyond(
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``. But
-    for the probability ``MISSED``, ``||w^T G||`` is at least :func:`visible`, and then
+    for the probability ``RARE``, ``||w^T G||`` is at least :func:`visible`, and then
     ``T(d^2) <= ||T(D^T D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds
     d by some ten times itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of
     ``2 x / edge^2 - 1``, is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives

@@ -29,7 +29,7 @@ import torch
 
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.few_vectors.probes import spectral_norms
+from neula.kernels.few_vectors.probes import BLOCK, spectral_norms
 from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul, exactly
 
@@ -44,9 +44,6 @@ QUANTILES = {4: 2.0007e-3, 8: 0.11915}
 
 COLUMNS = 64
 """Columns up to which the Gram matrix takes less time than repeated products with vectors."""
-
-BLOCK = 1 << 18
-"""Elements that are converted to double precision at a time."""
 
 
 def margin(n: int, vectors: int) -> float:

@@ -21,6 +21,7 @@ from rich.table import Table
 from neula.cli import gravity
 from neula.cli.fit_picture import FitPicture
 from neula.cli.fit_picture import draw as draw_fit
+from neula.cli.fitting import POINTS
 from neula.cli.gravity_map import draw
 from neula.io.datasets import (
     SURVEYING_NAMES,
@@ -40,8 +41,6 @@ from neula.problems.nonlinear.curve_fit import curve_fit
 HOST_MAX_DEGREE = 60
 """Beyond it SciPy, and on a machine with a GPU every solver on the CPU, is left out: minutes, gigabytes."""
 FITTED = "rat43"
-POINTS = 400
-"""The non-linear set that is drawn, and the points of its curve."""
 SLOW = 5.0
 """Seconds from which one run is enough to time a solver."""
 

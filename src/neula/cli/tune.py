@@ -38,7 +38,7 @@ Problem = Callable[[int, torch.device], Callable[[Engine], Any]]
 class Crossover:
     """A threshold between two ways."""
 
-    name: str  # field of neula.engines.tuning.Tuning
+    name: str  # a number of neula.engines.tuning.Tuning
     sizes: tuple[int, ...]  # ascending
     problem: Problem
     # Whether the threshold is the last size of the first way, and not the first of the second.
@@ -121,7 +121,7 @@ def _bound(call: Callable[[Engine], Any], engine: Engine) -> Callable[[], Any]:
 def _both(engine: Engine, crossover: Crossover) -> Iterator[Engine]:
     """The engine that goes the first way at any size, and the one that goes the second."""
     for threshold in (NEVER, 0):
-        tuning = tuned.with_thresholds(engine.tuning, {crossover.name: threshold})
+        tuning = engine.tuning.having(**{crossover.name: threshold})
         yield type("Trial", (type(engine),), {"tuning": tuning})(engine.device)
 
 
@@ -158,7 +158,7 @@ def table(device: torch.device) -> Table:
     machine, engine = tuned.machine_of(device), select_engine("auto", device)
     measured = tuned.read(machine)
     shown = Table("threshold", "value", "from", title=f"{machine['device']}, {engine.name} engine")
-    tuning = tuned.with_thresholds(engine.tuning, measured)
+    tuning = engine.tuning.having(**measured)
     for name in (crossover.name for crossover in _crossovers(device)):
         shown.add_row(name, str(getattr(tuning, name)), "neula tune" if name in measured else "shipped")
     return shown

@@ -16,7 +16,7 @@ from neula.engines.formats import FP32, FP64, TF32, round_to
 from neula.engines.inputs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
-from neula.engines.tuning import Tuning
+from neula.engines.tuning import CorrectedTuning, Tuning
 from neula.kernels.dispatch import expected, runs
 from neula.kernels.few_vectors.narrow_product import narrow_product
 from neula.kernels.lu import calu, tournament
@@ -39,7 +39,7 @@ BRIEF = 4
 and for larger ones that takes longer than launches."""
 
 SUMMED_ROWS = 1 << 15
-"""Tensor cores truncate, so sums of squares come out too small: over 131072 rows, on an H200, by enough to
+"""Tensor cores truncate, so sums of squares come out too small: over 131072 rows by enough to
 raise the measured ``||I - W^T W||`` of least squares over processes, over 65536 by half as much."""
 
 LARGE = 1 << 28
@@ -86,7 +86,7 @@ class CudaEngine(Engine):
         """Whether a product is computed in parts of fp16, and not in float32."""
         if a.ndim != 2 or not self._in_corrected_parts:
             return False
-        sizes, tuning = (*a.shape, b.shape[1]), self.tuning
+        sizes, tuning = (*a.shape, b.shape[1]), self.tuning[CorrectedTuning]
         large = math.prod(sizes) >= tuning.corrected_gram
         return min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
 
@@ -221,7 +221,7 @@ class CudaEngine(Engine):
     ) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
-        elif self._in_corrected_parts and min(r.shape) >= self.tuning.projected_from:
+        elif self._in_corrected_parts and min(r.shape) >= self.tuning[CorrectedTuning].projected_from:
             # Of all rows: processes send as many messages, whatever rows each of them has.
             nbytes = self.over_rows.count(q.shape[0]) * q.shape[1] * q.itemsize
             width = -(-a.shape[1] // (1 + (nbytes >= LARGE)))
@@ -255,7 +255,7 @@ class CudaEngine(Engine):
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
         m, n = a.shape
-        if self._in_corrected_parts and m * n * n >= self.tuning.corrected_gram:
+        if self._in_corrected_parts and m * n * n >= self.tuning[CorrectedTuning].corrected_gram:
             return corrected_gram(a, scales=scales)
         some, *others = a.split(SUMMED_ROWS if self._half and self.over_rows.spread else max(1, m))
         g = super().lower_gram(some, blocks, scales)

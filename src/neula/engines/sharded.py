@@ -23,7 +23,7 @@ A process without rows works on one zero row, which no sum sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
@@ -360,6 +360,6 @@ def sharded(engine: Engine, over_rows: Reduction) -> Engine:
 @lru_cache(maxsize=16)
 def _alone(tuning: Tuning) -> Tuning:
     single = tuning.spread or tuning.single
-    return replace(
-        tuning, batched_elements=0, bordered=0, replayed_bytes=0, lapack=False, single=single, half=None
+    return tuning.having(
+        batched_elements=0, bordered=0, replayed_bytes=0, lapack=False, single=single, half=None
     )

@@ -11,9 +11,9 @@ import hashlib
 import json
 import platform
 import re
+import tomllib
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ MEASURED = (
     *("direct", "direct_definite", "direct_single"),
     *("queued", "queued_definite", "gram_columns", "cholesky"),
 )
-"""Fields of :class:`~neula.engines.tuning.Tuning` that are measured: integers, not negative."""
+"""Numbers of :class:`~neula.engines.tuning.Tuning` that are measured: integers, not negative."""
 
 Machine = Mapping[str, str | int]
 
@@ -47,7 +47,7 @@ def file_of(machine: Machine) -> Path:
     """Where the thresholds of a machine are kept."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
-    return platformdirs.user_cache_path("neula") / "tuning" / f"{name}-{digest}.json"
+    return platformdirs.user_cache_path("neula") / "tuning" / f"{name}-{digest}.toml"
 
 
 def read(machine: Machine) -> dict[str, int]:
@@ -60,7 +60,7 @@ def read(machine: Machine) -> dict[str, int]:
     """
     path = file_of(machine)
     try:
-        return _checked(json.loads(path.read_text()), machine)
+        return _checked(tomllib.loads(path.read_text("utf-8")), machine)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -72,8 +72,8 @@ def read(machine: Machine) -> dict[str, int]:
         return {}
 
 
-def _checked(content: Any, machine: Machine) -> dict[str, int]:
-    if not isinstance(content, dict) or not isinstance(content.get("thresholds"), dict):
+def _checked(content: Mapping[str, Any], machine: Machine) -> dict[str, int]:
+    if not isinstance(content.get("thresholds"), dict):
         raise ValueError("it does not hold thresholds")
     if content.get("machine") != dict(machine):
         raise ValueError("it was measured on another machine")
@@ -88,8 +88,14 @@ def _checked(content: Any, machine: Machine) -> dict[str, int]:
 def write(machine: Machine, thresholds: Mapping[str, int]) -> Path:
     """Keep what was measured; whoever reads meanwhile finds the old file or the new one, nothing between."""
     path = file_of(machine)
-    content = json.dumps({"machine": dict(machine), "thresholds": dict(thresholds)}, indent=1) + "\n"
-    write_whole(path, content.encode())
+    sections = {"machine": machine, "thresholds": thresholds}
+    # Strings and integers are written in TOML as in JSON.
+    lines = [
+        line
+        for title, section in sections.items()
+        for line in (f"[{title}]", *(f"{name} = {json.dumps(value)}" for name, value in section.items()), "")
+    ]
+    write_whole(path, "\n".join(lines).encode())
     return path
 
 
@@ -103,12 +109,7 @@ def reset(machine: Machine) -> bool:
 
 def tuned(shipped: Tuning, device: torch.device) -> Tuning:
     """Shipped thresholds with those that were measured on a device in their place."""
-    return with_thresholds(shipped, read(machine_of(device)))
-
-
-def with_thresholds(tuning: Tuning, thresholds: Mapping[str, Any]) -> Tuning:
-    """Other values of some fields."""
-    return replace(tuning, **thresholds)
+    return shipped.having(**read(machine_of(device)))
 
 
 def _processor() -> str:

@@ -21,6 +21,28 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.inputs import Taken, check_finite, fetched, flattened, gradient_wanted, take
 from neula.pipeline.result import report_missed
 
+OPENBLAS_THREADS = 2304 * 4
+"""Elements of a matrix from which on OpenBLAS takes several threads to multiply it by a vector (its
+``interface/gemv.c``, with the GEMM_MULTITHREAD_THRESHOLD of its builds)."""
+
+
+@dataclass(frozen=True)
+class HostTuning:
+    """Up to which value of m n (n + k) one matrix with k right-hand sides is fetched from a GPU by its host,
+    where launches take longer.
+    """
+
+    by_host: int  # with LAPACK; not for systems that are queued
+    by_host_kernel: int  # with the compiled core, in one thread
+    left_to_host: int  # of all problems together that a first link has not solved, passes over them counted
+    passes: float  # over ill-conditioned problems, each as long as one over others
+    passes_left: float  # where all that takes batches has failed, and problems would go one by one to an SVD
+
+    @property
+    def by_host_system(self) -> int:
+        """The same for a linear system, which takes a third of the operations, with the compiled core."""
+        return 3 * self.by_host_kernel
+
 
 @dataclass(frozen=True)
 class Call:
@@ -111,7 +133,7 @@ class Call:
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        limit = max(tuning.by_host, most) if asked == "auto" else 0
+        limit = max(tuning[HostTuning].by_host, most) if asked == "auto" else 0
         if not limit or a.ndim != 2 or not all(0 < b.ndim <= 2 for b in others):
             return self
         m, n = a.shape
@@ -120,7 +142,7 @@ class Call:
             return self
         host = select_engine("cpu", torch.device("cpu"))
         # Several threads of a library would work on larger ones.
-        by_library = library and work <= tuning.by_host and m * n < host.tuning.in_torch
+        by_library = library and work <= tuning[HostTuning].by_host and m * n < OPENBLAS_THREADS
         if not by_library and not (work <= most and has_kernel(m, n)):
             return self
         operands = dict(zip(self.operands, fetched([*self.operands.values()]), strict=True))

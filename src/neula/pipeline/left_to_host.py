@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine, select_engine
+from neula.pipeline.call import HostTuning
 from neula.pipeline.solutions import SolutionOptions
 
 LEAST = 4096
@@ -23,7 +24,7 @@ def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None
     work : float
         ``m n (n + k)`` of each, as often as that is passed through.
     """
-    most = options.engine.tuning.left_to_host if options.by_host else 0
+    most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST) > most:
         return None
     return select_engine("cpu", torch.device("cpu"))

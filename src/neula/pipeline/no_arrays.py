@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from neula.io.integers import WHOLE, in_float64
+from neula.pipeline.result.attempts import NAMED
 from neula.pipeline.result.shown import Shown
-
-NAMED = 5
-"""Columns, or keys, that a message names; it counts the others."""
 
 
 def refuse_no_array(x: Any, name: str) -> None:

@@ -30,6 +30,14 @@ SLOTS = 3
 
 
 @dataclass(frozen=True)
+class StreamTuning:
+    """How matrices that are larger than memory are read."""
+
+    streamed_bytes: int  # of a block, of which there are a few at a time
+    streams_doubled: bool  # whether residuals in twice the working precision take no time beside reading
+
+
+@dataclass(frozen=True)
 class Block:
     """Some rows of all operands, in order; whoever gets it may overwrite it until the next one."""
 

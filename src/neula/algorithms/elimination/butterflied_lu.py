@@ -14,7 +14,7 @@ import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided, padded
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedTuning, inverted_factors
 from neula.engines import Tuning
 from neula.kernels.lu.butterfly import mixed
 from neula.kernels.lu.lu_block import lu_unpivoted
@@ -56,7 +56,7 @@ class ButterfliedInverses:
         # The transpose is factorized: what is mixed by rows is stored by columns for the library.
         lu = lu_unpivoted(_mixed(a, size, transform).T)
         magnified, order = over(_largest_of_upper(lu), _largest(a)), len(lu)
-        width = 0 if order <= tuning.inverted_whole else tuning.inverted_width(order)
+        width = 0 if order <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(order)
         if not width:
             return cls(_inverse(lu, transform), None, None, transform, magnified)
         # Without pivots blocks on the diagonal may be ill-conditioned.

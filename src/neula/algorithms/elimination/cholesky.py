@@ -29,6 +29,7 @@ from neula.algorithms.elimination.falling_pivots import foresee
 from neula.algorithms.elimination.leading import LeadingColumns
 from neula.algorithms.elimination.lu_panels import blocks, halves
 from neula.engines import FP32, Engine, format_of
+from neula.engines.tuning import CorrectedTuning
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS, cholesky_lower
 from neula.kernels.cholesky.cholesky_tiles import factor_inverted
 from neula.kernels.launch import ceil_div
@@ -41,6 +42,28 @@ SHIFT = 4.0
 rounding could cost a matrix that is barely positive definite its sign (Higham and Pranesh, "Exploiting Lower
 Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and Least Squares Problems", SIAM
 J. Sci. Comput. 43, 2021, section 2)."""
+
+
+@dataclass(frozen=True)
+class CholeskyTuning:
+    """Orders of the blocks of a Cholesky factorization."""
+
+    cholesky_leaf: int  # that end the recursion
+    cholesky_block: int  # of the diagonal that are factorized by recursion; columns that one product updates
+    cholesky_inverted: int  # of the parts of these that are inverted: wider ones lose more
+    # Elements of finished columns whose product takes as long, beside a diagonal block, as that.
+    cholesky_beside: int
+    double_block: int  # in double precision that are left to the library
+
+
+@dataclass(frozen=True)
+class CholeskyOrders:
+    """Orders from which on a way beats the library, or up to which."""
+
+    cholesky: float  # from which on blocks of one matrix do in float32
+    batched_cholesky: float  # from which on tiles do, of one matrix or of each of a batch
+    tiled_cholesky: int  # up to which tiles of one matrix do
+    double_cholesky: float  # from which on blocks of one matrix do in float64
 
 
 def working_matrices(count: int, n: int, engine: Engine) -> torch.Tensor:
@@ -96,8 +119,8 @@ def cholesky(
     n = a.shape[-1]
     if shift:
         a.diagonal(dim1=1, dim2=2).mul_(1 + shift * engine.format.u)
-    leaf = leaf or engine.tuning.cholesky_leaf
-    width = max(leaf, (block or engine.tuning.cholesky_block) // leaf * leaf)
+    leaf = leaf or engine.tuning[CholeskyTuning].cholesky_leaf
+    width = max(leaf, (block or engine.tuning[CholeskyTuning].cholesky_block) // leaf * leaf)
     work = _BlockedCholesky(a, _operands(a, engine), engine, leaf, 2 * leaf)
     if n <= width:
         work.factorize(slice(0, n))
@@ -114,7 +137,7 @@ def library_cholesky(a: torch.Tensor) -> CholeskyFactorization:
 def recursion_pays(n: int, engine: Engine) -> bool:
     """Whether the recursion is faster than the library for one matrix, or has an arithmetic of its own."""
     if engine.format == format_of(engine.storage):
-        return engine.format is FP32 and n >= engine.tuning.cholesky
+        return engine.format is FP32 and n >= engine.tuning[CholeskyOrders].cholesky
     return True
 
 
@@ -175,7 +198,7 @@ class _BlockedCholesky:
             # Schur complements have no elements larger than that.
             largest = sizes[0] * sizes[0].amax()
             inverted = self.leaf
-            while 2 * inverted <= min(width, self.engine.tuning.cholesky_inverted):
+            while 2 * inverted <= min(width, self.engine.tuning[CholeskyTuning].cholesky_inverted):
                 inverted *= 2
             self.room = self.engine.kept(n, inverted, largest, exact=True)
             self.inverted = self.inverted if self.room is None else inverted
@@ -207,7 +230,7 @@ class _BlockedCholesky:
         if not self.kept:
             return slice(0, k.start)
         rows = max(1, self.a.shape[1] - k.stop)
-        some = self.engine.tuning.cholesky_beside // rows // self.leaf * self.leaf
+        some = self.engine.tuning[CholeskyTuning].cholesky_beside // rows // self.leaf * self.leaf
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
@@ -218,7 +241,7 @@ class _BlockedCholesky:
             done = slice(self.leading.columns.shape[1], done.stop)
         if done.start == done.stop:
             return
-        if not self.kept or min(target.shape[1:]) < self.engine.tuning.corrected_from:
+        if not self.kept or min(target.shape[1:]) < self.engine.tuning[CorrectedTuning].corrected_from:
             self.subtract(rows, columns, done)
             return
         for kept, c in zip(self.kept, target, strict=True):

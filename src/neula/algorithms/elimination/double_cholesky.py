@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.elimination.cholesky import CholeskyFactorization, cholesky, library_cholesky
-from neula.algorithms.triangular.inverted import InvertedBlocks
+from neula.algorithms.elimination.cholesky import (
+    CholeskyFactorization,
+    CholeskyOrders,
+    CholeskyTuning,
+    cholesky,
+    library_cholesky,
+)
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedTuning
 from neula.engines import FP64, Engine
 from neula.kernels.cholesky.cholesky_tiles import factor_inverted
 
 
 def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
     """Whether :func:`double_cholesky` overwrites matrices, since it is faster than the library."""
-    return len(a) == 1 and a.shape[-1] >= engine.tuning.double_cholesky
+    return len(a) == 1 and a.shape[-1] >= engine.tuning[CholeskyOrders].double_cholesky
 
 
 def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
@@ -34,7 +40,7 @@ def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
     """
     if not blocks_pay(a, engine):
         return library_cholesky(a)
-    block = engine.tuning.double_block
+    block = engine.tuning[CholeskyTuning].double_block
     return cholesky(a, engine.using(FP64), leaf=block, block=block)
 
 
@@ -49,8 +55,8 @@ def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
         float64; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
     """
     n, tuning = a.shape[-1], engine.tuning
-    width = n if n <= tuning.inverted_whole else tuning.inverted_width(n)
-    if width and n <= tuning.tiled_cholesky and factor_inverted.takes(a, width):
+    width = n if n <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(n)
+    if width and n <= tuning[CholeskyOrders].tiled_cholesky and factor_inverted.takes(a, width):
         found = factor_inverted(a, width)
         order, blocks = found.order, InvertedBlocks(found.lower, found.inverses, a.dtype, upper=False)
     else:

@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.elimination.lu import lu_factorize
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.triangular.inverted import InvertedLU
+from neula.algorithms.triangular.inverted import InvertedLU, InvertedTuning
 from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import Engine, Tuning, format_of
 
@@ -220,7 +220,7 @@ def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> Inver
     pivots : Tensor, shape (..., n)
         As LAPACK records them, from 1; read on the host.
     """
-    width = tuning.inverted_width(lu.shape[-1])
+    width = tuning[InvertedTuning].width(lu.shape[-1])
     if width == 0 or lu.numel() == 0:
         return None
     order = [Interchanges(each - 1).permutation() for each in pivots.cpu().reshape(-1, pivots.shape[-1])]

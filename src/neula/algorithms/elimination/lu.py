@@ -51,8 +51,17 @@ InnerPanel = int | tuple[int, ...]
 
 WHOLE = 64
 """Matrices are bordered to multiples of so many rows, lines of memory in half precision: kernels and cuBLAS
-load several elements at a time only where columns begin and end so (order 25000 takes an H200 39 ms, and 68
-without a border)."""
+load several elements at a time only where columns begin and end so."""
+
+
+@dataclass(frozen=True)
+class LUTuning:
+    """Widths r and s of the panels, and with tournaments."""
+
+    lu_panel: int
+    lu_inner_panel: int
+    pivoted_panel: int
+    pivoted_inner_panel: int
 
 
 @dataclass(frozen=True)
@@ -350,7 +359,10 @@ def panel_widths(
     for name, width in (("panel", panel), *(("inner_panel", width) for width in inner)):
         if width is not None:
             whole_number(name, width)
-    best_r, best_s = engine.tuning.lu_panels(engine.format, pivoting=pivoting and variant == "5.2/5.1")
+    tuning = engine.tuning[LUTuning]
+    best_r, best_s = tuning.lu_panel, tuning.lu_inner_panel
+    if pivoting and variant == "5.2/5.1" and engine.tuning.has_tournaments(engine.format):
+        best_r, best_s = tuning.pivoted_panel, tuning.pivoted_inner_panel
     r = best_r if panel is None else operator.index(panel)
     if not VARIANTS[variant].partitioned:
         if inner_panel is None:

@@ -6,6 +6,18 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+@dataclass(frozen=True)
+class LaunchTuning:
+    """What is launched for small problems before the host reads a number."""
+
+    # Steps with an R in float32, enough for condition numbers up to 1e4; 0: the host reads after each step.
+    prelaunched_steps: int
+    prelaunched_again: int  # m n^2 up to which a second R is replayed, too, with more steps
+    asynchronous_steps: int  # steps of a problem that is too large to be replayed
+    one_launch: int  # elements of A times right-hand sides up to which one kernel solves and measures
+    bordered: int  # m n^2 up to which a problem gets a border, so that one graph serves many shapes
+
+
 class HostSync(Enum):
     """How far the launches of a device run ahead of the first result that the host reads."""
 

@@ -11,10 +11,7 @@ import torch
 from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine
 from neula.kernels import mgs
-
-# item: Q tiles
-TILE_ROWS = 256
-TILE_COLUMNS = 32
+from neula.kernels.qr.mgs import TILE_COLUMNS, TILE_ROWS
 
 
 # item: Q (8); V (6)

@@ -20,9 +20,12 @@ Only the order is wanted here. Whoever factorizes the columns in this order is f
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from neula.algorithms.elimination.calu import eliminate_rows
+from neula.algorithms.elimination.lu import WHOLE, LUTuning
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
 from neula.engines import Engine
@@ -41,10 +44,15 @@ MIXED = 1 / 16
 """Part of the longest column's norm that its mixed elements have: what is eliminated grows by some hundred
 times at most, and half precision ends at 65504."""
 
-WHOLE = 64
-"""Elements of a line of memory."""
-
 _SEED = 20170117
+
+
+@dataclass(frozen=True)
+class PivotTuning:
+    """How column pivots are found."""
+
+    sketched_pivots: int  # columns (or rows) up to which they are found one by one, without a sketch
+    pivot_block: int  # columns that one sketch picks
 
 
 def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -76,7 +84,7 @@ def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     g *= MIXED / longest.clamp_min(torch.finfo(torch.float16).tiny)
     mixed = a.new_zeros(rows, columns)
     engine.gemm_low(g, a, mixed[:n].T)
-    order = eliminate_rows(mixed, engine, engine.tuning.pivoted_panel).long()
+    order = eliminate_rows(mixed, engine, engine.tuning[LUTuning].pivoted_panel).long()
     return order[(order >= n).to(torch.int8).argsort(stable=True)][:n]
 
 

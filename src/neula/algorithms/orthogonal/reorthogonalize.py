@@ -18,10 +18,11 @@ from collections.abc import Iterator
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.orthogonal.batched_qr import PRODUCT_BLOCKS
 from neula.algorithms.orthogonal.cholesky_qr import shifted_cholesky_r, upper_cholesky
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.gram import gram
+from neula.algorithms.spectra.gram import GramTuning, gram
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
 
@@ -29,12 +30,6 @@ MAX_PASSES = 5
 
 FULL_RANK = 0.5
 """Smallest diagonal element of the second R for which the first Q spanned all directions."""
-
-PRODUCT_BLOCKS = 8
-"""Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
-
-NARROWEST = 512
-"""Narrower blocks of a correction save less than their launches take."""
 
 ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 """Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
@@ -137,7 +132,8 @@ def correct(
     """
     n = q.shape[1]
     low = engine.using(engine.formats[0])
-    columns = list(blocks(slice(0, n), max(NARROWEST, -(-n // PRODUCT_BLOCKS))))
+    width = max(engine.tuning[GramTuning].correction_block, -(-n // PRODUCT_BLOCKS))
+    columns = list(blocks(slice(0, n), width))
 
     u_t = gram(engine.operand(q), engine)  # lower triangles, which are what the Gram matrix has
     u_t.diagonal().sub_(1.0).mul_(0.5)

@@ -18,11 +18,13 @@ from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine
 from neula.errors import whole_number
 
-WIDE = 4096
-"""Columns beyond which products gain nothing from more."""
 
-FEWEST = 1024
-"""Columns of a block that are worth a graph: fewer are so tall that they take longer than their launches."""
+@dataclass(frozen=True)
+class RGSQRFTuning:
+    """Columns of the blocks of a large matrix."""
+
+    operand_columns: int  # beyond which products gain nothing from more
+    graph_columns: int  # that are worth a graph: fewer are so tall that they take longer than launches
 
 
 # item: Q Algorithm 1; Q cutoff; V Algorithm 2
@@ -102,7 +104,8 @@ def rgsqrf(
         rows=m,
         trace=trace,
     )
-    columns = _operand_columns(n, max(cutoff, recursion.block), cutoff)
+    wide = engine.tuning[RGSQRFTuning].operand_columns
+    columns = _operand_columns(n, max(cutoff, recursion.block), cutoff, wide)
     recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
     return q[: len(a)], r
 
@@ -215,13 +218,13 @@ def _replayed_columns(a: torch.Tensor, cutoff: int, engine: Engine) -> int:
     while 2 * columns * m * a.itemsize <= engine.replayed_bytes:
         columns *= 2
     everything = m * n * engine.storage.itemsize <= engine.replayed_bytes
-    return 0 if everything or columns < FEWEST else min(columns, n)
+    return 0 if everything or columns < engine.tuning[RGSQRFTuning].graph_columns else min(columns, n)
 
 
-def _operand_columns(n: int, undivided: int, cutoff: int) -> int:
+def _operand_columns(n: int, undivided: int, cutoff: int, wide: int) -> int:
     """Columns to keep as operands at a time: the first half, and those that it is projected out of."""
     k = split_columns(n, cutoff)
-    return n if n <= undivided else min(n, k + WIDE)
+    return n if n <= undivided else min(n, k + wide)
 
 
 def split_columns(n: int, cutoff: int) -> int:

@@ -15,9 +15,7 @@ from neula.engines import Engine
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.gemm import corrected_gemm, corrected_gram
-
-LOST = 2.0**-19
-"""Part of a diagonal element that a pivot may owe to rounding errors, as in the kernel of a block."""
+from neula.kernels.qr.panel_gram import LOST
 
 
 def wide_cholesky_qr32_in_place(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import GRAM_PARTS, upper_cholesky
 from neula.engines import Engine
 
-PARTS = 4
-"""Blocks of rows in which the lower triangle is computed: ``(1 + 1/PARTS) m n^2`` operations."""
+
+@dataclass(frozen=True)
+class GramTuning:
+    """Columns of Gram matrices."""
+
+    gram_block: int  # of a block that is one product: narrower ones run below the rate of the matrix unit
+    correction_block: int  # of one that corrects Q: narrower ones save less than their launches take
+    gram_columns: int  # up to which R comes from a Gram matrix with error correction, not from a QR
+    fp16_gram_columns: int  # beyond which one in fp16 is tried before, which takes a few more iterations
 
 
 def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,7 +45,7 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
             [14., 20.]])
     """
     n = operand.shape[1]
-    width = max(engine.tuning.gram_block, -(-n // PARTS))
+    width = max(engine.tuning[GramTuning].gram_block, -(-n // GRAM_PARTS))
     return engine.lower_gram(operand, list(blocks(slice(0, n), width)), scales)
 
 

@@ -28,6 +28,27 @@ from neula.kernels.triangular_inverse import one_after_the_other, triangular_inv
 
 
 @dataclass(frozen=True)
+class InvertedTuning:
+    """Orders of triangular factors that are solved with by inverted blocks."""
+
+    inverted: int  # of the blocks of an R that preconditions some dozen iterations
+    inverted_from: int  # of factors in double precision from which on; 0: never
+    inverted_whole: int  # up to which they are inverted as a whole
+
+    def width(self, n: int) -> int:
+        """Width of the diagonal blocks of factors of order n that are inverted; 0: none.
+
+        Four to eight of them: each is two launches of a solve, and wider ones cost more, and lose more.
+        """
+        if not 0 < self.inverted_from <= n:
+            return 0
+        width = 256
+        while width < min(2048, n // 4):
+            width *= 2
+        return width
+
+
+@dataclass(frozen=True)
 class InvertedBlocks:
     """A triangular matrix, or a batch of them, that is solved with by products.
 

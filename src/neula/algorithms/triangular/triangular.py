@@ -24,7 +24,7 @@ LEAF = 128
 
 VECTORS = 3
 """Up to as many columns are multiplied one by one: cuBLAS reads a float32 matrix for each in the time that
-memory takes, and for two columns together in 2 to 4 times that (measured on an H200)."""
+memory takes, and for two columns together in 2 to 4 times that."""
 
 
 class TriangularBlock(NamedTuple):

@@ -9,8 +9,9 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 
-MAX_ROWS = 256
-MAX_COLUMNS = 32
+# item: Q tiles
+TILE_ROWS = 256
+TILE_COLUMNS = 32
 """The paper's tile, and the largest one that the registers of a thread block hold well."""
 
 TALLEST_TILE = {torch.float32: 1024, torch.float64: 256}
@@ -25,7 +26,7 @@ def _tried(device: torch.device) -> None:
 def fits(tiles: torch.Tensor) -> bool:
     """Whether the kernel takes tiles of this shape and dtype."""
     m, n = tiles.shape[-2:]
-    return m <= MAX_ROWS and n <= MAX_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
+    return m <= TILE_ROWS and n <= TILE_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
 
 
 # item: Q Algorithm 2; V Algorithm 4
@@ -77,7 +78,7 @@ def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twi
     if twice and tiles.dtype == torch.float64:  # two launches
         return False
     m, n = tiles.shape[-2:]
-    return m <= tallest_tile(tiles.dtype) and n <= MAX_COLUMNS
+    return m <= tallest_tile(tiles.dtype) and n <= TILE_COLUMNS
 
 
 @kernel("neula.kernels.qr.mgs_triton:mgs_into_triton", trial=_tried, when=_fits_in_place)

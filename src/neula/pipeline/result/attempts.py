@@ -10,7 +10,7 @@ from neula.errors import warn
 from neula.pipeline.result.deferred import Deferrable, Deferring
 
 NAMED = 5
-"""Matrices of a batch that a message names; it counts the others."""
+"""Matrices of a batch, columns, or keys, that a message names; it counts the others."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from neula.algorithms.elimination.cholesky import CholeskyOrders
 from neula.engines import FORMATS, FP64
 from neula.pipeline.chain import Link
 from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table
@@ -41,14 +42,15 @@ class CholeskyCase(Case):
     @property
     def tiled(self) -> bool:
         """Whether tiles in double precision come first."""
-        return self.double and self.launches and self.count == 1 and self.n <= self.tuning.tiled_cholesky
+        most = self.tuning[CholeskyOrders].tiled_cholesky
+        return self.double and self.launches and self.count == 1 and self.n <= most
 
     @property
     def pays(self) -> bool:
         """Whether anything beats the library in single precision."""
-        n, tuning = self.n, self.tuning
-        large = self.count > 1 or n <= tuning.tiled_cholesky or n >= tuning.cholesky
-        return n >= tuning.batched_cholesky and large
+        n, orders = self.n, self.tuning[CholeskyOrders]
+        large = self.count > 1 or n <= orders.tiled_cholesky or n >= orders.cholesky
+        return n >= orders.batched_cholesky and large
 
 
 def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> Sequence[CholeskyLink]:

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from neula.algorithms.elimination.cholesky import cholesky, library_cholesky
+from neula.algorithms.elimination.cholesky import CholeskyOrders, cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
 from neula.kernels.cholesky.cholesky_batch import factor_batch
@@ -112,10 +112,10 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
     is: where scales matter, the residual shows it.
     """
     n, tuning = a.shape[-1], engine.tuning
-    if (len(a) > 1 or n <= tuning.tiled_cholesky) and factor_batch.takes(a):
+    if (len(a) > 1 or n <= tuning[CholeskyOrders].tiled_cholesky) and factor_batch.takes(a):
         together = factor_batch(a)
         lower, order = together.lower.to(a.dtype), together.order
-    elif len(a) == 1 and n < tuning.cholesky:
+    elif len(a) == 1 and n < tuning[CholeskyOrders].cholesky:
         lower, order, _ = library_cholesky(a.float())
         lower = lower.to(a.dtype)
     else:

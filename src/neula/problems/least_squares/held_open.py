@@ -28,7 +28,7 @@ from neula.pipeline.inputs import Taken, take
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
-from neula.pipeline.streaming import Block, Reader, check_rows
+from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.lstsq import check_damp
@@ -355,7 +355,7 @@ class LeastSquares:
         All of them, or some at a time, read ahead in a thread.
         """
         m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
-        size = max(self._engine.tuning.streamed_bytes // (8 * self.n), self.n)
+        size = max(self._engine.tuning[StreamTuning].streamed_bytes // (8 * self.n), self.n)
         blocks: Any = Reader(sources, device, size).read("update")
         if whole:
             rows = [_joined(*source, m).to(device).double() for source in sources.items()] if m else []

@@ -16,8 +16,10 @@ import torch
 
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
+from neula.algorithms.spectra.gram import GramTuning
 from neula.engines import FP16_COR, FP64
+from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
 from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, ruled
@@ -25,7 +27,11 @@ from neula.problems.least_squares import by_core, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
 from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import (
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+    LeastSquaresTuning,
+)
 from neula.problems.least_squares.r_source import SOURCES, RSource
 from neula.problems.least_squares.together import solve_together
 
@@ -33,13 +39,6 @@ LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
 
 LATER = 4
 """Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
-
-PASSES = 4.0
-"""Over ill-conditioned problems, each as long as one over others."""
-
-LEFT = 1 / 16
-"""Of these passes are worth a host where all that takes batches has failed: what is left mostly lacks full
-rank, and would go one by one to an SVD (50 of 200 x 50 on an H200: 0.6 s, and 0.05 by its host)."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class LeastSquaresCase(Case):
         few = self.rows * self.n <= tuning.batched_elements and self.count > 1
         tall = tuning.lapack and self.rows >= self.n and not self.spread
         exact = options.forward and exotic
-        return not options.named and bool(few or self.work <= tuning.together or tall or exact)
+        low = self.work <= tuning[LeastSquaresTuning].together
+        return not options.named and bool(few or low or tall or exact)
 
     @cached_property
     def core(self) -> bool:
@@ -93,7 +93,7 @@ class LeastSquaresCase(Case):
     @cached_property
     def sources(self) -> tuple[str, ...]:
         """Where R for the seminormal equations comes from; of what the core leaves, the last of them."""
-        names, options = self.tuning.small_r, self.options
+        names, options = self.tuning[LeastSquaresTuning].small_r, self.options
         if self.core:
             return names[-1:]
         low = options.target is not FP64 and not options.refines_doubled(self.m, self.n)
@@ -111,14 +111,14 @@ class LeastSquaresCase(Case):
         """
         options, tuning = self.options, self.tuning
         plain = options.weights is None and not options.damp and not options.named
-        fast = tuning.corrected and "fp64" in tuning.preconditioners
+        fast = tuning.corrected and tuning.fast_fp64
         large = self.m >= self.n and 8 * self.m * self.n > tuning.replayed_bytes
         copied = self.spread and options.dtype != torch.float64
         if copied or not (plain and fast and large and options.refines_doubled(self.m, self.n)):
             return ""
-        if self.n <= tuning.fp16_gram_columns:
+        if self.n <= tuning[GramTuning].fp16_gram_columns:
             return FP16_COR
-        return "fp16" if self.n <= tuning.gram_columns and self.spread else ""
+        return "fp16" if self.n <= tuning[GramTuning].gram_columns and self.spread else ""
 
     @cached_property
     def preconditioners(self) -> list[tuple[str, str]]:
@@ -137,8 +137,9 @@ class LeastSquaresCase(Case):
         if not tuning.corrected:
             return [("rgsqrf", format) for format in formats]
         columns = self.m if options.is_wide(self.m, self.n) else self.n
-        low = [("cholesky", "fp16")] if tuning.fp16_gram_columns < columns <= tuning.gram_columns else []
-        low.append(("cholesky", FP16_COR) if columns <= tuning.gram_columns else ("rgsqrf", "fp16"))
+        gram = tuning[GramTuning]
+        low = [("cholesky", "fp16")] if gram.fp16_gram_columns < columns <= gram.gram_columns else []
+        low.append(("cholesky", FP16_COR) if columns <= gram.gram_columns else ("rgsqrf", "fp16"))
         better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
         return [*low, ("rgsqrf", FP16_COR), *better]
 
@@ -175,7 +176,7 @@ _in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda
 
 _svd_is_fast = _when(
     "an SVD takes no time: what is left is more often without full rank than nearly so",
-    lambda case: case.work <= case.tuning.svd,
+    lambda case: case.work <= case.tuning[LeastSquaresTuning].svd,
 )
 
 
@@ -195,7 +196,7 @@ _has_gram = _when(
 @ruled("on a GPU, what launches leave, if few enough")
 def _may_go_to_host(case: LeastSquaresCase) -> bool:
     allowed = case.by_host is not None and case.options.by_host and not case.spread
-    return bool(allowed and case.tuning.left_to_host)
+    return bool(allowed and case.tuning[HostTuning].left_to_host)
 
 
 @ruled("where LAPACK is not faster, ``algorithm='cgls'`` and ``'lsqr'``")
@@ -210,7 +211,7 @@ def _iterates(case: LeastSquaresCase) -> bool:
 def _needs_householder(case: LeastSquaresCase) -> bool:
     if not case.small:
         return case.options.algorithm in (None, "householder")
-    stable = any(SOURCES[name].backward_stable for name in case.tuning.small_r)
+    stable = any(SOURCES[name].backward_stable for name in case.tuning[LeastSquaresTuning].small_r)
     return not stable and not _svd_is_fast(case)
 
 
@@ -285,7 +286,7 @@ def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquares
     """Corrected seminormal equations with an R from one source."""
     name = label.removesuffix(" + seminormal")
     source, options = SOURCES[name], case.options
-    pace = _pace(source, case, later=name in case.tuning.small_r[1:])
+    pace = _pace(source, case, later=name in case.tuning[LeastSquaresTuning].small_r[1:])
     if case.count == 1 and not pace.is_prelaunched and name == "shifted cholesky fp64":
         # It is spared its last passes for an A without full rank, which the host reads.
         source = replace(source, factor=partial(source.factor, rcond=options.certain_rcond((case.m, case.n))))
@@ -301,18 +302,21 @@ def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
     """
     tuning, times = case.tuning, LATER if later else 1
     size = 8 * case.rows * case.n
-    brief = size <= tuning.replayed_bytes and case.work <= tuning.prelaunched_again
+    launched = tuning[LaunchTuning]
+    brief = size <= tuning.replayed_bytes and case.work <= launched.prelaunched_again
     many = case.count > 1 or not case.options.may_wait or brief or times * size <= tuning.replayed_bytes
-    if many and tuning.prelaunched_steps:
-        return Pace.prelaunched(tuning.prelaunched_steps * times)
-    steps = tuning.asynchronous_steps * (2 if source.checked_first else 1)
+    if many and launched.prelaunched_steps:
+        return Pace.prelaunched(launched.prelaunched_steps * times)
+    steps = launched.asynchronous_steps * (2 if source.checked_first else 1)
     return Pace.asynchronous(steps) if steps else SYNCHRONOUS
 
 
-def _on_host(passes: float) -> Callable[[LeastSquaresCase, str, str], LeastSquaresLink]:
+def _on_host(
+    passes: Callable[[HostTuning], float],
+) -> Callable[[LeastSquaresCase, str, str], LeastSquaresLink]:
     def make(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
         assert case.by_host is not None
-        return Link(label, partial(case.by_host, passes=passes))
+        return Link(label, partial(case.by_host, passes=passes(case.tuning[HostTuning])))
 
     return make
 
@@ -359,10 +363,10 @@ TABLE: Table[LeastSquaresCase] = (
         _of_small_r("cholesky", "fp64; before it fp32 where no more is asked for"),
     ),
     Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt", "fp32, fp64")),
-    Row("the host", _on_host(PASSES), (_together, _small, _may_go_to_host), place=HOST),
+    Row("the host", _on_host(lambda to: to.passes), (_together, _small, _may_go_to_host), place=HOST),
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
-    Row("the host", _on_host(LEFT), (_together, _small, _may_go_to_host), place=HOST),
+    Row("the host", _on_host(lambda to: to.passes_left), (_together, _small, _may_go_to_host), place=HOST),
     Row("cholesky {}", _by_gram, (_large, _has_gram), "seminormal", _of_gram),
     Row("pivoted cholesky {}", _core, (_one_left, _small, _in_core_if_dependent), "seminormal", place=CORE),
     Row("direct {}", _unrefined, (_one_left, _is_named("direct")), arithmetics=_named_format),

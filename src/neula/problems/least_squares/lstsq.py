@@ -14,7 +14,7 @@ from neula.engines import Arithmetic, Engine, format_of
 from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
@@ -294,7 +294,7 @@ def _asked(
     )
     if wait and algorithm is None and compute is None:
         plain = not (damp or general) and weights is None
-        dtype, most = call.dtype, call.engine.tuning.by_host_kernel
+        dtype, most = call.dtype, call.engine.tuning[HostTuning].by_host_kernel
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)

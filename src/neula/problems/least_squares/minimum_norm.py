@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.orthogonal.pivots import PivotTuning
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
@@ -73,7 +74,8 @@ def by_complete_orthogonal(
     scaled = _scaled(problems)
     engine = options.engine.using(FP64)
     gram, problems.cache.gram = problems.cache.gram, None  # no later link needs it
-    solution = complete_orthogonal(scaled, options.rcond, engine, engine.tuning.pivot_block, gram=gram)
+    block = engine.tuning[PivotTuning].pivot_block
+    solution = complete_orthogonal(scaled, options.rcond, engine, block, gram=gram)
     if isinstance(solution, str):
         raise Declined(solution)
     report(1.0)

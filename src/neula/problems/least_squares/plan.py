@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.pace import Pace
+from neula.algorithms.krylov.pace import LaunchTuning, Pace
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import DTYPES, core
 from neula.kernels.small_problems import seminormal_host
@@ -163,7 +163,8 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
         if not in_reach(problems.a, problems.b.shape[2], self.options):
             return super().begin(problems)
         # Needs none of the solvers, which take half a second to load.
-        return in_one_launch(problems, LABEL, Pace.prelaunched(self.options.engine.tuning.prelaunched_steps))
+        steps = self.options.engine.tuning[LaunchTuning].prelaunched_steps
+        return in_one_launch(problems, LABEL, Pace.prelaunched(steps))
 
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         return self.judge.reason(of["backward_error"][1], of["forward_error"][1], len(found.values))
@@ -201,7 +202,7 @@ def plan_for(
         fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
         if fits and takes(m, n, options):
             return _plan(kernels, m, n, k, options).fitting(fit_of)
-    launches = options.engine.tuning.prelaunched_steps and not options.over_rows.spread
+    launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
     if not launches or shapes.shares or 0 in (a.numel(), b.numel()):
         return None
     if not (links := chain_together(len(shapes.matrices), m, n, options)):

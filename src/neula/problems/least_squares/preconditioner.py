@@ -12,6 +12,7 @@ from neula.algorithms.orthogonal.householder import solve_by_householder
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values
 from neula.algorithms.spectra.gram import gram_r
+from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.engines import FP16
 from neula.engines.reduction import Reduction
@@ -27,7 +28,7 @@ random and much smaller than ``cond^2 u``, but one with error correction costs n
 FP16_DECAY = 128.0
 """A diagonal of R that will fall by more, ``1 / (16 u)``, gives a QR in fp16 up half-way. With a geometric
 spectrum that is a condition number of 2000, and the forty iterations or so that it would need take as long as
-a better R (on an H200)."""
+a better R."""
 
 WELL_CONDITIONED = 1e5
 """Condition number up to which a direct solution is where iterations begin. Its backward error is larger than
@@ -119,7 +120,7 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
         return r, *options.engine.alone.replay(known_of, (r,), "preconditioner")
 
     def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        triangle = BlockTriangular.from_factor(r, options.engine.tuning.inverted)
+        triangle = BlockTriangular.from_factor(r, options.engine.tuning[InvertedTuning].inverted)
         found = Preconditioner.from_factor(r, triangle)
         return triangle.inverses, found.columns, found.extremes
 

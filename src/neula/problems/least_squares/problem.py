@@ -18,6 +18,16 @@ HALF = 1e-8
 """Forward error at which half of the digits are sure: another way is worth its time."""
 
 
+@dataclass(frozen=True)
+class LeastSquaresTuning:
+    """Which link comes first, by the size of a problem."""
+
+    together: int  # m n^2 up to which each step is taken for all problems, with an R in double precision
+    svd: int  # m n^2 up to which what is left goes on to the SVD at once
+    doubled_elements: float  # elements up to which residuals have twice the working precision unasked
+    small_r: tuple[str, ...]  # where R of small problems comes from, in the order to try
+
+
 def in_words(bound: float, error: float, forward: float) -> str:
     """What is known of a solution: backward and forward error."""
     return f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
@@ -53,7 +63,7 @@ class LeastSquaresOptions(solutions.SolutionOptions):
 
         Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
         """
-        few = not plain and self.rows(m, n) * n <= self.engine.tuning.doubled_elements
+        few = not plain and self.rows(m, n) * n <= self.engine.tuning[LeastSquaresTuning].doubled_elements
         return few or self.forward or self.is_wide(m, n)
 
     def is_wide(self, m: int, n: int) -> bool:

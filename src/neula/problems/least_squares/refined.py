@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.batched_lstsq import MARGIN
+from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES
 from neula.algorithms.krylov.cgls import Stop, cgls
 from neula.algorithms.krylov.craig import refine_minimum_norm
 from neula.algorithms.krylov.driver import Refined
@@ -36,10 +36,6 @@ from neula.problems.least_squares.problem import LeastSquaresSolutions
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
-
-SAMPLES = 8
-"""Random vectors that show ``||I - W^T W||_F`` for ``W = A R^-1``, up to a factor of
-:data:`neula.algorithms.krylov.batched_lstsq.MARGIN`."""
 
 INEXACT = 1.05
 """For norms of columns that are those of an R in a low precision."""
@@ -271,10 +267,10 @@ def _sampled(problem: PreparedProblem, r: UpperTriangular, start: torch.Tensor) 
 
     That takes less than a problem with known solution, where iterations are hardly needed.
     """
-    z = gaussian(problem.rank, SAMPLES, torch.float64, start.device, seed=1)
+    z = gaussian(problem.rank, PROBES, torch.float64, start.device, seed=1)
     image = problem.operator.rmatmul(problem.operator.matmul(solve_r(r, z)))
     norm = torch.linalg.matrix_norm
-    rate = float(MARGIN * norm(z - solve_rt(r, image)) / SAMPLES**0.5)
+    rate = float(MARGIN * norm(z - solve_rt(r, image)) / PROBES**0.5)
     # A null direction of A leaves a whole component.
     return _Probed(0.0 if rate <= MAX_RATE else rate, max(0.0, 1 - rate) ** 0.5, start)
 

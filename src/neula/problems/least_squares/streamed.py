@@ -29,7 +29,7 @@ from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
-from neula.pipeline.streaming import Block, Reader, check_rows, torch_dtype
+from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, torch_dtype
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
@@ -186,7 +186,7 @@ class Streamed(SingleProblem):
     def from_sources(cls, sources: dict[str, Source], options: LeastSquaresOptions) -> Streamed:
         """Nothing is read yet."""
         n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
-        device, size = options.engine.device, options.engine.tuning.streamed_bytes
+        device, size = options.engine.device, options.engine.tuning[StreamTuning].streamed_bytes
         # With fewer rows than columns a block would not make up for the merging of its R.
         reader = Reader(sources, device, max(size // (8 * (n + k)), n, 1), options.progress)
         return cls(reader, options, n, k, torch.zeros(n + k, dtype=torch.float64, device=device))
@@ -204,7 +204,7 @@ class Streamed(SingleProblem):
     @property
     def doubled(self) -> bool:
         """Whether residuals are in twice the working precision."""
-        return self.options.forward or self.options.engine.tuning.streams_doubled
+        return self.options.forward or self.options.engine.tuning[StreamTuning].streams_doubled
 
     def visit(self, what: str, step: Step, rescale: Step | None = None) -> None:
         """One pass: all rows, weighted and scaled, then those of the damping.

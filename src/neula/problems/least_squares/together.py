@@ -18,7 +18,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     refine_doubled,
 )
 from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
@@ -99,7 +99,7 @@ def solve_together(
 def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
     special = options.named or options.damp or options.weights is not None or options.over_rows.spread
-    small = a.shape[1] * a.shape[2] * k <= options.engine.tuning.one_launch
+    small = a.shape[1] * a.shape[2] * k <= options.engine.tuning[LaunchTuning].one_launch
     return small and not special and seminormal.takes(a)
 
 
@@ -119,7 +119,7 @@ def _border(a: torch.Tensor, options: LeastSquaresOptions) -> Border:
     """None for batches, large, wide, weighted and damped problems."""
     count, m, n = a.shape
     special = m < n or options.damp or options.weights is not None
-    few = count == 1 and m * n**2 <= options.engine.tuning.bordered
+    few = count == 1 and m * n**2 <= options.engine.tuning[LaunchTuning].bordered
     if not few or special or options.engine.often((_border, m, n)):
         return Border()
     return Border.around(m, n)

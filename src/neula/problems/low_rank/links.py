@@ -33,6 +33,16 @@ LIMIT = 1000
 
 
 @dataclass(frozen=True)
+class SVDTuning:
+    """Prices of the ways to singular triplets."""
+
+    gram_part: float  # part of all triplets up to which the leading ones are computed by themselves
+    eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
+    iteration: float  # price of a product by A^T A beside its operations, in operations in float32
+    direct_svd: int  # m n^2 up to which the library's SVD takes no longer
+
+
+@dataclass(frozen=True)
 class SVDCase(Case):
     """A tall matrix without numbers."""
 
@@ -49,13 +59,13 @@ class SVDCase(Case):
     def small(self) -> bool:
         """Whether the library's SVD takes no longer than what looks for a part of it."""
         engine = self.options.engine
-        return self.m * self.n * self.n <= self.tuning.direct_svd and not engine.over_rows.spread
+        return self.m * self.n * self.n <= self.tuning[SVDTuning].direct_svd and not engine.over_rows.spread
 
     @property
     def partial(self) -> bool:
         """Whether the leading triplets are computed by themselves."""
         options = self.options
-        few = options.rank is not None and self.rank <= self.tuning.gram_part * self.n
+        few = options.rank is not None and self.rank <= self.tuning[SVDTuning].gram_part * self.n
         return options.algorithm is None and few and not self.small
 
 
@@ -72,8 +82,8 @@ def block_width(n: int, rank: int) -> int:
 
 def worth(m: int, n: int, rank: int, tuning: Tuning) -> int:
     """Products of a block by ``A^T A`` for the price of the Gram matrix with its eigenvectors."""
-    operations = (m + tuning.eigenvectors * n) * n * n
-    return int(operations / (4 * m * n * block_width(n, rank) + tuning.iteration))
+    operations = (m + tuning[SVDTuning].eigenvectors * n) * n * n
+    return int(operations / (4 * m * n * block_width(n, rank) + tuning[SVDTuning].iteration))
 
 
 def _iteration(case: SVDCase, label: str, name: str) -> SVDLink:

@@ -28,7 +28,7 @@ from neula.pipeline.inputs import Taken, check_finite, check_matrices
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
-from neula.pipeline.streaming import Reader, torch_dtype
+from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
 from neula.problems.low_rank.judge import SVDJudge
 from neula.problems.low_rank.links import chain
 from neula.problems.low_rank.problem import SVDOptions, TallMatrix
@@ -244,7 +244,7 @@ def _of_source(
     call = Call({"A": taken}, select_engine(engine, x.device), x.dtype, target, strict)
     options = _options(call, rank, tol, accuracy, None, progress)
     m, n = source.shape
-    rows = max(call.engine.tuning.streamed_bytes // (8 * n), n)
+    rows = max(call.engine.tuning[StreamTuning].streamed_bytes // (8 * n), n)
     matrix = StreamedMatrix(Reader({"A": source}, call.engine.device, rows, progress), n, options)
     with call.computing():
         judge = SVDJudge.for_shape(max(m, n), min(m, n), options)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from neula.algorithms.spectra.gram import GramTuning
 from neula.certificates.qr_evidence import QRCertificate
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.kernels.precision import plain_arithmetic
@@ -88,5 +89,5 @@ def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:
     Gram-Schmidt in double precision, which may do at once, takes less (8000 x 500 on a CPU: half). Nearly
     square matrices are too ill-conditioned for a Gram matrix more often than not.
     """
-    tall = m >= 2 * n > 0 and n <= tuning.gram_columns and not tuning.lapack_first(m, n)
+    tall = m >= 2 * n > 0 and n <= tuning[GramTuning].gram_columns and not tuning.lapack_first(m, n)
     return FP16_COR if tall and tuning.corrected else None

@@ -21,6 +21,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.cholesky_qr_host import cholesky_qr
 from neula.kernels.small_problems.small_qr import small_qr
+from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.refusals import Declined
@@ -47,7 +48,7 @@ def is_for_core(m: int, n: int, target: Format) -> bool:
 
 def is_for_kernel(m: int, n: int, options: QROptions) -> bool:
     """Whether a kernel of a GPU takes less time for matrices of this shape than launches."""
-    few = options.by_host and 0 < m * n * n <= options.engine.tuning.by_host
+    few = options.by_host and 0 < m * n * n <= options.engine.tuning[HostTuning].by_host
     return few and m >= n and options.target in (FP32, FP64)
 
 

@@ -14,7 +14,6 @@ from functools import cached_property, partial
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import (
-    TILE_COLUMNS,
     batched_qr,
     batched_qr_in_double,
     batched_reorthogonalize,
@@ -24,15 +23,13 @@ from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, chol
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
-from neula.kernels.qr.tall import PANEL_COLUMNS
+from neula.kernels.qr.mgs import TILE_COLUMNS
+from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
 from neula.pipeline.chain import Link
 from neula.pipeline.table import CORE, KERNEL, LAUNCHED, Case, Chain, Row, Rule, Table, ruled
 from neula.problems.orthogonal import host_links, launched, ways
-from neula.problems.orthogonal.problem import Matrix, QROptions
+from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
-
-WIDENED = 1 << 26
-"""Elements of matrices in single precision, at most, that are copied in double."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +106,7 @@ class QRCase(Case):
         products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4), and a single tile takes two.
         """
         k = min(self.m, self.n)
-        fast = "fp64" in self.tuning.preconditioners
-        return self.m < 2 * k and self.storage is FP32 and k > TILE_COLUMNS and fast
+        return self.m < 2 * k and self.storage is FP32 and k > TILE_COLUMNS and self.tuning.fast_fp64
 
     @cached_property
     def passes(self) -> int:
@@ -135,20 +131,20 @@ class QRCase(Case):
     def tall(self) -> str:
         """Arithmetic of Cholesky QR of a whole tall matrix; empty where that does not come first."""
         options, tuning, layout, n = self.options, self.tuning, self.layout, self.n
-        tall = self.m >= tuning.tall_ratio * n and not options.named and self.target is not FP64
+        tall = self.m >= tuning[QRTuning].tall_ratio * n and not options.named and self.target is not FP64
         if not tall or not self.queued:
             return ""
         # The kernels of tall matrices read rows, or as many columns as a panel has.
-        if n <= tuning.tall_columns and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
+        if n <= COLUMNS[-1] and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
             return _corrected(self)[0]
-        low = n <= tuning.low_columns and self.target in (FP16, BF16)
+        low = n <= tuning[QRTuning].low_columns and self.target in (FP16, BF16)
         return options.low.format.name if low else ""
 
     @cached_property
     def gram(self) -> bool:
         """Whether Cholesky QR in double precision is so fast that panels take longer to be launched."""
-        tuning = self.tuning
-        most = 16 * tuning.gram_passes if self.target is FP64 else tuning.gram_passes / 32
+        passes = self.tuning[QRTuning].gram_passes
+        most = 16 * passes if self.target is FP64 else passes / 32
         fast = not self.options.named and self.m * self.n**2 <= most and self.queued
         return fast and not self.tall
 
@@ -219,7 +215,8 @@ _small_kernel = _when(
 @ruled("on a CPU, from 3 rows a column and more than 128 columns on")
 def _by_products(case: QRCase) -> bool:
     allowed = not (case.options.named or case.options.over_rows.spread)
-    return allowed and case.tuning.cholesky_qr_first(case.m, case.n)
+    many = case.n > host_links.COLUMNS  # a kernel does the same for fewer
+    return allowed and many and case.m >= case.tuning[QRTuning].cholesky_qr_ratio * case.n
 
 
 _one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
@@ -260,9 +257,10 @@ def _two_passes(case: QRCase) -> bool:
 
 @ruled("fp32, m n^2 from 2e9 to 7e10, in place of a second pass")
 def _after_panels(case: QRCase) -> bool:
-    m, n, most, options = case.m, case.n, case.tuning.gram_passes, case.options
+    m, n, options, tuning = case.m, case.n, case.options, case.tuning[QRTuning]
+    most, small = tuning.gram_passes, m * n <= tuning.widened_elements
     wanted = not options.named and case.target is FP32 and not options.over_rows.spread
-    return wanted and most / 32 < m * n**2 <= most and m * n <= WIDENED and m >= n
+    return wanted and most / 32 < m * n**2 <= most and small and m >= n
 
 
 @ruled("fp32, rows over processes with wide panels")
@@ -401,7 +399,7 @@ def _by_gram(passes: int) -> Make:
 
 
 def _correcting(case: QRCase, label: str, name: str) -> QRLink:
-    if case.wait and case.n >= case.tuning.partly_corrected:
+    if case.wait and case.n >= case.tuning[QRTuning].partly_corrected:
         return launched.corrected_where_lost(label)
     return launched.launching(label, launched.corrected)
 

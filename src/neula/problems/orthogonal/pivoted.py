@@ -13,7 +13,13 @@ from functools import partial
 import numpy as np
 import torch
 
-from neula.algorithms.orthogonal.pivots import eliminated_order, greedy_orders, lapack_factors, sketched_order
+from neula.algorithms.orthogonal.pivots import (
+    PivotTuning,
+    eliminated_order,
+    greedy_orders,
+    lapack_factors,
+    sketched_order,
+)
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import (
@@ -21,6 +27,7 @@ from neula.algorithms.spectra.numerical_rank import (
     numerical_ranks,
     smallest_singular_values,
 )
+from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP32, FP64
 from neula.kernels import scipy_linalg
@@ -161,7 +168,7 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[QRF
 def _few_columns(shape: tuple[int, ...], options: QROptions) -> bool:
     """Whether pivots are found one by one."""
     (count, m, n), tuning = shape, options.engine.tuning
-    few = min(m, n) <= tuning.sketched_pivots
+    few = min(m, n) <= tuning[PivotTuning].sketched_pivots
     return few and (tuning.lapack or count == 1 or go_together(count, m, n, tuning))
 
 
@@ -196,7 +203,7 @@ def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     engine.fill(work, a, power_of_two_scales(largest).repeat(a.shape[1]))
     if at_once:
         return eliminated_order(work, engine)
-    return sketched_order(work, engine, engine.tuning.pivot_block)
+    return sketched_order(work, engine, engine.tuning[PivotTuning].pivot_block)
 
 
 def _with_longer_pivots(
@@ -258,7 +265,7 @@ def _strong_orders(factors: QRFactors, matrices: torch.Tensor, options: QROption
 
 def _smallest(r: torch.Tensor, options: QROptions) -> torch.Tensor:
     """Smallest singular values of triangles, shape (batch, k, k): dozens of products with vectors."""
-    width = options.engine.tuning.inverted_width(r.shape[2])
+    width = options.engine.tuning[InvertedTuning].width(r.shape[2])
     estimate = partial(smallest_singular_values, width=width)
     return options.engine.replay(lambda x: (estimate(x),), (r,), ("smallest singular values", width))[0]
 

@@ -25,6 +25,21 @@ from neula.problems.orthogonal.measures import measured_on_host
 
 
 @dataclass(frozen=True)
+class QRTuning:
+    """Where one way to a QR becomes faster than another."""
+
+    cholesky_qr_ratio: float  # rows a column from which on Cholesky QR beats LAPACK's reflections
+    reflected_rows: int  # rows up to which a thread block reflects a whole matrix
+    widened_elements: int  # of a matrix in single precision, at most, that is copied in double
+    # m n^2 up to which Gram matrices in double precision take over where panels have lost too much: for
+    # float32 up to a 32nd of that at once, in double precision up to 16 times as much. 0: fp64 is slow.
+    gram_passes: int
+    low_columns: int  # columns up to which Cholesky QR of a whole tall matrix comes first in half precision
+    tall_ratio: int  # rows a column from which on a matrix is tall
+    partly_corrected: float  # columns from which on only the last ones of a square Q are corrected
+
+
+@dataclass(frozen=True)
 class QROptions:
     """What is asked for, and what was named."""
 

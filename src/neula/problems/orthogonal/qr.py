@@ -12,7 +12,7 @@ from neula.algorithms.orthogonal.panels import panel_named
 from neula.certificates.bounds import Accuracy
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
@@ -220,7 +220,7 @@ def qr(
         call.target, call.engine, algorithm, compute, panel, cutoff, progress, by_host=by_host
     )
     begun = solved_by_plan(call, options, mode) if default else None
-    if default and call.engine.tuning.by_host and not isinstance(begun, QRResult):
+    if default and call.engine.tuning[HostTuning].by_host and not isinstance(begun, QRResult):
         # What the kernel does not accept begins anew, on the host or with launches.
         call = call.by_host(engine)
         options = replace(options, engine=call.engine, by_host=False)

@@ -23,7 +23,7 @@ from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRTuning, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"
 """Label of the link that goes through an explicit Q."""
@@ -185,7 +185,7 @@ _lapack = _when(
 _few_rows = _when(
     "on a GPU, up to 512 rows, accuracies below fp64",
     lambda case: (
-        0 < case[0] <= case[1].engine.tuning.reflected_rows
+        0 < case[0] <= case[1].engine.tuning[QRTuning].reflected_rows
         and case[1].target is not FP64
         and not (case[1].named or case[1].engine.tuning.lapack)
     ),

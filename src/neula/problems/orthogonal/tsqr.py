@@ -14,6 +14,7 @@ from neula.engines import FORMATS, Engine
 from neula.errors import check_name
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.householder import Product
+from neula.kernels.qr.tall import COLUMNS
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, check_matrices
@@ -43,8 +44,6 @@ SLIDES = {"fp16_slides": "fp32", "tf32_slides": "fp32"}
 
 SLIDES_ROWS, SLIDES_SHIFT = 256, 10
 """Rows of a tile, and the exponent by which remainders are scaled."""
-
-MAX_COLUMNS = 256
 
 
 @overload
@@ -140,9 +139,9 @@ def tsqr(
     call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True)
     a, target = call.first.tensor, call.target
     check_matrices(a, "A")
-    if a.shape[-1] > MAX_COLUMNS:
+    if a.shape[-1] > COLUMNS[-1]:
         raise ValueError(
-            f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {MAX_COLUMNS}: "
+            f"A of shape {tuple(a.shape)} has {a.shape[-1]} columns, and tsqr takes at most {COLUMNS[-1]}: "
             "use neula.qr"
         )
     check_name("mode", mode, MODES)

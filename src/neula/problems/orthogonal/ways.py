@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from neula.algorithms.elimination.lu import WHOLE
 from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import (
@@ -47,9 +48,9 @@ LAST = (24, 12, 4)
 """Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
 of order 6000 to 24576, of which all but a 32nd have lost as much as may be left."""
 
-WHOLE, WIDE = 64, 1024
-"""Multiples that these columns come in, so that products read several elements at a time; the larger one
-where that is at most twice as many: from so many on their inner products are on matrix units."""
+WIDE = 1024
+"""A multiple that these columns come in where that is at most twice as many: from so many on their inner
+products are on matrix units. Elsewhere it is :data:`WHOLE`."""
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 """Q and R."""

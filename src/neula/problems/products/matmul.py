@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from neula.engines import FP16_COR, Engine
+from neula.engines.tuning import CorrectedTuning
 from neula.errors import check_name, number
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
@@ -231,10 +232,10 @@ def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequen
     own = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
     if own is not None:
         return own if own in engine.formats else "fp32"
-    tuning, (m, n, k) = engine.tuning, (shape[-2], shape[-1], a.shape[-1])
+    tuning, (m, n, k) = engine.tuning[CorrectedTuning], (shape[-2], shape[-1], a.shape[-1])
     # A thin product is a pass over memory, of which error correction makes more.
     large = m * n * k >= tuning.corrected_product and min(m, n, k) >= tuning.corrected_from
-    return FP16_COR if large and tuning.corrected else "fp32"
+    return FP16_COR if large and engine.tuning.corrected else "fp32"
 
 
 def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 
 from neula.algorithms.elimination.compiled import TAKEN, CompiledSolutions, available, solved
 from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.verdict import Limits
-from neula.engines import FP32, Format
+from neula.engines import FP32, Format, select_engine
 from neula.pipeline.chain import Answer
 from neula.pipeline.refusals import Declined
-from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
-
-LARGEST = 208
-"""Order of the largest systems that it factorizes: from 256 on LAPACK takes less time (two threads of an
-Intel Xeon), and its factors are used."""
-
-COLUMNS = 32
-"""Right-hand sides up to which its solves take less time than products of all of them by a library (order
-300, on one core of an AMD EPYC: 20 take 3.0 ms and 15, 300 take 65 and 70)."""
+from neula.problems.systems.problem import DirectTuning, Systems, SystemsOptions, SystemsSolutions
 
 FORWARD = SystemsSolutions.names.index("forward_error")
 
 
+@dataclass(frozen=True)
+class CoreTuning:
+    """Up to where the compiled core takes less time than a library."""
+
+    core_order: int  # of systems that it factorizes itself; beyond, it uses LAPACK's factors
+    core_columns: int  # right-hand sides
+
+
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
-    return 0 < n <= LARGEST and 0 < k <= COLUMNS and all(dtype in TAKEN for dtype in dtypes) and available()
+    most = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning]
+    few = 0 < n <= most.core_order and 0 < k <= most.core_columns
+    return few and all(dtype in TAKEN for dtype in dtypes) and available()
 
 
 def is_for_core(n: int, options: SystemsOptions) -> bool:
@@ -38,12 +41,18 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
     named = options.pivot is not None or options.compute is not None or options.progress is not None
     here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
     usual = here and not (named or options.over_rows.spread) and options.dtype in TAKEN and n > 0
-    return usual and available() and (n <= LARGEST or not options.forward)
+    return usual and available() and (is_small(n, options) or not options.forward)
 
 
-def takes(a: torch.Tensor, b: torch.Tensor) -> bool:
+def is_small(n: int, options: SystemsOptions) -> bool:
+    """Whether the core factorizes systems of order n itself."""
+    return n <= options.engine.tuning[CoreTuning].core_order
+
+
+def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     """Whether the core reads such arrays."""
-    return a.is_cpu and b.is_cpu and a.dtype in TAKEN and b.dtype in TAKEN and 0 < b.shape[-1] <= COLUMNS
+    few = 0 < b.shape[-1] <= options.engine.tuning[CoreTuning].core_columns
+    return few and a.is_cpu and b.is_cpu and a.dtype in TAKEN and b.dtype in TAKEN
 
 
 def by_core(
@@ -52,8 +61,8 @@ def by_core(
     """Solutions of all systems; those that are not accepted are solved by the next link."""
     a, b, options = systems.a, systems.b, systems.options
     found = None
-    if takes(a, b):
-        found = _small(a, b, options) if a.shape[-1] <= LARGEST else _each_large(systems, format)
+    if takes(a, b, options):
+        found = _small(a, b, options) if is_small(a.shape[-1], options) else _each_large(systems, format)
     if found is None:
         raise Declined
     numbers, limits = found.numbers[: len(SystemsSolutions.names)], options.limits(a.shape[-1])
@@ -80,7 +89,7 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
             b,
             options.dtype,
             single=format is FP32,
-            in_blocks=options.engine.tuning.lu_in_blocks,
+            in_blocks=options.engine.tuning[DirectTuning].lu_in_blocks,
             definite=options.positive,
         )
         if one is None:

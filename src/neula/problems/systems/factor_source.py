@@ -16,7 +16,7 @@ from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.factored_systems import Factors
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaling import binary_exponents
-from neula.algorithms.triangular.inverted import InvertedBlocks
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedTuning
 from neula.engines import FP32, FP64, Engine, Format
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
@@ -152,7 +152,7 @@ def _cholesky(a: torch.Tensor, engine: Engine) -> Solve:
             f"A is not positive definite: the leading minor of order {int(info[place])} is not positive; "
             "solve it with assume_a='gen'",
         )
-    width = engine.tuning.inverted_width(lower.shape[-1])
+    width = engine.tuning[InvertedTuning].width(lower.shape[-1])
     if not width:
         return partial(_by_substitution, lower)
     inverted = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)

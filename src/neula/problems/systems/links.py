@@ -21,7 +21,13 @@ from neula.problems.systems import ways
 from neula.problems.systems.by_core import by_core, is_for_core
 from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.judge import SystemsJudge
-from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.problem import (
+    DirectTuning,
+    QueuedTuning,
+    Systems,
+    SystemsOptions,
+    SystemsSolutions,
+)
 from neula.problems.systems.system import EquilibratedSystem
 from neula.problems.systems.together import solve_together
 
@@ -42,13 +48,15 @@ class SystemsCase(Case):
     @cached_property
     def launched(self) -> bool:
         """Whether all that is done first is launched as a whole, with factors that need no pivots."""
-        most = self.tuning.queued_definite if self.options.positive else self.tuning.queued
+        orders = self.tuning[QueuedTuning]
+        most = orders.queued_definite if self.options.positive else orders.queued
         return not self.asks and self.n <= most
 
     @cached_property
     def begun(self) -> bool:
         """Whether there are links for all systems together: where cheaper factors are no faster."""
-        order = self.tuning.direct_definite if self.options.positive else self.tuning.direct
+        orders = self.tuning[DirectTuning]
+        order = orders.direct_definite if self.options.positive else orders.direct
         return self.launched or (not self.asks and self.n < order)
 
     @property
@@ -64,13 +72,13 @@ class SystemsCase(Case):
     @cached_property
     def normal(self) -> bool:
         """Whether normal equations are launched before."""
-        few = self.count > 1 or self.n <= self.tuning.normal_equations
+        few = self.count > 1 or self.n <= self.tuning[QueuedTuning].normal_equations
         return self.launched and few and not self.options.positive
 
     def avoids(self, pivot: str) -> bool:
         """Whether a way without interchanges is named, or these cost time."""
         named = self.options.pivot
-        return named == pivot or (named is None and not self.tuning.swaps)
+        return named == pivot or (named is None and not self.tuning[DirectTuning].swaps)
 
 
 def chain_together(count: int, n: int, options: SystemsOptions) -> Sequence[TogetherLink]:
@@ -108,7 +116,7 @@ _batch = _when("batches", lambda case: case.count > 1)
 
 @ruled("from order 8192 on, if the leading block grows by at most 8 without pivoting")
 def _may_be_harmless(case: SystemsCase) -> bool:
-    large = case.n >= case.tuning.harmless and not case.normal
+    large = case.n >= case.tuning[QueuedTuning].harmless and not case.normal
     return case.mixed and large and case.options.may_wait
 
 
@@ -135,11 +143,11 @@ _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.piv
 
 _default = _when("no ``pivot`` is named", lambda case: not case.options.named)
 
-_swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning.queued))
+_swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning[QueuedTuning].queued))
 
 _unmixed = _when(
     "if no link has solved it, unless it was tried above",
-    lambda case: not case.mixed if case.begun else not case.tuning.queued,
+    lambda case: not case.mixed if case.begun else not case.tuning[QueuedTuning].queued,
 )
 
 _is_general_or_new = _when(
@@ -173,9 +181,9 @@ def _low_with_pivots(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
     if options.pivot == "partial":
         return _low(case)
-    if case.n < tuning.direct_pivoted and options.compute is None:
+    if case.n < tuning[DirectTuning].direct_pivoted and options.compute is None:
         return []
-    formats = [format for format in options.formats if tuning.pivoted_lu or tuning.has_tournaments(format)]
+    formats = [format for format in options.formats if tuning.has_tournaments(format) or not tuning.fast_fp64]
     return [format.name for format in formats if format is not FP64]  # in which it is the library's
 
 
@@ -187,7 +195,7 @@ _definite_formats = _formats(
 @ruled("fp64; before it fp32 on a CPU where no more is asked for, from order 400 on")
 def _library(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
-    enough = options.target is not FP64 and case.n >= tuning.direct_single
+    enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single
     return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
 
 

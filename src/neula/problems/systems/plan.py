@@ -20,7 +20,7 @@ from neula.pipeline.launched import Extremes, LaunchedPlan
 from neula.pipeline.plans import Given, fields_of_single, returned
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.by_core import LARGEST, is_for_core, takes
+from neula.problems.systems.by_core import is_for_core, is_small, takes
 from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_together
@@ -118,8 +118,8 @@ def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | L
     """One small system on the host where the core takes it, or one that is launched on a device."""
     a, b, kernels = shapes.a, shapes.b, core()
     n = a.shape[-1]
-    alone = not shapes.batch and a.ndim == 2 and takes(a, b)
-    if kernels is not None and alone and n <= LARGEST and is_for_core(n, options):
+    alone = not shapes.batch and a.ndim == 2 and takes(a, b, options)
+    if kernels is not None and alone and is_small(n, options) and is_for_core(n, options):
         return _plan(kernels, *b.shape, options)
     if shapes.batch or 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None

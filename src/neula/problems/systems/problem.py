@@ -22,6 +22,39 @@ STRIP = 512
 """Rows that are compared with columns at a time."""
 
 
+@dataclass(frozen=True)
+class DirectTuning:
+    """Orders of systems by the library in double precision."""
+
+    # direct, direct_pivoted, direct_definite: below which it is as fast as a cheaper LU, LU with partial
+    # pivoting, or Cholesky factorization, with refinement.
+    direct: int
+    direct_pivoted: int
+    direct_definite: int
+    direct_single: float  # from which on its LU in single precision comes first where that is enough
+    lu_in_blocks: int  # up to which the compiled core's LU is faster
+    swaps: bool  # whether interchanging rows costs little beside the products
+
+
+@dataclass(frozen=True)
+class QueuedTuning:
+    """Orders of systems that are launched as a whole on a GPU, with factors that need no pivots."""
+
+    # queued, queued_definite: up to which.
+    queued: int
+    queued_definite: int
+    normal_equations: int  # up to which normal equations come before
+    harmless: float  # from which on LU in half precision is tried before, on matrices that need no pivots
+
+
+@dataclass(frozen=True)
+class DoubledTuning:
+    """Where residuals in twice the working precision cost little beside the factors."""
+
+    doubled_order: int  # largest order
+    doubled_columns: float  # most right-hand sides
+
+
 @dataclass(frozen=True, kw_only=True)
 class SystemsOptions(solutions.SolutionOptions):
     """What is asked for."""
@@ -52,8 +85,8 @@ class SystemsOptions(solutions.SolutionOptions):
         """Whether residuals of systems of order n with k right-hand sides are in twice the working
         precision: where that costs little beside the factors, or more is asked for.
         """
-        tuning = self.engine.tuning
-        return self.forward or (n <= tuning.doubled_order and k <= tuning.doubled_columns)
+        most = self.engine.tuning[DoubledTuning]
+        return self.forward or (n <= most.doubled_order and k <= most.doubled_columns)
 
     def limits(self, n: int) -> Limits:
         """What the evidence of solutions may say for systems of order n."""

@@ -9,16 +9,13 @@ import torch
 
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.engines.graphs import kept
-from neula.kernels.magnitudes import ends_of, largest_magnitude, magnitudes
+from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
 
 ALIKE, NEAR = 3, 100
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
 over the matrix. Such numbers are near 1 in that float64 holds fourth powers of them."""
-
-MODERATE = 2.0**200
-"""Right-hand sides up to this, and down to its reciprocal, stay as they are."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, run_chain, run_each
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
@@ -39,7 +39,7 @@ from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import SystemsPlan, plan_for, solved_by_plan
-from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, asymmetry
+from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
 
@@ -243,13 +243,14 @@ def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
     """Where one small system is solved."""
     (a, b), tuning = call.tensors, call.engine.tuning
-    queued = tuning.queued_definite if positive else tuning.queued  # which takes less time than LAPACK
+    orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
+    queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
 
     def has_kernel(m: int, n: int) -> bool:
         k = 1 if b.ndim == 1 else b.shape[-1]
         return m == n and suits(n, k, (a.dtype, b.dtype, call.dtype))
 
-    return call.by_host(engine, has_kernel=has_kernel, most=tuning.by_host_system, library=not queued)
+    return call.by_host(engine, has_kernel=has_kernel, most=most, library=not queued)
 
 
 def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult | None:

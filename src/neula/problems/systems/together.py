@@ -22,7 +22,7 @@ from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
 from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
 from neula.engines import FP64
@@ -117,7 +117,7 @@ def _part(systems: Systems, source: FactorSource) -> SolvedSystems:
             check_diagonal(a)
         return _solved(ScaledSystems.from_arrays(a, b), options, source, SYNCHRONOUS)
     n, alone = a.shape[-1], len(a) == 1
-    small = alone and n**3 <= engine.tuning.bordered
+    small = alone and n**3 <= engine.tuning[LaunchTuning].bordered
     # One small system takes the shape of others, so that one graph serves them all.
     shared = small and not engine.often((_part, n, b.shape[-1], source.label))
     border = Border.around(n, n) if shared else Border()
@@ -133,7 +133,7 @@ def _in_reach(systems: Systems, source: FactorSource) -> bool:
     """Whether one launch does all that follows, and sooner than many."""
     n, k = systems.b.shape[1:]
     several = source.synchronizes or source.label == MIXED
-    one_launch = 0 if several else systems.options.engine.tuning.one_launch
+    one_launch = 0 if several else systems.options.engine.tuning[LaunchTuning].one_launch
     return n * n * k <= one_launch and seminormal.takes(systems.a, square=True)
 
 
@@ -208,7 +208,7 @@ def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object,
 
 def steps_of(options: SystemsOptions) -> int:
     """The largest number of prelaunched steps of refinement."""
-    return min(options.engine.tuning.prelaunched_steps, options.max_iterations)
+    return min(options.engine.tuning[LaunchTuning].prelaunched_steps, options.max_iterations)
 
 
 def _spares_a_step(options: SystemsOptions) -> bool:

@@ -35,6 +35,7 @@ from neula.algorithms.krylov.iterative_refinement import (
     gmres_refinement,
     refine,
 )
+from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.certificates.stagnation import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format
@@ -183,7 +184,7 @@ def _cholesky_factor(system: EquilibratedSystem, engine: Engine) -> CholeskyFact
         raise NotPositiveDefiniteError(order)
     lower, leading = found.lower[0], found.leading
     lost = None if leading is None else leading.lost(lower)
-    return CholeskyFactor.from_factor(lower, engine.storage, tuning.inverted_width(n), lost)
+    return CholeskyFactor.from_factor(lower, engine.storage, tuning[InvertedTuning].width(n), lost)
 
 
 def _mixed(system: EquilibratedSystem, format: Format) -> Solution:
