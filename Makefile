@@ -19,7 +19,7 @@ CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
 	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
 
-.PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve dist smoke dist-check \
+.PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve linkcheck dist smoke dist-check \
 	gpu-test clean
 
 demo: $(CORE)
@@ -61,12 +61,17 @@ format: $(CORE)
 
 check: lint types test
 
-docs: $(CORE)  ## into site/; what is doubtful (a dead link, an unknown name) is an error, and so is an ugly page
-	$(BIN)/mkdocs build --strict
+SPHINX = PYTHONPATH=src OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx --jobs 2
+docs: $(CORE)  ## into site/; a warning (a dead link, an unknown name) is an error, and so is an unreadable page
+	rm -rf site docs/examples docs/api/generated
+	$(SPHINX) --fail-on-warning --keep-going --quiet docs site
 	$(BIN)/python docs/check_site.py site
 
-docs-serve: $(CORE)  ## on http://127.0.0.1:8000, built again after every change
-	$(BIN)/mkdocs serve
+docs-serve: docs  ## on http://127.0.0.1:8000
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
+
+linkcheck: $(CORE)  ## links to other hosts, over the network
+	$(SPHINX) --builder linkcheck docs build/linkcheck
 
 tables: $(CORE)  ## of README.md, and its picture, from benchmarks/data
 	$(BIN)/python -m benchmarks tables
@@ -114,4 +119,4 @@ $(CORE): $(VENV)/installed $(wildcard cpp/*)
 		echo "neula runs without its compiled core, which could not be built: small problems on a CPU take longer."; }
 
 clean:
-	rm -rf .venv .venv-oldest demo-output site dist build src/neula/_core.*.so
+	rm -rf .venv .venv-oldest demo-output site dist build docs/examples docs/api/generated docs/api/examples src/neula/_core.*.so

@@ -1,7 +1,7 @@
 """Tables in pages that are read as they are: what stands between two marks is written from the data.
 
 ``<!-- table: speed -->`` opens one of :data:`TABLES`, ``<!-- end of table -->`` closes it. Tables of all rows
-of a benchmark are made with the site, by ``docs/hooks.py``.
+of a benchmark are made with the site, by ``docs/benchmark_tables.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of every item of the papers: ``<!-- paper items -->`` (a hook of mkdocs).
+"""The table of every item of the papers: ``<!-- paper items -->``.
 
 ``paper_items.txt`` lists the items and what became of them. A comment ``# item: Q Algorithm 1; V Figure 2``
 above a definition in ``src`` says where an item is. Verdicts come from the data of the experiments.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parent
 SOURCE = DOCS.parent / "src" / "neula"
@@ -104,8 +104,3 @@ def table() -> str:
             lines.append("| " + " | ".join(cell.replace("||", "\\|\\|") for cell in cells) + " |")
         parts.append(f"## {letter}: {title}\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
-
-
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Fill in the table."""
-    return re.sub(r"^<!-- paper items -->$", lambda _: table(), markdown, flags=re.M)

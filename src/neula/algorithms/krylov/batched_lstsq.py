@@ -152,6 +152,7 @@ class Overdetermined(FactoredTallMatrices):
     """``min ||A x - b||`` for tall A.
 
     Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
+
     ``columns`` : Tensor, shape (batch, n, 1), optional
         The diagonal of D; the norms of the columns by default.
     ``triangles`` : Triangles, optional

@@ -156,8 +156,7 @@ def lsq_linear(
     .. [1] J. J. Júdice, F. M. Pires, "Basic-set algorithm for a generalized linear complementarity problem",
        J. Optim. Theory Appl. 74, 1992.
     .. [2] J. Kim, H. Park, "Fast nonnegative matrix factorization: an active-set-like method and
-    comparisons",
-       SIAM J. Sci. Comput. 33, 2011.
+       comparisons", SIAM J. Sci. Comput. 33, 2011.
     .. [3] P. B. Stark, R. L. Parker, "Bounded-variable least-squares: an algorithm and applications",
        Computational Statistics 10, 1995.
 

@@ -103,8 +103,7 @@ def nnls(
     References
     ----------
     .. [1] J. Kim, H. Park, "Fast nonnegative matrix factorization: an active-set-like method and
-    comparisons",
-       SIAM J. Sci. Comput. 33, 2011.
+       comparisons", SIAM J. Sci. Comput. 33, 2011.
     .. [2] C. L. Lawson, R. J. Hanson, "Solving Least Squares Problems", 1974, chapter 23.
 
     Examples

@@ -112,8 +112,7 @@ def ridge_path(
     References
     ----------
     .. [1] G. H. Golub, M. Heath, G. Wahba, "Generalized cross-validation as a method for choosing a good
-    ridge
-       parameter", Technometrics 21, 1979.
+       ridge parameter", Technometrics 21, 1979.
 
     Examples
     --------

@@ -1,19 +1,21 @@
-# %% [markdown]
-# # Reading the papers with neula
-#
-# neula grew out of three papers. Each has claims that take a page to prove and a minute to try, on the *emulated engine*,
-# which rounds and sums as tensor cores do. This notebook tries one or two of each; all figures of the papers have been
-# [measured again](../experiments/index.md) on a GPU.
-#
-# ## QR on neural engines
-#
-# S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines",
-# [HPDC 2020](https://doi.org/10.1145/3369583.3392685). They factorize by recursive Gram-Schmidt (RGSQRF), with products in half
-# precision, and say of the result (their Figures 3 and 4):
-#
-# 1. the backward error is that of half precision, *whatever the condition number*;
-# 2. orthogonality is lost as the condition number grows;
-# 3. a second pass over Q brings it back.
+r"""Reading the papers with neula
+=============================
+
+neula grew out of three papers. Each has claims that take a page to prove and a minute to try, on the *emulated engine*,
+which rounds and sums as tensor cores do. This notebook tries one or two of each; all figures of the papers have been
+:doc:`measured again </experiments/index>` on a GPU.
+
+QR on neural engines
+--------------------
+
+S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines",
+`HPDC 2020 <https://doi.org/10.1145/3369583.3392685>`__. They factorize by recursive Gram-Schmidt (RGSQRF), with products in half
+precision, and say of the result (their Figures 3 and 4):
+
+1. the backward error is that of half precision, *whatever the condition number*;
+2. orthogonality is lost as the condition number grows;
+3. a second pass over Q brings it back.
+"""
 
 # %%
 import matplotlib.pyplot as plt
@@ -50,8 +52,8 @@ for condition in conditions:
     once.append(errors(A, Q, R))
     twice.append(errors(A, *reorthogonalize(Q, R, half, cutoff=64)))
 
-# %% alt="Left: backward errors of one and two passes, flat, below the unit roundoff of fp16. Right: orthogonality of one pass rising with the condition number, of two passes flat"
-fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.6))
+# %%
+fig, axes = plt.subplots(2, 1, figsize=(5.2, 6.4))
 for k, title in enumerate(("backward error", "loss of orthogonality")):
     one, two = ([row[k] for row in rows] for rows in (once, twice))
     axes[k].loglog(conditions, one, "o-", markersize=9, label="one pass")
@@ -63,30 +65,27 @@ for k, title in enumerate(("backward error", "loss of orthogonality")):
 axes[0].legend()
 plt.show()
 
-# %% [markdown]
+# %%
 # All three hold. As a program would say it:
 
-# %%
 assert max(backward for backward, _ in once) < u
 assert once[-1][1] > 10 * once[0][1]
 assert max(lost for _, lost in twice) < 4 * u
 
-# %% [markdown]
+# %%
 # Claims about *speed* cannot be tried here, because an emulation has none. And a claim is about certain matrices:
 # the paper takes singular values that are spread evenly. With one large singular value and all others small,
 # orthogonality is gone much sooner.
 
-# %%
 for condition in (1e2, 1e3, 1e4):
     A = matrix("cluster_large", condition)
     Q, R = rgsqrf(A, half, cutoff=64)
     _, lost = errors(A, Q, R)
     print(f"condition {condition:.0e}: orthogonality lost to {lost:.2f}")
 
-# %% [markdown]
-# That is why `neula.qr` does not decide by a condition number when a second pass is needed. It measures the Q that it has:
-
 # %%
+# That is why ``neula.qr`` does not decide by a condition number when a second pass is needed. It measures the Q that it has:
+
 result = neula.qr(A, accuracy="fp16", engine="emulated")
 for attempt in result.attempts:
     verdict = "accepted" if attempt.accepted else "rejected"
@@ -94,19 +93,20 @@ for attempt in result.attempts:
 assert result.converged
 assert errors(A, result.Q, result.R)[1] < 4 * u
 
-# %% [markdown]
-# ## Single precision from halves
+# %%
+# Single precision from halves
+# ----------------------------
 #
-# H. Ootomo, R. Yokota, "TSQR on TensorCores with error correction", 2021 ([their
-# code](https://github.com/enp1s0/tsqr-tc)). They write each operand as a sum of two halves, $A = A_1 + 2^{-11} A_2$. Then
+# H. Ootomo, R. Yokota, "TSQR on TensorCores with error correction", 2021 (`their code <https://github.com/enp1s0/tsqr-tc>`__). They write each operand as a sum of two halves, :math:`A = A_1 + 2^{-11} A_2`. Then
 #
-# $$ A B \approx A_1 B_1 + 2^{-11} (A_2 B_1 + A_1 B_2) , $$
+# .. math::
+#
+#    A B \approx A_1 B_1 + 2^{-11} (A_2 B_1 + A_1 B_2) ,
 #
 # three products of halves for one of single precision. There is a catch. Tensor cores *truncate* when they add, always
 # toward zero, and in a long sum that spoils what was gained. So neula has the unit add sixteen products at a time, and adds
 # these sums in single precision.
 
-# %%
 core = EmulatedEngine(format="fp16", unit="h100")
 ways = {
     "plain fp16": lambda a, b: core.gemm(core.operand(a), core.operand(b)),
@@ -128,13 +128,14 @@ for k in inner:
         difference = multiply(a, b).double() - exact
         sums[name].append(float(difference.norm() / exact.norm()))
 
-# %% alt="Errors of four products against the length of the sums: plain fp16 thousands of times above the others; summed in the unit the corrected one drifts away from float32"
+# %%
 for name, values in sums.items():
     plt.loglog(inner, values, "o-", base=2, markersize=4, label=name)
 plt.yscale("log", base=10)
 plt.xlabel("length of the sums")
 plt.ylabel("relative error")
 plt.legend(loc="upper left", bbox_to_anchor=(0.0, 0.85))
+plt.title("Errors of four products")
 plt.show()
 
 # %%
@@ -143,17 +144,17 @@ print(f"summed in the unit: {inside / single:.0f} times the error of float32")
 print(f"summed outside: {outside / single:.1f} times")
 assert outside < inside / 3
 
-# %% [markdown]
-# In neula this arithmetic is called `fp16_cor`, and is what a GPU takes for `accuracy="fp32"`.
+# %%
+# In neula this arithmetic is called ``fp16_cor``, and is what a GPU takes for ``accuracy="fp32"``.
 #
-# ## LU in half precision
+# LU in half precision
+# --------------------
 #
 # F. Lopez, T. Mary, "Mixed Precision LU Factorization on GPU Tensor Cores: Reducing Data Movement and Memory Footprint", 2022
-# ([HAL](https://hal.science/hal-02937325)). They keep the *matrix* in half precision, so that less has to be moved, and
+# (`HAL <https://hal.science/hal-02937325>`__). They keep the *matrix* in half precision, so that less has to be moved, and
 # ask how to round as seldom as possible. Their Algorithm 3.1 rounds a block at every update. Algorithm 5.2 sums all
-# updates of a block in single precision and rounds once. `neula.lu_factor` knows them by number:
+# updates of a block in single precision and rounds once. ``neula.lu_factor`` knows them by number:
 
-# %%
 volta = EmulatedEngine(format="fp16", unit="v100")
 orders = (48, 96, 192, 288)
 variants = {"3.1": [], "5.2/5.1": []}
@@ -164,34 +165,33 @@ for n in orders:
         residual = A[F.permutation] - F.L @ F.U
         values.append(float(residual.norm() / A.norm()))
 
-# %% alt="Residuals of LU against the order: those of Algorithm 3.1 grow, those of 5.2 stay lower, by a factor of about five at the end"
+# %%
 for variant, values in variants.items():
     plt.plot(orders, values, "o-", label=f"Algorithm {variant}")
 plt.ylim(bottom=0)
 plt.xlabel("order")
 plt.ylabel("residual")
 plt.legend()
+plt.title("Residuals of LU against the order")
 plt.show()
 
 # %%
 assert variants["5.2/5.1"][-1] < variants["3.1"][-1] / 2
 
-# %% [markdown]
+# %%
 # Factors of three digits are enough where they are only the start of a refinement:
 
-# %%
 x = neula.lu_solve(F, A.sum(1))
 print(f"factors in {F.storage}, error of x {float((x - 1).abs().max()):.0e}")
 assert (x - 1).abs().max() < 1e-9
 
-# %% [markdown]
-# ## The figures themselves
+# %%
+# The figures themselves
+# ----------------------
 #
 # Every figure of these papers is a command, which measures on your machine, draws, and says for each claim whether it
-# holds:
+# holds::
 #
-# ```
-# neula experiment qr-paper figure4
-# ```
+#     neula experiment qr-paper figure4
 #
-# [Experiments](../experiments/index.md) says what became of the claims on a GPU three generations later.
+# :doc:`Experiments </experiments/index>` says what became of the claims on a GPU three generations later.

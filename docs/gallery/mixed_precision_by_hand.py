@@ -1,13 +1,15 @@
-# %% [markdown]
-# # Mixed precision by hand
-#
-# Matrix units multiply numbers of three digits, and neula's answers have sixteen. This notebook builds the bridge, step
-# by step, on the *emulated engine*: it computes on any computer what a tensor core would, only slowly.
-#
-# ## Numbers of three digits
-#
-# Half precision (fp16) has 11 bits for the significand and 5 for the exponent. So numbers are rounded by up to one part in 2048, and
-# nothing is above 65504.
+r"""Mixed precision by hand
+=======================
+
+Matrix units multiply numbers of three digits, and neula's answers have sixteen. This notebook builds the bridge, step
+by step, on the *emulated engine*: it computes on any computer what a tensor core would, only slowly.
+
+Numbers of three digits
+-----------------------
+
+Half precision (fp16) has 11 bits for the significand and 5 for the exponent. So numbers are rounded by up to one part in 2048, and
+nothing is above 65504.
+"""
 
 # %%
 import matplotlib.pyplot as plt
@@ -23,17 +25,17 @@ half = EmulatedEngine(format="fp16")
 print("unit roundoff", half.format.u)
 print(half.operand(torch.tensor([[1 / 3, 1000.6, 70000.0, 1e-8]])))
 
-# %% [markdown]
+# %%
 # The last two are out of range: one became infinite, the other zero. Columns that are multiplied by powers of two
 # stay clear of both ends, and nothing is rounded by that, as only exponents change. neula always does so first.
 
-# %%
 columns = torch.tensor([[1e6, 1e-9], [7e5, 3e-9]])
 scales = power_of_two_scales(columns.abs().amax(0))
 print(half.operand(columns * scales) / scales)
 
-# %% [markdown]
-# ## Sums matter, too
+# %%
+# Sums matter, too
+# ----------------
 #
 # A tensor core multiplies halves exactly and adds the products in single precision, some of them at a time. How they are
 # added decides the error of a long sum. Three ways, for dot products of positive numbers:
@@ -42,7 +44,6 @@ print(half.operand(columns * scales) / scales)
 # - truncated: what tensor cores do, eight products at a time on the Ampere generation;
 # - rounded to half precision after every eight.
 
-# %%
 ways = {
     "to nearest": EmulatedEngine(format="fp16", unit="ideal"),
     "truncated": EmulatedEngine(format="fp16", unit="a100"),
@@ -59,7 +60,7 @@ for length in lengths:
         error = (engine.gemm(a, b).double() - exact).abs() / exact
         errors[name].append(float(error.mean()))
 
-# %% alt="Errors of dot products against their length: largest in half precision, smallest to nearest, growing with the length"
+# %%
 for name, values in errors.items():
     plt.loglog(lengths, values, "o-", base=2, label=name)
 plt.yscale("log", base=10)
@@ -67,19 +68,20 @@ plt.axhline(half.format.u, color="0.5", linestyle=":", label="u of fp16")
 plt.xlabel("length of the sum")
 plt.ylabel("mean relative error")
 plt.legend()
+plt.title("Errors of dot products")
 plt.show()
 
-# %% [markdown]
+# %%
 # Truncation errors all have the same sign, so they add up; and yet the error stays below what rounding the operands to
 # halves costs anyway. In half precision it does not.
 #
-# ## A factorization of three digits
+# A factorization of three digits
+# -------------------------------
 #
 # Recursive Gram-Schmidt splits the columns of A in two halves, factorizes the left one, projects it out of the
 # right one, and factorizes what is left. The projections are large products, made for a matrix unit. Here is a QR
 # with a condition number of 100:
 
-# %%
 m, n = 1500, 200
 A = random_matrix("geometric", m, n, cond=100)
 b = A @ torch.ones(n, dtype=torch.float64) + 0.01 * torch.randn(
@@ -91,25 +93,26 @@ norm = torch.linalg.norm
 print(f"residual      {norm(A - Q @ R) / norm(A):.1e}")
 print(f"orthogonality {norm(Q.T @ Q - torch.eye(n)) / n**0.5:.1e}")
 
-# %% [markdown]
-# The product $Q R$ is right to fp16, as good as its operands; the columns of Q are orthogonal to two digits only, which
+# %%
+# The product :math:`Q R` is right to fp16, as good as its operands; the columns of Q are orthogonal to two digits only, which
 # gets worse with the condition number. A solution from these factors alone is not worth much:
 
-# %%
 exact = torch.linalg.lstsq(A, b).solution
 direct = torch.linalg.solve_triangular(R, (Q.T @ b)[:, None], upper=True)[:, 0]
 print(f"error of R^-1 Q^T b: {norm(direct - exact) / norm(exact):.1e}")
 
-# %% [markdown]
-# ## R as a preconditioner
+# %%
+# R as a preconditioner
+# ---------------------
 #
-# Now the idea. R is wrong in the fourth digit, but it *knows the shape of A*. So change variables, $y = R\,x$, and solve
+# Now the idea. R is wrong in the fourth digit, but it *knows the shape of A*. So change variables, :math:`y = R\,x`, and solve
 #
-# $$ \min_y \| A R^{-1} y - b \| . $$
+# .. math::
 #
-# With an exact R the matrix $A R^{-1}$ would be Q, all of whose singular values are 1. With this R they nearly are.
+#    \min_y \| A R^{-1} y - b \| .
+#
+# With an exact R the matrix :math:`A R^{-1}` would be Q, all of whose singular values are 1. With this R they nearly are.
 
-# %% alt="Singular values: those of A fall by a factor of 100, those of A times the inverse of R lie near one"
 W = torch.linalg.solve_triangular(R, A, upper=True, left=False)
 for name, matrix in (("$A$", A), ("$A R^{-1}$", W)):
     values = torch.linalg.svdvals(matrix)
@@ -119,14 +122,14 @@ for name, matrix in (("$A$", A), ("$A R^{-1}$", W)):
 plt.xlabel("index")
 plt.ylabel("singular value")
 plt.legend()
+plt.title("Singular values with and without $R$")
 plt.show()
 
-# %% [markdown]
+# %%
 # On such a matrix, conjugate gradients converge in a few steps. This is CGLS in double precision, with R in the right
 # places:
 
 
-# %%
 def cgls(A, b, R, steps):
     """Iterates of CGLS for min ||A x - b||, preconditioned by R."""
 
@@ -152,10 +155,9 @@ def error(x):
     return float(norm(A @ (x - exact)) / norm(A @ exact))
 
 
-# %% [markdown]
+# %%
 # With an R in several formats, and with none. bf16 has three bits less than fp16, so its R is eight times as coarse:
 
-# %% alt="Error against iterations: with R in fp32 at the level of double precision after a few steps, in fp16 and bf16 somewhat later, without R hardly any progress"
 for name in ("fp32", "fp16", "bf16"):
     _, low = rgsqrf(A.float(), EmulatedEngine(format=name), cutoff=32)
     history = [error(x) for x in cgls(A, b, low.double(), 25)]
@@ -168,9 +170,10 @@ plt.semilogy(range(1, 26), plain, "--", label="without R")
 plt.xlabel("iterations")
 plt.ylabel("error of $A x$")
 plt.legend()
+plt.title("Error of each iteration")
 plt.show()
 
-# %% [markdown]
+# %%
 # **The format decides how long it takes, not how good the answer gets.** The iterations run in double precision, with A itself, and
 # each costs only a few operations for each element of A. The factorization costs n of them, and is where a matrix unit is
 # ten times as fast.
@@ -178,17 +181,17 @@ plt.show()
 # Look at the curve of fp32 once more: after the error has reached its floor it rises again. CGLS updates its residual and
 # never computes it anew, so that rounding errors pile up.
 #
-# ## What neula adds
+# What neula adds
+# ---------------
 #
 # Three things that the loop above leaves out. neula starts again with a true residual, before CGLS drifts off. It measures
 # when to stop, and whether the answer may be believed. And it takes a better R where this one is too coarse.
 
-# %%
 result = neula.lstsq(A, b, engine="emulated")
 print(result)
 assert result.converged
 assert error(result.x) < 1e-12
 
-# %% [markdown]
-# [Refinement](../refinement.md) tells the rest of the story, [Engines](../engines.md#emulated-tensor-cores) all that can be
-# emulated, and [Building blocks](../api/algorithms.md) has the parts that were used here.
+# %%
+# :doc:`Refinement </refinement>` tells the rest of the story, :doc:`Engines </engines>` all that can be
+# emulated, and :doc:`Building blocks </api/algorithms>` has the parts that were used here.

@@ -1,95 +1,14 @@
-"""What the site takes from the rest of the repository when it is built (``hooks`` in mkdocs.yml).
-
-- CONTRIBUTING.md and CHANGELOG.md become pages.
-- Links that lead out of ``docs/`` are turned to the page of the site that shows the same thing. Where there
-  is none they stay as they are, and mkdocs warns.
-- ``<!-- benchmark: NAME -->`` becomes the tables of ``benchmarks/data/NAME-*.json``, which can be downloaded.
-- ``<!-- modules: PACKAGE -->`` becomes the reference of every module in a package, and in those below it.
-- ``<!-- commands -->`` becomes the help texts of the command line.
-- ``<!-- links: PROBLEM -->`` becomes the table of its links.
-"""
+"""Tables of benchmarks on the pages, from ``benchmarks/data``."""
 
 from __future__ import annotations
 
 import json
-import posixpath
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "benchmarks" / "data"
-
-PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-"""Files outside ``docs/`` that become pages."""
-
-SHOWN_AT = {
-    "README.md": "index.md",
-    "README.md#measured": "performance.md",
-    "benchmarks/data": "performance.md",
-}
-"""Pages that show what other links out of ``docs/`` lead to."""
-
-_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s]+)(?=\))")
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Add the pages and the data that lie outside ``docs/``."""
-    from mkdocs.structure.files import File
-
-    for source, page in PAGES.items():
-        files.append(File.generated(config, page, content=site_links((ROOT / source).read_text(), source)))
-    for path in sorted(DATA.iterdir()):
-        files.append(File.generated(config, f"data/{path.name}", abs_src_path=str(path)))
-    return files
-
-
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Turn links and fill in what is generated."""
-    uri = page.file.src_uri
-    if uri not in PAGES.values():
-        markdown = site_links(markdown, f"docs/{uri}")
-    for marker, fill in (
-        (r"^<!-- benchmark: (\w+) -->$", lambda match: benchmark(match[1])),
-        (r"^<!-- modules: ([\w.]+) -->$", lambda match: modules(match[1])),
-        (r"^<!-- commands -->$", lambda _: commands()),
-        (r"^<!-- links: ([\w-]+) -->$", lambda match: links(match[1])),
-    ):
-        markdown = re.sub(marker, fill, markdown, flags=re.M)
-    return markdown
-
-
-def site_links(markdown: str, source: str) -> str:
-    """Links of ``source``, a path in the repository, as links between pages of the site."""
-    folder = posixpath.dirname(source)
-    page_folder = posixpath.dirname(_page(source)) or "."
-
-    def turn(match: re.Match[str]) -> str:
-        path, hash_sign, anchor = match[1].partition("#")
-        target = posixpath.normpath(posixpath.join(folder, path))
-        page = _page(target)
-        shown = page + hash_sign + anchor if page else SHOWN_AT.get(target + hash_sign + anchor)
-        return posixpath.relpath(shown, page_folder) if shown else match[1]
-
-    return _LINK.sub(turn, markdown)
-
-
-def _page(path: str) -> str:
-    """The page made from a file of the repository; empty if there is none."""
-    return path.removeprefix("docs/") if path.startswith("docs/") else PAGES.get(path, "")
-
-
-def modules(package: str) -> str:
-    """What makes mkdocstrings describe every module of a package, and of the packages in it."""
-    source = ROOT / "src"
-    paths = (source / Path(*package.split("."))).rglob("*.py")
-    names = sorted(path.relative_to(source).with_suffix("") for path in paths if path.stem[0] != "_")
-    return "\n\n".join(f"::: {'.'.join(name.parts)}" for name in names)
-
-
-# --- benchmarks -------------------------------------------------------------------------------------------
+DATA = Path(__file__).resolve().parent.parent / "benchmarks" / "data"
 
 SOFTWARE = {
     "neula": "neula",
@@ -119,7 +38,7 @@ def _machine(name: str, path: Path) -> str:
     circumstances = (
         f"{datetime.fromisoformat(about['date']):%Y-%m-%d}, {about['threads']} CPU threads, {versions}. "
         f"Command: `python -m benchmarks {name} --device {device}`. "
-        f"Data: [JSON](data/{path.name}), [CSV](data/{path.stem}.csv)."
+        f"Data: [JSON](../benchmarks/data/{path.name}), [CSV](../benchmarks/data/{path.stem}.csv)."
     )
     return "\n\n".join((f"### {about['device']}", circumstances, _table(COLUMNS[name], rows)))
 
@@ -390,44 +309,3 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("result of", _method),
     ),
 }
-
-
-def links(problem: str) -> str:
-    """The table of links of a problem."""
-    import sys
-
-    sys.path.insert(0, str(ROOT / "docs"))
-    from link_tables import table_of
-
-    return table_of(problem)
-
-
-# --- command line -----------------------------------------------------------------------------------------
-
-
-def commands() -> str:
-    """Help texts of all commands, as the program prints them."""
-    import typer
-
-    from neula.cli.app import app
-
-    names = _names(typer.main.get_command(app))
-    return "\n\n".join(f"### {' '.join(words)}\n\n{_help(words)}" for words in names)
-
-
-def _names(command: Any, *before: str) -> list[tuple[str, ...]]:
-    """Names of a command and of those below it."""
-    words = (*before, command.name)
-    below = getattr(command, "commands", {})
-    return [words, *(name for child in below.values() for name in _names(child, *words))]
-
-
-def _help(words: Sequence[str]) -> str:
-    from typer.testing import CliRunner
-
-    from neula.cli.app import app
-
-    runner = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80", "NO_COLOR": "1"})
-    text = runner.invoke(app, [*words[1:], "--help"], prog_name=words[0]).output
-    lines = [line.rstrip() for line in text.strip("\n").splitlines()]
-    return "\n".join(("```text", *lines, "```"))

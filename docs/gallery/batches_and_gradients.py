@@ -1,8 +1,9 @@
-# %% [markdown]
-# # Batches and gradients in PyTorch
-#
-# Answers to torch tensors are torch tensors, on the same device; a leading dimension is a batch; and what comes back can be
-# differentiated. Three small tasks that need that.
+r"""Batches and gradients in PyTorch
+================================
+
+Answers to torch tensors are torch tensors, on the same device; a leading dimension is a batch; and what comes back can be
+differentiated. Three small tasks that need that.
+"""
 
 # %%
 import matplotlib.pyplot as plt
@@ -13,13 +14,13 @@ import neula
 torch.set_default_dtype(torch.float64)
 generator = torch.Generator().manual_seed(0)
 
-# %% [markdown]
-# ## Four hundred fits in one call
+# %%
+# Four hundred fits in one call
+# -----------------------------
 #
 # To smooth a noisy signal *and* to differentiate it, fit a parabola around every point, with weights that fall with the
 # distance. Each point has its own matrix of 41 x 3, and all of them are one tensor:
 
-# %%
 t = torch.linspace(0, 10, 440)
 signal = torch.sin(t**1.6 / 3)
 noisy = signal + 0.2 * torch.randn(t.shape, generator=generator)
@@ -36,43 +37,46 @@ weights = torch.exp(-((windows[0] - centres[0]) ** 2) / 0.1)
 fits = neula.lstsq(A, b, weights=weights)
 print("A", tuple(A.shape), " b", tuple(b.shape), " x", tuple(fits.x.shape))
 
-# %% [markdown]
-# A vector for each matrix is a matrix with one column, as in NumPy: hence `[..., None]` in the last line of `b`. Every fit
+# %%
+# A vector for each matrix is a matrix with one column, as in NumPy: hence ``[..., None]`` in the last line of ``b``. Every fit
 # has been certified by itself:
 
-# %%
 print(f"{int(fits.accepted.sum())} of {len(A)} accepted")
 print(f"largest condition number {fits.conditions.max():.1f}")
 assert fits.accepted.all()
 
-# %% alt="A noisy signal with rising frequency, and the smooth curve through it"
+# %%
 value, slope = fits.x[:, 0, 0], fits.x[:, 1, 0]
 inner = t[20:-20]
 plt.plot(t, noisy, ".", color="0.55", markersize=3, label="noisy")
 plt.plot(inner, value, linewidth=2, label="smoothed")
 plt.xlabel("t")
 plt.legend(loc="lower left")
+plt.title("A noisy signal, and the smooth curve through it")
 plt.show()
 
-# %% alt="The slope from the fits follows the true derivative"
+# %%
 derivative = torch.cos(t**1.6 / 3) * 1.6 / 3 * t**0.6
 plt.plot(inner, slope, label="slope of the fits")
 plt.plot(t, derivative, "--", color="0.5", label="true derivative")
 plt.xlabel("t")
 plt.legend(loc="lower left")
+plt.title("Slopes from the fits, and the true derivative")
 plt.show()
 
-# %% [markdown]
-# ## A gradient through a solver: learning a Gaussian process
+# %%
+# A gradient through a solver: learning a Gaussian process
+# --------------------------------------------------------
 #
 # A Gaussian process predicts from data and a *kernel*, which says how alike the values at two places are. Its three
 # parameters (how far, how much, how noisy) are found by making the data as likely as possible:
 #
-# $$ -\log p = \tfrac12 b^T K^{-1} b + \tfrac12 \log\det K + \text{const}, \qquad \log\det K = 2 \sum_i \log L_{ii} . $$
+# .. math::
+#
+#    -\log p = \tfrac12 b^T K^{-1} b + \tfrac12 \log\det K + \text{const}, \qquad \log\det K = 2 \sum_i \log L_{ii} .
 #
 # Both terms come from neula, a solution and a Cholesky factor, and torch differentiates through them.
 
-# %%
 places = torch.rand(60, generator=generator) * 10
 values = (
     torch.sin(places)
@@ -102,10 +106,9 @@ def unlikelihood(parameters):
     return 0.5 * values @ alpha + L.diagonal().log().sum()
 
 
-# %% [markdown]
+# %%
 # Never believe a gradient that has not been compared with a difference quotient:
 
-# %%
 start = torch.tensor([-1.0, 0.0, -0.5], requires_grad=True)
 (gradient,) = torch.autograd.grad(unlikelihood(start), start)
 step = 1e-5 * torch.eye(3)
@@ -143,10 +146,9 @@ print(
 )
 assert 0.1 < noise < 0.2
 
-# %% [markdown]
+# %%
 # With these parameters the prediction between the points, and how sure it is:
 
-# %% alt="Sixty points, the prediction of the Gaussian process through them, and a band of two standard deviations"
 with torch.no_grad():
     grid = torch.linspace(-0.5, 10.5, 200)
     cross = kernel(grid, places, *parameters[:2])
@@ -168,17 +170,18 @@ plt.plot(grid, mean, label="prediction")
 plt.plot(places, values, ".", color="0.5", label="data")
 plt.xlabel("place")
 plt.legend()
+plt.title("Prediction, and two standard deviations")
 plt.show()
 
-# %% [markdown]
-# ## Both at once: a hundred decays
+# %%
+# Both at once: a hundred decays
+# ------------------------------
 #
 # A hundred samples glow after a flash, each with a lifetime of its own, on a background. The brightness is linear in two of
 # the unknowns, amplitude and background, and nonlinear in the lifetime. So let least squares find the linear ones for any
 # lifetime, and let an optimizer search for the lifetime alone, by the gradient of the residual *through that solution*
 # (*variable projection*, Golub and Pereyra 1973).
 
-# %%
 when = torch.linspace(0, 5, 80)
 lifetimes = 0.3 + 1.7 * torch.rand(100, generator=generator)
 brightness = 2 + torch.rand(100, 1, generator=generator)
@@ -213,13 +216,14 @@ print(f"scatter of the residuals {scatter:.4f} (0.02 was put in)")
 print(f"largest error of a lifetime {(found - lifetimes).abs().max():.3f}")
 assert 0.018 < scatter < 0.021
 
-# %% alt="Lifetimes found against true lifetimes: all near the diagonal"
+# %%
 plt.plot([0.3, 2], [0.3, 2], color="0.5", linewidth=1)
 plt.plot(lifetimes, found, ".")
 plt.xlabel("true lifetime")
 plt.ylabel("found")
+plt.title("Lifetimes found against true lifetimes")
 plt.show()
 
-# %% [markdown]
-# [Gradients](../autograd.md) has the formulas and says where there is no gradient, [Shapes](../shapes.md) how leading
+# %%
+# :doc:`Gradients </autograd>` has the formulas and says where there is no gradient, :doc:`Shapes </shapes>` how leading
 # dimensions are read.

@@ -1,9 +1,10 @@
-# %% [markdown]
-# # Least squares of real data
-#
-# Three data sets that come with neula: a calibration, a polynomial that has been breaking programs for decades, and a
-# surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed in
-# arithmetic of many digits, so that every program can be held against the truth.
+r"""Least squares of real data
+==========================
+
+Three data sets that come with neula: a calibration, a polynomial that has been breaking programs for decades, and a
+surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed in
+arithmetic of many digits, so that every program can be held against the truth.
+"""
 
 # %%
 import matplotlib.pyplot as plt
@@ -12,12 +13,12 @@ import numpy as np
 import neula
 from neula.io.datasets import log_relative_error, nist, nist_names, surveying
 
-# %% [markdown]
-# ## A calibration
+# %%
+# A calibration
+# -------------
 #
 # *Norris*: 36 readings of an instrument for ozone, against a standard. A has a column of ones and the standard.
 
-# %%
 norris = nist("norris")
 line = neula.lstsq(norris.A, norris.b)
 m, n = norris.A.shape
@@ -32,24 +33,24 @@ for k, name in enumerate(("offset", "slope")):
 print(f"{'scatter':7} {spread:.10f}")
 print(f"{'NIST':7} {norris.residual_std:.10f}")
 
-# %% [markdown]
+# %%
 # Residuals are the first thing to look at. Here they scatter around zero, without a bend that
 # would ask for more than a line:
 
-# %% alt="Residuals of the calibration against the standard: scattered around zero, within two units"
 plt.axhline(0, color="0.5", linewidth=1)
 plt.plot(norris.A[:, 1], norris.b - norris.A @ line.x, "o")
 plt.xlabel("standard")
 plt.ylabel("residual")
+plt.title("Residuals of the calibration")
 plt.show()
 
-# %% [markdown]
-# ## Ten powers of x
+# %%
+# Ten powers of x
+# ---------------
 #
 # *Filip*: 82 points and a polynomial of degree ten, the powers of numbers between -9 and -3. Eleven columns that look so much
-# alike that the condition number is some $10^9$ with columns of length one, and $10^{15}$ without.
+# alike that the condition number is some :math:`10^9` with columns of length one, and :math:`10^{15}` without.
 
-# %%
 filip = nist("filip")
 ours = neula.lstsq(filip.A, filip.b)
 theirs, _, rank, _ = np.linalg.lstsq(filip.A, filip.b)
@@ -60,7 +61,7 @@ print("coefficient of x^2:")
 for who, x in (("neula", ours.x), ("NumPy", theirs), ("NIST", filip.certified)):
     print(f"   {who:6} {x[2]:8.1f}")
 
-# %% alt="Filip's points with two fits: the one of neula through the points, that of NumPy beside them"
+# %%
 position = filip.A[:, 1]
 curve = np.linspace(position.min(), position.max(), 400)
 powers = curve[:, None] ** np.arange(11)
@@ -69,31 +70,31 @@ plt.plot(curve, powers @ ours.x, label="neula")
 plt.plot(curve, powers @ theirs, "--", label="NumPy")
 plt.xlabel("x")
 plt.legend()
+plt.title("Filip's points with two fits")
 plt.show()
 
-# %% [markdown]
+# %%
 # NumPy takes the smallest singular value for zero, because it goes by the columns as they stand, and one in large
 # units hides the others. It returns another problem's solution, and says so in the third of four return values, at which
 # few programs look. neula scales columns first.
 #
-# How right are the coefficients of neula? All digits are, says `digits`. NIST says, eight:
+# How right are the coefficients of neula? All digits are, says ``digits``. NIST says, eight:
 
-# %%
 print(f"digits sure {ours.digits:.1f}")
 print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 
-# %% [markdown]
+# %%
 # No contradiction. NIST solved the problem of the *decimal* numbers in its file, whose powers it formed exactly. In
-# memory there is another one: each power is rounded to a double, by a part in $10^{16}$, and the condition
+# memory there is another one: each power is rounded to a double, by a part in :math:`10^{16}`, and the condition
 # number makes eight digits of that. neula's solution is right for the matrix that it was given; what was lost was lost before. That is
-# what `condition` is for: **times the error of your data, it says how far they leave x open.**
+# what ``condition`` is for: **times the error of your data, it says how far they leave x open.**
 #
-# ## All of them
+# All of them
+# -----------
 #
 # The same for the eleven regressions, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
 # answer can show more.
 
-# %%
 ways = {
     "neula": lambda A, b: neula.lstsq(A, b).x,
     "numpy.linalg.lstsq": lambda A, b: np.linalg.lstsq(A, b)[0],
@@ -109,9 +110,9 @@ digits = {
 }
 assert all(a > b - 1 for a, b in zip(*list(digits.values())[:2], strict=True))
 
-# %% alt="Correct digits of eleven regressions for three ways to solve them; neula has the most everywhere"
+# %%
 places = np.arange(len(problems))
-fig, axis = plt.subplots(figsize=(6.4, 4.6))
+fig, axis = plt.subplots(figsize=(5.2, 4.6))
 for row, (way, values) in enumerate(digits.items()):
     axis.barh(places + 0.27 * (row - 1), values, height=0.25, label=way)
 axis.set_yticks(places, [p.name for p in problems])
@@ -123,20 +124,22 @@ fig.legend(
     bbox_to_anchor=(0.55, 1.0),
     ncols=3,
 )
+plt.title("Correct digits of eleven regressions")
 plt.show()
 
-# %% [markdown]
-# ## A surveying network, and a blunder in it
+# %%
+# A surveying network, and a blunder in it
+# ----------------------------------------
 #
 # *Illc1033* (Paige and Saunders 1979): 1033 observations of 320 unknowns in a network of survey points, each observation
 # of a few neighbours. neula makes it a dense matrix.
 
-# %% alt="Where the matrix of the surveying problem has entries: a few bands"
 A, b = surveying("illc1033")
-fig, axis = plt.subplots(figsize=(6.4, 2.6))
+fig, axis = plt.subplots(figsize=(5.2, 2.4))
 axis.plot(*np.nonzero(A), ".", markersize=1.2, rasterized=True)
 axis.set_xlabel("observation")
 axis.set_ylabel("unknown")
+plt.title("Non-zero entries of the surveying problem")
 plt.show()
 
 # %%
@@ -145,12 +148,11 @@ print(
     f"condition {network.condition:.1e}, {network.digits:.1f} digits are sure"
 )
 
-# %% [markdown]
+# %%
 # Now somebody misreads three instruments. Squares weigh large residuals heavily, so a few wrong observations pull
 # at everything. The remedy is to weigh down what does not fit, and to solve again until that settles (Huber's
-# estimate by *iteratively reweighted least squares*). `weights=` are factors of rows, so the square root of Huber's weights.
+# estimate by *iteratively reweighted least squares*). ``weights=`` are factors of rows, so the square root of Huber's weights.
 
-# %%
 rng = np.random.default_rng(0)
 scatter = network.residual_norm / np.sqrt(A.shape[0] - A.shape[1])
 exact = A @ network.x
@@ -171,7 +173,7 @@ for _ in range(20):
     )
     x = neula.lstsq(A, observed, weights=weights).x
 
-# %% alt="Weights of all observations after the iteration: near one for most, near zero for the three blunders"
+# %%
 plt.plot(weights**2, ".", markersize=3)
 marks = {"markersize": 9, "fillstyle": "none", "label": "misread"}
 plt.plot(blunders, weights[blunders] ** 2, "o", **marks)
@@ -179,6 +181,7 @@ plt.ylim(-0.05, 1.25)
 plt.xlabel("observation")
 plt.ylabel("weight")
 plt.legend(loc="upper right")
+plt.title("Weights of all observations")
 plt.show()
 
 
@@ -193,9 +196,9 @@ print(f"with blunders    {misfit(plain.x):.2f}")
 print(f"reweighted       {misfit(x):.2f}")
 assert misfit(x) < misfit(plain.x)
 
-# %% [markdown]
+# %%
 # Ordinary noise alone gives 0.56, the square root of 320/1033: that is what 320 unknowns take up of it. With three
 # blunders the plain solution is twice as wrong; the reweighted one is nearly as good as if nothing had been misread.
 #
 # Each of the solutions above carries its certificate; the loop looked at none, because a solution that missed its accuracy would
-# have warned. [Refinement](../refinement.md) says how large problems like these are solved.
+# have warned. :doc:`Refinement </refinement>` says how large problems like these are solved.

@@ -1,16 +1,19 @@
-# %% [markdown]
-# # First steps
-#
-# Fit a curve, read what the answer says about itself, and see what happens to a problem that cannot be solved well.
-# You need to know NumPy and what least squares is, and no GPU.
+r"""First steps
+===========
 
-# %% [markdown]
-# ## A fit
+Fit a curve, read what the answer says about itself, and see what happens to a problem that cannot be solved well.
+You need to know NumPy and what least squares is, and no GPU.
+"""
+
+# %%
+# A fit
+# -----
 #
 # Something that repeats every day was read two thousand times in ten days, at random times, with noise. The model is
 # a constant and the sines and cosines of one to four cycles a day: nine unknowns.
 
-# %%
+import warnings
+
 import matplotlib.pyplot as plt
 import numpy as np
 import scipy.linalg
@@ -33,13 +36,12 @@ b = A @ truth + rng.standard_normal(t.size)
 
 result = neula.lstsq(A, b)
 
-# %% [markdown]
-# `result.x` is what `numpy.linalg.lstsq` would return first, an array like the ones that went in:
-
 # %%
+# ``result.x`` is what ``numpy.linalg.lstsq`` would return first, an array like the ones that went in:
+
 print(result.x.round(2))
 
-# %% alt="Readings of one day as grey dots, and the fitted curve through them"
+# %%
 day = np.linspace(0, 1, 400)
 plt.plot(
     t % 1, b, ".", color="0.55", markersize=2, label="readings", rasterized=True
@@ -47,32 +49,32 @@ plt.plot(
 plt.plot(day, model(day) @ result.x, linewidth=2.5, label="fit")
 plt.xlabel("time of day")
 plt.legend()
+plt.title("Readings of a day, and the fit")
 plt.show()
 
-# %% [markdown]
-# ## What the answer says about itself
+# %%
+# What the answer says about itself
+# ---------------------------------
 #
 # A result knows more than the solution. In a notebook it shows itself as a table:
 
-# %%
 result
 
-# %% [markdown]
+# %%
 # The first line is the verdict. *Certified to fp64 accuracy* means that neula did not trust its algorithm: it took this
-# very `x`, computed the residual, and found that the answer is as good as double precision allows. The lines below are
+# very ``x``, computed the residual, and found that the answer is as good as double precision allows. The lines below are
 # the evidence.
 #
 # - **method**: what was computed in the end. neula tries the fastest way first and goes on if the answer is not good
 #   enough. On a large matrix and a GPU the first way is in half precision; a small problem on a CPU is in double
 #   precision from the start, because nothing is faster there.
-# - **backward error**: change A and b by this much, relative to their size, and `x` is *exactly* right. Here it is
+# - **backward error**: change A and b by this much, relative to their size, and ``x`` is *exactly* right. Here it is
 #   smaller than the rounding errors that A and b have had since they were stored.
 # - **condition number**: by how much such a change can be magnified on its way to the solution.
-# - **forward error**: a bound on what everybody wants to know, the error of `x` itself.
+# - **forward error**: a bound on what everybody wants to know, the error of ``x`` itself.
 #
 # All of these are attributes. The number of correct decimal digits is the forward error, said in another way:
 
-# %%
 print(f"backward error {result.backward_error:.0e}")
 print(f"condition      {result.condition:.2f}")
 print(f"forward error  {result.forward_error:.0e}")
@@ -80,24 +82,23 @@ print(f"digits         {result.digits:.1f}")
 assert result.converged
 assert result.digits > 12
 
-# %% [markdown]
+# %%
 # The error is that of the arithmetic. What the *noise* did to the coefficients is another matter: the first of them
 # is not 12 but a little off, and would be with exact arithmetic. SciPy, whose arithmetic is as good here, gets the same:
 
-# %%
 by_scipy = scipy.linalg.lstsq(A, b)[0]
 for name, other in (("SciPy", by_scipy), ("the truth", truth)):
     difference = np.linalg.norm(result.x - other) / np.linalg.norm(other)
     print(f"difference to {name}: {difference:.0e}")
 
-# %% [markdown]
-# ## A problem that cannot be solved well
+# %%
+# A problem that cannot be solved well
+# ------------------------------------
 #
-# Fit a polynomial to 100 points in [-1, 1]. Its coefficients can be those of the powers $1, t, t^2, \dots$ or those of
+# Fit a polynomial to 100 points in [-1, 1]. Its coefficients can be those of the powers :math:`1, t, t^2, \dots` or those of
 # Chebyshev polynomials. In exact arithmetic both are the same curve. In floating point they are not: high powers look
 # so much alike that their coefficients can hardly be told apart, and the condition number says so.
 
-# %%
 u = np.linspace(-1, 1, 100)
 y = np.exp(u) * np.sin(5 * u)
 
@@ -111,7 +112,7 @@ fits = {
     for name, basis in bases.items()
 }
 
-# %% alt="Condition number against the degree: flat for Chebyshev polynomials, rising to ten to the eleventh for powers"
+# %%
 for name in bases:
     plt.semilogy(
         degrees, [fit.condition for fit in fits[name]], "o-", label=name
@@ -119,13 +120,13 @@ for name in bases:
 plt.xlabel("degree")
 plt.ylabel("condition number")
 plt.legend()
+plt.title("Condition number against the degree")
 plt.show()
 
-# %% [markdown]
+# %%
 # How many digits of the coefficients are right? neula answers for its own solution. Since that has some sixteen, it can be
 # used to count the digits of other solutions, too:
 
-# %%
 print("degree   neula, sure   NumPy, right (of the coefficients of powers)")
 for degree, fit in zip(degrees, fits["powers"], strict=True):
     other = np.linalg.lstsq(bases["powers"](degree), y)[0]
@@ -133,62 +134,64 @@ for degree, fit in zip(degrees, fits["powers"], strict=True):
     print(f"{degree:6}   {fit.digits:11.1f}   {-np.log10(error):12.1f}")
     assert fit.digits > 15
 
-# %% [markdown]
+# %%
 # Small problems like these are *refined*: residuals are computed in twice the working precision, until x has
 # all the digits that fit into its type. For large problems that costs time, so you ask for it with
-# `certify="forward"`.
+# ``certify="forward"``.
 #
-# ## When no digit is sure
+# When no digit is sure
+# ---------------------
 #
-# There is a limit. The Hilbert matrix of order 14 has a condition number near $10^{18}$, more than double precision can
+# There is a limit. The Hilbert matrix of order 14 has a condition number near :math:`10^{18}`, more than double precision can
 # deal with. NumPy returns fourteen numbers, neula returns a warning with them.
 
-# %% tags=["stderr"]
 n = 14
 H = 1 / (np.arange(n)[:, None] + np.arange(n) + 1)
-hopeless = neula.solve(H, H @ np.ones(n))  # the solution is 1, 1, ..., 1
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    hopeless = neula.solve(H, H @ np.ones(n))  # the solution is 1, 1, ..., 1
+print(caught[0].message)
 
 # %%
 print("neula:", hopeless.converged, hopeless.digits)
 print("NumPy:", np.linalg.solve(H, H @ np.ones(n)).round(1))
 assert not hopeless.converged
 
-# %% [markdown]
-# In a program you may prefer an exception: `strict=True` raises an `AccuracyError` in place of the warning.
+# %%
+# In a program you may prefer an exception: ``strict=True`` raises an ``AccuracyError`` in place of the warning.
 #
-# ## The other functions
+# The other functions
+# -------------------
 #
 # They all work like this. QR unpacks as in NumPy:
 
-# %%
 M = rng.standard_normal((1000, 300))
 Q, R = neula.qr(M)
 norm = np.linalg.norm
 print(f"residual      {norm(M - Q @ R) / norm(M):.0e}")
 print(f"orthogonality {norm(Q.T @ Q - np.eye(300)) / norm(Q):.0e}")
 
-# %% [markdown]
+# %%
 # You may ask for less accuracy than the arrays could hold. On a GPU that is faster, and the certificate says whether the
 # accuracy was met:
 
-# %%
 # Half precision, as a tensor core would compute it.
 rough = neula.qr(M, accuracy="fp16", engine="emulated")
 print(rough.certificate)
 
-# %% [markdown]
+# %%
 # And the largest singular values of a matrix, each with a bound on its error:
 
-# %%
 rows, columns = np.linspace(0, 10, 300), np.linspace(0, 10, 200)
 smooth = 1 / (1 + abs(rows[:, None] - columns))
 U, s, Vh = low = neula.svd_lowrank(smooth, rank=5)
 for value, error in zip(s, low.errors, strict=True):
     print(f"{value:8.4f} +- {error:.0e}")
 
-# %% [markdown]
-# ## Where to go on
+# %%
+# Where to go on
+# --------------
 #
-# [How certificates work](how-certificates-work.md) explains the evidence, by experiments.
-# [Coming from NumPy, SciPy, PyTorch](../coming-from.md) shows how an existing program changes, and
-# [Functions](../api/functions.md) has all parameters.
+# :doc:`How certificates work <how_certificates_work>` explains the evidence, by experiments.
+# :doc:`Coming from NumPy, SciPy, PyTorch </coming-from>` shows how an existing program changes, and
+# :doc:`Functions </api/functions>` has all parameters.

@@ -1,14 +1,15 @@
-# %% [markdown]
-# # How certificates work
-#
-# neula accepts an answer because of what it measured of that answer. This notebook does such measurements by hand, on a problem
-# whose solution is known exactly, and shows why one number is not enough. [Accuracy and
-# certificates](../accuracy-and-certificates.md) has the definitions.
-#
-# ## A problem with a known solution
-#
-# To see the error of a solution one has to know the exact one. So take a matrix of integers, below $2^{40}$, and a
-# solution of small integers: then $b = A x$ is an integer below $2^{53}$, computed and stored without any rounding.
+r"""How certificates work
+=====================
+
+neula accepts an answer because of what it measured of that answer. This notebook does such measurements by hand, on a problem
+whose solution is known exactly, and shows why one number is not enough. :doc:`Accuracy and certificates </accuracy-and-certificates>` has the definitions.
+
+A problem with a known solution
+-------------------------------
+
+To see the error of a solution one has to know the exact one. So take a matrix of integers, below :math:`2^{40}`, and a
+solution of small integers: then :math:`b = A x` is an integer below :math:`2^{53}`, computed and stored without any rounding.
+"""
 
 # %%
 import matplotlib.pyplot as plt
@@ -29,25 +30,26 @@ def integer_problem(m, n, condition):
 A, b, exact = integer_problem(100, 100, 1e8)
 x = np.linalg.solve(A, b)
 
-# %% [markdown]
-# ## Backward error: for which problem is this right?
-#
-# The computed `x` is not the solution of $A x = b$. But it is the solution of another problem,
-# $(A + E)\,x = b + f$, and there is a formula for the smallest E and f that make it so (Rigal and Gaches 1967). With
-# $r = b - A x$ the relative size of the smallest change is
-#
-# $$ \eta = \frac{\|r\|}{\|A\| \, \|x\| + \|b\|} . $$
-
 # %%
+# Backward error: for which problem is this right?
+# ------------------------------------------------
+#
+# The computed ``x`` is not the solution of :math:`A x = b`. But it is the solution of another problem,
+# :math:`(A + E)\,x = b + f`, and there is a formula for the smallest E and f that make it so (Rigal and Gaches 1967). With
+# :math:`r = b - A x` the relative size of the smallest change is
+#
+# .. math::
+#
+#    \eta = \frac{\|r\|}{\|A\| \, \|x\| + \|b\|} .
+
 r = b - A @ x
 size = np.linalg.norm(A, 2) * np.linalg.norm(x) + np.linalg.norm(b)
 eta = np.linalg.norm(r) / size
 print(f"backward error {eta:.1e}")
 
-# %% [markdown]
+# %%
 # These changes can be written down, so nobody has to believe the formula. E has rank one:
 
-# %%
 E = np.outer(r, x) / np.linalg.norm(x) * np.linalg.norm(A, 2) / size
 f = -r * np.linalg.norm(b) / size
 norm = np.linalg.norm
@@ -55,13 +57,12 @@ print(f"size of E, relative to A: {norm(E, 2) / norm(A, 2):.1e}")
 print(f"size of f, relative to b: {norm(f) / norm(b):.1e}")
 print(f"what is left of r: {norm(r - E @ x + f) / norm(r):.1e}")
 
-# %% [markdown]
+# %%
 # The changes are of the size of rounding errors. Had A come from measurements with six digits, they
 # would be far beyond what is known of A. This is the sense in which LU with pivoting is *backward stable*, and it is what
 # neula means by accuracy: **the answer is exact for data that differ from yours by rounding errors of the format asked
 # for.** A few roundoffs are allowed, in another norm, the one of the largest row sum:
 
-# %%
 result = neula.solve(A, b)
 r = b - A @ result.x
 by_hand = abs(r).max() / (
@@ -72,13 +73,13 @@ print(f"accepted is anything up to {result.tolerance:.1e}")
 assert result.converged
 assert by_hand < result.tolerance
 
-# %% [markdown]
-# ## An error that the residual does not see
+# %%
+# An error that the residual does not see
+# ---------------------------------------
 #
 # Now spoil the exact solution, by one part in a hundred million, in two directions. One is random. The other is the singular
 # vector of the smallest singular value, the direction along which A hardly changes anything.
 
-# %%
 U, s, Vt = np.linalg.svd(A)
 directions = {
     "random": np.random.default_rng(1).standard_normal(100),
@@ -91,32 +92,33 @@ for name, direction in directions.items():
     r = b - A @ spoilt
     print(f"{name:8}: error 1.0e-08, backward error {norm(r) / size:.1e}")
 
-# %% [markdown]
+# %%
 # Both are wrong by the same amount. The second has a backward error as small as that of a good algorithm, and no look at the
 # residual could tell it from one: its digits are beyond what the problem determines in double precision. That is what the
 # condition number is about. An error in x may be larger than the backward error by
 #
-# $$ \kappa = \frac{\sigma_{\max}}{\sigma_{\min}} , $$
+# .. math::
+#
+#    \kappa = \frac{\sigma_{\max}}{\sigma_{\min}} ,
 #
 # of A with its columns brought to length 1, so that units do not matter.
 
-# %%
 columns = np.linalg.norm(A, axis=0)
 print(f"condition number {np.linalg.cond(A / columns):.1e}")
 print(f"neula's estimate {result.condition:.1e}")
 
-# %% [markdown]
-# ## Forward error: a bound, from both
+# %%
+# Forward error: a bound, from both
+# ---------------------------------
 #
 # Backward error and condition number together bound the error of x. That is the *formula*, and
 # it is pessimistic: it must hold for the worst right-hand side. The other way is to *measure*: compute the residual in
 # twice the working precision, solve for an update, and take the last update, which is not worth applying, for the error.
-# neula does the second for very small problems, and for others if you say `certify="forward"`.
+# neula does the second for very small problems, and for others if you say ``certify="forward"``.
 #
 # Here are both beside the true error, for least-squares problems of growing condition. A bound must never be below the
 # truth:
 
-# %%
 conditions = 10.0 ** np.arange(1, 11)
 measured = {"backward": [], "forward": []}
 for condition in conditions:
@@ -130,8 +132,8 @@ for condition in conditions:
         pairs.append((error, result.forward_error))
         assert error <= result.forward_error
 
-# %% alt="Errors and bounds against the condition number. Left: the bound by formula rises with it, some hundred times above the error. Right: both stay at the floor"
-fig, axes = plt.subplots(1, 2, figsize=(7.6, 3.6), sharey=True)
+# %%
+fig, axes = plt.subplots(2, 1, figsize=(5.2, 6.4), sharey=True)
 for axis, (certify, pairs) in zip(axes, measured.items(), strict=True):
     errors, bounds = np.maximum(pairs, 1e-18).T
     axis.loglog(conditions, bounds, "s-", label="bound on the error")
@@ -141,17 +143,17 @@ for axis, (certify, pairs) in zip(axes, measured.items(), strict=True):
 axes[1].legend(loc="upper left")
 plt.show()
 
-# %% [markdown]
-# On the left, refinement stopped when the backward error was small, and the bound is by formula. On the right it
+# %%
+# In the upper picture refinement stopped when the backward error was small, and the bound is by formula. In the lower one it
 # went on until the digits of x were right. These integers fit into double precision, so they come out without any error;
-# what is below $10^{-18}$ is drawn there. Everywhere the bound is above the truth, as the last line of the loop asserts.
+# what is below :math:`10^{-18}` is drawn there. Everywhere the bound is above the truth, as the last line of the loop asserts.
 #
-# ## The chain
+# The chain
+# ---------
 #
 # How does a factorization in half precision end in an answer like these? By trying, measuring, and going on. The emulated
 # engine has the units of a GPU on any computer, so one can watch what happens as problems become harder:
 
-# %%
 for condition in (1e2, 1e4, 1e6):
     A = random_matrix("geometric", 1500, 150, cond=condition)
     result = neula.lstsq(A, A.sum(1), engine="emulated")
@@ -161,18 +163,18 @@ for condition in (1e2, 1e4, 1e6):
         print(f"   {attempt.method:24} {verdict}: {attempt.reason}")
     assert result.converged
 
-# %% [markdown]
+# %%
 # Half precision is enough for the first problem, too coarse for the last, and nothing in the call says which: the
 # measurements do.
 #
-# ## The certificate of a QR: four random vectors
+# The certificate of a QR: four random vectors
+# --------------------------------------------
 #
-# For $A = Q R$ the measure is $\|A - Q R\| / \|A\|$. Computing it takes as long as a factorization. So
-# it is *estimated*: four random vectors, the columns of G, are multiplied by A and by $Q R$, and the difference is
+# For :math:`A = Q R` the measure is :math:`\|A - Q R\| / \|A\|`. Computing it takes as long as a factorization. So
+# it is *estimated*: four random vectors, the columns of G, are multiplied by A and by :math:`Q R`, and the difference is
 # compared. How far can that be off? Take an error matrix and try it five thousand times. The worst case is an error in one
 # single direction, the best case one that is spread over all of them.
 
-# %%
 rng = np.random.default_rng(2)
 ratios = {
     "one direction": np.sqrt(
@@ -186,7 +188,7 @@ below = (ratios["one direction"] < 1 / 3).mean()
 print(f"one direction: below a third of the truth in {below:.1%} of all cases")
 assert 0.01 < below < 0.04
 
-# %% alt="Histograms of estimate over truth: broad around one for an error in one direction, narrow for one in a hundred"
+# %%
 for name, values in ratios.items():
     plt.hist(
         values,
@@ -198,13 +200,13 @@ plt.axvline(1 / 3, linestyle="--", color="0.5")
 plt.xlabel("estimate / truth")
 plt.yticks([])
 plt.legend()
+plt.title("Estimate divided by truth")
 plt.show()
 
-# %% [markdown]
+# %%
 # So it is an estimate and not a bound: off by more than a factor of three in two cases of a hundred at
 # the worst, and usually within some percent. The estimate of a real factorization, beside the truth:
 
-# %%
 A = random_matrix("geometric", 1000, 200, cond=100)
 factors = neula.qr(A, accuracy="fp16", engine="emulated")
 truth = np.linalg.norm(A - factors.Q @ factors.R) / np.linalg.norm(A)
@@ -214,5 +216,5 @@ print(f"true      {truth:.2e}")
 print(f"accepted up to {certificate.residual_bound:.2e}")
 assert 1 / 3 < certificate.residual / truth < 3
 
-# %% [markdown]
-# [Mixed precision by hand](mixed-precision-by-hand.md) goes on from here: how half precision can be enough.
+# %%
+# :doc:`Mixed precision by hand <mixed_precision_by_hand>` goes on from here: how half precision can be enough.

@@ -1,10 +1,11 @@
-# %% [markdown]
-# # The algorithms, step by step
-#
-# This notebook follows five algorithms of the papers on matrices of twelve columns, small enough to see every step: recursive
-# Gram-Schmidt QR, the tree of its panels, LU with two levels of panels, the corrected product, and the tree of Householder factorizations. The building blocks take
-# `trace=`, which is called with each panel, product and block of R. `Trace` records them. On the command line,
-# `neula qr`, `lu`, `lstsq`, `tsqr` and `matmul` show the same with `--trace`.
+r"""The algorithms, step by step
+============================
+
+This notebook follows five algorithms of the papers on matrices of twelve columns, small enough to see every step: recursive
+Gram-Schmidt QR, the tree of its panels, LU with two levels of panels, the corrected product, and the tree of Householder factorizations. The building blocks take
+``trace=``, which is called with each panel, product and block of R. ``Trace`` records them. On the command line,
+``neula qr``, ``lu``, ``lstsq``, ``tsqr`` and ``matmul`` show the same with ``--trace``.
+"""
 
 # %%
 from functools import partial
@@ -24,23 +25,22 @@ torch.set_printoptions(precision=4, linewidth=110)
 half = EmulatedEngine(format="fp16")
 single = CpuEngine("cpu", "fp32")
 
-# %% [markdown]
-# ## Algorithm 1: recursive Gram-Schmidt QR
-#
-# S. Zhang, E. Baharlouei, P. Wu, [HPDC 2020](https://doi.org/10.1145/3369583.3392685). The columns are halved until three are left,
-# which are a panel. After the left half is done, the right half loses its part in the range of $Q_1$:
-# $R_{12} = Q_1^T A_2$ and $A_2 - Q_1 R_{12}$. These two products are rounded to half precision; panels are not.
-
 # %%
+# Algorithm 1: recursive Gram-Schmidt QR
+# --------------------------------------
+#
+# S. Zhang, E. Baharlouei, P. Wu, `HPDC 2020 <https://doi.org/10.1145/3369583.3392685>`__. The columns are halved until three are left,
+# which are a panel. After the left half is done, the right half loses its part in the range of :math:`Q_1`:
+# :math:`R_{12} = Q_1^T A_2` and :math:`A_2 - Q_1 R_{12}`. These two products are rounded to half precision; panels are not.
+
 A = random_matrix("normal", 48, 12, dtype=torch.float32)
 trace = Trace()
 Q, R = rgsqrf(A, half, cutoff=3, panel="caqr", trace=trace)
 print(trace.picture())
 
-# %% [markdown]
+# %%
 # The largest update has six columns on either side, half of the matrix. That is where most of the operations are:
 
-# %%
 products = [event for event in trace.only("product") if event.format == "fp16"]
 for event in products:
     m, k, n = event.shape
@@ -50,10 +50,9 @@ in_products = sum(
 )
 assert in_products == 2 * 48 * 12**2 - 2 * 48 * 12 * 3
 
-# %% [markdown]
+# %%
 # R grows block by block. The trace has a copy of each one, and together they are R:
 
-# %%
 built = torch.zeros_like(R)
 for event in trace.only("block of R"):
     built[slice(*event.columns), slice(*event.right)] = event.value
@@ -62,21 +61,20 @@ for event in trace.only("block of R"):
     )
 assert torch.equal(built, R)
 
-# %% [markdown]
+# %%
 # Half precision in the products gives a residual of half precision:
 
-# %%
 residual = float((Q @ R - A).norm() / A.norm())
 print(f"residual {residual:.1e}, unit roundoff of fp16 {FP16.u:.1e}")
 assert residual < FP16.u
 
-# %% [markdown]
-# ## Formula (8): the tree of a panel
+# %%
+# Formula (8): the tree of a panel
+# --------------------------------
 #
 # A panel of 64 rows and 4 columns is cut into tiles of 8 rows, and each is factorized by Gram-Schmidt. The eight R, one upon the other,
 # are a matrix of 32 rows, which is cut into tiles again, until one tile is left. Then the factors Q are multiplied from the top down.
 
-# %%
 panel = random_matrix("normal", 64, 4, dtype=torch.float32)
 tree = Trace()
 q, r = caqr(panel, single, tile_rows=8, tile_columns=4, trace=tree)
@@ -86,14 +84,14 @@ for event in tree:
 assert torch.allclose(q @ r, panel, atol=1e-5)
 assert torch.allclose(q.T @ q, torch.eye(4), atol=1e-5)
 
-# %% [markdown]
-# ## Algorithm 5.2: LU with two levels of panels
+# %%
+# Algorithm 5.2: LU with two levels of panels
+# -------------------------------------------
 #
-# F. Lopez, T. Mary, 2022 ([HAL](https://hal.science/hal-02937325)). The matrix is stored in half precision. A panel of six columns is
+# F. Lopez, T. Mary, 2022 (`HAL <https://hal.science/hal-02937325>`__). The matrix is stored in half precision. A panel of six columns is
 # copied to a buffer in single precision, updated there by all columns on its left, and factorized by inner panels of two
 # columns. It is rounded once, when it is done.
 
-# %%
 S = hpl_ai_matrix(12, dtype=torch.float32)
 steps = Trace()
 packed = lu_factorize(
@@ -107,24 +105,23 @@ for event in steps:
     )
     print(f"{event.kind:8} {what} {event.format}")
 
-# %% [markdown]
+# %%
 # The product of six by six by six in the middle is the update of the second panel by the first one. Algorithm 3.1 updates every
 # block after every panel instead, and rounds it each time:
 
-# %%
 L = packed.lu.float().tril(-1) + torch.eye(12)
 U = packed.lu.float().triu()
 error = float((L @ U - S).abs().max() / S.abs().max())
 print(f"error {error:.1e}, unit roundoff of fp16 {FP16.u:.1e}")
 assert error < 2 * FP16.u
 
-# %% [markdown]
-# ## The corrected product
-#
-# H. Ootomo, R. Yokota, 2021 ([their code](https://github.com/enp1s0/tsqr-tc)). A number in single precision is the sum of two halves. The
-# second one is what the first one leaves, times $2^{11}$, so that it does not vanish:
-
 # %%
+# The corrected product
+# ---------------------
+#
+# H. Ootomo, R. Yokota, 2021 (`their code <https://github.com/enp1s0/tsqr-tc>`__). A number in single precision is the sum of two halves. The
+# second one is what the first one leaves, times :math:`2^{11}`, so that it does not vanish:
+
 first, second = split(A[:2, :3], FP16)
 print(A[:2, :3])
 print(first)
@@ -133,10 +130,9 @@ left = (A[:2, :3] - first - second / 2**11).abs().max()
 print(f"left over: {float(left):.1e}")
 assert left < 2.0**-21 * A.abs().max()
 
-# %% [markdown]
+# %%
 # Three products of halves then give almost a product in single precision:
 
-# %%
 B = random_matrix("normal", 12, 12, dtype=torch.float32, seed=2)
 exact = A.double() @ B.double()
 errors = {}
@@ -149,10 +145,9 @@ for name, product in {
     print(f"{name}: {errors[name]:.1e}")
 assert errors["corrected"] < errors["fp16"] / 500
 
-# %% [markdown]
+# %%
 # The trace shows the two parts of each operand and the three products. The last two are the corrections:
 
-# %%
 trace = Trace()
 corrected_product(A, B, half, trace=trace)
 for event in trace:
@@ -161,13 +156,13 @@ for event in trace:
     print(f"{event.kind}: {shape} in {event.format}{scale}")
 assert [event.kind for event in trace] == ["split"] * 2 + ["product"] * 3
 
-# %% [markdown]
-# ## TSQR: the tree of Householder factorizations
+# %%
+# TSQR: the tree of Householder factorizations
+# --------------------------------------------
 #
 # The slides factorize tiles of 256 rows, whose R, one upon the other, are factorized again, until one is left. Here tiles have
-# 24 rows, so that a matrix of 96 rows takes three levels. `neula.tsqr(A, compute="fp16_slides")` takes the values of the slides.
+# 24 rows, so that a matrix of 96 rows takes three levels. ``neula.tsqr(A, compute="fp16_slides")`` takes the values of the slides.
 
-# %%
 tall = random_matrix("uniform", 96, 12, dtype=torch.float32)
 levels = Trace()
 product = partial(corrected_bmm, engine=half)
