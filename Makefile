@@ -28,11 +28,11 @@ demo: $(CORE)
 test: $(CORE)  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
 	$(PYTEST)
 
-# Left out is what has nothing to do with instructions of the CPU: interpreted kernels, a third of the time, files, the
-# command line's tables, what the compiler of torch sees, the form of the sources.
-UNCAPPED := kernels $(foreach name,bench cli_tables compilation expressions files house publishing tables,test_$(name).py)
+# What computes with instructions that CPUs have or lack: engines, chains that ask for them, the core, random problems.
+CAPPED := campaign engines golden kernels/test_core.py */test_by_core.py test_qr_paths.py systems/test_core_systems.py test_chains.py
+test-capped: TESTS := $(CAPPED:%=tests/%)
 test-capped: $(CORE)  ## as on a CPU with AVX2 at most
-	$(CAPS) $(PYTEST) $(UNCAPPED:%=--ignore=tests/%)
+	$(CAPS) $(PYTEST)
 
 test-oldest:  ## with the oldest versions that pyproject.toml names, and PYTHON=python3.11
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt

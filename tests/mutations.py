@@ -264,7 +264,7 @@ _ALGORITHMS = [
     Mutation(
         "fits stop early", "algorithms/nonlinear/levenberg_marquardt.py",
         "small = (promised <= tolerances.ftol * cost)", "small = (promised <= 1e6 * tolerances.ftol * cost)",
-        "the cost would still shrink", "nonlinear",
+        "the cost would still shrink", "nonlinear/test_steps.py",
     ),
     Mutation(
         "scale of a loss", "algorithms/nonlinear/losses.py",
@@ -320,13 +320,13 @@ _PROBLEMS = [
         "doubt of systems ignored", "problems/systems/judge.py",
         "accepted = self.limits.accept(evidence) & (not answer.doubt)",
         "accepted = self.limits.accept(evidence)",
-        "a link that doubts its answer is not accepted", "systems test_solve.py pipeline/test_chain.py",
+        "a link that doubts its answer is not accepted", "systems/test_direct.py",
     ),
     Mutation(
         "units of the unknowns not undone", "problems/systems/scaled.py",
         "self._given.backward_error(shift(y, -self._relative.mT)",
         "self._given.backward_error(shift(y, self._relative.mT)",
-        "backward errors count in the given scaling, too", "systems test_solve.py",
+        "backward errors count in the given scaling, too", "systems/test_direct.py",
     ),
     Mutation(
         "inverse underestimated", "problems/systems/evidence.py",

@@ -46,91 +46,31 @@ def alone(m: int, n: int, accuracy: str, **named: Any) -> list[str]:
     return [link.label for link in chain_alone(layout, QROptions(FORMATS[accuracy], engine, **named))]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "accuracy", "labels"),
-    [
-        (32768, 16384, "fp32", ["rgsqrf fp32", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
-        (
-            32768,
-            16384,
-            "fp64",
-            ["rgsqrf fp64", "rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"],
-        ),
-        (32768, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
-        (
-            16384,
-            16384,
-            "fp32",
-            ["rgsqrf fp32 + correction", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"],
-        ),
-        # Large enough that launches do not decide: no second pass before the first is measured.
-        (16384, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
-        (
-            1024,
-            1024,
-            "fp16",
-            [
-                "cholesky-qr fp64",
-                "rgsqrf fp16",
-                "rgsqrf fp16 + reortho",
-                "rgsqrf fp16",
-                "rgsqrf fp16 + reortho",
-                "householder fp64",
-            ],
-        ),
-        (
-            2000,
-            500,
-            "fp32",
-            [
-                "cholesky-qr fp64, twice",
-                "rgsqrf fp32",
-                "rgsqrf fp32",
-                "rgsqrf fp32 + reortho",
-                "householder fp64",
-            ],
-        ),
-        (
-            2000,
-            500,
-            "fp64",
-            [
-                "cholesky-qr fp64, twice",
-                "shifted cholesky-qr fp64",
-                "rgsqrf fp64",
-                "rgsqrf fp64",
-                "rgsqrf fp64 + cholesky-qr fp64",
-                "householder fp64",
-            ],
-        ),
-        (
-            8192,
-            8192,
-            "fp64",
-            [
-                "cholesky-qr fp64, twice",
-                "rgsqrf fp64",
-                "rgsqrf fp64",
-                "rgsqrf fp64 + cholesky-qr fp64",
-                "householder fp64",
-            ],
-        ),
-        (
-            3000,
-            3000,
-            "fp32",
-            [
-                "rgsqrf fp32 + correction",
-                "rgsqrf fp32",
-                "cholesky-qr fp64, twice",
-                "rgsqrf fp32 + reortho",
-                "householder fp64",
-            ],
-        ),
-        (4096, 32768, "fp32", ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
-        (4096, 32768, "fp64", ["rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
-    ],
-)
+ON_AN_H200 = [
+    (32768, 16384, "fp32", ["rgsqrf fp32", "rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+    (32768, 16384, "fp64", ["rgsqrf fp64", "rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64",
+        "householder fp64"]),
+    (32768, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
+    (16384, 16384, "fp32", ["rgsqrf fp32 + correction", "rgsqrf fp32", "rgsqrf fp32 + reortho",
+        "householder fp64"]),
+    # Large enough that launches do not decide: no second pass before the first is measured.
+    (16384, 16384, "fp16", ["rgsqrf fp16", "rgsqrf fp16", "rgsqrf fp16 + reortho", "householder fp64"]),
+    (1024, 1024, "fp16", ["cholesky-qr fp64", "rgsqrf fp16", "rgsqrf fp16 + reortho", "rgsqrf fp16",
+        "rgsqrf fp16 + reortho", "householder fp64"]),
+    (2000, 500, "fp32", ["cholesky-qr fp64, twice", "rgsqrf fp32", "rgsqrf fp32",
+        "rgsqrf fp32 + reortho", "householder fp64"]),
+    (2000, 500, "fp64", ["cholesky-qr fp64, twice", "shifted cholesky-qr fp64", "rgsqrf fp64",
+        "rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
+    (8192, 8192, "fp64", ["cholesky-qr fp64, twice", "rgsqrf fp64", "rgsqrf fp64",
+        "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
+    (3000, 3000, "fp32", ["rgsqrf fp32 + correction", "rgsqrf fp32", "cholesky-qr fp64, twice",
+        "rgsqrf fp32 + reortho", "householder fp64"]),
+    (4096, 32768, "fp32", ["rgsqrf fp32", "rgsqrf fp32 + reortho", "householder fp64"]),
+    (4096, 32768, "fp64", ["rgsqrf fp64", "rgsqrf fp64 + cholesky-qr fp64", "householder fp64"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "accuracy", "labels"), ON_AN_H200)
 def test_one_matrix_on_an_h200(m: int, n: int, accuracy: str, labels: list[str]) -> None:
     """The second "rgsqrf" is made only where zero columns or a correction's residual call for it."""
     assert alone(m, n, accuracy) == labels
@@ -221,52 +161,22 @@ def test_one_matrix_on_a_cpu() -> None:
             assert alone(m, n, accuracy, engine=engine) == [*first, "householder fp32", "householder fp64"]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "accuracy", "labels"),
-    [
-        (
-            512,
-            32,
-            "fp32",
-            [
-                "gram-schmidt fp32",
-                "gram-schmidt fp32 + reortho",
-                "gram-schmidt fp32 + 2 reortho",
-                "householder fp64",
-            ],
-        ),
-        # A tile is on the chip for the second pass.
-        (
-            32,
-            32,
-            "fp32",
-            ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho", "householder fp64"],
-        ),
-        (
-            512,
-            512,
-            "fp32",
-            [
-                "gram-schmidt fp64",
-                "gram-schmidt fp64 + reortho",
-                "gram-schmidt fp64 + 2 reortho",
-                "householder fp64",
-            ],
-        ),
-        (
-            512,
-            512,
-            "fp64",
-            ["gram-schmidt fp64 + reortho", "gram-schmidt fp64 + 2 reortho", "householder fp64"],
-        ),
-        (
-            32,
-            512,
-            "fp16",
-            ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho", "householder fp64"],
-        ),
-    ],
-)
+TOGETHER_ON_AN_H200 = [
+    (512, 32, "fp32", ["gram-schmidt fp32", "gram-schmidt fp32 + reortho",
+        "gram-schmidt fp32 + 2 reortho", "householder fp64"]),
+    # A tile is on the chip for the second pass.
+    (32, 32, "fp32", ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho",
+        "householder fp64"]),
+    (512, 512, "fp32", ["gram-schmidt fp64", "gram-schmidt fp64 + reortho",
+        "gram-schmidt fp64 + 2 reortho", "householder fp64"]),
+    (512, 512, "fp64", ["gram-schmidt fp64 + reortho", "gram-schmidt fp64 + 2 reortho",
+        "householder fp64"]),
+    (32, 512, "fp16", ["gram-schmidt fp32 + reortho", "gram-schmidt fp32 + 2 reortho",
+        "householder fp64"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "accuracy", "labels"), TOGETHER_ON_AN_H200)
 def test_a_batch_together_on_an_h200(m: int, n: int, accuracy: str, labels: list[str]) -> None:
     assert go_together(100, m, n, H200)
     assert [

@@ -27,8 +27,10 @@ def fresh_compiler() -> Iterator[None]:
 def loss(a: torch.Tensor, b: torch.Tensor, *, tall: bool) -> torch.Tensor:
     matrix = 2 * a + 1
     q, r = neula.qr(matrix)
-    s = neula.tsqr(matrix).R if tall else neula.cholesky(matrix.mT @ matrix, upper=True).U
     x = neula.lstsq(matrix, b, damp=0.1).x
+    if tall:
+        return (q**3).sum() + r.sin().sum() + neula.tsqr(matrix).R.exp().sum() + x.cos().sum()
+    s = neula.cholesky(matrix.mT @ matrix, upper=True).U
     gram = neula.matmul(matrix.mT, neula.orth(matrix))
     u, h = neula.polar(matrix, side="left")
     gram = gram + u.mT @ h @ neula.orth(matrix, method="polar")

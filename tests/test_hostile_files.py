@@ -172,9 +172,7 @@ def test_blocks_that_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
-@pytest.mark.parametrize(
-    "arguments", [("lstsq", "A.npy", "b.npy"), ("lstsq", "A.npy", "b.npy", "--json"), ("--version",)]
-)
+@pytest.mark.parametrize("arguments", [("lstsq", "A.npy", "b.npy", "--json"), ("--version",)])
 def test_a_full_disk_is_no_defect(arguments: tuple[str, ...], tmp_path: Path) -> None:
     np.save(tmp_path / "A.npy", A)
     np.save(tmp_path / "b.npy", A @ [1.0, 2.0, 3.0])

@@ -12,6 +12,7 @@ import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from itertools import zip_longest
 from pathlib import Path
@@ -42,6 +43,9 @@ _NO_CODE = {
 }
 
 
+parsed = cache(ast.parse)
+
+
 def lines_of_code(source: str) -> set[int]:
     """Numbers of the lines that hold code: neither blank nor a comment alone."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
@@ -62,7 +66,7 @@ def functions(source: str) -> Iterator[tuple[str, int]]:
                 yield ".".join(name), len(code & set(range(first, child.end_lineno + 1)))
             yield from within(child, name)
 
-    yield from within(ast.parse(source), ())
+    yield from within(parsed(source), ())
 
 
 def test_what_counts() -> None:
@@ -99,7 +103,7 @@ def test_functions_are_short(sources: dict[str, str]) -> None:
 
 
 def parameters(source: str) -> Iterator[tuple[str, int]]:
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.FunctionDef):
             given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
             yield node.name, len([x for x in given if x.arg not in ("self", "cls")])
@@ -130,13 +134,13 @@ def test_files_do_not_import_one_another(sources: dict[str, str]) -> None:
     files = {
         "neula." + name.removesuffix(".py").replace("/", "."): source for name, source in sources.items()
     }
-    names = {file: {*imported(ast.parse(source).body)} & files.keys() for file, source in files.items()}
+    names = {file: {*imported(parsed(source).body)} & files.keys() for file, source in files.items()}
     TopologicalSorter(names).prepare()  # raises where there is a cycle
 
 
 def test_only_public_names_are_imported(sources: dict[str, str]) -> None:
     def private(source: str) -> set[str]:
-        nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+        nodes = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.ImportFrom)]
         names = {alias.name for node in nodes for alias in node.names if str(node.module).startswith("neula")}
         return {name for name in names if name.startswith("_")} - {"__version__"}
 
@@ -147,7 +151,7 @@ def test_a_name_has_one_meaning(sources: dict[str, str]) -> None:
     """Class names are unique, leading underscores ignored; no function is named ``of``."""
     places: dict[str, list[str]] = defaultdict(list)
     for path, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(path)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lstrip("_") == "of":
@@ -171,7 +175,7 @@ def test_tensors_are_made_on_a_named_device_in_a_named_dtype(sources: dict[str, 
     """The user may have set another default device, or dtype."""
 
     def unnamed(source: str) -> list[str]:
-        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+        calls = [node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)]
         return [
             ast.unparse(call)
             for call in calls

@@ -149,7 +149,6 @@ def test_spectra_for_optimizers(engine: Any, name: str, shape: tuple[int, int]) 
     large = values >= 0.999e-3 * values[0]
     gains = torch.linalg.svdvals(result.U)
     assert result.converged
-    assert len(result.attempts) == 1
     assert float(gains.max()) <= 1 + 2.0**-7
     assert int((gains >= 1 - 2.0**-7).sum()) >= int(large.sum())
     assert float((result.U @ right[large].T - left[:, large]).norm()) / int(large.sum()) ** 0.5 <= 0.1
@@ -163,7 +162,6 @@ def test_zero_stays_zero(engine: Any, accuracy: Any) -> None:
     assert result.converged
     assert not result.U.any()
     assert result.ranks.tolist() == [0, 0]
-    assert len(result.attempts) == 1
     one = neula.polar(
         torch.zeros(1, 6, 4, dtype=torch.float64), accuracy=accuracy, engine=engine, completion=True
     )
@@ -377,7 +375,6 @@ def test_normal_matrices_on_a_gpu() -> None:
     a = torch.randn(16, 512, 512, generator=torch.Generator().manual_seed(0)).cuda()
     result = neula.polar(a, accuracy="bf16")
     assert result.converged
-    assert len(result.attempts) == 1
     assert float(torch.linalg.svdvals(result.U).max()) <= 1 + 2.0**-7
 
 

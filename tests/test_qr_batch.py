@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,8 @@ from neula.algorithms.scaling import SAFE_NORMS
 from neula.engines import FP32, FP64, CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
+from neula.kernels.qr import cholesky_qr_host
+from neula.problems.orthogonal import host_links
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
@@ -223,3 +226,23 @@ def test_two_large_ones_side_by_side(count: int, monkeypatch: pytest.MonkeyPatch
     with pytest.warns(neula.AccuracyWarning):
         assert neula.qr(a, engine=engine).accepted.tolist() == [False] + [True] * (count - 1)
     assert len(pairs) == count // 2
+
+
+def test_only_those_of_a_batch_that_the_core_leaves_are_reflected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others keep their factors."""
+    a = normal(5, 60, 9).double()
+
+    def without_one(a: torch.Tensor, g: np.ndarray, enough: float) -> Any:
+        q, r, found = cholesky_qr_host.cholesky_qr(a, g, enough)
+        if len(a) == 5:
+            q[3], r[3], found[:, 3] = torch.nan, torch.nan, np.nan
+        return q, r, found
+
+    monkeypatch.setattr(host_links, "cholesky_qr", without_one)
+    found, alone = neula.qr(a), neula.qr(a[2])
+    assert bool(found.accepted.all())
+    torch.testing.assert_close(found.Q @ found.R, a, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        found.Q.mT @ found.Q, torch.eye(9).double().expand(5, 9, 9), rtol=0, atol=1e-13
+    )
+    assert torch.equal(found.Q[2], alone.Q)

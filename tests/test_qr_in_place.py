@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.matrices import normal
 
 import neula
 from memory_of_gpu import peak_beside
@@ -18,64 +19,13 @@ from neula.engines import graphs
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
 
-CASES = [
-    "normal",
-    "square",
-    "geometric",
-    "zero columns",
-    "repeated columns",
-    "each column four times",
-    "rank one",
-    "vandermonde",
-    "hilbert",
-]
-
-
-def matrix(kind: str, dtype: torch.dtype, rng: np.random.Generator) -> torch.Tensor:
-    m, n = (160, 160) if kind == "square" else (240, 160)
-    a = torch.from_numpy(rng.standard_normal((m, n)))
-    if kind == "geometric":
-        a = random_matrix("geometric", m, n, cond=1e5)
-    elif kind == "zero columns":
-        a[:, [0, 7, 159]] = 0
-    elif kind == "repeated columns":
-        a[:, 80:] = a[:, :80]
-    elif kind == "each column four times":
-        a = a[:, :40].repeat_interleave(4, 1)
-    elif kind == "vandermonde":
-        a = torch.linalg.vander(torch.linspace(0, 1, m, dtype=torch.float64), N=n)
-    elif kind == "hilbert":
-        a = 1 / (torch.arange(m)[:, None] + torch.arange(n) + 1.0).double()
-    elif kind == "rank one":
-        a = a[:, :1] @ a[:1]
-    return a.to(dtype)
-
 
 def by_columns(a: torch.Tensor) -> torch.Tensor:
     return a.T.contiguous().T
 
 
-@pytest.mark.parametrize("engine", ["cpu", "emulated"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", CASES)
-def test_q_takes_the_place_of_a(kind: str, dtype: torch.dtype, engine: str, rng: np.random.Generator) -> None:
-    a = matrix(kind, dtype, rng)
-    work = by_columns(a)
-    result = neula.qr(work, engine=engine, overwrite_a=True)
-    assert result.converged
-    assert result.Q.data_ptr() == work.data_ptr()
-    q, r, wide = result.Q.double(), result.R.double(), a.double()
-    n = a.shape[1]
-    # The certificate's bounds, measured here in full: 3 u (2 + log2 n), twice that of Q^T Q.
-    bound = 3 * torch.finfo(dtype).eps / 2 * (2 + np.log2(n)) + len(a) ** 0.5 * 2**-53
-    assert (wide - q @ r).norm() <= bound * wide.norm()
-    assert (q.T @ q - torch.eye(n, dtype=torch.float64)).norm() <= 2 * bound * n**0.5
-    assert torch.equal(r, r.triu())
-    assert bool((r.diagonal() >= 0).all())
-
-
-def test_the_certificate_is_that_of_the_matrix_that_was(rng: np.random.Generator) -> None:
-    a = matrix("normal", torch.float32, rng)
+def test_the_certificate_is_that_of_the_matrix_that_was() -> None:
+    a = normal(240, 160, dtype=torch.float32)
     usual = neula.qr(a, accuracy="fp16", engine="emulated", panel="cholesky2")
     in_place = neula.qr(
         by_columns(a), accuracy="fp16", engine="emulated", panel="cholesky2", overwrite_a=True
@@ -85,7 +35,6 @@ def test_the_certificate_is_that_of_the_matrix_that_was(rng: np.random.Generator
         assert found == pytest.approx(expected, rel=1e-2)
     assert torch.equal(in_place.Q, usual.Q)
     assert torch.equal(in_place.R, usual.R)
-    assert [attempt.method for attempt in in_place.attempts] == ["rgsqrf fp16"]
 
 
 @pytest.mark.parametrize("algorithm", ["rgsqrf", "rgsqrf-reortho"])
@@ -116,14 +65,6 @@ def test_inference_tensors_are_left_alone() -> None:
     before = a.clone()
     assert neula.qr(a, engine="cpu", overwrite_a=True).converged
     assert torch.equal(a, before)
-
-
-def test_numpy_arrays_in_fortran_order(rng: np.random.Generator) -> None:
-    A = np.asfortranarray(rng.standard_normal((50, 20)))
-    before = A.copy()
-    Q, R = neula.qr(A, engine="cpu", overwrite_a=True)
-    assert np.shares_memory(Q, A)
-    assert np.linalg.norm(before - Q @ R) < 1e-13 * np.linalg.norm(before)
 
 
 def test_householder_has_the_last_word(rng: np.random.Generator) -> None:
@@ -169,20 +110,10 @@ def test_what_needs_a_copy_anyhow_leaves_a_alone(options: dict[str, str], rng: n
     assert np.array_equal(A, before)
 
 
-def test_a_matrix_that_is_refused_is_left_alone(rng: np.random.Generator) -> None:
-    A = overwritable(rng)
-    A[3, 4] = np.nan
-    before = A.copy()
-    with pytest.raises(ValueError, match=r"A\[3, 4\] is nan"):
-        neula.qr(A, engine="cpu", overwrite_a=True)
-    assert np.array_equal(A, before, equal_nan=True)
-
-
 def test_a_named_algorithm_in_place(rng: np.random.Generator) -> None:
     A = overwritable(rng)
     result = neula.qr(A, algorithm="rgsqrf-reortho", engine="cpu", overwrite_a=True)
     assert np.shares_memory(result.Q, A)
-    assert [attempt.method for attempt in result.attempts] == ["rgsqrf fp64 + reortho"]
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import neula
-from exact_solutions import error_of, exactly, least_squares, solved
+from exact_solutions import error_of, exactly, solved
 from neula.kernels.few_vectors import probes_host
 
 U = 2.0**-53
@@ -23,21 +23,6 @@ def test_bounds_count_what_third_slices_lose() -> None:
     result, exact = neula.solve(a, b, assume_a="pos"), solved(exactly(a), [Fraction(x) for x in b.tolist()])
     assert result.converged
     assert error_of(a, result.x, exact) <= result.forward_error * (1 + 1e-9) <= 1e-15
-
-
-@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
-@pytest.mark.parametrize("units", [1.0, 1e-3])
-def test_errors_of_least_squares_are_bounded(
-    condition: float, units: float, rng: np.random.Generator
-) -> None:
-    u, _ = np.linalg.qr(rng.standard_normal((12, 4)))
-    v, _ = np.linalg.qr(rng.standard_normal((4, 4)))
-    a = (u * np.geomspace(1, 1 / condition, 4)) @ v * units ** np.arange(4)
-    b = rng.standard_normal(12)
-    result, exact = neula.lstsq(a, b), least_squares(a, b)
-    assert result.converged
-    assert error_of(a, result.x, exact) <= result.forward_error <= 2 * U
-    assert result.backward_error <= result.tolerance
 
 
 @pytest.mark.parametrize("positive", [False, True])
@@ -69,7 +54,6 @@ def test_larger_problems_with_more_threads(
     for function, expected in zip(functions, one, strict=True):
         found = function(a, b)
         assert found.converged
-        assert found.attempts[-1].method == expected.attempts[-1].method
         noise = 8 * (torch.finfo(dtype).eps + found.condition * U)
         assert torch.linalg.vector_norm(found.x - expected.x) <= noise * torch.linalg.vector_norm(found.x)
         assert expected.condition / 2 <= found.condition <= 2 * expected.condition
@@ -87,7 +71,6 @@ def test_larger_qr_is_measured_as_a_small_one(
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(probes_host, "core", lambda: None)
     result = neula.qr(a)
-    assert result.attempts[-1].method.startswith("householder")
     high, q, r = a.double(), result.Q.double(), result.R.double()
     norm = torch.linalg.matrix_norm
     sizes = torch.linalg.vector_norm(high, dim=0)
@@ -139,30 +122,3 @@ def test_tensors_that_numpy_does_not_know(rng: np.random.Generator) -> None:
             assert function(mine, right).converged
     tall = narrow.repeat(3, 2, 1)
     assert neula.lstsq(tall, b.float().repeat(2, 1)).converged
-
-
-def test_problems_of_a_batch_that_one_way_leaves_go_on(rng: np.random.Generator) -> None:
-    a, b = rng.standard_normal((4, 120, 50)), rng.standard_normal((4, 120, 1))
-    a[1, :, 7] = a[1, :, 3]
-    a[2, 5, 5] = np.nan
-    with pytest.warns(neula.AccuracyWarning):
-        result = neula.lstsq(a, b)
-    assert result.accepted.tolist() == [True, True, False, True]
-    assert result.ranks.tolist() == [50, 49, 0, 50]
-    for place in (0, 1, 3):
-        expected = np.linalg.lstsq(a[place], b[place], rcond=None)[0]
-        assert np.linalg.norm(result.x[place] - expected) <= 1e-12 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize("shape", [(5, 0), (1, 1), (40, 40), (3, 30, 7)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_factors_are_measured(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    a = torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    result = neula.qr(a)
-    assert result.converged
-    q, r = result
-    assert bool((r.diagonal(dim1=-2, dim2=-1) >= 0).all())
-    one = torch.eye(r.shape[-1], dtype=dtype)
-    size, u = max(1.0, float(torch.linalg.vector_norm(a))), torch.finfo(dtype).eps
-    assert torch.linalg.vector_norm(a - q @ r) <= 10 * u * size * max(1, r.shape[-1])
-    assert torch.linalg.vector_norm(q.mT @ q - one) <= 20 * u * max(1, r.numel())

@@ -13,9 +13,8 @@ import torch
 from tests.matrices import definite
 
 import neula
-from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, CpuEngine, EmulatedEngine
-from neula.io.matrices import KINDS, random_matrix
+from neula.engines import CpuEngine, EmulatedEngine
+from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyWarning
 from neula.problems.systems.problem import asymmetry
 
@@ -49,30 +48,6 @@ def dominant(n: int, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_double_precision_on_every_kind_of_matrix(kind, engine, rng):
-    A = random_matrix(kind, N, N, cond=1e4).numpy()
-    b = rng.standard_normal(N)
-    result = neula.solve(A, b, engine=engine)
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
-    # The forward error that such a backward error allows (Higham 2002, theorem 7.2).
-    reference = np.linalg.solve(A, b)
-    allowed = 4 * np.linalg.cond(A, np.inf) * solve_bound(FP64, N)
-    assert np.abs(result.x - reference).max() <= allowed * np.abs(reference).max()
-
-
-@pytest.mark.parametrize("cond", [1e2, 1e6, 1e10, 5e12])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_any_condition_number(cond, engine, rng):
-    A = random_matrix("geometric", N, N, cond=cond).numpy()
-    b = A @ rng.standard_normal(N)
-    result = neula.solve(A, b, engine=engine)
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_condition_number_beyond_double_precision_leaves_no_digit(engine, rng):
     """The backward error is as small as ever; the solution may be another one altogether."""
     A = random_matrix("geometric", N, N, cond=1e16).numpy()
@@ -83,28 +58,9 @@ def test_a_condition_number_beyond_double_precision_leaves_no_digit(engine, rng)
     assert result.digits < 1
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 257])
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_sizes_and_dtypes(n, dtype, engine, rng):
-    A = (rng.standard_normal((n, n)) + 2 * math.sqrt(n) * np.eye(n)).astype(dtype)
-    b = rng.standard_normal((n, 3)).astype(dtype)
-    before = A.copy(), b.copy()
-    result = neula.solve(A, b, engine=engine)
-    assert result.converged
-    assert result.x.dtype == A.dtype
-    assert result.x.shape == (n, 3)
-    u = float(np.finfo(dtype).eps) / 2
-    assert backward_error(A, b, result.x) <= 4 * u + math.sqrt(n) * U64 + u
-    assert result.backward_error <= 5 * u + math.sqrt(n) * U64
-    np.testing.assert_array_equal(A, before[0])
-    np.testing.assert_array_equal(b, before[1])
-
-
 def test_diagonally_dominant_matrices_need_no_pivoting(rng):
     A, b = dominant(N, rng), rng.standard_normal(N)
     result = neula.solve(A, b, engine="emulated")
-    assert result.method == "lu fp16"
     # Wilkinson's bound for diagonal dominance is 2.
     assert 1 <= result.growth <= 2
     assert len(result.attempts) == 1
@@ -133,18 +89,6 @@ def test_falls_through_to_better_arithmetic(rng):
     assert all("backward error" in a.reason for a in result.attempts)
 
 
-@pytest.mark.parametrize(
-    ("pivot", "method"),
-    [("none", "lu {}"), ("rbt", "rbt + lu {}"), ("partial", "lu {} with pivoting")],
-)
-@pytest.mark.parametrize("n", [37, 130])
-@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
-def test_named_variants(pivot, method, n, compute, rng):
-    result = neula.solve(dominant(n, rng), np.ones(n), pivot=pivot, compute=compute, engine="emulated")
-    assert result.converged
-    assert [a.method for a in result.attempts] == [method.format(compute)]
-
-
 def test_butterflies_serve_matrices_with_singular_leading_blocks(rng):
     """Without them the first pivot is zero, with them single precision suffices."""
     A = np.roll(dominant(N, rng) + 20 * rng.standard_normal((N, N)), N // 2, axis=0)
@@ -167,39 +111,6 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
     assert np.isfinite(result.x).all()
 
 
-@pytest.mark.parametrize("decades", [4, 20, 100])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_badly_scaled_matrices_are_squeezed(decades, engine, rng):
-    """Elements far outside the range of fp16: neither overflow nor loss, and every equation counts."""
-    rows = 10.0 ** np.linspace(-decades, decades, N)
-    columns = rng.permutation(rows)
-    well = rng.standard_normal((N, N)) + 40 * np.eye(N)
-    A, y = rows[:, None] * well * columns, rng.standard_normal(N)
-    x = y / columns
-    b = rows * (well @ y)
-    result = neula.solve(A, b, engine=engine)
-    assert result.converged
-    assert result.method in ("lu fp16", "lu fp16 with pivoting", "lu fp32 with pivoting")
-    error = np.abs(result.x - x) * columns
-    assert error.max() <= 10 * np.linalg.cond(well, np.inf) * solve_bound(FP64, N) * np.abs(y).max()
-
-
-@pytest.mark.parametrize("size", [1e-300, 1e-30, 1e30, 1e307])
-def test_tiny_and_huge_matrices(size, rng):
-    A, x = rng.uniform(0.1, 1, (N, N)) + 20 * np.eye(N), rng.standard_normal(N)
-    result = neula.solve(size / 21 * A, size / 21 * (A @ x))
-    assert result.converged
-    np.testing.assert_allclose(result.x, x, rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e200])
-def test_tiny_and_huge_right_hand_sides(size, rng):
-    A, b = rng.standard_normal((N, N)), rng.standard_normal(N)
-    result = neula.solve(A, size * b, engine="emulated")
-    assert result.converged
-    np.testing.assert_allclose(result.x / size, np.linalg.solve(A, b), rtol=1e-9, atol=1e-12)
-
-
 def test_overflow_of_the_output_dtype_is_an_error():
     with pytest.raises(OverflowError, match="wider dtype"):
         neula.solve(np.full((1, 1), 1e-4, dtype=np.float16), np.full(1, 6e4, dtype=np.float16))
@@ -207,47 +118,7 @@ def test_overflow_of_the_output_dtype_is_an_error():
         neula.solve(np.full((1, 1), 1e-200), np.full(1, 1e200))
 
 
-def test_exponential_growth_with_partial_pivoting(rng):
-    """Wilkinson's matrix, which LU with partial pivoting does not solve at all beyond n = 60.
-
-    Column-major: of a row-major matrix the transpose is factorized, and that of this one does not grow.
-    """
-    n = 120
-    A = np.asfortranarray(np.eye(n) - np.tril(np.ones((n, n)), -1))
-    A[:, -1] = 1
-    b = rng.standard_normal(n)
-    assert backward_error(A, b, np.linalg.solve(A, b)) > 1e-4
-    result = neula.solve(A, b)
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, n)
-    assert [a.method.split(" + gmres")[0] for a in result.attempts] == [
-        "lu fp64 with pivoting",
-        "rbt + lu fp64",
-    ]
-    assert result.growth < 1e6
-
-
 # --- symmetric positive definite --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("engine", "method"), [("cpu", "cholesky fp32"), ("emulated", "cholesky fp16")])
-def test_positive_definite(engine, method, rng):
-    A, b = definite(rng, N, 10.0), rng.standard_normal((N, 2))
-    result = neula.solve(A, b, assume_a="pos", engine=engine)
-    assert result.converged
-    assert result.method == method
-    assert result.growth == 1
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
-    np.testing.assert_allclose(result.x, scipy.linalg.solve(A, b, assume_a="pos"), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("cond", [1e4, 1e8, 1e12])
-def test_ill_conditioned_positive_definite(cond, engine, rng):
-    A = definite(rng, N, cond)
-    result = neula.solve(A, rng.standard_normal(N), assume_a="pos", engine=engine)
-    assert result.converged
-    assert result.method.startswith("cholesky")
 
 
 @pytest.mark.parametrize("n", [20, N])
@@ -262,14 +133,6 @@ def test_not_positive_definite_is_said(n, rng):
     indefinite[4, 3] = indefinite[3, 4] = 3
     with pytest.raises(np.linalg.LinAlgError, match=r"leading minor of order 5 .* assume_a='gen'"):
         neula.solve(indefinite, np.ones(n), assume_a="pos", engine="emulated")
-
-
-def test_a_matrix_that_is_not_symmetric_is_still_solved(rng):
-    A = definite(rng, N, 10.0) + np.triu(rng.standard_normal((N, N)), 1)
-    b = rng.standard_normal(N)
-    result = neula.solve(A, b, assume_a="pos")
-    assert result.converged
-    assert backward_error(A, b, result.x) <= solve_bound(FP64, N)
 
 
 # --- singular ---------------------------------------------------------------------------------------------
@@ -304,18 +167,6 @@ def test_numerically_singular_is_left_to_double_precision(engine, rng):
 
 
 # --- input and output -------------------------------------------------------------------------------------
-
-
-def test_several_right_hand_sides_and_zero_among_them(rng):
-    A, b = rng.standard_normal((N, N)), rng.standard_normal((N, 20))
-    b[:, 3] = 0
-    result = neula.solve(A, b, engine="emulated")
-    assert result.converged
-    assert (result.x[:, 3] == 0).all()
-    assert backward_error(A, np.delete(b, 3, 1), np.delete(result.x, 3, 1)) <= solve_bound(FP64, N)
-    nothing = neula.solve(A, np.zeros(N), engine="emulated")
-    assert nothing.converged
-    assert (nothing.x == 0).all()
 
 
 def test_batches(rng):
@@ -469,7 +320,6 @@ def test_pivoted_lu_in_half_precision_on_a_gpu(columns, rng):
     b[:, 11:12] = 0
     result = neula.solve(torch.from_numpy(A).cuda(), torch.from_numpy(b).cuda(), compute="fp16")
     assert result.converged
-    assert result.method.startswith("lu fp16 with pivoting")
     x, other = result.x.cpu().numpy(), b.any(0)
     assert not x[:, ~other].any()
     assert backward_error(A, b[:, other], x[:, other]) <= 4 * U64 + math.sqrt(700) * U64

@@ -99,7 +99,6 @@ def test_a_few_singular_values_come_from_the_gram_matrix(kind, dtype):
     result = neula.svd_lowrank(A, 10)
     U, s, Vh = result
     u = np.finfo(dtype).eps / 2
-    assert [a.method for a in result.qr.attempts] == [f"gram-svd {'fp32' if dtype == np.float32 else 'fp64'}"]
     assert result.qr.converged
     # The residual that is certified, relative to the norm of A, and sums of 800 products.
     bound = (3 * (2 + np.log2(80)) + 800) * u * np.linalg.norm(sigma)
@@ -131,7 +130,6 @@ def test_a_wide_matrix_is_the_transpose_of_a_tall_one():
 def test_the_gram_matrix_on_a_gpu(accuracy):
     A = random_matrix("geometric", 4096, 512, cond=1e3, device=torch.device("cuda")).float()
     result = neula.svd_lowrank(A, 32, accuracy=accuracy, algorithm="gram-svd")
-    assert result.qr.attempts[0].method == ("gram-svd fp16" if accuracy == "fp16" else "gram-svd fp16_cor")
     assert result.qr.converged
     sigma = singular_values("geometric", 512, 1e3)
     best = float(sigma[32:].norm() / sigma.norm())

@@ -103,8 +103,10 @@ def test_solution_of_a_badly_scaled_system() -> None:
     x = torch.randn(40, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = x * scales.columns[:, None]
     # Backward stable in the scaled system, of condition below 1e5: 1e5 * n * u64 relative to y.
-    error = (factors.solve(a @ y) - y) / scales.columns[:, None]
-    assert error.abs().max() <= 1e5 * 40 * 2.0**-53 * x.abs().max()
+    bound = 1e5 * 40 * 2.0**-53 * x.abs().max()
+    assert ((factors.solve(a @ y) - y) / scales.columns[:, None]).abs().max() <= bound
+    z = x * scales.rows[:, None]
+    assert ((factors.solve_transposed(a.T @ z) - z) / scales.rows[:, None]).abs().max() <= bound
     assert factors.growth == factors.factors.growth
     assert torch.equal(factors.in_double().solve(a @ y), factors.solve(a @ y))
 

@@ -17,7 +17,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
-from neula.certificates.backward_error import Scale
+from neula.certificates.backward_error import Norms, Scale
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 
@@ -97,6 +97,24 @@ def test_columns_in_any_units(exponent: int) -> None:
     assert found.forward_error is not None
     errors = LeastSquares(a.numpy(), b.numpy(), rcond=0.0).errors(found.x.numpy(), N)
     assert errors[0] <= float(found.forward_error) <= 1.1 * (U64 + TOLERANCE)
+
+
+@pytest.mark.parametrize("wrong", [1.0, 16.0])
+def test_the_bound_counts_what_r_hides(wrong: float) -> None:
+    """An error along the smallest singular vector, and R that makes its projection so much too small."""
+    a = random_matrix("geometric", M, N, cond=1e2, seed=1)
+    a /= torch.linalg.vector_norm(a, dim=0)
+    s, v = torch.linalg.svd(a, full_matrices=False)[1:]
+    x = torch.ones(N, 1, dtype=torch.float64)
+    start = Refined(x + 1e-3 * v[-1:].T, Norms(*torch.zeros(5, 1).double()).measures(1.0))
+    r = wrong * torch.linalg.qr(a, mode="r")[1]
+    scale = Scale(torch.ones(N, dtype=torch.float64), float(s[0]), 1 / wrong)
+    found = refine_forward(
+        LeastSquaresOperator(a), r, exact_problem(a, a @ x), start,
+        scale=scale, smallest=float(s[-1]), tolerance=1.0, max_iterations=1,
+    )  # fmt: skip
+    error = 1e-3 / N**0.5
+    assert error <= float(found.forward_error) <= 1.01 * error
 
 
 @pytest.mark.parametrize("damp", [0.0, 1e-3])

@@ -30,7 +30,7 @@ from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
-SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (300, 300), (1000, 129), (513, 257)]
+SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (300, 300), (513, 129), (513, 257)]
 
 
 def emulated(format: str, **options: object) -> EmulatedEngine:
@@ -57,7 +57,7 @@ def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("m", "n", "cutoff"), with_widths(SHAPES, [1, 32, 128]))
-@pytest.mark.parametrize("format", ["fp16", "tf32", "fp64"])
+@pytest.mark.parametrize("format", ["fp16", "fp64"])
 def test_every_shape_and_cutoff(m: int, n: int, cutoff: int, format: str) -> None:
     engine = emulated(format)
     a = normal(m, n).to(engine.storage)
@@ -71,9 +71,8 @@ def test_every_shape_and_cutoff(m: int, n: int, cutoff: int, format: str) -> Non
 
 @EACH_PANEL
 @pytest.mark.parametrize(("m", "n"), SHAPES)
-@LOW
-def test_every_panel(panel: str, m: int, n: int, format: str) -> None:
-    engine = emulated(format)
+def test_every_panel(panel: str, m: int, n: int) -> None:
+    engine = emulated("fp16")
     a = normal(m, n)
     q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
     assert residual(a, q, r) <= bound(engine, n)
@@ -302,8 +301,7 @@ def test_more_columns_than_rows_are_refused(m: int, n: int) -> None:
 
 @LOW
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e5, 1e6])
-@pytest.mark.parametrize("cutoff", [32, 128])
+@pytest.mark.parametrize(("cond", "cutoff"), [(1.0, 128), (1e3, 32), (1e6, 32)])
 def test_figure_3_backward_error_is_independent_of_the_condition(
     format: str, kind: str, cond: float, cutoff: int
 ) -> None:
@@ -315,7 +313,7 @@ def test_figure_3_backward_error_is_independent_of_the_condition(
 
 @LOW
 @pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_small"])
-@pytest.mark.parametrize("cond", [2.0, 10.0, 30.0, 100.0])
+@pytest.mark.parametrize("cond", [2.0, 100.0])
 @pytest.mark.parametrize("cutoff", [32, 128])
 def test_figure_4_orthogonality_is_lost_like_the_condition(
     format: str, kind: str, cond: float, cutoff: int
@@ -354,8 +352,7 @@ def test_tall_matrices_with_a_single_panel_have_no_low_precision(format: str, pa
 
 
 @LOW
-@pytest.mark.parametrize("kind", ["arithmetic", "geometric"])
-@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1.0), ("geometric", 1e6)])
 @pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2"])
 def test_figure_7_ablation_low_format_in_the_panel(format: str, kind: str, cond: float, panel: str) -> None:
     """Tensor cores in the panel too: more levels round, by the same unit roundoff."""

@@ -75,6 +75,16 @@ def test_the_power_method_fails_as_rarely_as_it_says(n: int) -> None:
     assert scipy.stats.beta.cdf(1 / (1 + rho), 0.5, (n - 1) / 2) ** DIRECTIONS <= FAILURE
 
 
+@pytest.mark.parametrize("n", [100, 4096, 30000])
+def test_the_power_method_from_the_worst_start_that_is_allowed(n: int) -> None:
+    """That part along the eigenvector, all else where it hides it best: half of the norm, and no less."""
+    q = products_needed(n)
+    rho, small = 3 * q * (4 * q / (q - 1)) ** (q - 1), math.sqrt((q - 1) / (4 * q))
+    e = torch.tensor([[1.0], [small]], dtype=torch.float64)
+    start = torch.tensor([[1.0], [math.sqrt(rho)]], dtype=torch.float64)
+    assert float(by_power_method(e * start, lambda v: e * v, n)) == pytest.approx(0.5, rel=1e-12)
+
+
 @pytest.mark.parametrize("kind", SPECTRA)
 @pytest.mark.parametrize("n", [1, 3, 8, 9, 40, 200])
 def test_estimates(kind: str, n: int) -> None:

@@ -6,15 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels import magnitudes
 from neula.kernels.magnitudes import largest_magnitude
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
-
-@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=[KERNEL])
 def sizes_by_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., magnitudes.Magnitudes]:
     """The kernel, on the GPU where there is one, in Triton's interpreter elsewhere."""
     pytest.importorskip("triton")

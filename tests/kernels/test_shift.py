@@ -6,16 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL
 
 from neula.kernels import shift_cuda
 from neula.kernels.shift import shift
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
-
-@pytest.fixture(name="way", params=[pytest.param("kernel", marks=GPU), pytest.param("function", marks=GPU)])
+@pytest.fixture(name="way", params=[KERNEL, pytest.param("function", marks=GPU)])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., torch.Tensor]:
     if request.param == "function":
         return shift

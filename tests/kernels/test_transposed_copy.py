@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU
 
 from neula.kernels.transposed_copy import transpose_in_place, transposed_copy
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 
 def kernel(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Steps in trust regions and within bounds, and derivatives, by their definitions."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from neula.algorithms.nonlinear import differentiate
 from neula.algorithms.nonlinear.damped import CLOSE, damped_steps, triangle
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps, without
+from neula.algorithms.nonlinear.levenberg_marquardt import FTOL, XTOL, Tolerances, _test_step
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -113,6 +115,19 @@ def test_losses_are_scipys(name):
     loss.cost(z).sum().backward()
     rows, residuals = loss.weights(f)
     np.testing.assert_allclose(rows * residuals * f, z.grad, rtol=1e-9)
+
+
+def test_costs_that_would_still_fall_go_on():
+    """A fit ends by ftol where a small decrease was promised and found, and the step was a good one."""
+    cost = torch.ones(5, dtype=torch.float64)
+    promised = 1e-8 * torch.tensor([0.9, 1.1, 0.9, 0.9, 0.9])
+    actual = 1e-8 * torch.tensor([0.9, 0.9, 1.1, 0.9, -0.9])
+    ratio = torch.tensor([1.0, 0.8, 1.2, 0.0, -1.0])
+    length = torch.tensor([1.0, 1.0, 1.0, 1e-9, 1.0])
+    at = SimpleNamespace(status=torch.zeros(5, dtype=torch.int64), eps=2.0**-52)
+    tolerances = Tolerances(ftol=1e-8, xtol=1e-8, gtol=1e-8, max_nfev=1)
+    _test_step(at, tolerances, torch.arange(5), length, cost, ratio, actual, promised, cost)
+    assert at.status.tolist() == [FTOL, 0, 0, XTOL, 0]
 
 
 def wavy(x):

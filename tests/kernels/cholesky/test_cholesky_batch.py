@@ -7,12 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.kernels.cholesky import cholesky_tiles_cuda
 from neula.kernels.cholesky.cholesky_batch import BatchFactors, factor_batch
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 
 Factor = Callable[[torch.Tensor], BatchFactors]

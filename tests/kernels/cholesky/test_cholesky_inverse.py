@@ -12,13 +12,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky import cholesky_cuda
 from neula.kernels.cholesky.cholesky import CholeskyFactors, cholesky_inverse
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 
 Factorize = Callable[..., CholeskyFactors]

@@ -8,12 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.kernels.cholesky import cholesky_cuda
 from neula.kernels.cholesky.cholesky import LowerFactors, cholesky_apart, cholesky_lower
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 
 Factorize = Callable[[torch.Tensor], LowerFactors]

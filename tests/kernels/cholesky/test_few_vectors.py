@@ -9,17 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.cholesky.few_vectors import VECTORS, Steps, orthonormalizing
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 Round = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Steps]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def one_round(request: pytest.FixtureRequest) -> Round:
     if request.param == "reference":
         return orthonormalizing.reference

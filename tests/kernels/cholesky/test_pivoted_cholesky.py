@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.cholesky import pivoted_cholesky as module
 from neula.kernels.cholesky.pivoted_cholesky import PivotedFactors, pivoted_cholesky
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-53
 
 
-@pytest.fixture(
-    params=["lapack", "reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])]
-)
+@pytest.fixture(params=["lapack", "reference", KERNEL])
 def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "kernel":
         pytest.importorskip("triton")

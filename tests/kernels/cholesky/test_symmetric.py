@@ -6,11 +6,9 @@ import math
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])

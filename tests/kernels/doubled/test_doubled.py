@@ -13,15 +13,13 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL, normal
 
 from neula.kernels.dispatch import runs
 from neula.kernels.doubled import doubled, doubled_cuda, sliced_cuda
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.doubled.slices import bits_of
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 HAS_UNITS = HAS_GPU and torch.cuda.get_device_capability() >= doubled.FP64_UNITS
 UNITS = [*GPU, pytest.mark.skipif(HAS_GPU and not HAS_UNITS, reason="no matrix units for float64")]
 U = 2.0**-53
@@ -36,7 +34,7 @@ def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doubled, "runs", lambda *_: False)
 
 
-WAYS = ["kept slices", "blocks", pytest.param("kernel", marks=GPU), pytest.param("units", marks=UNITS)]
+WAYS = ["kept slices", "blocks", KERNEL, pytest.param("units", marks=UNITS)]
 
 
 @pytest.fixture(params=WAYS)
@@ -115,11 +113,6 @@ def check(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> None:
     check_residual(of, a, x, b)
     check_residual(of, a, x, a @ x, 0.7 * U * x)
     check_transposed_product(of, a, b, 0.7 * U * b)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
 def graded(*shape: int) -> torch.Tensor:

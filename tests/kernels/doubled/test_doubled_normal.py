@@ -12,13 +12,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from tests.devices import KERNEL, normal
 
 from neula.kernels.doubled.doubled import Pair
 from neula.kernels.doubled.doubled_normal import doubled_normal
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 U = 2.0**-53
 BOUND = 8 * 2.0**-104
 """Of an error, relative to ``n max|a| max|x|``: see the tests of doubled products."""
@@ -26,7 +24,7 @@ BOUND = 8 * 2.0**-104
 Evaluate = Callable[..., tuple[Pair, Pair]]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def evaluate(request: pytest.FixtureRequest) -> Evaluate:
     if request.param == "reference":
         return doubled_normal.reference
@@ -46,11 +44,6 @@ def exactly() -> Iterator[None]:
 def numbers(*parts: torch.Tensor) -> np.ndarray:
     """Their sum in numbers of mpmath, which are added and multiplied without rounding errors."""
     return sum(np.vectorize(mpmath.mpf, otypes=[object])(v.cpu().numpy()) for v in parts)
-
-
-def normal(*shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE)
 
 
 @pytest.mark.usefixtures("uninitialized_is_nan")

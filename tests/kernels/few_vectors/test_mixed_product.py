@@ -9,19 +9,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.dispatch import runs
 from neula.kernels.few_vectors import mixed_product
 from neula.kernels.few_vectors.mixed_product import subtract_product
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
-
 Subtract = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def subtract(request: pytest.FixtureRequest) -> Subtract:
     if request.param == "reference":
         return subtract_product.reference

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU
 
 from neula.kernels.lu.butterfly import mixed
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 
 def kernel(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -27,10 +24,12 @@ def expected(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("mix", [mixed, pytest.param(kernel, marks=GPU)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("h", "k"), [(1, 1), (5, 3), (130, 6), (33, 200)])
+# Tiles are 128 elements along memory and 4 across: one, and more than one in either direction.
+@pytest.mark.parametrize(
+    ("h", "k", "by_columns"), [(1, 1, False), (130, 3, False), (5, 130, False), (130, 6, True)]
+)
 @pytest.mark.parametrize("lacking", [0, 3])
-@pytest.mark.parametrize("by_columns", [False, True])
-def test_rows_are_mixed(mix, dtype: torch.dtype, h: int, k: int, lacking: int, by_columns: bool) -> None:  # type: ignore[no-untyped-def]
+def test_rows_are_mixed(mix, dtype: torch.dtype, h: int, k: int, by_columns: bool, lacking: int) -> None:  # type: ignore[no-untyped-def]
     generator = torch.Generator().manual_seed(h)
     x = torch.randn(4 * h - lacking, k, dtype=dtype, generator=generator).to(DEVICE)
     x = x.T.contiguous().T if by_columns else x

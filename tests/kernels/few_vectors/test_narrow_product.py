@@ -6,19 +6,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.few_vectors.narrow_product import narrow_product
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 U = 2.0**-24
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
         return narrow_product.reference

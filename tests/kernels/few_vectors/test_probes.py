@@ -10,16 +10,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.dispatch import runs
 from neula.kernels.few_vectors.probes import probe_errors
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
-
-@pytest.fixture(params=[pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=[KERNEL])
 def kernel() -> Callable[..., tuple[torch.Tensor, ...]]:
     pytest.importorskip("triton")
     from neula.kernels.few_vectors import probes_triton

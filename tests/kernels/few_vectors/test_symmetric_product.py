@@ -6,14 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU, HAS_GPU
 
 from neula.engines import FP64
 from neula.kernels.few_vectors import symmetric_product_cuda
 from neula.kernels.few_vectors.symmetric_product import symmetric_product, symmetric_sizes
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Sizes = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -6,14 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 from neula.kernels.few_vectors import triangle
 from neula.kernels.few_vectors.symmetric_residual import diagonal_scales, factor_residuals
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-
-BY = ["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])]
+BY = ["reference", KERNEL]
 
 
 @pytest.fixture

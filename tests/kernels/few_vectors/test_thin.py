@@ -9,17 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import KERNEL, normal
 
 from neula.kernels.few_vectors.thin import thin_product
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Multiply:
     if request.param == "reference":
         return thin_product.reference
@@ -28,11 +25,6 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(thin_triton, "MIN_PIECE", 50)  # that few columns are cut into pieces
     return thin_triton.thin_product_triton
-
-
-def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (130, 129, 5)])

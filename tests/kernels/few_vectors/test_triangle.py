@@ -9,17 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL, normal
 
 from neula.kernels.few_vectors.triangle import VECTORS, triangle_product
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, str], torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Multiply:
     if request.param == "reference":
         return triangle_product.reference
@@ -30,11 +27,6 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(triangle_triton, name, 16)
     monkeypatch.setattr(triangle_triton, "WIDTH", 32)
     return triangle_triton.triangle_product_triton
-
-
-def normal(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
 def expected(t: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:

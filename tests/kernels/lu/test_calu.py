@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 from neula.io.matrices import random_matrix
 from neula.kernels.lu import calu
 from neula.kernels.lu.calu import eliminate, rows_of_u, update
 from neula.kernels.lu.tournament import WIDTH, PanelFactors, play_reference
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U16, U32 = 2.0**-11, 2.0**-24
 
 
@@ -41,7 +40,7 @@ class Reference:
     move_rows = staticmethod(calu.move_rows)
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["reference", KERNEL])
 def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels | Reference:
     return Reference() if request.param == "reference" else Kernels(monkeypatch)
 

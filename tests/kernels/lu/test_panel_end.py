@@ -6,17 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.lu.panel_end import end_panel
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-
 Way = Callable[[torch.Tensor, torch.Tensor, PanelFactors], tuple[torch.Tensor, torch.Tensor]]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["reference", KERNEL])
 def way(request: pytest.FixtureRequest) -> Way:
     """The definition, and the kernels: in Triton's interpreter without a GPU."""
     if request.param == "reference":

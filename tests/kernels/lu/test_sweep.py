@@ -11,13 +11,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.kernels.dispatch import runs
 from neula.kernels.lu import sweep_cuda
 from neula.kernels.lu.sweep import ALIGNED, PIECE, sweep
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
 Solve = Callable[..., torch.Tensor]
 
@@ -66,7 +64,7 @@ def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tens
 
 @pytest.mark.parametrize(
     ("n", "pieces", "k"),
-    [(1, 1, 1), (512, 1, 1), (700, 1, 3), (1601, 2, 8)],
+    [(1, 1, 1), (PIECE + 100, 1, 3), (2 * PIECE + 100, 2, 8)],
 )
 @pytest.mark.parametrize("upper", [False, True])
 @pytest.mark.parametrize("rows", [False, True])

@@ -12,13 +12,12 @@ from functools import partial
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.lu import tournament_cuda
 from neula.kernels.lu.tournament import TILE, WIDTH, PanelFactors, play_reference
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 SMALL = 64
 """Rows of a tile of the reference, so that there are several rounds."""

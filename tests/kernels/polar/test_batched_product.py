@@ -9,17 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.polar.batched_product import batched_product, joined, split
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 Multiply = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=GPU)])
+@pytest.fixture(params=["reference", KERNEL])
 def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
         return batched_product.reference

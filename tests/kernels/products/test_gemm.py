@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 from neula.kernels.dispatch import runs
 from neula.kernels.precision import exact_matmul
@@ -23,8 +24,6 @@ from neula.kernels.products.gemm import (
 )
 from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 SHAPES = [(1, 1, 1), (33, 17, 65), (64, 64, 128), (70, 64, 33)]
 
@@ -40,7 +39,7 @@ def kernel() -> Gemm:
     return gemm_triton.gemm_triton
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["reference", KERNEL])
 def gemm(request: pytest.FixtureRequest) -> Gemm:
     return corrected_gemm_reference if request.param == "reference" else kernel()
 
@@ -232,7 +231,7 @@ def test_one_part(gemm: Gemm, low: float) -> None:
 # ---------------------------------------------------------------- the kernels
 
 
-@pytest.fixture(params=[pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=[KERNEL])
 def triton_gemm() -> Gemm:
     return kernel()
 

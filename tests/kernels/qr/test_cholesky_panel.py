@@ -9,12 +9,11 @@ from functools import partial
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.cholesky_panel import LOST, MAX_COLUMNS, cholesky_panel
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-53
 
 Panel = Callable[..., None]

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.qr.first_column import ProjectedMatrices, with_first_column, without_first_column
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
 U = 2.0**-53
 
 
@@ -21,7 +20,7 @@ class Ways(NamedTuple):
     restored: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-@pytest.fixture(params=["definition", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["definition", KERNEL])
 def ways(request: pytest.FixtureRequest) -> Ways:
     if request.param == "definition":
         return Ways(without_first_column.reference, with_first_column.reference)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr import householder
@@ -25,8 +26,6 @@ from neula.kernels.qr.householder import (
     product_named,
 )
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = {torch.float32: 2.0**-24, torch.float64: 2.0**-53}
 U16, U32 = 2.0**-11, U[torch.float32]
 
@@ -47,9 +46,6 @@ def kernels() -> object:
     from neula.kernels.qr import householder_triton
 
     return householder_triton
-
-
-KERNEL = pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])
 
 
 @pytest.fixture(params=["dispatch", KERNEL])

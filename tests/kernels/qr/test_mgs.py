@@ -11,13 +11,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.io.matrices import random_matrix
 from neula.kernels.dispatch import runs
 from neula.kernels.qr.mgs import fits, mgs
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(1, 1), (5, 1), (7, 7), (33, 32), (100, 7), (129, 16)]
 
@@ -31,7 +30,7 @@ def kernel() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     return mgs_triton.mgs_triton
 
 
-@pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["reference", KERNEL])
 def qr(request: pytest.FixtureRequest) -> Qr:
     return mgs.reference if request.param == "reference" else kernel()
 

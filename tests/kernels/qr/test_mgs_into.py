@@ -7,18 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, KERNEL
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.mgs import mgs, mgs_into, tallest_tile
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 DTYPES = [torch.float32, torch.float64]
 
 Into = Callable[..., None]
 
 
-@pytest.fixture(params=["dispatch", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
+@pytest.fixture(params=["dispatch", KERNEL])
 def into(request: pytest.FixtureRequest) -> Into:
     if request.param == "dispatch":
         return mgs_into
@@ -46,7 +45,7 @@ def check(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, passes: int, gr
     assert (torch.linalg.matrix_norm(identity - q.mT @ q, 2) <= 4 * (n + math.sqrt(m)) * u * growth).all()
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (32, 32), (40, 17), (70, 5)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (32, 32), (40, 17)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_in_place_once(into: Into, m: int, n: int, dtype: torch.dtype) -> None:
     tiles = geometric(3, m, n, 1e2, dtype)

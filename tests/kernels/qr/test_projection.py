@@ -10,13 +10,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.projection import project_out
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 U = 2.0**-24
 
 Project = Callable[..., None]

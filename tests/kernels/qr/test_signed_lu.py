@@ -6,11 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU
 
 from neula.kernels.qr.signed_lu import signed_lu
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 
 
 def by_kernel(block: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
@@ -23,8 +24,6 @@ from neula.kernels.qr.tall import (
     tall_product,
 )
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 U = 2.0**-24
 
 # m smaller than a block of rows, and no multiple of one; n odd, of one block of columns and of two.
@@ -32,7 +31,6 @@ SHAPES = [(1, 1), (5, 3), (3, 7), (260, 100), (256, 128), (290, 130)]
 
 Gram = Callable[[torch.Tensor], torch.Tensor]
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-KERNEL = pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])
 OVERFLOWS = pytest.mark.filterwarnings("ignore:.*encountered:RuntimeWarning")  # the interpreter is NumPy
 
 
@@ -364,11 +362,10 @@ def panel(request: pytest.FixtureRequest) -> Callable[..., None]:
     return multiply_panel if request.param == "dispatch" else by_kernel(multiply_panel)
 
 
-@pytest.mark.parametrize(("m", "n"), [(5, 3), (256, 64), (264, 100)])
+@pytest.mark.parametrize(("m", "n", "padding"), [(5, 3, 3), (256, 64, 0), (264, 100, 3)])
 @pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("padding", [0, 3])
 def test_panels_of_every_shape(
-    panel: Callable[..., None], m: int, n: int, low: torch.dtype | None, padding: int
+    panel: Callable[..., None], m: int, n: int, padding: int, low: torch.dtype | None
 ) -> None:
     scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
     a, w = uniform(m, n) * scales, (triangle(n) / scales[:, None]).float()

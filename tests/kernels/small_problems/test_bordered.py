@@ -6,13 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL
 
 from neula.kernels.small_problems import bordered_cuda
 from neula.kernels.small_problems.bordered import bordered
-
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
-GPU = [pytest.mark.gpu] if HAS_GPU else []
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "rows": lambda a: a,
@@ -21,7 +18,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.fixture(name="way", params=[pytest.param("kernel", marks=GPU), pytest.param("function", marks=GPU)])
+@pytest.fixture(name="way", params=[KERNEL, pytest.param("function", marks=GPU)])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     if request.param == "function":
         return bordered

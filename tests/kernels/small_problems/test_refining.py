@@ -6,12 +6,11 @@ import math
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU
 
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.kernels.small_problems import refining, refining_cuda
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 SHAPES = [(1, 5, 1), (3, 300, 2), (7, 1, 4)]

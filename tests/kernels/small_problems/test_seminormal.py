@@ -16,6 +16,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU
 
 import neula
 from campaign.oracle import LeastSquares
@@ -33,8 +34,6 @@ from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, 
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.systems.factor_source import NORMAL_EQUATIONS
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 LIMITS = limits_of(FP64.u / 2, 3)
@@ -150,7 +149,7 @@ def test_names_are_those_that_judges_read() -> None:
     assert LeastSquaresSolutions.names == NAMES
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (9, 9, 1), (16, 6, 1), (37, 7, 2), (20, 17, 1)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (9, 9, 1), (19, 7, 2), (20, 17, 1)])
 def test_solutions_and_their_evidence(solve: Solve, m: int, n: int, k: int) -> None:
     """Every number by its definition; the forward error holds, and is that of rounding x."""
     a, b = matrices(2, m, n), noise(2, m, k)
@@ -233,9 +232,9 @@ def test_without_full_rank(solve: Solve) -> None:
 
 
 def test_what_is_not_finite_or_not_moderate_spoils_nothing_else(solve: Solve) -> None:
-    a, b = matrices(7, 9, 5), noise(7, 9, 1)
+    a, b = matrices(7, 5, 3), noise(7, 5, 1)
     alone = solve(a[6:], b[6:])
-    a[0, 3, 2], a[1, 0, 0], b[2, 5, 0], b[3, 1, 0] = math.nan, math.inf, math.nan, -math.inf
+    a[0, 3, 2], a[1, 0, 0], b[2, 4, 0], b[3, 1, 0] = math.nan, math.inf, math.nan, -math.inf
     a[4], b[5] = a[4] * 1e-70, b[5] * 1e70
     found = solve(a, b)
     assert said(found)["accepted"] == [0.0] * 6 + [1.0]
@@ -265,13 +264,14 @@ def test_nothing_is_claimed_where_squares_are_beyond_the_range(solve: Solve, sca
 
 def test_columns_in_any_units(solve: Solve) -> None:
     """Powers of two change nothing but units; other factors no digit."""
-    a, b = matrices(1, 30, 7), noise(1, 30, 1)
-    units = torch.tensor([2.0**e for e in (-90, 60, 3, 0, -1, 120, -45)], dtype=torch.float64)
-    plain, scaled, odd = solve(a, b), solve(a * units, b), solve(a * units * 1.7, b)
-    assert torch.equal(scaled.x * units[:, None], plain.x)
-    assert said(scaled)["condition"] == pytest.approx(said(plain)["condition"])
-    assert said(scaled)["accepted"] == said(odd)["accepted"] == [1.0]
-    assert (true_errors(a * units * 1.7, b, odd.x) <= odd.forward_error).all()
+    a, b = matrices(1, 12, 4), noise(1, 12, 1).expand(3, -1, -1)
+    units = torch.tensor([2.0**e for e in (-90, 60, 0, -45)], dtype=torch.float64)
+    a = torch.cat([a, a * units, a * units * 1.7])
+    found = solve(a, b)
+    assert torch.equal(found.x[1] * units[:, None], found.x[0])
+    assert said(found)["condition"][1] == pytest.approx(said(found)["condition"][0])
+    assert said(found)["accepted"] == [1.0] * 3
+    assert (true_errors(a[2:], b[2:], found.x[2:]) <= found.forward_error[2:]).all()
 
 
 def test_zero_and_orthogonal_right_hand_sides(solve: Solve) -> None:
@@ -302,7 +302,7 @@ def test_narrow_dtypes(solve: Solve, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.residual_norm, given, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("n", [1, 6, 10])
+@pytest.mark.parametrize("n", [1, 10])
 def test_systems(solve: Solve, n: int) -> None:
     """Backward errors are Rigal and Gaches', in the infinity norm; x is as accurate as it can be."""
     a, b = matrices(2, n, n) / 4, noise(2, n, 2)
@@ -353,7 +353,7 @@ def test_columns_of_a_problem() -> None:
 
 
 @pytest.mark.parametrize("cond", [1.0, 1e4])
-@pytest.mark.parametrize(("m", "n"), [(40, 16), (90, 49), (64, 64)])
+@pytest.mark.parametrize(("m", "n"), [(40, 16), (50, 49), (64, 64)])
 def test_wide_matrices(in_cuda: Callable[..., SeminormalSolutions], m: int, n: int, cond: float) -> None:
     a, b = matrices(1, m, n, cond), noise(1, m, 1)
     found = SeminormalSolutions(

@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.cuda_source import laid_out
 from neula.kernels.small_problems import small_qr_cuda
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda", torch.cuda.current_device()) if HAS_GPU else torch.device("cpu")
 ENOUGH = {torch.float32: 2.0**-27, torch.float64: 2.0**-50}
 SHAPES = [(64, 32), (1, 1), (17, 16), (130, 33), (200, 7)]
 

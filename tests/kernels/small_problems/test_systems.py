@@ -6,13 +6,12 @@ import math
 
 import pytest
 import torch
+from tests.devices import DEVICE, HAS_GPU
 
 from neula.certificates.verdict import Evidence, Limits
 from neula.kernels.small_problems import systems
 from neula.kernels.small_problems.systems import EvidenceMargins, Margins, Trust
 
-HAS_GPU = torch.cuda.is_available()
-DEVICE = "cuda" if HAS_GPU else "cpu"
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 SHAPES = [(1, 5, 1), (3, 300, 2), (2, 1500, 1), (4, 64, 3)]

@@ -1,0 +1,186 @@
+"""neula.qr on every path for every kind of matrix: accepted, and as accurate as its certificate says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.matrices import normal
+
+import neula
+from half_engine import HalfEngine
+from neula.algorithms.orthogonal.cholesky_qr import solved_cholesky_qr
+from neula.engines import FORMATS, CpuEngine, EmulatedEngine, Engine
+from neula.engines.shipped import EMULATED, cuda_tuning
+from neula.engines.tuning import Recursion
+from neula.io.matrices import SPECTRA, random_matrix
+from neula.kernels.few_vectors import probes_host
+
+GRAM = replace(cuda_tuning((9, 0), replayed_bytes=1 << 22, corrected=False), by_host=0)
+TOGETHER = cuda_tuning((9, 0))
+QUEUED = replace(EMULATED, single=Recursion("cholesky32", 16), replayed_bytes=1 << 20)
+
+
+def tuned(kind: type[Engine], tuning: Any, **others: Any) -> Engine:
+    """A CPU that takes the steps of another machine."""
+    return type("Tuned", (kind,), {"tuning": tuning, **others})("cpu")
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "cpu": {"engine": "cpu"},
+    "emulated": {"engine": "emulated", "cutoff": 16},
+    "emulated fp16": {"engine": "emulated", "accuracy": "fp16", "cutoff": 16},
+    "emulated bf16": {"engine": "emulated", "accuracy": "bf16", "cutoff": 16},
+    "stored in half precision": {"engine": HalfEngine("cpu"), "accuracy": "fp16"},
+    "Gram matrices": {"engine": tuned(CpuEngine, GRAM)},
+    "Gram matrices that are looked at": {"engine": tuned(CpuEngine, replace(GRAM, replayed_bytes=1))},
+    "Gram matrices after panels": {"engine": tuned(CpuEngine, replace(GRAM, gram_passes=1 << 24))},
+    "Gram matrices fp16": {"engine": tuned(EmulatedEngine, GRAM), "accuracy": "fp16"},
+    "queued": {"engine": tuned(EmulatedEngine, QUEUED, replayed_bytes=1 << 20)},
+    "queued fp16": {"engine": tuned(EmulatedEngine, QUEUED, replayed_bytes=1 << 20), "accuracy": "fp16"},
+    "corrected in part": {
+        "engine": tuned(EmulatedEngine, replace(QUEUED, partly_corrected=1), replayed_bytes=1 << 20)
+    },
+    **{f"panels by {name}": {"panel": name, "cutoff": 8} for name in ("caqr", "cholesky", "cholesky2")},
+    "panels by householder": {"panel": "householder", "cutoff": 40},
+    "householder": {"algorithm": "householder"},
+    "in place": {"engine": "cpu", "overwrite_a": True},
+    "in place, emulated": {"engine": "emulated", "overwrite_a": True, "cutoff": 16},
+    "batch, lapack": {"engine": "cpu"},
+    "batch, fp32": {"engine": tuned(CpuEngine, TOGETHER, preconditioners=("fp32",))},
+    "batch, fp64": {"engine": tuned(CpuEngine, TOGETHER, preconditioners=("fp64",))},
+}
+
+Matrix = Callable[[], torch.Tensor]
+
+
+def changed(m: int, n: int, change: Callable[[torch.Tensor], Any]) -> Matrix:
+    """Normal numbers, of which something is changed in place."""
+
+    def make() -> torch.Tensor:
+        a = normal(m, n)
+        change(a)
+        return a
+
+    return make
+
+
+def repeated(a: torch.Tensor) -> None:
+    a[:, a.shape[1] // 2 :] = a[:, : a.shape[1] // 2]
+
+
+CASES: dict[str, Matrix] = {
+    **{f"{m} x {n}": lambda m=m, n=n: normal(m, n) for m, n in [(1, 1), (5, 1), (1, 5), (7, 7), (60, 90)]},
+    "square": lambda: normal(160, 160),
+    "tall": lambda: normal(390, 130),
+    "positive": lambda: normal(390, 130).abs(),
+    "few columns": lambda: normal(300, 40),
+    **{x: lambda x=x: random_matrix(x, 120, 60, cond=1e6) for x in SPECTRA},
+    "ill-conditioned": lambda: random_matrix("geometric", 390, 130, cond=1e12, seed=1),
+    "few ill-conditioned": lambda: random_matrix("geometric", 60, 9, cond=1e15, seed=1),
+    "zero": lambda: torch.zeros(60, 30).double(),
+    "zero columns": changed(120, 60, lambda a: a[:, [0, 7, 59]].zero_()),
+    "columns of zeros": changed(120, 60, lambda a: a[:, 40:].zero_()),
+    "one dependent": changed(390, 130, lambda a: a[:, 7].copy_(a[:, 3] - a[:, 5])),
+    "half dependent": changed(120, 60, repeated),
+    "each four times": lambda: normal(120, 15).repeat_interleave(4, 1),
+    "one column": lambda: normal(120, 1).expand(120, 60),
+    "rank one": lambda: normal(120, 1) @ normal(1, 60),
+    "vandermonde": lambda: torch.linalg.vander(torch.linspace(0, 1, 120).double(), N=60),
+    "hilbert": lambda: 1 / (torch.arange(120)[:, None] + torch.arange(60) + 1.0).double(),
+    "in units": lambda: normal(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
+    "triangle": lambda: normal(90, 60).triu(),
+}
+
+
+def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, u: float) -> None:
+    """The documented bounds of one matrix, in the scaling of the certificate and the rounding of Q and R.
+
+    Of ``||I - Q^T Q||`` half counts: an error of Q is in it twice. Random vectors see a third of an error.
+    """
+    (m, n), k = a.shape, min(a.shape)
+    bound = 3 * 3 * u * (2 + math.log2(n)) + torch.finfo(q.dtype).eps + math.sqrt(m) * 2.0**-53
+    assert (q.shape, r.shape) == ((m, k), (k, n))
+    assert torch.equal(r, r.triu())
+    assert bool((r.diagonal() >= 0).all())
+    a, q, r = a.double(), q.double(), r.double()
+    sizes = torch.linalg.vector_norm(a, dim=0)
+    assert not r[:, sizes == 0].any()
+    sizes[sizes == 0] = 1
+    norm = torch.linalg.matrix_norm
+    assert norm((a - q @ r) / sizes) <= bound * norm(a / sizes)
+    assert norm(q.mT @ q - torch.eye(k)) <= 2 * bound * k**0.5
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_for_every_matrix(path: str, case: str) -> None:
+    options, whole = PATHS[path], CASES[case]()
+    dtypes = [torch.float32]
+    if not {"accuracy", "panel"} & options.keys():
+        dtypes.append(torch.float64)
+    if options == {"engine": "cpu"} and case != "in units":
+        dtypes.append(torch.float16)
+    for dtype in dtypes:
+        a = whole.to(dtype)
+        batch = torch.stack([a, -a.flip(0)]) if path.startswith("batch") else a[None]
+        given = batch if path.startswith("batch") else a.clone()
+        if "overwrite_a" in options:
+            given = given.T.contiguous().T
+        result = neula.qr(given, **options)
+        assert result.converged
+        assert result.Q.dtype == result.R.dtype == dtype
+        if "overwrite_a" in options:
+            large = len(a) >= a.shape[1] >= 16 and case not in ("few columns", "triangle")
+            assert result.Q.data_ptr() == given.data_ptr() or not large
+        else:
+            assert torch.equal(given, batch.reshape(given.shape))
+        format = options.get("accuracy")
+        u = max(torch.finfo(dtype).eps / 2, FORMATS[format].u if format else 0.0)
+        factors = (x.reshape(len(batch), *x.shape[-2:]) for x in result)
+        for one, q, r in zip(batch, *factors, strict=True):
+            check(one, q, r, u)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("m", "n"), [(60, 40), (390, 130)])
+def test_nan_is_refused_with_its_place(path: str, m: int, n: int) -> None:
+    a = changed(m, n, lambda a: a[17, 5].fill_(torch.nan))()
+    a = a.T.contiguous().T
+    before = a.clone()
+    with pytest.raises(ValueError, match=r"A\[17, 5\] is nan"):
+        neula.qr(a, **PATHS[path])
+    assert torch.equal(a.isnan(), before.isnan())
+    assert torch.equal(a.nan_to_num(), before.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_arrays_without_the_core(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes_host, "core", lambda: None)
+    for case in ("tall", "positive", "few columns"):
+        a = CASES[case]().to(dtype)
+        found = neula.qr(a.numpy())
+        assert isinstance(found.Q, np.ndarray)
+        check(a, *map(torch.from_numpy, found), torch.finfo(dtype).eps / 2)
+
+
+def loss(q: torch.Tensor) -> float:
+    wide = q.double()
+    return float(torch.linalg.matrix_norm(wide.mT @ wide - torch.eye(q.shape[1]))) / q.shape[1] ** 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_two_passes_of_cholesky_qr_are_as_good_as_reflections(dtype: torch.dtype) -> None:
+    """Positive columns are nearly parallel: one pass misses the bound, and leaves a small residual."""
+    a, u = CASES["positive"]().to(dtype), torch.finfo(dtype).eps / 2
+    once = torch.empty_like(a)
+    r = solved_cholesky_qr(a, out=once)
+    assert r is not None
+    assert loss(once) > 6 * u * (2 + math.log2(130))
+    assert torch.linalg.matrix_norm(a.double() - once.double() @ r.double()) <= 150**0.5 * u * a.norm()
+    assert loss(neula.qr(a).Q) <= 2 * loss(torch.linalg.qr(a)[0])
