@@ -80,6 +80,17 @@ def test_lu(variant: str) -> None:
     assert "unknown variant '9.9'" in run("lu", "S.npy", "--variant", "9.9").stderr
 
 
+def test_lu_with_inner_panels_that_are_partitioned() -> None:
+    def factors(inner: str) -> np.ndarray:
+        widths = ["--block", "16", "--inner-panel", inner, "--pivot", "none"]
+        run("lu", "S.npy", "--variant", "5.2/4.1", *widths, "-o", "F.npz")
+        return np.load("F.npz")["L"] @ np.load("F.npz")["U"]
+
+    assert not np.array_equal(factors("8"), factors("8,4"))
+    assert np.abs(factors("8,4") - np.load("S.npy")).max() < 0.1
+    assert "--inner-panel takes one or two widths" in run("lu", "S.npy", "--inner-panel", "8,x").stderr
+
+
 @pytest.mark.parametrize("spelling", ["FP16_Cor", "fp16_cor"])
 def test_tsqr_by_the_names_of_the_slides(spelling: str) -> None:
     for option in ("--mode", "--compute"):
@@ -117,3 +128,18 @@ def test_trace(command: str, options: list[str], texts: list[str]) -> None:
 def test_trace_is_of_one_matrix() -> None:
     np.save("batch.npy", np.ones((2, 4, 3)))
     assert "--trace shows the steps of one matrix" in run("qr", "batch.npy", "--trace").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "text"),
+    [
+        ("qr", ["--algorithm", "householder"], "not of householder"),
+        ("lstsq", ["--algorithm", "svd"], "not of svd"),
+        ("lstsq", ["--damp", "2"], "without --damp"),
+        ("lstsq", ["--weights", "b.npy"], "without --weights"),
+        ("lstsq", ["--nonnegative"], "without --nonnegative"),
+    ],
+)
+def test_trace_is_of_what_is_computed(command: str, options: list[str], text: str) -> None:
+    files = ["A.npy", "b.npy"] if command == "lstsq" else ["A.npy"]
+    assert text in run(command, *files, *options, "--trace").stderr

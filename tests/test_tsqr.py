@@ -17,7 +17,7 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.householder import MAX_HEIGHT, WIDTH
-from neula.problems.orthogonal.tsqr import COMPUTE, SLIDES
+from neula.problems.orthogonal.tsqr import COMPUTE, SLIDES, tree_options
 
 U = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
 U16, U32 = 2.0**-11, 2.0**-24
@@ -281,6 +281,24 @@ def test_truncation_is_what_limits_the_corrected_modes(compute: str) -> None:
     for truncated, nearest, single in zip(found["a100"], found["ideal"], fp32, strict=True):
         assert 2 * single < truncated
         assert nearest < 2 * single
+
+
+def test_an_emulated_unit_on_a_gpu_is_not_that_of_the_gpu() -> None:
+    """The kernels' products have names; an emulated engine multiplies by itself, wherever the matrix is."""
+    for compute in CORRECTED:
+        assert callable(tree_options(compute, EmulatedEngine("cuda"), 20)["product"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compute", CORRECTED)
+def test_truncation_of_an_emulated_unit_on_a_gpu(compute: str) -> None:
+    a = uniform(1024, 128, "cuda")
+    engines = {unit: EmulatedEngine("cuda", unit=unit) for unit in ("a100", "ideal")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)
+        found = {unit: neula.tsqr(a, compute=compute, engine=engine) for unit, engine in engines.items()}
+    truncated, nearest = (float((a - Q @ R).norm()) for Q, R in (found["a100"], found["ideal"]))
+    assert truncated > 2 * nearest
 
 
 @EACH_MODE

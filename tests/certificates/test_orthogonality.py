@@ -100,6 +100,17 @@ def test_estimates(kind: str, n: int) -> None:
     assert norm / 2 <= float(measured_again(q[None], 0.0)) <= n**0.125 * norm * near
 
 
+def test_a_batch_is_measured_again_together() -> None:
+    """Of wide matrices only those whose upper estimate is too large take the power method."""
+    n, sizes = 100, (1e-3, 0.3, 0.02, 0.9)
+    q = torch.stack([with_loss(150, n, kind, x) for kind, x in zip(SPECTRA, sizes, strict=False)])
+    for enough in (1e3, 0.05, 0.0):
+        found = measured_again(q, enough)
+        alone = torch.stack([measured_again(one[None], enough)[0] for one in q])
+        torch.testing.assert_close(found, alone, rtol=1e-6, atol=0.0)
+        assert (found.numpy() >= exact(q) / 2).all()
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("n", [1, 2, 30, 4096])
 def test_the_bound(name: str, n: int) -> None:

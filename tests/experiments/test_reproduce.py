@@ -23,11 +23,12 @@ from typer.testing import CliRunner, Result
 
 from neula import cli
 from neula.cli.app import app
+from neula.io.matrices import random_matrix
 from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
 from neula.papers.figure import LONG_TABLE, ExperimentScale, Figure, Paper, Setting, reproduce
 from neula.papers.lu import LU_PAPER
-from neula.papers.measuring import circumstances, median_seconds, seconds_of
+from neula.papers.measuring import circumstances, first_run, median_seconds, seconds_of, steady_seconds
 from neula.papers.qr import QR_PAPER
 from neula.papers.qr.accuracy import EXPONENTS
 from neula.papers.tsqr import TSQR_PAPER
@@ -146,6 +147,15 @@ def test_the_small_scale_is_that_of_a_cpu(unit: bool, bf16_unit: Callable[[bool]
     assert setting.notes == ([] if unit else ["this CPU has no format that is faster than fp32: low is fp32"])
 
 
+def test_matrices_of_one_shape_share_their_singular_vectors() -> None:
+    """They are those of ``random_matrix`` all the same."""
+    setting = Setting(ExperimentScale.small)
+    for kind, cond, seed in (("geometric", 1e3, 1), ("arithmetic", 1e2, 1), ("arithmetic", 1e2, 2)):
+        found = setting.random(kind, 12, 5, cond=cond, seed=seed)
+        assert torch.equal(found, random_matrix(kind, 12, 5, cond=cond, seed=seed))
+    assert torch.equal(setting.random("normal", 12, 5, seed=3), random_matrix("normal", 12, 5, seed=3))
+
+
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, allocated: int) -> None:
     """One with so many bytes."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -184,6 +194,34 @@ def test_median_of_repeated_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     assert median_seconds(lambda: calls.append(None), repeats=3, warmup=2) == 2.0
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    ("seconds", "median"),
+    [
+        ([0.2, 0.05, 0.02, 0.03, 0.01, 0.02], 0.02),  # three to warm up, three that count
+        ([9.0, 0.01, 0.02, 0.03, 0.01, 0.02], 0.02),  # the first one compiles
+        ([9.0, 8.0], 8.0),
+    ],
+)
+def test_what_takes_long_runs_less_often(
+    seconds: list[float], median: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter(seconds)
+    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: next(found))
+    assert steady_seconds(lambda: None) == median
+    assert next(found, None) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "warmup", "timed_again"), [(1.0, 0, False), (1.0, 3, True), (0.05, 0, True)]
+)
+def test_a_first_run_counts_where_it_takes_long(
+    first: float, warmup: int, timed_again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("neula.papers.measuring.timed", lambda run: (run(), first))
+    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: 0.01)
+    assert first_run(lambda: "x", warmup) == ("x", 0.01 if timed_again else first)
 
 
 def test_seconds_of_one_run() -> None:

@@ -425,6 +425,16 @@ def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert library["tflops"] == 2 * m * n * n - 2 * n**3 / 3
 
 
+def test_rates_are_measured_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter([[{"k": 128}], [{"k": 256}]])
+    monkeypatch.setattr(models, "_rates", lambda setting, shape: next(calls))
+    run: dict[object, list[object]] = {}
+    for _ in range(2):
+        setting = Setting(ExperimentScale.small, shared=run)
+        assert list(models.measure_rates(setting, (64, 32))) == [{"k": 128}]
+    assert list(models.measure_rates(Setting(ExperimentScale.small), (64, 32))) == [{"k": 256}]
+
+
 def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "sustained_seconds", lambda run: 0.5)
     assert models.tflops(3e12, lambda: None) == pytest.approx(6.0)

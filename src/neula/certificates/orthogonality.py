@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -112,18 +113,21 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
     if n <= COLUMNS:
         lost = gram_defect(q, over_rows)
         return spectral_norms(exact_matmul(lost, lost)).sqrt()  # at most n^(1/8) = 1.7 times the norm
-    return torch.stack([_by_products(one, enough, over_rows) for one in q])
-
-
-def _by_products(q: torch.Tensor, enough: float, over_rows: Reduction) -> torch.Tensor:
-    """``||I - Q^T Q||_2`` of one Q, shape (m, n), by products of Q with vectors."""
-    n = q.shape[1]
-
-    def multiply(v: torch.Tensor) -> torch.Tensor:
-        return v - over_rows.total(thin_product(q.T, thin_product(q, v)))
-
-    image = multiply(directions(n, q.device).to(torch.promote_types(q.dtype, torch.float32)))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    image = _defect_times(directions(n, q.device).to(wide).expand(len(q), -1, -1), q, over_rows)
     upper = over_rows.agree(margin(n, DIRECTIONS) * spectral_norms(image))
-    if bool(upper <= enough):
-        return upper
-    return over_rows.agree(by_power_method(image, multiply, n))
+    again = ~(upper <= enough)
+    if bool(again.any()):
+        rest = q if bool(again.all()) else q[again]
+        multiply = partial(_defect_times, q=rest, over_rows=over_rows)
+        upper[again] = over_rows.agree(by_power_method(image[again], multiply, n))
+    return upper
+
+
+def _defect_times(v: torch.Tensor, q: torch.Tensor, over_rows: Reduction) -> torch.Tensor:
+    """``(I - Q^T Q) V`` of each Q, shape (batch, n, vectors)."""
+    if len(q) == 1:  # as a kernel takes it
+        product = thin_product(q[0].T, thin_product(q[0], v[0]))[None]
+    else:
+        product = exact_matmul(q.mT.to(v.dtype), exact_matmul(q.to(v.dtype), v))
+    return v - over_rows.total(product)

@@ -19,6 +19,16 @@ LONGEST = 60
 """Steps in a table; the rest is counted."""
 
 
+def check_traced(algorithm: str | None, known: tuple[str, ...], **others: object) -> None:
+    """Raise a ValueError if the steps that ``--trace`` shows are not those of what is computed."""
+    shown = " or ".join(known)
+    if algorithm is not None and algorithm not in known:
+        raise ValueError(f"--trace shows the steps of {shown}, not of {algorithm}: leave out one of the two")
+    for name, value in others.items():
+        if value:
+            raise ValueError(f"--trace shows the steps of {shown} without --{name}: leave out one of the two")
+
+
 def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any]:
     """A matrix in the storage precision of the engine, which multiplies in its cheapest format by default."""
     import torch

@@ -105,11 +105,20 @@ def random_matrix(
     generator = torch.Generator(device).manual_seed(seed)
     if kind in ENTRIES:
         return _random_entries(kind, m, n, dtype, generator)
+    return with_spectrum(kind, cond, *singular_vectors(m, n, generator, dtype))
+
+
+def singular_vectors(
+    m: int, n: int, generator: torch.Generator, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random U and V of m x n matrices, on the generator's device."""
     k = min(m, n)
-    u = random_orthonormal(m, k, generator, dtype)
-    v = random_orthonormal(n, k, generator, dtype)
-    u *= singular_values(kind, k, cond).to(u)
-    return exact_matmul(u, v.T)
+    return random_orthonormal(m, k, generator, dtype), random_orthonormal(n, k, generator, dtype)
+
+
+def with_spectrum(kind: str, cond: float, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """``U diag(s) V^T`` with the singular values of :func:`singular_values`."""
+    return exact_matmul(u * singular_values(kind, u.shape[1], cond).to(u), v.T)
 
 
 def random_orthonormal(m: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:

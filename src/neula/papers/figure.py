@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from rich.table import Table
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
 from neula.errors import unknown_name
 from neula.io.files import read_matrix
-from neula.io.matrices import random_matrix
+from neula.io.matrices import SPECTRA, random_matrix, singular_vectors, with_spectrum
 from neula.papers.data import TEXTS, WIDE, ExperimentData, ExperimentScale, Measurements, Row, show
 from neula.papers.drawing import Canvas, new_canvas
 from neula.papers.measuring import circumstances, median_seconds
@@ -63,6 +64,7 @@ class Setting:
     matrices: Path | None = None  # folder with matrices of the paper that the user has
     matrix: torch.Tensor | None = None  # of the user's, in place of random ones
     probes: list[float] = field(default_factory=list)  # seconds of one and the same product during the run
+    shared: dict[Any, Any] = field(default_factory=dict)  # what figures of one run measure only once
 
     def __post_init__(self) -> None:
         if self.scale is ExperimentScale.small and self.speed.format is FP32:
@@ -119,10 +121,17 @@ class Setting:
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
 
-    def random(self, kind: str, m: int, n: int, **options: Any) -> torch.Tensor:
-        """:func:`neula.io.matrices.random_matrix` on the device, or the user's matrix in its place."""
-        dtype = options.get("dtype", torch.float64)
-        return self.given_or(lambda: random_matrix(kind, m, n, device=self.device, **options), dtype)
+    def random(
+        self, kind: str, m: int, n: int, *, cond: float = 1.0, dtype: torch.dtype = torch.float64, seed: int
+    ) -> torch.Tensor:
+        """:func:`neula.io.matrices.random_matrix` on the device, or the user's matrix in its place.
+
+        Matrices of one shape and seed share their singular vectors, which take longer than a product.
+        """
+        if self.matrix is not None or kind not in SPECTRA:
+            make = partial(random_matrix, kind, m, n, dtype=dtype, device=self.device, seed=seed)
+            return self.given_or(make, dtype)
+        return with_spectrum(kind, cond, *_vectors(m, n, dtype, self.device, seed))
 
     def given_or(self, make: Callable[[], torch.Tensor], dtype: torch.dtype = torch.float64) -> torch.Tensor:
         """The user's matrix on the device, or the one that the paper takes."""
@@ -169,6 +178,13 @@ class Setting:
         probes = sorted(self.probes)
         left_out = len(probes) // 10
         return probes[-1 - left_out] / probes[left_out] if probes else 1.0
+
+
+@lru_cache(maxsize=1)
+def _vectors(
+    m: int, n: int, dtype: torch.dtype, device: torch.device, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return singular_vectors(m, n, torch.Generator(device).manual_seed(seed), dtype)
 
 
 KIND = ("spectrum", "matrix")
@@ -239,12 +255,13 @@ def reproduce(
         Setting(scale)  # raises if this machine cannot run it
         out.mkdir(parents=True, exist_ok=True)
     measured: dict[object, ExperimentData] = {}
+    shared: dict[Any, Any] = {}
     for figure in figures:
         path = out / f"{figure.name}.json"
         if not redraw:
             # Figures that show the same data share their function.
             if figure.measure not in measured:
-                setting = Setting(scale, unit=paper.unit, matrices=matrices)
+                setting = Setting(scale, unit=paper.unit, matrices=matrices, shared=shared)
                 measured[figure.measure] = _measure(figure, setting, progress, matrix)
             measured[figure.measure].write(path)
         data = ExperimentData.read(path)
@@ -274,6 +291,7 @@ def _measure(
     if matrix is not None:
         setting.matrix = torch.from_numpy(np.asarray(read_matrix(matrix), dtype=np.float64))
     rows = list(figure.measure(setting))
+    _vectors.cache_clear()
     if matrix is not None:  # in place of the kind of random matrices
         named: Row = dict.fromkeys(KIND, matrix.name) | {"cond": None}
         rows = [row | {name: named[name] for name in named if name in row} for row in rows]

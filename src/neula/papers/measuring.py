@@ -29,12 +29,38 @@ PATIENCE = 5.0
 LONG, MOST = 0.1, 100
 """Seconds from which on a first call counts, and repetitions of what is over in microseconds."""
 
+WARM = 3
+"""Runs before those that an experiment times: the third one captures a graph."""
+
 
 def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) -> float:
     """Median wall-clock seconds; on a GPU the queue is drained before and after each run."""
     for _ in range(warmup):
         run()
     return statistics.median(seconds_of(run) for _ in range(repeats))
+
+
+def steady_seconds(
+    run: Callable[[], Any], repeats: int = 3, warmup: int = WARM, *, cold: bool = True
+) -> float:
+    """:func:`median_seconds` of an experiment; a run that takes long is the last one, unless it is ``cold``.
+
+    A cold run is the first one of all, which may have to compile kernels.
+    """
+    times: list[float] = []
+    while len(times) < warmup + repeats:
+        times.append(seconds_of(run))
+        if times[-1] >= LONG and len(times) > cold:
+            return times[-1]
+    return statistics.median(times[warmup:])
+
+
+def first_run(run: Callable[[], T], warmup: int = WARM) -> tuple[T, float]:
+    """What a first run returns, and :func:`steady_seconds`; its own without ``warmup`` if it takes long."""
+    result, seconds = timed(run)
+    if warmup or seconds < LONG:
+        seconds = steady_seconds(run, warmup=max(0, warmup - 1), cold=False)
+    return result, seconds
 
 
 def interleaved_seconds(
@@ -98,14 +124,14 @@ def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
 
     A run that is as short as its launch is repeated until they take ``at_least`` so many seconds.
     """
-    run()
-    count = max(1, math.ceil(at_least / seconds_of(run)))
+    first = seconds_of(run)
+    count = math.ceil(at_least / (first if first >= LONG else seconds_of(run)))
 
     def several() -> None:
         for _ in range(count):
             run()
 
-    return median_seconds(several, repeats=3, warmup=0) / count
+    return steady_seconds(several, warmup=0, cold=False) / count
 
 
 def seconds_of(run: Callable[[], Any]) -> float:

@@ -68,6 +68,10 @@ def lstsq(
                 "--damp would damp the intercept, too: leave out --intercept, and subtract the mean of each "
                 "column from A and b"
             )
+        if trace:
+            bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
+            others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
+            tracing.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
         c, d = (None, None) if constraints is None else constrained.two_files(constraints)
         run.check([a, b, weights, c, d], (output, 1))
         if report is not None:

@@ -26,7 +26,11 @@ def lu(
         int | None, typer.Option("--block", "--panel", min=1, help="Columns r of a panel; 256 in the paper.")
     ] = None,
     inner_panel: Annotated[
-        int | None, typer.Option(min=1, help="Columns s of an inner panel of Algorithm 5.2; 8 in the paper.")
+        str | None,
+        typer.Option(
+            metavar="s[,t]",
+            help="Columns of an inner panel of Algorithm 5.2, 8 in the paper; s,t: partitioned once more.",
+        ),
     ] = None,
     pivot: Annotated[
         Pivot, typer.Option(help="none is faster, and only for matrices that need no pivots.")
@@ -62,7 +66,8 @@ def lu(
         matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values
         if compute is None and storage is None:  # what the papers are about
             compute = select_engine(engine.value, torch.device("cpu")).format.name
-        widths: dict[str, Any] = {"variant": variant, "panel": block, "inner_panel": inner_panel}
+        inner = None if inner_panel is None else _widths(inner_panel)
+        widths: dict[str, Any] = {"variant": variant, "panel": block, "inner_panel": inner}
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine} | widths
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
         if trace:
@@ -71,3 +76,12 @@ def lu(
         run.write((output, {"L": lower, "U": upper, "permutation": permutation}))
     rows = np.take_along_axis(matrix, permutation[..., np.newaxis], axis=-2)
     run.finish(show.lu(factors, rows, lower, upper), judged=False)
+
+
+def _widths(text: str) -> int | tuple[int, ...]:
+    """``8`` or ``8,4``."""
+    try:
+        widths = tuple(map(int, text.split(",")))
+    except ValueError:
+        raise ValueError(f"--inner-panel takes one or two widths, such as 8 or 8,4, got {text!r}") from None
+    return widths[0] if len(widths) == 1 else widths

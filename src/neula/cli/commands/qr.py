@@ -39,6 +39,8 @@ def qr(
 ) -> None:
     """Factorize A = QR: Q with orthonormal columns, R upper triangular."""
     with running("qr", as_json) as run:
+        if trace:
+            tracing.check_traced(algorithm and algorithm.value, ("rgsqrf",))
         check_factors(run, a, mode, output, q_file, r_file)
         table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         options = {"algorithm": algorithm, "panel": panel, "cutoff": cutoff, "progress": run.progress}

@@ -40,8 +40,8 @@ BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
 CONDITION = 1e3
 """Of the matrices of Figure 5."""
-COARSER = (HALF, BUFFERED)
-"""Algorithms that are compared in bf16, too."""
+COARSER, COARSER_UP_TO = (HALF, BUFFERED), 4096
+"""Algorithms that are compared in bf16, too, and up to which order: an eighth of what fp16 needs."""
 SAME = about(1.0, 3.0)
 """From and up to how many times the error of another algorithm an error counts as the same."""
 AN_ORDER, TWO_ORDERS = about(10.0, HALF_AN_ORDER), about(100.0, HALF_AN_ORDER)
@@ -57,7 +57,7 @@ def measure_dominant(setting: Setting, orders: Sequence[int] | None = None) -> I
         a = dominant(setting, n)
         for name in ALGORITHMS:
             yield from _errors_on_units(a, name, setting)
-        if n <= EMULATED_UP_TO:
+        if n <= COARSER_UP_TO:
             coarser = setting.emulated.using(BF16)
             yield from (accuracy_row(a, name, EMULATED, coarser) for name in COARSER)
         yield from times(a, [name for name in ALGORITHMS if name != STANDARD], setting)
@@ -133,13 +133,15 @@ def _both_units(
     text: str,
     on_unit: Callable[[Measurements, bool], tuple[list[float], str]],
     claimed: Interval,
+    *,
+    format: str = "fp16",
     **options: Any,
 ) -> Claim:
-    """The claim about numbers and their text, on the paper's unit and on the machine's if there is one."""
+    """The claim about numbers and their text, on the paper's unit and on the machine's where measured."""
 
     def judge(rows: Measurements) -> ClaimCheck:
         values, told = on_unit(rows, True)
-        if rows.where(unit=UNIT):
+        if rows.where(unit=UNIT, format=format):
             # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
             t = rows.where(unit=EMULATED)[0].get("t")
             unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
@@ -166,7 +168,7 @@ def _worse(
         told = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
         return [found[n]] if large else list(found.values()), told
 
-    return _both_units(text, ratios, claimed, tendency=MORE if claimed[0] >= 1.0 else None)
+    return _both_units(text, ratios, claimed, format=format, tendency=MORE if claimed[0] >= 1.0 else None)
 
 
 def _short(ratio: float) -> str:

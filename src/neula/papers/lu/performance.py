@@ -21,7 +21,7 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Axes, Canvas, lines, log_log
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.measuring import median_seconds, timed
+from neula.papers.measuring import WARM, first_run, timed
 from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, within
 
 LIBRARY, LIBRARY_UNPIVOTED = "library", "library, no pivoting"
@@ -32,8 +32,6 @@ BYTES = 24
 """Memory of an entry: A, the factors, the library's copy of A in column-major order, and its factors."""
 ALIKE = 1.25
 """How far a ratio of rates may be from the paper's to be about the same: it depends on the machine."""
-LONG = 0.25
-"""Seconds from which on one run is measured: what warms up takes milliseconds."""
 
 
 def measure_performance(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
@@ -63,21 +61,14 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
     if a.is_cuda:
         methods[LIBRARY_UNPIVOTED] = partial(torch.linalg.lu_factor_ex, column_major, pivot=False)
     for name, method in methods.items():
-        seconds = _seconds(method)
+        result, seconds = first_run(method, warmup=WARM if name in names else 0)
+        seconds = math.nan if result is None else seconds  # which has failed
         yield {"n": n, "algorithm": name, "ms": 1e3 * seconds, "tflops": 1e-12 * operations(n) / seconds}
 
 
 def operations(n: int) -> float:
     """Operations of an LU factorization."""
     return 2 * n**3 / 3
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    """Median of three runs after one to warm up, which is enough where it takes long; NaN if it fails."""
-    result, first = timed(run)
-    if result is None:
-        return math.nan
-    return first if first >= LONG else median_seconds(run, repeats=3, warmup=0)
 
 
 def draw_performance(rows: Measurements, canvas: Canvas) -> None:

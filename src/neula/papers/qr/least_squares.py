@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -21,11 +21,9 @@ from neula.io.matrices import ENTRIES, singular_values
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
 from neula.papers.figure import Setting, described
-from neula.papers.measuring import median_seconds
+from neula.papers.measuring import first_run, steady_seconds
 from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, claim, ratio, within
 from neula.pipeline.result import AccuracyWarning
-
-T = TypeVar("T")
 
 SAME_LEVEL = 10.0
 """Errors within this factor are of the same level: neula stops at a small multiple of what Householder QR in
@@ -83,32 +81,26 @@ def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) ->
         b = right_hand_side(a)
         about = {"matrix": kind, "cond": cond, "m": m, "n": n}
         refined = partial(with_low_factors, a, b, setting.speed, algorithm="cgls")
-        ms, found = timed_run(refined, repeats=3)
+        found, seconds = first_run(refined)
         yield about | {
             "solver": RGSQRF,
-            "ms": ms,
+            "ms": 1e3 * seconds,
             "optimality": optimality(a, b, found["x"]) if "x" in found else None,
             "iterations": found["iterations"],
-            "method": f"rgsqrf {setting.speed.format.name} + cgls",
+            "method": found["method"],
             "converged": found["converged"],
         }
         for solver, dtype in PEERS.items():
             peer = partial(gels, a.to(dtype), b.to(dtype))
-            peer_ms, x = timed_run(peer, repeats=setting.pick(small=3, paper=1))
+            x, peer_seconds = first_run(peer, warmup=0)
             yield about | {
                 "solver": solver,
-                "ms": peer_ms,
+                "ms": 1e3 * peer_seconds,
                 "optimality": optimality(a, b, x),
-                "speedup": peer_ms / ms,
+                "speedup": peer_seconds / seconds,
             }
             del peer
         del a
-
-
-def timed_run(solve: Callable[[], T], repeats: int) -> tuple[float, T]:
-    """Median milliseconds after a first run that warms up, and what that one returned."""
-    result = solve()
-    return 1e3 * median_seconds(solve, repeats, warmup=0), result
 
 
 def optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
@@ -149,7 +141,7 @@ def _title(kind: str, cond: float | None) -> str:
 def _bar_label(row: Row) -> str:
     """Iterations and the format of R of the refined solver, the speedup over a direct one."""
     if row["solver"] == RGSQRF:
-        return f"{row['iterations']} it, {_format_of_r(row)}"
+        return "failed" if row["iterations"] is None else f"{row['iterations']} it, {_format_of_r(row)}"
     return f"{row['speedup']:.{1 if row['speedup'] >= 1 else 2}f}x"
 
 
@@ -205,7 +197,8 @@ def _faster(rows: Measurements) -> ClaimCheck:
     """Both at once: a wrong answer counts as slow."""
     cases = _cases(rows)
     speedups = [case.speedup if case.accurate else math.nan for case in cases]
-    most = "/".join(f"{max(rows.where(solver=solver).column('speedup')):.1f}x" for solver in PEERS)
+    pairs = [(case.single["speedup"], case.double["speedup"]) for case in cases if case.accurate]
+    most = "/".join(f"{max(column):.1f}x" for column in zip(*pairs, strict=True)) or "0x"
     faster, accurate = sum(x > 1 for x in speedups), sum(case.accurate for case in cases)
     text = f"faster than both in {faster} of {len(cases)} cases, up to {most}; accurate in {accurate}"
     return within(speedups, MORE, text, least=ALMOST_ALL)
@@ -213,10 +206,10 @@ def _faster(rows: Measurements) -> ClaimCheck:
 
 @claim("taller and thinner matrices tend to do better")
 def _taller(rows: Measurements) -> ClaimCheck:
-    """Correlation of height per width with the speedup, both as logarithms; a size has its median speedup."""
+    """Correlation of height per width with the median speedup of accurate solutions, both as logarithms."""
     speedups: dict[tuple[int, int], list[float]] = {}
     for case in _cases(rows):
-        if not case.stress:
+        if case.accurate and not case.stress:
             speedups.setdefault(case.shape, []).append(case.speedup)
     medians = {shape: statistics.median(values) for shape, values in speedups.items()}
     heights = [math.log(m / n) for m, n in medians]
@@ -235,7 +228,8 @@ def _slow_spectrum(rows: Measurements) -> ClaimCheck:
     first = _format_of_r(refined[0])
     counts = {}
     for kind, cond in MATRICES:
-        solved = [row for row in refined.where(matrix=kind, cond=cond) if _format_of_r(row) == first]
+        reached = refined.where(matrix=kind, cond=cond, converged=True)
+        solved = [row for row in reached if _format_of_r(row) == first]
         if solved and (kind, cond) != STRESS:
             counts[kind, cond] = statistics.median(row["iterations"] for row in solved)
     geometric = counts.pop(GEOMETRIC, math.nan)
@@ -297,14 +291,15 @@ def measure_refinement(setting: Setting) -> Iterator[Row]:
 
 
 def with_low_factors(a: torch.Tensor, b: torch.Tensor, engine: Engine, **options: Any) -> Row:
-    """The solution that ``neula.lstsq`` finds with R in the engine's format; no ``x`` if R is none."""
+    """What ``neula.lstsq`` finds with R in the engine's format, and its method; no ``x`` if R is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the data say it
         try:
             result = neula.lstsq(a, b, compute=engine.format.name, engine=engine, **options)
         except ArithmeticError:
-            return {"iterations": None, "converged": False}
-    return {"x": result.x, "iterations": result.iterations, "converged": result.converged}
+            return {"iterations": None, "converged": False, "method": f"rgsqrf {engine.format.name}"}
+    found = {"x": result.x, "iterations": result.iterations, "converged": result.converged}
+    return found | {"method": result.attempts[-1].method}
 
 
 def draw_refinement(rows: Measurements, canvas: Canvas) -> None:
@@ -379,7 +374,7 @@ def measure_low_rank(setting: Setting, shape: tuple[int, int] | None = None) -> 
     squares = values.square()
     for rank in setting.track([rank for rank in RANKS if rank < n], lambda rank: f"rank {rank}"):
         for method, approximate in _methods(a, rank).items():
-            seconds = median_seconds(partial(approximate, setting.speed), repeats=3)
+            seconds = steady_seconds(partial(approximate, setting.speed))
             yield {
                 "rank": rank,
                 "method": method,

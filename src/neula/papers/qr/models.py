@@ -91,7 +91,14 @@ def best_recursion(engine: Engine) -> Recursion:
 
 
 def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
-    """Rates of products, of a step of the recursion, and of panels, against the width k."""
+    """Rates of products, of a step of the recursion, and of panels, against the width k; once a run."""
+    key = "rates", shape
+    if key not in setting.shared:
+        setting.shared[key] = list(_rates(setting, shape))
+    yield from setting.shared[key]
+
+
+def _rates(setting: Setting, shape: Shape | None) -> Iterator[Row]:
     a, best = matrix(setting, shape), best_recursion(setting.speed).panel
     m, n = a.shape
     for k in setting.track(widths(setting, range(5, 11), range(7, 15), n), lambda k: f"k = {k}"):

@@ -18,7 +18,7 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
 from neula.papers.figure import Setting, described
-from neula.papers.measuring import householder_flops, median_seconds
+from neula.papers.measuring import householder_flops, steady_seconds
 from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, ratio, within
 
 CORRECTED = FP16_COR, TF32_COR = "fp16_cor", "tf32_cor"
@@ -67,7 +67,7 @@ APART = 30.0
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Errors of the five modes, the default and Householder QR in float32, for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 13), paper=range(10, 23))
-    emulated_up_to = setting.pick(small=1 << 11, paper=1 << 13)
+    emulated_up_to = setting.pick(small=1 << 10, paper=1 << 13)
     shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
         a = setting.random("uniform", m, n, dtype=torch.float32, seed=m)
@@ -224,7 +224,7 @@ def _times(a: torch.Tensor, setting: Setting) -> Iterator[Row]:
     methods |= {HOUSEHOLDER: partial(torch.linalg.qr, column_major)}
     methods |= {GEQRF: partial(torch.geqrf, column_major), COPY: a.clone}
     for name, method in methods.items():
-        seconds = median_seconds(method, repeats=setting.pick(small=1, paper=3))
+        seconds = steady_seconds(method, repeats=setting.pick(small=1, paper=3))
         rate = None if name == COPY else 1e-12 * _flops(a.shape, forms_q=name != GEQRF) / seconds
         size = {"m": a.shape[-2], "batch": a.shape[:-2].numel()}
         yield size | {"method": name, "ms": 1e3 * seconds, "tflops": rate}

@@ -71,8 +71,11 @@ def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
 
 
 def largest_of(a: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude, or NaN; on a CPU the norm takes ten times as long."""
-    low, high = torch.aminmax(a)
+    """The largest magnitude, or NaN; on a CPU the norm takes ten times as long.
+
+    The transpose of a column-major matrix is contiguous: ``aminmax`` copies others.
+    """
+    low, high = torch.aminmax(a.mT if a.ndim > 1 and a.mT.is_contiguous() else a)
     return torch.maximum(-low, high)
 
 
