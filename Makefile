@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/core
+DEV := $(VENV)/developer $(CORE)
 CONSTRAINTS := constraints.txt
 
 # Tests run on all cores, each process with one thread: threads of several processes would wait for one another. Whatever
@@ -25,19 +26,19 @@ BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "impo
 demo: $(CORE)
 	$(BIN)/neula demo --out demo-output
 
-test: $(CORE)  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
+test: $(DEV)  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
 	$(PYTEST)
 
 # What computes with instructions that CPUs have or lack: engines, chains that ask for them, the core, random problems.
 CAPPED := campaign engines golden kernels/test_core.py */test_by_core.py test_qr_paths.py systems/test_core_systems.py test_chains.py
 test-capped: TESTS := $(CAPPED:%=tests/%)
-test-capped: $(CORE)  ## as on a CPU with AVX2 at most
+test-capped: $(DEV)  ## as on a CPU with AVX2 at most
 	$(CAPS) $(PYTEST)
 
 test-oldest:  ## with the oldest versions that pyproject.toml names, and PYTHON=python3.11
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
-fuzz: $(CORE)  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
+fuzz: $(DEV)  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
 	$(BIN)/python -m tests.campaign.fuzz --minutes $(or $(MINUTES),10)
 
 core: $(CORE)  ## the compiled core, for .venv
@@ -46,23 +47,23 @@ gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own; wi
 	$(call BUILD_CORE,$(PYTHON))
 	$(PYTHON) -m pytest -m "gpu or gpu2"
 
-lint: $(CORE)
+lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(CORE)
+types: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/pyright
 
-format: $(CORE)
+format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 check: lint types test
 
 SPHINX = PYTHONPATH=src OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx --jobs 2
-docs: $(CORE)  ## into site/; a warning (a dead link, an unknown name) is an error, and so is an unreadable page
+docs: $(DEV)  ## into site/; a warning (a dead link, an unknown name) is an error, and so is an unreadable page
 	rm -rf site docs/examples docs/api/generated
 	$(SPHINX) --fail-on-warning --keep-going --quiet docs site
 	$(BIN)/python docs/check_site.py site
@@ -70,17 +71,17 @@ docs: $(CORE)  ## into site/; a warning (a dead link, an unknown name) is an err
 docs-serve: docs  ## on http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
 
-linkcheck: $(CORE)  ## links to other hosts, over the network
+linkcheck: $(DEV)  ## links to other hosts, over the network
 	$(SPHINX) --builder linkcheck docs build/linkcheck
 
-tables: $(CORE)  ## of README.md, and its picture, from benchmarks/data
+tables: $(DEV)  ## of README.md, and its picture, from benchmarks/data
 	$(BIN)/python -m benchmarks tables
 
-ahead: $(CORE)  ## machine code of the GPU's kernels, for `make dist` to put into the wheel: minutes, no GPU, 60 MB of NVRTC
+ahead: $(DEV)  ## machine code of the GPU's kernels, for `make dist` to put into the wheel: minutes, no GPU, 60 MB of NVRTC
 	$(BIN)/python -m pip install --quiet "nvidia-cuda-nvrtc==13.0.*"
 	TRITON_DISABLE_LINE_INFO=1 $(BIN)/python -m neula.kernels.ahead
 
-dist: $(CORE)  ## the source distribution, and the wheel that is built from it, into dist/
+dist: $(DEV)  ## the source distribution, and the wheel that is built from it, into dist/
 	rm -rf dist
 	NEULA_CORE=required $(BIN)/python -m build
 
@@ -90,7 +91,7 @@ smoke: dist  ## the wheel, in this environment, without what it does not require
 	PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
 	NEULA_CORE=none PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
 
-test-coreless: $(CORE)  ## random problems as on a machine without a compiler, against what they came to before
+test-coreless: $(DEV)  ## random problems as on a machine without a compiler, against what they came to before
 	$(BIN)/python -m tests.golden compare --way "tensors, avx2" --recipes 200
 
 dist-check: dist  ## wheel and source distribution, in an empty environment: torch is downloaded again
@@ -104,14 +105,19 @@ dist-check: dist  ## wheel and source distribution, in an empty environment: tor
 		build/empty/bin/neula --version || exit 1; \
 	done
 
-# Only the path to src stays of how scikit-build-core installs it for developers: its hook of imports goes before
-# PYTHONPATH, and so another checkout, or a built wheel, would not be found there.
+# `make demo` installs what the demo needs, everything else what developers need. Only the path to src stays of how
+# scikit-build-core installs it: its hook of imports goes before PYTHONPATH, and so another checkout, or a built wheel,
+# would not be found there.
 HOOK = $(VENV)/lib/python3*/site-packages/_editable_skbc_neula.pth
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]" && \
+	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK) && touch $@
+$(VENV)/installed: EXTRAS := plot,core
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[dev]"
-	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK)
-	touch $@
+	$(INSTALL)
+$(VENV)/developer: EXTRAS := dev
+$(VENV)/developer: $(VENV)/installed
+	$(INSTALL)
 
 # Without a compiler all works, small problems in more time; NEULA_CORE=required makes that an error.
 $(CORE): $(VENV)/installed $(wildcard cpp/*)

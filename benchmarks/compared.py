@@ -76,12 +76,9 @@ def comparisons(source: Source, folder: Path = FOLDER) -> list[Comparison]:
     ]
 
 
-def one_of_each_size(sources: Iterable[Source], folder: Path = FOLDER) -> list[Comparison]:
-    """What several sources hold, from small to large; of what two have measured, that of the first."""
-    found = {
-        one.size: one for source in reversed([*sources]) for one in reversed(comparisons(source, folder))
-    }
-    return sorted(found.values(), key=lambda one: (math.prod(one.size) * one.size[-1], one.size))
+def by_size(found: Iterable[Comparison]) -> list[Comparison]:
+    """From small to large."""
+    return sorted(found, key=lambda one: (math.prod(one.size) * one.size[-1], one.size))
 
 
 def size_of(row: Row) -> tuple[int, ...]:

@@ -11,28 +11,19 @@ from html import unescape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compared import FOLDER, Comparison, Source, one_of_each_size, shown
+from benchmarks.compared import FOLDER, Comparison, Source, by_size, comparisons, shown
 from neula.papers.drawing import Axes, new_canvas, speedup_bars
 
-PANELS: Mapping[str, tuple[Source, ...]] = {
-    "Least squares, float64": (
-        Source("sizes", {"problem": "lstsq", "matrix": "normal"}),
-        Source("bench-lstsq"),
-        Source("lstsq", {"matrix": "normal"}),
+PANELS: Mapping[str, Source] = {
+    "Least squares, float64": Source("sizes", {"problem": "lstsq", "matrix": "normal"}),
+    "Linear systems, float64": Source("sizes", {"problem": "solve", "matrix": "normal"}),
+    "Positive definite systems, float64": Source(
+        "sizes", {"problem": "solve definite", "matrix": "definite"}
     ),
-    "Linear systems, float64": (
-        Source("sizes", {"problem": "solve", "matrix": "normal"}),
-        Source("solve", {"matrix": "normal"}),
-    ),
-    "Positive definite systems, float64": (
-        Source("sizes", {"problem": "solve definite", "matrix": "definite"}),
-        Source("solve", {"matrix": "definite"}),
-    ),
-    "QR, float32": (Source("qr", {"accuracy": "fp32"}),),
-    "Products, float32": (Source("matmul", {"compute": "fp16_cor", "entries": "uniform(-1, 1)"}),),
-    "Cholesky factors, float32": (Source("sizes", {"problem": "cholesky"}),),
+    "QR, float32": Source("sizes", {"problem": "qr", "matrix": "float32"}),
+    "Cholesky factors, float32": Source("sizes", {"problem": "cholesky"}),
 }
-"""Problems whose answers are as accurate as torch's, and where they were measured."""
+"""Problems whose answers are as accurate as torch's, in one run."""
 
 INKS = {"light": ("#1f2328", "white"), "dark": ("#e6edf3", "none")}
 """Of a picture for a light and for a dark page: the ink, and what it is drawn on."""
@@ -40,7 +31,7 @@ INKS = {"light": ("#1f2328", "white"), "dark": ("#e6edf3", "none")}
 
 def measured(folder: Path = FOLDER) -> dict[str, list[Comparison]]:
     """What each panel shows; those that have not been measured are left out."""
-    found = {title: one_of_each_size(sources, folder) for title, sources in PANELS.items()}
+    found = {title: by_size(comparisons(source, folder)) for title, source in PANELS.items()}
     return {title: bars for title, bars in found.items() if bars}
 
 

@@ -259,7 +259,7 @@ def test_solve_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("matrix", "arguments", "says"),
     [
-        (A, [], "A must be square, got 60 x 7: neula.lstsq"),
+        (A, [], "A must be square, got 60 x 7; use lstsq"),
         (np.ones((60, 60)), [], "A is singular: pivot 1 is exactly zero"),
         (-np.eye(60), ["--assume-a", "pos"], "not positive definite: A[0, 0] is -1.0"),
         (np.eye(9), [], "shapes of A and b do not fit: A is (9, 9), b is (60,)"),
@@ -455,7 +455,7 @@ def test_a_singular_system_has_exit_code_1(filters: Any) -> None:
         shown = neula_cli("solve", "S.csv", "c.csv", "-o", "x.csv")
     assert shown.exit_code == cli.NOT_CERTIFIED
     assert "NOT certified" in shown.stderr
-    assert "none is sure" in shown.stderr
+    assert "none is guaranteed" in shown.stderr
     assert "no digit of x is sure: condition number" in shown.stderr.splitlines()[-1]
     assert shown.stdout == ""
     assert Path("x.csv").exists()
@@ -477,7 +477,11 @@ def test_digits_that_are_sure(command: str) -> None:
     write_matrix("S.npy", SQUARE)
     write_matrix("c.npy", RHS)
     output = succeed(command, "S.npy", "c.npy").stderr
-    for part in ("condition", "digits of x", "free of rounding errors (forward error "):
+    for part in (
+        "condition",
+        "digits of x",
+        "(rounding only; noise in the data is not counted), forward error ",
+    ):
         assert part in output
     facts = parsed(succeed(command, "S.npy", "c.npy", "--json"))
     assert 1 <= facts["condition"] < 10 * np.linalg.cond(SQUARE)
@@ -625,7 +629,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     [
         ("lstsq A.npy b.npy --accuracy fp8", "'fp16', 'bf16', 'tf32', 'fp32', 'fp64'"),
         ("qr A.npy --engine abacus", "'auto', 'cpu', 'emulated', 'cuda'"),
-        ("lstsq A.npy", "Missing argument"),
+        ("lstsq A.npy", "missing argument"),
         ("svd A.npy --rank two", "--rank"),
         ("frobnicate", "frobnicate"),
     ],
@@ -788,6 +792,24 @@ def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(Path("pictures"), 12), (Path("demo-output"), 40)]
     monkeypatch.setattr("neula.cli.demo.run_demo", raising(ValueError("degree must be positive")))
     assert_refused(neula_cli("demo"), "degree must be positive", set(os.listdir()))
+
+
+def test_data_are_listed_and_copied_and_replace_no_other_file() -> None:
+    listed = succeed("data").stdout
+    assert all(name in listed for name in ("illc1033", "longley", "misra1a"))
+    before = set(os.listdir())
+    for _ in range(2):  # the same files again do no harm
+        assert succeed("data", "ILLC1033", "sub").stdout.splitlines() == [
+            os.path.join("sub", "illc1033.mtx.gz"),
+            os.path.join("sub", "illc1033_rhs1.mtx.gz"),
+        ]
+    assert read_matrix("sub/illc1033.mtx.gz").shape == (1033, 320)
+    assert succeed("data", "misra1a").stdout == "misra1a.csv\n"
+    Path("misra1a.csv").write_text("mine")
+    before |= {"sub", "misra1a.csv"}
+    assert_refused(neula_cli("data", "misra1a"), "choose another folder", before)
+    assert Path("misra1a.csv").read_text() == "mine"
+    assert_refused(neula_cli("data", "mine"), "unknown data set 'mine'", before)
 
 
 # --- tune -------------------------------------------------------------------------------------------------

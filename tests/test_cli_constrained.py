@@ -54,7 +54,7 @@ def test_bounds_and_constraints() -> None:
     ("message", "options"),
     [
         ("not a pair of numbers", ["--bounds=1"]),
-        ("no x\\[0\\] is between its bounds", ["--bounds=1,0"]),
+        ("the lower bound 1.0 of x\\[0\\]", ["--bounds=1,0"]),
         ("leave one of them out", ["--bounds=0,1", "--nonnegative"]),
         ("--damp does not go together with bounds", ["--nonnegative", "--damp=1"]),
         ("do not go together with bounds", ["--nonnegative", "--constraints=C.csv,d.csv"]),

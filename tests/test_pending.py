@@ -109,7 +109,7 @@ def same(found: Any, expected: Any) -> bool:
 def test_nothing_is_read_and_finish_equals_the_waiting_call(name: str) -> None:
     with NobodyLooks():
         pending = CALLS[name](wait=False)
-    assert pending.pending is not None
+    assert pending._pending is not None
     assert pending.accepted.all()
     finished, expected = neula.finish(pending), CALLS[name]()
     assert same(finished, expected)
@@ -225,9 +225,9 @@ def test_gradients() -> None:
 def test_where_there_is_nothing_to_wait_for() -> None:
     """LAPACK looks at a matrix first, and empty input is answered at once."""
     for result in (neula.qr(torch.eye(3), wait=False), neula.lstsq(torch.eye(3), torch.ones(3), wait=False)):
-        assert result.pending is None
+        assert result._pending is None
         assert result.converged
-    assert neula.solve(torch.zeros(0, 0), torch.zeros(0), wait=False).pending is None
+    assert neula.solve(torch.zeros(0, 0), torch.zeros(0), wait=False)._pending is None
     assert neula.qr(torch.zeros(0, 4, 3), wait=False).converged
     basis = neula.orth(torch.eye(3), wait=False)
     assert torch.equal(neula.finish(basis), basis.Q)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -76,6 +77,26 @@ def test_the_recipe_requires_the_same() -> None:
         f"{name} = {place}" for name, place in PROJECT["scripts"].items()
     ]
     assert recipe["about"]["summary"] == PROJECT["description"]
+
+
+def test_links_of_the_readme_lead_to_the_repository_on_an_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("index_readme", ROOT / "tools" / "index_readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    readme = '[a](docs/a.md#b) [c](https://c.org) <img src="docs/d.svg"> <source srcset="docs/e.svg">'
+    assert module.absolute(readme, "https://x.org/n/", "1.2.0") == (
+        "[a](https://x.org/n/blob/v1.2.0/docs/a.md#b) [c](https://c.org) "
+        '<img src="https://x.org/n/raw/v1.2.0/docs/d.svg"> '
+        '<source srcset="https://x.org/n/raw/v1.2.0/docs/e.svg">'
+    )
+    monkeypatch.chdir(ROOT)
+    made = module.dynamic_metadata("readme", {}, {"version": "1.2.0"})
+    assert made["content-type"] == "text/markdown"
+    assert ("](docs/" in made["text"]) == ("Repository" not in PROJECT.get("urls", {}))
 
 
 def test_extras_exist_that_messages_name() -> None:

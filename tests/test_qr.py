@@ -463,7 +463,7 @@ def test_a_wider_matrix_in_the_accuracy_of_float32():
 def test_nothing_is_looked_at_unless_the_host_may_wait():
     a = random_matrix("normal", 120, 100, seed=3, dtype=torch.float32)
     result = neula.qr(a, engine=Looking("cpu"), wait=False)
-    assert result.pending is not None
+    assert result._pending is not None
     assert neula.finish(result).converged
 
 

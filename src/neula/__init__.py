@@ -162,4 +162,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, *_ROOMS})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_MODULES, *_ROOMS})

@@ -234,7 +234,7 @@ def test_nan_in_a_batch() -> None:
 
 def test_bad_input() -> None:
     A, b = problem(6, 3)
-    with pytest.raises(ValueError, match=r"no x\[1\] is between its bounds: the lower one, 2.0"):
+    with pytest.raises(ValueError, match=r"the lower bound 2.0 of x\[1\] must be less than"):
         neula.lsq_linear(A, b, ([0, 2, 0], 2))
     with pytest.raises(ValueError, match="nan"):
         neula.lsq_linear(A, b, (np.nan, 2))

@@ -24,7 +24,7 @@ normal = partial(normal_array, seed=None)
 
 solve = importlib.import_module("neula.problems.systems.solve")
 
-AS_BY_THE_CHAIN = {"optimality", "fit", "seconds", "attempts"}
+AS_BY_THE_CHAIN = {"optimality", "_fit", "seconds", "attempts"}
 """Fields that differ: of a batch the optimality is the largest, not that of the worst problem."""
 
 
@@ -181,10 +181,10 @@ def test_what_is_not_waited_for_stays_so() -> None:
     a, b = normal(26, 26), normal(26)
     for function in (neula.solve, neula.lstsq):
         for _ in range(3):
-            assert function(a, b, engine=ENGINE).pending is None
+            assert function(a, b, engine=ENGINE)._pending is None
         for _ in range(3):
             found = function(a, b, engine=ENGINE, wait=False)
-            assert found.pending is not None
+            assert found._pending is not None
             assert neula.finish(found).converged
 
 

@@ -71,7 +71,24 @@ def test_html(result: Any) -> None:
 
     tags = Tags()
     tags.feed(result._repr_html_())
-    assert (tags.depth, tags.cells) == (0, len(list(result.rows())))
+    assert (tags.depth, tags.cells) == (0, len(list(result._rows())))
+
+
+def test_it_shows_public_attributes_and_is_no_array(result: Any) -> None:
+    inner = {"headline", "rows", "remark", "deficiency", "pending", "fit", "member", "from_fields"}
+    assert not inner & set(dir(result))
+    with pytest.raises(TypeError, match=r"is not an array: take its \.\w"):
+        np.asarray(result)
+
+
+def test_attempts_are_logged_for_those_who_ask(caplog: pytest.LogCaptureFixture) -> None:
+    neula.solve(SQUARE, np.ones(20))
+    assert not caplog.records
+    with caplog.at_level("DEBUG", logger="neula"):
+        found = neula.solve(SQUARE, np.ones(20))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{one.method}: accepted, {one.reason}" for one in found.attempts
+    ]
 
 
 def test_equality_is_identity(result: Any) -> None:

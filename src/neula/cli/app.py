@@ -18,6 +18,7 @@ import neula
 from neula.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from neula.cli.commands import experiment, machine
 from neula.cli.commands.cholesky import cholesky
+from neula.cli.commands.data import data
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
 from neula.cli.commands.lu import lu
@@ -29,17 +30,35 @@ from neula.cli.commands.svd import svd
 from neula.cli.commands.tsqr import tsqr
 
 PROBLEMS: tuple[Callable[..., None], ...] = (lstsq, fit, solve, lu, cholesky, qr, tsqr, orth, svd, matmul)
-MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, machine.bench, machine.tune)
+MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, data, machine.bench, machine.tune)
+
+
+UsageError: Any = typer.BadParameter.__base__
+"""What is wrong with a command line; which package has it depends on the version of Typer."""
+
+
+def _as_line(error: Any) -> str:
+    """An error of Typer as all other errors are shown."""
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    command = error.ctx.command_path if error.ctx else "neula"
+    return f"neula: error: {text[:1].lower()}{text[1:]}: see '{command} --help'"
 
 
 @contextmanager
-def _ended_from_outside() -> Iterator[None]:
-    """An interruption ends with one line, and so does a full disk; a reader that is gone has read enough."""
+def _ended_early() -> Iterator[None]:
+    """A wrong command line, an interruption and a full disk end with one line; a reader that is gone has read
+    enough.
+    """
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            raise
+        print(_as_line(error), file=sys.stderr)
+        raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt:
         print("neula: interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -57,12 +76,12 @@ class Program(TyperGroup):
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Read the command line."""
-        with _ended_from_outside():
+        with _ended_early():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
-        with _ended_from_outside():
+        with _ended_early():
             return super().invoke(ctx)
 
 
@@ -83,7 +102,7 @@ app = typer.Typer(
     "file.mat:A) or columns (table.csv:x1,x2). Answers go to the standard output or to files, reports to the "
     "standard error.",
     epilog="Exit codes: 0 solved and certified; 1 solved, but not to the accuracy asked for, or so "
-    "ill-conditioned that no digit is sure; 2 bad input; 130 interrupted.",
+    "ill-conditioned that no digit is guaranteed to be correct; 2 bad input; 130 interrupted.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

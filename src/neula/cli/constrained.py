@@ -92,7 +92,7 @@ def shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
         "active_mask": np.asarray(result.active_mask).tolist(),
         "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
     }
-    rows = dict(result.rows())
+    rows = dict(result._rows())
     rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
     rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))
     return facts, {name: value for name, value in rows.items() if name not in ("x", "time")}

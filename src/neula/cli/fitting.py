@@ -13,6 +13,7 @@ from neula.cli.fit_picture import FitPicture
 from neula.io.expressions import Formula
 from neula.io.integers import in_float64
 from neula.io.table import Table, listed
+from neula.pipeline.result import shown
 
 POINTS = 400
 """Of a curve."""
@@ -84,7 +85,7 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
     }
     rows |= {
         "residual": f"standard deviation {deviation:.4g}, {result.degrees_of_freedom} degrees of freedom",
-        "digits": f"{result.digits:.1f} free of rounding errors (condition {result.condition:.1e})",
+        "digits": f"{shown.correct(result.digits)}, condition {result.condition:.1e}",
         "message": result.message,
     }
     facts = {

@@ -52,13 +52,13 @@ def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
     A = table.values
     if A.ndim != 2 or b.ndim != 1:
         raise ValueError(f"--report is for one matrix and one right-hand side, got {A.shape} and {b.shape}")
-    facts = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in result.rows())
+    facts = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in result._rows())
     state = "certified" if result.converged else "missed"
     title = f"Least squares of {A.shape[0]} equations for {A.shape[1]} unknowns"
     page = (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f"<style>{STYLE}</style></head><body><h1>{title}</h1>"
-        f'<p class="{state}"><strong>{html.escape(result.headline())}</strong></p>'
+        f'<p class="{state}"><strong>{html.escape(result._headline())}</strong></p>'
         f"<h2>What was done</h2><table>{facts}</table>{_attempts(result)}"
         f"<h2>Coefficients</h2>{_coefficients(result, table.columns or ())}"
         f"<h2>Residuals</h2>{_residuals(A, b, result.x)}"

@@ -47,10 +47,9 @@ class ProgressReport:
 
     def __enter__(self) -> ProgressReport:
         if sys.stderr.isatty() and self._console.is_interactive:
-            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+            from neula.pipeline.progress import bar_on
 
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar = bar_on(self._console)
             self._task = self._bar.add_task("", total=None)
         return self
 
@@ -69,6 +68,11 @@ class ProgressReport:
             # A stage that has not moved yet may never report more: its bar pulses.
             total = 1.0 if fraction > 0 else None
             self._bar.update(self._task, description=stage, completed=fraction, total=total)
+
+    def on_terminal(self, stage: str) -> None:
+        """Show a stage that has no parts, and that is nothing to tell elsewhere."""
+        if self._bar is not None:
+            self(stage, 0.0)
 
     def leave_out(self, seconds: float) -> None:
         """Take no account of seconds that have passed."""
@@ -230,6 +234,7 @@ class CommandRun:
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
         """Call a public function of neula; importing it takes time that is not counted."""
         start = time.perf_counter()
+        self.progress.on_terminal("loading PyTorch")
         call = getattr(neula, function)
         self.progress.leave_out(time.perf_counter() - start)
         with self._timed("compute"), self._keeping_accuracy_warnings():

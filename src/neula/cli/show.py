@@ -125,16 +125,17 @@ def _facts(result: Any, *names: str) -> Facts:
 
 def _solution(result: LstsqResult | SolveResult) -> Labelled:
     from neula.certificates.forward_error import SURE
+    from neula.pipeline.result import shown
 
     error = result.forward_error
-    correct = f"{result.digits:.1f} free of rounding errors" if error <= SURE else "none is sure"
+    correct = shown.correct(result.digits) if error <= SURE else "none is guaranteed"
     return {
         "engine": result.engine,
         "tried": attempts(result.attempts),
         "iterations": str(result.iterations),
         "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
         "condition": f"{result.condition:.1e}",
-        "digits of x": f"{correct} (forward error {error:.1e})",
+        "digits of x": f"{correct}, forward error {error:.1e}",
     }
 
 

@@ -50,5 +50,5 @@ def finish_solution(run: CommandRun, result: LstsqResult | SolveResult, shown: s
     """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
     facts, rows = shown
     error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
-    more = getattr(result, "deficiency", str)()
+    more = getattr(result, "_deficiency", str)()
     run.finish(({**facts, "names": a.columns}, rows), reached=None if result.converged else error, more=more)

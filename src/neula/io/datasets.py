@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cache
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -280,6 +281,59 @@ def surveying(name: str) -> tuple[FloatArray, FloatArray]:
     A = _read_matrix_market(folder / f"{key}.mtx.gz").toarray()
     b = _read_matrix_market(folder / f"{key}_rhs1.mtx.gz").ravel()
     return A, b
+
+
+def data_names() -> dict[str, tuple[str, ...]]:
+    """Names of all data sets, by kind.
+
+    Returns
+    -------
+    dict of str to tuple of str
+    """
+    return {
+        "surveying": SURVEYING_NAMES,
+        "linear regression (NIST)": nist_names(),
+        "non-linear regression (NIST)": nist_nonlinear_names(),
+    }
+
+
+def copy_data(name: str, folder: Path) -> list[Path]:
+    """Copy the files of a data set into a folder, which is made if it does not exist.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`data_names`; upper and lower case are the same.
+    folder : Path
+
+    Returns
+    -------
+    list of Path
+        The copies: of a surveying problem A and b, of a regression one table with the response ``y``.
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+    FileExistsError
+        If the folder has another file of that name.
+    """
+    key = name.lower()
+    surveys, linear, _ = data_names().values()
+    if not any(key in names for names in data_names().values()):
+        raise ValueError(f"unknown data set {name!r}: 'neula data' lists those that there are")
+    if key in surveys:
+        sources = [_data() / "lsq" / f"{key}{end}.mtx.gz" for end in ("", "_rhs1")]
+    else:
+        sources = [_data() / ("nist_strd" if key in linear else "nist_nonlinear") / f"{key}.csv"]
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = {folder / source.name: source.read_bytes() for source in sources}
+    for path, content in copies.items():
+        if path.exists() and path.read_bytes() != content:
+            raise FileExistsError(f"{path} exists and is another file: choose another folder")
+    for path, content in copies.items():
+        path.write_bytes(content)
+    return list(copies)
 
 
 def log_relative_error(x: npt.ArrayLike, certified: npt.ArrayLike) -> float:

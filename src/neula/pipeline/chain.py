@@ -18,7 +18,7 @@ import torch
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.refusals import Declined, Unanswered
-from neula.pipeline.result import Attempt
+from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
 
 P = TypeVar("P", bound=ProblemBatch)
@@ -222,7 +222,7 @@ class Run(Generic[V]):
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers to the open problems; which are left."""
         accepted = verdict.accepted
-        self.attempts.append(Attempt(answer.label, bool(accepted.all()), verdict.reason))
+        self.attempts.append(logged(Attempt(answer.label, bool(accepted.all()), verdict.reason)))
         self.iterations += answer.iterations
         if self._is_first(len(self.open)):
             self.label, self.history, self.values = answer.label, answer.history, answer.values
@@ -241,7 +241,7 @@ class Run(Generic[V]):
         """
         said = answer.without_values()
         reason = Later(lambda: judge.verdict(said, numbers).reason)
-        self.attempts.append(Attempt(answer.label, True, reason))
+        self.attempts.append(logged(Attempt(answer.label, True, reason)))
         self.label, self.history, self.values = answer.label, answer.history, answer.values
         self.iterations, self.numbers, self.accepted[:] = self.iterations + answer.iterations, numbers, True
         self.open = self.open[:0]
@@ -336,7 +336,7 @@ def run_chain(
                 previous = link.answer(mine, previous) if begun is None else begun
             except Declined as why:
                 if str(why):
-                    run.attempts.append(Attempt(why.label or link.label, False, str(why)))
+                    run.attempts.append(logged(Attempt(why.label or link.label, False, str(why))))
                 continue
             left = run.weigh(previous, mine, judge, settled)
             if begun is not None and not run.accepted.all():
@@ -344,7 +344,7 @@ def run_chain(
             begun = None
             if not len(left):
                 break
-    run.attempts[:0] = [Attempt("out of memory", False, shortage) for shortage in guard.shortages]
+    run.attempts[:0] = [logged(Attempt("out of memory", False, shortage)) for shortage in guard.shortages]
     if not len(run.numbers):
         guard.raise_if_short()
         raise Unanswered(run.attempts)

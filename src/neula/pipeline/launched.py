@@ -118,7 +118,7 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
 
         numbers = of["backward_error"][1], of["forward_error"][1], max(1.0, of["condition"][1])
         fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
-        return self.result.from_fields(
+        return self.result._from_fields(
             fields
             | fields_of_accepted(
                 given, self.options, found.label, numbers, each, lambda: self.reason(said, of)

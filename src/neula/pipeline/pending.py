@@ -67,4 +67,4 @@ def finish(result: Any) -> Any:
     >>> neula.finish(result).converged
     True
     """
-    return result if getattr(result, "pending", None) is None else result.pending()
+    return result if getattr(result, "_pending", None) is None else result._pending()

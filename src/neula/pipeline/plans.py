@@ -22,7 +22,7 @@ from neula.kernels.core import core
 from neula.pipeline.chain import Answer
 from neula.pipeline.in_numpy import IN_NUMPY, Asked
 from neula.pipeline.inputs import fetched_tensors
-from neula.pipeline.result import Attempt
+from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.state import restored
 
@@ -236,6 +236,7 @@ def fields_of_accepted(
         Why they are accepted, in words.
     """
     backward_error, forward_error, condition = numbers
+    logged(Attempt(label, True, Later(reason)))
     return {
         "converged": True,
         "backward_error": backward_error,

@@ -6,7 +6,11 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,16 +52,22 @@ def showing(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def bar_on(console: Console) -> Bar:
+    """A bar with the part that is done, on a terminal; it is gone when the work is done."""
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    stage = TextColumn("{task.description}", markup=False)
+    columns = (stage, BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    return Bar(*columns, console=console, transient=True, disable=not console.is_interactive)
+
+
 @contextmanager
 def bar() -> Iterator[Progress]:
     """A bar on stderr that is gone when the work is done; nothing where stderr is no terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Bar(*columns, console=console, transient=True, disable=not console.is_interactive) as shown:
+    with bar_on(Console(stderr=True)) as shown:
         task = shown.add_task("", total=None)
 
         def report(stage: str, fraction: float) -> None:

@@ -5,6 +5,7 @@ from neula.pipeline.result.attempts import (
     AccuracyWarning,
     Attempt,
     IllConditionedWarning,
+    logged,
     report_missed,
 )
 from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
@@ -40,5 +41,6 @@ __all__ = [
     "SVDResult",
     "SolutionResult",
     "SolveResult",
+    "logged",
     "report_missed",
 ]

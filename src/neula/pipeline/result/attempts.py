@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from neula.errors import warn
 from neula.pipeline.result.deferred import Deferrable, Deferring
+
+_log = logging.getLogger("neula")
 
 NAMED = 5
 """Matrices of a batch, columns, or keys, that a message names; it counts the others."""
@@ -30,6 +33,15 @@ class Attempt(Deferring):
     method: str
     accepted: bool
     reason: Any = Deferrable()  # noqa: RUF009
+
+
+def logged(attempt: Attempt) -> Attempt:
+    """An attempt, after a line about it for those who want to see these: level DEBUG of logger ``neula``."""
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug(
+            "%s: %s, %s", attempt.method, "accepted" if attempt.accepted else "rejected", attempt.reason
+        )
+    return attempt
 
 
 class AccuracyWarning(UserWarning):
@@ -59,6 +71,10 @@ class AccuracyError(ArithmeticError):
     def __reduce__(self) -> tuple[Any, ...]:
         """All three arguments, so that it travels between processes."""
         return type(self), (str(self), self.result, self.indices)
+
+
+for _one in (AccuracyWarning, IllConditionedWarning, AccuracyError):
+    _one.__module__ = "neula"  # the name that users know, in tracebacks and warnings
 
 
 def report_missed(

@@ -44,10 +44,10 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
         of_all = self.residual_norms
         return of_all if of_all.ndim or self.is_variable else float(of_all)
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
         at_bounds = int((self.active_mask != 0).sum())
-        return self.rows_with("", {"at bounds": f"{at_bounds} of {shown.count(self.x)} unknowns"})
+        return self._rows_with("", {"at bounds": f"{at_bounds} of {shown.count(self.x)} unknowns"})
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

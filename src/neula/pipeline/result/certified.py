@@ -33,7 +33,7 @@ class CertifiedResult(shown.Shown):
     accuracy: str = ""
     seconds: float = math.nan
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
         return shown.verdict(self.accuracy, converged=self.converged)  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult
@@ -34,9 +34,9 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
         What ``residual`` was asked to be.
     residuals : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
-    pending : callable or None
-        With ``wait=False`` what :func:`neula.finish` calls.
     """
+
+    _arrays: ClassVar[str] = ".L"
 
     factor: ArrayT
     upper: bool
@@ -45,7 +45,7 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
     bound: float
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
-    pending: Callable[[], Any] | None = None
+    _pending: Callable[[], Any] | None = None
 
     @property
     def L(self) -> ArrayT:
@@ -57,11 +57,11 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
         """The upper factor; without ``upper=True`` the transpose of L."""
         return self.factor if self.upper else _transposed(self.factor)
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
-        return super().headline() + shown.members(self.accepted)
+        return super()._headline() + shown.members(self.accepted)
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the factor, how it came about, and how good it is."""
         return {
             "U" if self.upper else "L": shown.array(self.factor),

@@ -45,8 +45,6 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
         0 where a problem holds NaN or Inf.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
-    fit : object or None
-        The problem, from which statistics are computed.
     """
 
     optimality: float
@@ -58,27 +56,27 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
     passes: int = 0
     constraint_error: float = 0.0
     constraint_rank: int | None = None
-    fit: Any = Deferrable(None)  # noqa: RUF009
+    _fit: Any = Deferrable(None)  # noqa: RUF009
 
-    def remark(self) -> str:
+    def _remark(self) -> str:
         """Which problem was solved where the rank is not full, else how many digits are correct."""
-        return self.deficiency() or super().remark()
+        return self._deficiency() or super()._remark()
 
-    def deficiency(self) -> str:
+    def _deficiency(self) -> str:
         """That the rank is not full; nothing where it is."""
         if not self.rank < self.full_rank:
             return ""
         smallest = "smallest " if shown.members(self.accepted) else ""
         return f", {smallest}rank {self.rank} of {self.full_rank}: minimum-norm solution"
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
         norms = self.residual_norm if isinstance(self.residual_norm, list) else [self.residual_norm]
         more = {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
         if self.constraint_rank is not None:
             more["rank"] += f", rank {self.constraint_rank} of the constraints"
-        if self.deficiency():
-            more = {"digits": shown.sure(self.digits), **more}
+        if self._deficiency():
+            more = {"digits": shown.correct(self.digits), **more}
         if self.passes:
             more["passes over A"] = f"{self.passes}"
-        return self.rows_with(self.factorization, more)
+        return self._rows_with(self.factorization, more)

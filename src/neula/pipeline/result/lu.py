@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.shown import ArrayT
@@ -76,6 +76,8 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     seconds : float
         Time of the factorization.
     """
+
+    _arrays: ClassVar[str] = ".L and .U"
 
     packed: PackedLU
     variant: str
@@ -158,11 +160,11 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     def _integers(self, numbers: Tensor) -> Any:
         return numbers.tolist() if self.members is None else self.give_back(numbers, numbers.dtype)
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What they are the factors of."""
         return f"LU factors of {self.shape} {str(self.dtype).rpartition('.')[2]}"
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: how they were made, and what they are good for."""
         inner = self.inner_panel if isinstance(self.inner_panel, tuple) else (self.inner_panel,)
         widths = " and ".join(str(width) for width in (self.panel, *inner) if width is not None)

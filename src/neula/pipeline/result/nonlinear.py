@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 import torch
@@ -231,12 +231,12 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         found: np.ndarray = scipy_linalg.lapack.dtrtri(r)[0] * math.sqrt(variance)
         return found
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
         verdict = "certified" if self.converged else "NOT certified"
-        return f"{verdict} to be stationary{shown.members(self.accepted)}, {shown.sure(self.digits)}"
+        return f"{verdict} to be stationary{shown.members(self.accepted)}, {shown.correct(self.digits)}"
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
 
         def worst(value: Any) -> str:
@@ -273,6 +273,8 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
         From ``xdata`` to the model and its derivatives by the parameters, for :meth:`band`; None after
         pickling, which few models survive.
     """
+
+    _arrays: ClassVar[str] = ".popt"
 
     popt: ArrayT
     pcov: ArrayT
@@ -342,13 +344,13 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
         dof = math.inf if self.absolute_sigma else self.result.degrees_of_freedom
         return give(y), give(quantile(level, dof) * spread)
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
-        return self.result.headline()
+        return self.result._headline()
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the parameters, their errors, and how good they are."""
-        rest = [row for row in self.result.rows() if row[0] != "x"]
+        rest = [row for row in self.result._rows() if row[0] != "x"]
         return [
             ("popt", shown.array(self.popt)),
             ("standard errors", shown.array(self.standard_errors())),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult, Unpacked
@@ -41,9 +41,9 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         How many singular values of U are 1.
     residuals, orthogonalities : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
-    pending : callable or None
-        With ``wait=False`` what :func:`neula.finish` calls.
     """
+
+    _arrays: ClassVar[str] = ".U and .H"
 
     U: ArrayT
     H: ArrayT | None
@@ -58,9 +58,9 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     residuals: Any
     orthogonalities: Any
     accepted: Any
-    pending: Callable[[], Any] | None = None
+    _pending: Callable[[], Any] | None = None
 
-    def member(self, place: int) -> PolarResult[Any]:
+    def _member(self, place: int) -> PolarResult[Any]:
         """The decomposition of one matrix of a batch."""
         names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
         arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -77,11 +77,11 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     def _parts(self) -> tuple[Any, ...]:
         return self.U, self.H
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
-        return super().headline() + shown.members(self.accepted)
+        return super()._headline() + shown.members(self.accepted)
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the factors, how they came about, and how good they are."""
         return {
             "U": shown.array(self.U),

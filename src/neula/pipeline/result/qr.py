@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult, Unpacked
@@ -34,9 +34,9 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
     accepted : array of bool, shape (*batch,), or None
         Whether each factorization is certified to the accuracy asked for.
-    pending : callable or None
-        With ``wait=False`` what :func:`neula.finish` calls.
     """
+
+    _arrays: ClassVar[str] = ".Q and .R"
 
     Q: ArrayT
     R: ArrayT
@@ -45,14 +45,14 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     H: ArrayT | None = None
     tau: ArrayT | None = None
     accepted: Any = Deferrable(None)  # noqa: RUF009
-    pending: Callable[[], Any] | None = None
+    _pending: Callable[[], Any] | None = None
 
     def _parts(self) -> tuple[Any, ...]:
         if self.tau is not None:
             return self.H, self.tau
         return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
 
-    def member(self, place: int) -> QRResult[Any]:
+    def _member(self, place: int) -> QRResult[Any]:
         """The factors of one matrix of a batch."""
         found = self.certificate[place]
         attempts = self.attempts
@@ -70,7 +70,7 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             return bool(self.accepted.all())
         return bool(self.attempts) and self.attempts[-1].accepted
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the factors, how they came about, and how good they are."""
         first, second, *_ = self._parts()
         names = ("Q", "R") if self.tau is None else ("H", "tau")

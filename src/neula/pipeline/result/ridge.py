@@ -78,7 +78,7 @@ class RidgePath(CertifiedResult, Generic[ArrayT]):
         found = np.nan_to_num(np.array(getattr(self, by).tolist()), nan=math.inf).argmin(0)
         return found if found.ndim else int(found)
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
 
         def largest(x: Any) -> float:

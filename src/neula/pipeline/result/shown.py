@@ -7,8 +7,9 @@ import math
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
+from neula.errors import counted
 from neula.pipeline.result.deferred import Deferring
 
 ArrayT = TypeVar("ArrayT")
@@ -31,25 +32,38 @@ class Shown(Deferring, ABC):
     equal ones, and comparing them would wait for a GPU.
     """
 
+    _arrays: ClassVar[str] = ".x"
+    """Attributes with what was computed."""
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse: NumPy would make an array of one object.
+
+        Raises
+        ------
+        TypeError
+        """
+        raise TypeError(f"{type(self).__name__} is not an array: take its {self._arrays}")
+
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
+    def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """What the constructor makes of the fields that are given, in a tenth of its microseconds."""
         result = object.__new__(cls)
         result.__dict__.update(fields)
         return result
 
     @abstractmethod
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
 
     @abstractmethod
-    def rows(self) -> Rows:
+    def _rows(self) -> Rows:
         """Names and values below the headline."""
 
     def __repr__(self) -> str:
-        rows = list(self.rows())
+        rows = list(self._rows())
         width = max(len(name) for name, _ in rows)
-        lines = [f"{type(self).__name__}: {self.headline()}"]
+        title = f"{type(self).__name__}: {self._headline()}"
+        lines = textwrap.wrap(title, COLUMNS, subsequent_indent="  ")
         for name, value in rows:
             first, *more = textwrap.wrap(value, COLUMNS - width - 4)
             lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + part for part in more)]
@@ -60,9 +74,9 @@ class Shown(Deferring, ABC):
         rows = "".join(
             f'<tr><th style="text-align:left">{html.escape(name)}</th>'
             f'<td style="text-align:left">{html.escape(value)}</td></tr>'
-            for name, value in self.rows()
+            for name, value in self._rows()
         )
-        caption = html.escape(f"{type(self).__name__}: {self.headline()}")
+        caption = html.escape(f"{type(self).__name__}: {self._headline()}")
         return f'<table><caption style="text-align:left">{caption}</caption>{rows}</table>'
 
 
@@ -112,9 +126,11 @@ def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
     return f"{method}, the best of {len(attempts)}"
 
 
-def sure(digits: float) -> str:
-    """How much of x rounding errors leave: noise in the data does not count."""
-    return f"{digits:.1f} digits free of rounding errors" if digits > 0 else "no digit of x is sure"
+def correct(digits: float) -> str:
+    """How many digits of x are guaranteed to be correct: whole ones, so never more than its dtype holds."""
+    if digits < 1:
+        return "no digit of x is sure"
+    return f"{counted(int(digits), 'correct digit')} (rounding only; noise in the data is not counted)"
 
 
 def verdict(accuracy: str, *, converged: bool) -> str:
@@ -125,4 +141,4 @@ def verdict(accuracy: str, *, converged: bool) -> str:
 def members(accepted: Any) -> str:
     """How many problems of a batch are certified; nothing for a single one."""
     count = math.prod(accepted.shape) if accepted is not None and len(accepted.shape) else None
-    return "" if count is None else f" ({int(accepted.sum())} of {count} problems)"
+    return "" if count is None else f", {int(accepted.sum())} of {count} accepted"

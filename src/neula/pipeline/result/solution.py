@@ -48,8 +48,6 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
     backward_errors, conditions : array of float64, shape (*batch,)
     forward_errors : array of float64, shape (*batch,) or (*batch, k)
         Of each right-hand side.
-    pending : callable or None
-        With ``wait=False`` what :func:`neula.finish` calls.
     """
 
     x: ArrayT
@@ -65,17 +63,17 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
     backward_errors: Any = Deferrable(None)  # noqa: RUF009
     conditions: Any = Deferrable(None)  # noqa: RUF009
     forward_errors: Any = Deferrable(None)  # noqa: RUF009
-    pending: Callable[[], Any] | None = None
+    _pending: Callable[[], Any] | None = None
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
-        return f"{super().headline()}{shown.members(self.accepted)}{self.remark()}"
+        return f"{super()._headline()}{shown.members(self.accepted)}{self._remark()}"
 
-    def remark(self) -> str:
+    def _remark(self) -> str:
         """What the headline says behind the verdict."""
-        return f", {shown.sure(self.digits)}"
+        return f", {shown.correct(self.digits)}"
 
-    def rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
+    def _rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is, with more of the latter."""
         return {
             "x": shown.array(self.x),

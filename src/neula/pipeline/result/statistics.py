@@ -40,7 +40,7 @@ class Statistics:
     """
 
     x: Any
-    fit: FittedProblem | None
+    _fit: FittedProblem | None
 
     def covariance(self, *, absolute: bool = False) -> Any:
         """Covariance matrix of the parameters, ``s^2 (A^T W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
@@ -158,9 +158,9 @@ class Statistics:
 
     @property
     def _known(self) -> FittedProblem:
-        if self.fit is None:
+        if self._fit is None:
             raise ValueError(
                 "nothing is left of A, from which statistics are computed: neither over processes nor after "
                 "pickling; ask for them where the result was made"
             )
-        return self.fit
+        return self._fit

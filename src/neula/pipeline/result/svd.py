@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult, Unpacked
@@ -35,6 +35,8 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
 
+    _arrays: ClassVar[str] = ".U, .s and .Vh"
+
     U: ArrayT
     s: ArrayT
     Vh: ArrayT
@@ -53,12 +55,12 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     def _parts(self) -> tuple[Any, ...]:
         return self.U, self.s, self.Vh
 
-    def headline(self) -> str:
+    def _headline(self) -> str:
         """What is certified, in a line."""
         s: Any = self.s
-        return f"rank {len(s)}, {super().headline()}"
+        return f"rank {len(s)}, {super()._headline()}"
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the triplets, how they came about, and how good they are."""
         return {
             "U": shown.array(self.U),

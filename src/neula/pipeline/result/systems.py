@@ -30,6 +30,6 @@ class SolveResult(SolutionResult[ArrayT], Generic[ArrayT]):
     growth: float
     method: str = ""
 
-    def rows(self) -> shown.Rows:
+    def _rows(self) -> shown.Rows:
         """What matters: the answer, how it came about, and how good it is."""
-        return self.rows_with(self.method, {"growth": f"{self.growth:.2g}"})
+        return self._rows_with(self.method, {"growth": f"{self.growth:.2g}"})

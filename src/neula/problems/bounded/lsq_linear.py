@@ -181,7 +181,7 @@ def lsq_linear(
         unbounded=True,
     )
     known = solved.common() | solved.linear()
-    result = solved.attached(LsqLinearResult.from_fields(known | {"message": MESSAGES[known["status"]]}))
+    result = solved.attached(LsqLinearResult._from_fields(known | {"message": MESSAGES[known["status"]]}))
     report(1.0)
     if verbose > 0:
         print(result.message)

@@ -251,7 +251,7 @@ def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
     if wrong.any():
         place = int(wrong.argmax())
         raise ValueError(
-            f"no x[{place}] is between its bounds: the lower one, {float(lower[place])}, must be less than "
+            f"the lower bound {float(lower[place])} of x[{place}] must be less than "
             f"the upper one, {float(upper[place])}"
         )
     return both

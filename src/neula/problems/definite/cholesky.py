@@ -165,7 +165,7 @@ def _asked(
     check_matrices(given, "A")
     n = given.shape[-1]
     if given.shape[-2] != n:
-        raise ValueError(f"A must be square, got {given.shape[-2]} x {n}: neula.qr factorizes any matrix")
+        raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use qr for other shapes")
     return call, CholeskyOptions(call.target, call.engine, progress)
 
 
@@ -211,7 +211,7 @@ def _pending(
         accepted=call.hand_back(accepted, accepted.dtype),
         engine=str(options.engine),
         accuracy=options.target.name,
-        pending=lambda: _finished(call, options, begun, upper=upper),
+        _pending=lambda: _finished(call, options, begun, upper=upper),
     )
 
 

@@ -152,7 +152,7 @@ def _accepted(
     fields = {"factor": factor, "upper": upper, "converged": True, "residual": residual, "bound": bound}
     fields |= {"residuals": residuals, "accepted": Later(accepted), "attempts": (attempt,)}
     fields |= {"engine": str(options.engine), "accuracy": options.target.name}
-    return CholeskyResult.from_fields(fields | {"seconds": perf_counter() - given.begun})
+    return CholeskyResult._from_fields(fields | {"seconds": perf_counter() - given.begun})
 
 
 def launched_plan(a: torch.Tensor, options: CholeskyOptions, *, upper: bool) -> LaunchedCholeskyPlan | None:

@@ -75,7 +75,7 @@ class ConstrainedSolution:
             How many are data, and not damping.
         is_vector : bool
         """
-        fit = self.solved.result.fit
+        fit = self.solved.result._fit
         if not isinstance(fit, LinearFit):
             return fit
         units = self.problem.units
@@ -123,7 +123,7 @@ def whitened(
         forward = forward + least_squares_error(condition, torch.full_like(size, noise), ratio)
         forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
     if problem.limited is not None:  # statistics depend on A beside the damping
-        solved = replace(solved, result=replace(result, fit=None))
+        solved = replace(solved, result=replace(result, _fit=None))
     return ConstrainedSolution(
         solved, result.x, norms, forward, result.backward_errors, problem, problem.b_columns
     )

@@ -249,7 +249,7 @@ def _given_back(
     solution = solution.squeeze(-1) if shapes.is_vector else solution
     result = replace(
         result,
-        fit=found.fit_in_units(call, rows, is_vector=shapes.is_vector),
+        _fit=found.fit_in_units(call, rows, is_vector=shapes.is_vector),
         x=call.give_back(solution, call.dtype),
         converged=bool(accepted.all()),
         backward_error=of_data,

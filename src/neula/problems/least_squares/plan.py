@@ -125,9 +125,9 @@ class LeastSquaresPlan:
             "full_rank": self._full_rank,
             "factorization": label,
             "ranks": Later(lambda: wrap(np.array(int(rank)))),
-            "fit": Later(fit),
+            "_fit": Later(fit),
         }
-        return LstsqResult.from_fields(fields)
+        return LstsqResult._from_fields(fields)
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
@@ -181,7 +181,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
             "full_rank": self.options.full_rank(*shapes.a.shape[-2:]),
             "factorization": found.label,
             "ranks": Later(lambda: given.give(layout.of_members(values.rank).contiguous())),
-            "fit": Later(lambda: self._fit_of(given.operands, values.x, values.residual_norm)),
+            "_fit": Later(lambda: self._fit_of(given.operands, values.x, values.residual_norm)),
         }
 
 

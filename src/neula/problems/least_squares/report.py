@@ -55,7 +55,7 @@ def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -
     m, n = options.over_rows.count(report.shapes.a.shape[-2]), report.shapes.a.shape[-1]
     full_rank = options.full_rank(m, n)
     ranks = of["rank"][~np.isnan(of["backward_error"])]
-    return LstsqResult.from_fields(
+    return LstsqResult._from_fields(
         {
             **report.common(),
             "optimality": report.worst.get("optimality", 0.0),
@@ -66,7 +66,7 @@ def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -
             "factorization": run.label,
             "ranks": report.of_members(lambda: values.rank, 0),
             "passes": passes,
-            "fit": fit,
+            "_fit": fit,
         }
     )
 

@@ -42,7 +42,7 @@ def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOption
         rank=least,
         factorization=begun.label,
         ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
-        pending=lambda: solve_system(call, shapes, options, None, begun).reported(call),
+        _pending=lambda: solve_system(call, shapes, options, None, begun).reported(call),
     )
     return attached(call, shapes, result, partial(_attach, None, options, result.ranks))
 

@@ -128,11 +128,11 @@ def traced_orth(
         return None
     if method == "polar" and A.shape[-2] >= A.shape[-1]:
         found: Any = traced_polar(A, completion=True, accuracy=accuracy, engine=engine, strict=strict)
-        return found.U if wait else replace(found, pending=lambda: found.U)
+        return found.U if wait else replace(found, _pending=lambda: found.U)
     if method != "qr":
         return None
     q, r, *_, accepted = ORTH(A, name_of(accuracy), engine, strict)
-    return q if wait else QRResult(q, r, engine=engine, accepted=accepted, pending=lambda: q)
+    return q if wait else QRResult(q, r, engine=engine, accepted=accepted, _pending=lambda: q)
 
 
 def _cholesky(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:

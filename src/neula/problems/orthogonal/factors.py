@@ -100,7 +100,7 @@ def as_pending(
         engine=str(call.engine),
         accuracy=call.target.name,
         accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
-        pending=finish,
+        _pending=finish,
     )
 
 
@@ -129,7 +129,7 @@ def as_accepted(
     }
     if order is not None:
         fields["P"] = give(order)
-    return QRResult.from_fields(fields)
+    return QRResult._from_fields(fields)
 
 
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:

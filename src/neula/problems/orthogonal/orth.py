@@ -135,7 +135,7 @@ def orth(
         return as_pending(values, accepted, call, "reduced", lambda: _with_ranks(call, options, begun)[0].Q)
     if rcond is None:
         complete = _with_ranks(call, options)[0]
-        return complete.Q if wait else replace(complete, pending=lambda: complete.Q)
+        return complete.Q if wait else replace(complete, _pending=lambda: complete.Q)
     factors, result = _factorized(call, options)
     a = call.first.tensor
     if a.numel() == 0:
@@ -196,7 +196,7 @@ def _nearest(call: Call, rcond: float | None, progress: Progress | None, *, wait
     result = polar_result(call, options, wait=wait)
     if wait:
         return _of_full_rank(call, result)
-    return replace(result, pending=lambda: _of_full_rank(call, finish(result)))
+    return replace(result, _pending=lambda: _of_full_rank(call, finish(result)))
 
 
 def _of_full_rank(call: Call, result: PolarResult) -> Any:

@@ -44,7 +44,7 @@ def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[A
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
     ignored={"overwrite_a": False},
 )
-@over_lists(QRResult.member)
+@over_lists(QRResult._member)
 def qr(
     A: Any,
     mode: str = "reduced",

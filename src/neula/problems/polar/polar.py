@@ -43,7 +43,7 @@ def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
 @with_operator(traced_polar)
 @OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
-@over_lists(PolarResult.member)
+@over_lists(PolarResult._member)
 def polar(
     A: Any,
     *,
@@ -209,7 +209,7 @@ def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[
         accepted=call.hand_back(accepted, accepted.dtype),
         engine=str(options.engine),
         accuracy=options.target.name,
-        pending=lambda: _finished(call, options, side, begun),
+        _pending=lambda: _finished(call, options, side, begun),
     )
 
 

@@ -82,7 +82,7 @@ class SystemsPlan:
             "growth": growth,
             "method": self._label,
         }
-        return SolveResult.from_fields(fields)
+        return SolveResult._from_fields(fields)
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):

@@ -43,4 +43,4 @@ def collect(report: Report) -> SolveResult:
     known = report.common()
     known["tolerance"] = solve_bound(options.target, report.shapes.a.shape[-1])
     known["growth"], known["method"] = report.worst.get("growth", 1.0), report.run.label
-    return SolveResult.from_fields(known)
+    return SolveResult._from_fields(known)

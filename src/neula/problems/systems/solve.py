@@ -272,7 +272,7 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
         **unread(call, shapes, begun.values, accepted, options),
         growth=math.nan,
         method=begun.label,
-        pending=lambda: _finished(call, shapes, options, begun),
+        _pending=lambda: _finished(call, shapes, options, begun),
     )
     return _attached(call, shapes, options, result)
 
@@ -330,9 +330,7 @@ def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:
 
 def _check_square(a: torch.Tensor) -> None:
     if a.ndim >= 2 and a.shape[-1] != a.shape[-2]:
-        raise ValueError(
-            f"A must be square, got {a.shape[-2]} x {a.shape[-1]}: neula.lstsq solves systems that are not"
-        )
+        raise ValueError(f"A must be square, got {a.shape[-2]} x {a.shape[-1]}; use lstsq for other shapes")
 
 
 def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None) -> Run[SystemsSolutions]:
