@@ -13,7 +13,9 @@ import torch
 from tests.matrices import normal_array
 
 import neula
+from neula.certificates.bounds import lstsq_bound
 from neula.compat.scipy import lu_factor, lu_solve
+from neula.engines import FORMATS
 from neula.kernels import core
 from neula.pipeline import plans
 from neula.pipeline.plans import Plans
@@ -170,13 +172,48 @@ def test_a_plan_belongs_to_a_core_and_a_tuning(monkeypatch: pytest.MonkeyPatch) 
 def test_so_many_shapes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "KEPT", 4)
     made: list[int] = []
-    some = Plans(lambda x: made.append(len(x)))  # type: ignore[arg-type,func-returns-value]
-    some._operands = 1
-    for n in range(1, 6):
+    some = Plans(plans.for_each_shape(lambda x: made.append(len(x))), operands=1)  # type: ignore[arg-type,func-returns-value]
+    for n in range(6):
         for _ in range(3):
             assert some((np.ones(n),), {}) is None
-    assert made == [1, 2, 3, 4, 5]
-    assert len(some._plans) == len(some._seen) == 1
+    assert made == [0, 1, 2, 3, 4, 5]
+    assert len(some._seen) == 1
+    assert len(some._plans) == 2
+    for dimensions in range(2, 6):
+        some((np.ones((1,) * dimensions),), {})
+    assert len(some._seen) == 1
+    assert not some._plans
+
+
+def test_new_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second call on, whatever its shape; wrong ones are errors as in a first call."""
+    functions: list[Any] = [neula.solve, neula.lstsq]
+    for function in functions:
+        for n in (3, 4):
+            function(normal(n, n), normal(n))
+        with pytest.raises(ValueError, match="do not fit"):
+            function(normal(5, 5), normal(6))
+    with pytest.raises(ValueError, match="A must be square"):
+        neula.solve(normal(6, 5), normal(6))
+    begun: list[None] = []
+    for module in (solution, solve):
+        monkeypatch.setattr(module, "solved_by_plan", lambda *_: begun.append(None))
+    for m, n in ((7, 7), (9, 9), (9, 2), (2, 9), (30, 1)):
+        a, b = normal(m, n), normal(m)
+        found = neula.lstsq(a, b)
+        assert np.allclose(found.x, np.linalg.pinv(a) @ b)
+        assert found.rank == found.full_rank == min(m, n)
+        if m == n:
+            assert np.allclose(neula.solve(a, b).x, found.x)
+    assert not begun
+
+
+def test_an_accuracy_that_is_a_number_is_that_of_a_shape() -> None:
+    error = 1.1 * lstsq_bound(FORMATS["fp64"], 2)
+    for _ in range(3):
+        assert neula.lstsq(normal(9, 2), normal(9), accuracy=error).accuracy == "fp64"
+        with pytest.raises(ValueError, match="finer than what is certified"):
+            neula.lstsq(normal(90, 80), normal(90), accuracy=error)
 
 
 @pytest.mark.parametrize("upper", [False, True])

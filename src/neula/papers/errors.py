@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from neula.algorithms.spectra.condition import largest_singular_value
 from neula.papers.data import Row
 
 BLOCK_ELEMENTS = 1 << 26
@@ -32,6 +33,11 @@ def orthogonality_defect(q: torch.Tensor) -> torch.Tensor:
         exact = block.double()
         defect += exact.T @ exact
     return defect
+
+
+def norm_of_defect(defect: torch.Tensor) -> float:
+    """``||Q^T Q - I||_2`` by the power method, from below, usually within a percent."""
+    return largest_singular_value(defect, 30)
 
 
 def product_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-import numpy as np
 import torch
 
 from neula.kernels.precision import plain_arithmetic
@@ -20,7 +19,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.pending import answer_of_first
-from neula.pipeline.plans import Given, fields_of_accepted
+from neula.pipeline.plans import OF_EACH, Given, accepted_solutions, tensors_of
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
@@ -29,12 +28,7 @@ P = TypeVar("P", bound=ProblemBatch)
 S = TypeVar("S", bound=Solutions)
 R = TypeVar("R", bound=SolutionResult[Any])
 
-KNOWN = {
-    "accepted": "doubtful",
-    "backward_errors": "backward_error",
-    "conditions": "condition",
-    "forward_errors": "forward_error",
-}
+KNOWN = dict(zip(OF_EACH, ("doubtful", "backward_error", "condition", "forward_error"), strict=True))
 """Fields of results, and where solutions have them."""
 
 
@@ -85,8 +79,7 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
 
     def __call__(self, given: Given) -> R | Answer[S] | None:
         """The result of a call like one before, else what the link has found, if anything."""
-        operands = [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in given.arrays]
-        return self.solved(given, broadcast_system(*operands))
+        return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
 
     def of_call(self, call: Call, shapes: BatchedProblem) -> R | Answer[S] | None:
         """The same of a first call, behind its front end."""
@@ -116,14 +109,11 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
                 return given.give(layout.of_columns(known).contiguous())
             return given.give(layout.of_members(~known if name == "accepted" else known).contiguous())
 
-        numbers = of["backward_error"][1], of["forward_error"][1], max(1.0, of["condition"][1])
         fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
-        return self.result._from_fields(
-            fields
-            | fields_of_accepted(
-                given, self.options, found.label, numbers, each, lambda: self.reason(said, of)
-            )
-        )
+        fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
+        fields["condition"] = max(1.0, of["condition"][1])
+        told = found.label, lambda: self.reason(said, of)
+        return accepted_solutions(self.result, given, self.options, *told, fields, each)
 
 
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:

@@ -1,29 +1,32 @@
-"""Problems of a shape that was solved before: what does not depend on numbers is decided once.
+"""Problems like some that were solved before: what does not depend on numbers is decided once.
 
 A call of a small problem spends most of its time on what its arrays are, what is asked for, which chain that
-makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A plan keeps it,
-with the first link: what that link solves, and the verdict accepts, is the answer. All else goes through the
-front end and the whole chain, as a first call does, which goes on from what a device has found.
+makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A planner keeps
+what dtypes and keywords decide, and makes the plan of each new shape. A plan keeps the rest, with the first
+link: what that link solves, and the verdict accepts, is the answer. All else goes through the front end and
+the whole chain, as a first call does, which goes on from what a device has found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from numbers import Real
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from neula.certificates.forward_error import digits_of
-from neula.engines import Engine, Tuning
+from neula.engines import Engine, Format, Tuning
 from neula.kernels.core import core
 from neula.pipeline.chain import Answer
-from neula.pipeline.in_numpy import IN_NUMPY, Asked
 from neula.pipeline.inputs import fetched_tensors
 from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Shown
 from neula.pipeline.state import restored
 
 KEPT = 512
@@ -31,13 +34,24 @@ KEPT = 512
 
 DTYPES = (np.dtype(np.float64), np.dtype(np.float32), torch.float64, torch.float32)
 
+IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
+"""Dtypes that NumPy has as well."""
+
+OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
+"""Fields with what is known of each problem."""
+
 COPIED = 1 << 15
 """Elements of a view up to which its copy takes less time than the front end."""
+
+R = TypeVar("R", bound=Shown)
 
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]
 """Makes an array one of the user's library."""
+
+Planner = Callable[..., "Plan | None"]
+"""From the arrays of a call to the plan of their shapes; None where the core is not the first link."""
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
@@ -51,6 +65,22 @@ class WithEngine(Protocol):
     @property
     def engine(self) -> Engine:
         """The engine that multiplies."""
+
+
+class Asked(WithEngine, Protocol):
+    """Options, which name an accuracy, too."""
+
+    @property
+    def target(self) -> Format:
+        """Whose accuracy the result is to have."""
+
+
+class AskedOfSolutions(Asked, Protocol):
+    """The same where a solution is asked for."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of x as it is given back."""
 
 
 class Plan(Protocol):
@@ -94,7 +124,8 @@ class Plans:
     Parameters
     ----------
     make : callable
-        From the arguments of a call to its plan; None where the compiled core is not the first link.
+        From the arguments of a call to the planner for its dtypes, dimensions and keywords; None where the
+        compiled core is not the first link.
     operands : int, optional
         Arrays, which are positional.
     go_on : callable, optional
@@ -106,7 +137,7 @@ class Plans:
 
     def __init__(
         self,
-        make: Callable[..., Plan | None],
+        make: Callable[..., Planner | None],
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
@@ -114,6 +145,7 @@ class Plans:
         self._make, self._operands, self._fetches = make, operands, fetches
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
+        self._planners: dict[Any, Planner | None] = {}
         self._seen: set[Any] = set()
         _every.append(self)
 
@@ -122,22 +154,21 @@ class Plans:
         begun = perf_counter()
         if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
-        key: list[Any] = []
-        for x in given.arrays:
-            key += x.shape, x.dtype
+        given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
-            key.append(given.arrays[0].device)
+            given_as.append(given.arrays[0].device)
         for name, value in keywords.items():
             if isinstance(value, torch.Tensor):  # which a key would keep
                 return None
-            key += name, value, type(value)
+            given_as += name, value, type(value)
+        key = tuple(given_as), tuple([x.shape for x in given.arrays])
         try:
-            plan, kernels, tuning = self._plans[tuple(key)]
-        except KeyError:
-            self._plan(tuple(key), given.arrays, keywords)
-            return None
+            found = self._plans.get(key)
         except TypeError:  # a keyword that cannot be hashed
             return None
+        if found is None and (found := self._plan(key, given.arrays, keywords)) is None:
+            return None
+        plan, kernels, tuning = found
         if plan is None or kernels is not core() or tuning is not plan.options.engine.tuning:
             return None
         device, there = plan.options.engine.device, isinstance(given.arrays[0], torch.Tensor)
@@ -147,26 +178,44 @@ class Plans:
             given = given._replace(arrays=[x.numpy() for x in fetched_tensors(given.arrays)])
         if not there and device.type == "cuda" and device.index != torch.cuda.current_device():
             return None  # arrays on the host go to the current device
-        found = plan(given)
-        if not isinstance(found, Answer):
-            return found
+        answer = plan(given)
+        if not isinstance(answer, Answer):
+            return answer
         assert self._go_on is not None
-        return self._go_on(found, *args, **keywords)
+        return self._go_on(answer, *args, **keywords)
 
-    def _plan(self, key: Any, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> None:
-        """Make a plan at the second call: a first one is not slowed down, and is often the only one."""
-        if key not in self._seen:
+    def _plan(
+        self, key: tuple[Any, Any], arrays: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> tuple[Plan | None, object, Tuning | None] | None:
+        """The plan of a new shape; None for a first call, often the only one, which is not slowed down."""
+        # Which format has an accuracy that is a number, and which device takes less time, depends on shapes.
+        by_shape = isinstance(keywords.get("accuracy"), Real) or isinstance(arrays[0], torch.Tensor)
+        kind = key if by_shape else (key[0], tuple(x.ndim for x in arrays))
+        if kind not in self._seen:
             if len(self._seen) >= KEPT:
                 self.forget()
-            self._seen.add(key)
-            return
-        plan = self._make(*arrays, **keywords) if all(x.dtype in DTYPES for x in arrays) else None
-        self._plans[key] = plan, core(), None if plan is None else plan.options.engine.tuning
+            self._seen.add(kind)
+            return None
+        if kind not in self._planners:
+            taken = all(x.dtype in DTYPES for x in arrays)
+            self._planners[kind] = self._make(*arrays, **keywords) if taken else None
+        if len(self._plans) >= KEPT:
+            self._plans.clear()
+        planner = self._planners[kind]
+        plan = None if planner is None else planner(*arrays)
+        self._plans[key] = found = plan, core(), None if plan is None else plan.options.engine.tuning
+        return found
 
     def forget(self) -> None:
         """Begin anew."""
         self._seen.clear()
+        self._planners.clear()
         self._plans.clear()
+
+
+def for_each_shape(plan_of: Callable[..., Plan | None]) -> Callable[..., Planner]:
+    """What makes planners that begin anew for each shape."""
+    return lambda *arrays, **keywords: partial(plan_of, **keywords)
 
 
 def forget_all() -> None:
@@ -203,6 +252,11 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
     return Given(args, lambda x: torch.from_numpy(x).to(device), begun, lambda x: x.to(device), args)
 
 
+def tensors_of(arrays: Sequence[Any]) -> list[torch.Tensor]:
+    """Arrays on the host, or tensors, as tensors."""
+    return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arrays]
+
+
 def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
     """The same where they are on the host, else None."""
     given = given_arrays(args, begun)
@@ -213,65 +267,68 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def fields_of_accepted(
-    given: Given,
-    options: Asked,
-    label: str,
-    numbers: tuple[float, float, float],
-    each: Callable[[str], Any],
-    reason: Callable[[], str],
-) -> dict[str, Any]:
-    """Fields that results of linear systems and of least squares share, for problems that are all accepted.
+def accepted_result(
+    kind: type[R], given: Given, options: Asked, label: str, reason: Callable[[], str], fields: dict[str, Any]
+) -> R:
+    """The result of problems that one link has solved, all accepted.
 
     Parameters
     ----------
-    given : Given
-    options : Asked
-    label : str
-    numbers : (float, float, float)
-        Backward error, forward error and condition number, the largest ones.
-    each : callable
-        From the name of a field to the user's array of what is known of each problem.
     reason : callable
         Why they are accepted, in words.
+    fields : dict of str to object
+        What is not common to all results; the rest is put there.
     """
-    backward_error, forward_error, condition = numbers
     logged(Attempt(label, True, Later(reason)))
-    return {
-        "converged": True,
-        "backward_error": backward_error,
-        "condition": condition,
-        "forward_error": forward_error,
-        "digits": digits_of(forward_error, options.dtype),
-        "attempts": Later(lambda: (Attempt(label, True, reason()),)),
-        "engine": str(options.engine),
-        "accuracy": options.target.name,
-        "accepted": Later(lambda: each("accepted")),
-        "backward_errors": Later(lambda: each("backward_errors")),
-        "conditions": Later(lambda: each("conditions")),
-        "forward_errors": Later(lambda: each("forward_errors")),
-        "seconds": perf_counter() - given.begun,
-    }
+    fields["attempts"] = Later(lambda: (Attempt(label, True, reason()),))
+    fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
+    fields["seconds"] = perf_counter() - given.begun
+    return kind._from_fields(fields)
 
 
-def fields_of_single(
+def accepted_solutions(
+    kind: type[R],
     given: Given,
-    options: Asked,
+    options: AskedOfSolutions,
     label: str,
-    numbers: tuple[float, float, float],
-    forward_errors: Any,
     reason: Callable[[], str],
-) -> dict[str, Any]:
-    """The same of one problem, of whose right-hand sides the forward errors are known on the host."""
+    fields: dict[str, Any],
+    each: Callable[[str], Any],
+) -> R:
+    """The same of linear systems and least-squares problems.
 
-    def each(name: str) -> Any:
-        backward_error, _, condition = numbers
-        known = {"accepted": True, "backward_errors": backward_error, "conditions": condition}
-        return given.wrap(np.array(known.get(name, forward_errors)))
+    Parameters
+    ----------
+    each : callable
+        From one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
+    """
+    fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
+    for name in OF_EACH:
+        fields[name] = Later(partial(each, name))
+    return accepted_result(kind, given, options, label, reason, fields)
 
-    return fields_of_accepted(given, options, label, numbers, each, reason)
+
+def accepted_solution(
+    kind: type[R],
+    given: Given,
+    options: AskedOfSolutions,
+    label: str,
+    reason: Callable[[], str],
+    fields: dict[str, Any],
+    x: np.ndarray,
+    forward_errors: list[float],
+) -> R:
+    """The same of one problem on the host, from x in double precision, shape (n, k), and errors of its k
+    columns.
+    """
+    is_vector = given.arrays[1].ndim == 1
+    errors = forward_errors[0] if is_vector else forward_errors
+    known = True, fields["backward_error"], fields["condition"], errors
+    fields["x"] = returned(given, x[:, 0] if is_vector else x, options)
+    each: Callable[[str], Any] = lambda name: given.wrap(np.array(known[OF_EACH.index(name)]))  # noqa: E731
+    return accepted_solutions(kind, given, options, label, reason, fields, each)
 
 
-def returned(given: Given, x: np.ndarray, options: Asked) -> Any:
+def returned(given: Given, x: np.ndarray, options: AskedOfSolutions) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, probes
+from neula.algorithms.krylov.batched_lstsq import PROBES, ROUNDING, SHARED, probes
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, inverse_margin
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import core
@@ -121,28 +121,35 @@ def _places(kernels: Core) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=SHARED)
 def setting_for(kernels: Core, n: int, digits: float) -> SystemsSetting:
     """Random vectors that the norm of the inverse is known from, then one to look at A with; and limits."""
-    here = torch.device("cpu")
-    z, margin = probes(n, here), 1.0 if n <= PROBES else inverse_margin(PROBES)
-    return setting_of(kernels, torch.cat([z, probes(n, here, 1, unit=False)], 1), margin, digits)
+    vectors, exact = _vectors(max(SHARED, n))[:, :n], n <= PROBES
+    rows = np.vstack([np.eye(n), vectors[-1:]]) if exact else np.ascontiguousarray(vectors)
+    return setting_of(kernels, rows, 1.0 if exact else inverse_margin(PROBES), digits)
 
 
-def setting_of(kernels: Core, vectors: torch.Tensor, margin: float, digits: float) -> SystemsSetting:
-    """Random vectors, the columns, and limits as kernels take them.
+@lru_cache(maxsize=2)
+def _vectors(n: int) -> np.ndarray:
+    return torch.cat(
+        [probes(n, torch.device("cpu"), count, unit=False) for count in (PROBES, 1)], 1
+    ).mT.numpy()
+
+
+def setting_of(kernels: Core, vectors: np.ndarray, margin: float, digits: float) -> SystemsSetting:
+    """Random vectors, the rows, and limits as kernels take them.
 
     Parameters
     ----------
-    vectors : Tensor, shape (n, count + 1)
-        float64; the last one shows the norm of A, the others that of its inverse.
+    vectors : array, shape (count + 1, n)
+        float64, without gaps; the last one shows the norm of A, the others that of its inverse.
     margin : float
         By which the norm of the inverse may exceed its estimate.
     digits : float
         Forward error to which solutions are refined.
     """
     return kernels.systems_setting(
-        vectors.mT.contiguous().numpy(),
+        vectors,
         in_safe_range=MODERATE,
         equilibrated=EQUILIBRATED,
         max_rate=MAX_RATE,

@@ -99,4 +99,4 @@ def _setting(kernels: Core, n: int) -> SystemsSetting:
     """Random vectors as rows: those that show the norm of the inverse, then one to look at A with; limits."""
     here = torch.device("cpu")
     vectors = torch.cat([probes(n, here, count, unit=False) for count in (FEW, 1)], 1)
-    return setting_of(kernels, vectors, MARGINS[FEW], math.inf)
+    return setting_of(kernels, vectors.mT.contiguous().numpy(), MARGINS[FEW], math.inf)

@@ -47,6 +47,9 @@ ROUNDING = 8.0
 FEW = 4
 """Random vectors where products with a large matrix are what takes time."""
 
+SHARED = 256
+"""Random vectors of smaller problems are the first rows of these, since it takes time to draw them."""
+
 PLAIN_STEPS = 2
 """With an R as accurate as float32 the second one leaves rounding errors."""
 
@@ -349,4 +352,4 @@ def probes(n: int, device: torch.device, count: int = PROBES, *, unit: bool = Tr
     """
     if unit and n <= PROBES:
         return torch.eye(n, dtype=torch.float64, device=device)
-    return gaussian(n, count, torch.float64, device, seed=1) / count**0.5
+    return gaussian(max(SHARED, n), count, torch.float64, device, seed=1)[:n] / count**0.5

@@ -16,16 +16,13 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
-from neula.kernels.products.gemm import Total
+from neula.kernels.products.gemm import RUN, Total
 from neula.kernels.products.parts_triton import split
 from neula.kernels.qr.tall_gram_triton import sum_of_blocks
 from neula.kernels.triton_source import jit, tl
 
 WIDTH = 128
 """Columns of a block."""
-
-RUN = 64
-"""Products that are summed on the unit."""
 
 ROWS = 128
 """Rows of a block of the difference."""

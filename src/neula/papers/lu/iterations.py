@@ -13,7 +13,6 @@ from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
 from neula.algorithms.elimination.factorization import Factorization, MixedLU, growth_of
 from neula.algorithms.elimination.lu import VARIANTS, lu_factorize
 from neula.algorithms.krylov.iterative_refinement import gmres_refinement, refine
-from neula.algorithms.spectra.condition import largest_singular_value
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
@@ -21,6 +20,7 @@ from neula.engines import FP32, FP64, Engine
 from neula.io.matrices import no_pivoting_matrix
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
+from neula.papers.errors import norm_of_defect
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import SERIES
@@ -32,7 +32,6 @@ TUNABLE, GEOMETRIC = "Fasi-Higham", "geometric"
 KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum, partial pivoting"}
 CONDITIONS = [10.0**k for k in range(1, 10)]
 MAX_ITERATIONS = 100
-NORM_STEPS = 30
 SOLVERS = CLASSICAL, GMRES = "classical", "gmres"
 ALIKE = 1.5
 """How many times as many iterations count as about as many."""
@@ -115,7 +114,7 @@ def contraction(a: torch.Tensor, factors: Factorization) -> float:
     """``||I - (LU)^-1 A||_2``: the largest part of the error that a step of classical refinement leaves."""
     defect = -factors.solve(a)
     defect.diagonal().add_(1)
-    return largest_singular_value(defect, NORM_STEPS) if bool(defect.isfinite().all()) else math.nan
+    return norm_of_defect(defect) if bool(defect.isfinite().all()) else math.nan
 
 
 def classical_iterations(system: PaperSystem, factors: Factorization) -> int | None:

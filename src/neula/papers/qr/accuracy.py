@@ -15,13 +15,12 @@ from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_passes
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.algorithms.spectra.condition import largest_singular_value
 from neula.certificates.bounds import orthogonality_bound, residual_bound
 from neula.engines import FP16, FP32, Engine, Format
 from neula.io.matrices import SPECTRA
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, plain_ticks, shape_text
-from neula.papers.errors import backward_error, growth, orthogonality_defect
+from neula.papers.errors import backward_error, growth, norm_of_defect, orthogonality_defect
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, steady_seconds
 from neula.papers.qr.householder import rhouqr
@@ -33,7 +32,6 @@ CONDITIONS = [10.0**k for k in range(8)]
 PAPERS = ("arithmetic",)
 """The spectrum that the paper shows."""
 OTHERS = tuple(spectrum for spectrum in SPECTRA if spectrum not in PAPERS)
-NORM_STEPS = 30
 FLAT = 0.2
 """Exponents of the condition number below this are no growth."""
 COMPLETE = 0.3
@@ -88,7 +86,7 @@ def _factorizations(a: torch.Tensor, engine: Engine) -> Iterator[tuple[str, Fact
 # item: Q orthogonality
 def orthogonality(q: torch.Tensor) -> float:
     """``||I - Q^T Q||_2``, computed in double precision."""
-    return largest_singular_value(orthogonality_defect(q), NORM_STEPS)
+    return norm_of_defect(orthogonality_defect(q))
 
 
 def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str) -> None:

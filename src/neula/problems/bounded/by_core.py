@@ -26,8 +26,7 @@ from neula.kernels.core import DTYPES
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.small_problems.bounded_host import BoundedLimits, BoundedMinimum, Numbers, minimum
 from neula.pipeline.call import Call
-from neula.pipeline.in_numpy import IN_NUMPY, arrays_of
-from neula.pipeline.plans import Given, fields_of_single, returned
+from neula.pipeline.plans import IN_NUMPY, Given, accepted_solution
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
@@ -70,32 +69,26 @@ class CoreBoundedSolution:
     x: np.ndarray  # shape (n,): as it is given back, but in double precision
     errors: BoundedErrors
 
-    def common(self) -> dict[str, Any]:
-        """Fields that results of both public functions share."""
+    def result(self, kind: type[R], fields: dict[str, Any]) -> R:
+        """The result, with fields of its own."""
         call, shapes, options, errors = self.call, self.shapes, self.options, self.errors
         numbers, at = self.found.numbers, self.found.at
         bound, wrap = options.limits(shapes.a.shape).backward_error, call.first.wrap_array
-        given, forward = Given((), wrap, call.begun), errors.forward_error
-        known = {
-            "x": returned(given, self.x if shapes.is_vector else self.x[:, None], options),
+        given = Given((self.x, self.x), wrap, call.begun)
+        fields |= errors._asdict() | {
             "iterations": int(numbers.sets),
             "tolerance": bound,
             "active_mask": Later(lambda: wrap(at.astype(np.int64))),
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
-        return known | fields_of_single(
-            given,
-            options,
-            LABEL,
-            (errors.backward_error, forward, errors.condition),
-            forward if shapes.is_vector else [forward],
-            lambda: in_words(bound, *errors),
-        )
+        told = LABEL, lambda: in_words(bound, *errors)
+        return accepted_solution(kind, given, options, *told, fields, self.x[:, None], [errors.forward_error])
 
     def linear(self) -> dict[str, Any]:
         """What :func:`neula.lsq_linear` gives back beside that."""
-        call, numbers, (a, (b,)) = self.call, self.found.numbers, arrays_of(self.shapes)
-        fun = a.astype(np.float64, copy=False) @ self.x - b
+        call, numbers = self.call, self.found.numbers
+        a, b = (x.double().numpy() for x in (self.shapes.a, self.shapes.b[:, 0]))
+        fun = a @ self.x - b
         inside = numbers.sets == 1 and numbers.width == len(self.x)
         return {
             "cost": numbers.residual**2 / 2,

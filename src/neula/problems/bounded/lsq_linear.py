@@ -180,8 +180,8 @@ def lsq_linear(
         strict=strict,
         unbounded=True,
     )
-    known = solved.common() | solved.linear()
-    result = solved.attached(LsqLinearResult._from_fields(known | {"message": MESSAGES[known["status"]]}))
+    known = solved.linear()
+    result = solved.attached(solved.result(LsqLinearResult, known | {"message": MESSAGES[known["status"]]}))
     report(1.0)
     if verbose > 0:
         print(result.message)

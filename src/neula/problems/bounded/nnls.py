@@ -119,7 +119,7 @@ def nnls(
     solved = solve_bounded(
         A, b, (0.0, math.inf), max_iterations=most, accuracy=accuracy, engine=engine, strict=strict
     )
-    result = solved.attached(NNLSResult._from_fields(solved.common()))
+    result = solved.attached(solved.result(NNLSResult, {}))
     report(1.0)
     solved.report(result)
     return result

@@ -74,6 +74,10 @@ class BoundedSolution:
             "residual_norms": self._given(values.residual_norm),
         }
 
+    def result(self, kind: type[R], fields: dict[str, Any]) -> R:
+        """The result, with fields of its own."""
+        return kind._from_fields(self.common() | fields)
+
     def linear(self) -> dict[str, Any]:
         """What :func:`neula.lsq_linear` gives back beside that."""
         call, whole, values = self.call, self.whole, self.values

@@ -17,7 +17,7 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.pending import first_answer
-from neula.pipeline.plans import Given, Plan, Plans
+from neula.pipeline.plans import Given, Plan, Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, CholeskyResult
 from neula.problems.definite.judge import CholeskyJudge
@@ -35,7 +35,7 @@ def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any
 @with_operator(
     traced_cholesky,
     Plans(
-        lambda A, **keywords: _plan(A, **keywords),
+        for_each_shape(lambda A, **keywords: _plan(A, **keywords)),
         operands=1,
         go_on=lambda begun, A, **keywords: _gone_on(A, begun, **keywords),
     ),

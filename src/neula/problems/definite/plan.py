@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.inputs import flattened
 from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.plans import Given
-from neula.pipeline.result import Attempt, CholeskyResult
+from neula.pipeline.plans import Given, accepted_result
+from neula.pipeline.result import CholeskyResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.links import chain
@@ -68,9 +67,9 @@ class CholeskyPlan:
         if not residual <= self._bound:
             return None
         wrap, bound = given.wrap, self._bound
-        reason = Later(lambda: f"residual {residual:.1e} (bound {bound:.1e})")
         known = wrap(factor), residual, wrap(np.array(residual)), lambda: wrap(np.array(True))
-        return _accepted(given, self.options, *known, bound, Attempt(self._label, True, reason), upper)
+        reason = lambda: f"residual {residual:.1e} (bound {bound:.1e})"  # noqa: E731
+        return _accepted(given, self.options, self._label, reason, *known, bound, upper)
 
     def _residual(self, a: np.ndarray, factor: np.ndarray) -> float:
         """That of :func:`neula.certificates.cholesky.residuals_of_triangles`, of the lower triangle of A."""
@@ -135,24 +134,24 @@ class LaunchedCholeskyPlan:
         reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, len(matrices), "matrices")
         factor = given.give(lower.mT if upper else lower)
         known = factor, residual, given.give(residuals), lambda: given.give(judge.accept(residuals))
-        return _accepted(given, options, *known, judge.bound, Attempt(found.label, True, reason), upper)
+        return _accepted(given, options, found.label, lambda: reason, *known, judge.bound, upper)
 
 
 def _accepted(
     given: Given,
     options: CholeskyOptions,
+    label: str,
+    reason: Callable[[], str],
     factor: Any,
     residual: float,
     residuals: Any,
     accepted: Callable[[], Any],
     bound: float,
-    attempt: Attempt,
     upper: bool,
 ) -> CholeskyResult[Any]:
     fields = {"factor": factor, "upper": upper, "converged": True, "residual": residual, "bound": bound}
-    fields |= {"residuals": residuals, "accepted": Later(accepted), "attempts": (attempt,)}
-    fields |= {"engine": str(options.engine), "accuracy": options.target.name}
-    return CholeskyResult._from_fields(fields | {"seconds": perf_counter() - given.begun})
+    fields |= {"residuals": residuals, "accepted": Later(accepted)}
+    return accepted_result(CholeskyResult, given, options, label, reason, fields)
 
 
 def launched_plan(a: torch.Tensor, options: CholeskyOptions, *, upper: bool) -> LaunchedCholeskyPlan | None:

@@ -6,7 +6,6 @@ What is accepted here is what the judge of the chain accepts; what is not goes o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -24,7 +23,6 @@ from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import Probes, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
-from neula.pipeline.in_numpy import FEW
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -36,6 +34,9 @@ several; so many also has the Gram matrix of columns that may be dependent."""
 RIGHT = 1 << 20
 """Elements of a matrix, times right-hand sides, up to which these are refined one by one. More of them the
 library multiplies by together, in slices for twice the precision."""
+
+FEW = 16
+"""Right-hand sides of one problem that are refined one by one, whatever its size."""
 
 NEAR = 1 << 14
 """Elements up to which more vectors show how fast refinement of dependent columns converges: passes take less
@@ -85,12 +86,11 @@ def by_core(
         return together(problems, before)
     report, parts, steps, used = stage(options.progress, label), [], 0, 0
     special = options.damp or options.weights is not None
-    plain = replace(options, weights=None, damp=0.0) if special else options
     size = max(1, ELEMENTS // (m * n))
     for a, b in problems.chunks(size):
         if special:
             a, b = stacked_problem(a, b, options.weights, options.damp)
-        found = _solved(a, b, plain)
+        found = _solved(a, b, options)
         if found is None:
             return together(problems, before)
         known, (taken, ways) = found.numbers[:-2], found.numbers[-2:]
@@ -157,7 +157,7 @@ def _are_here(options: LeastSquaresOptions) -> bool:
 def kernel_for(
     m: int, n: int, options: LeastSquaresOptions
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
-    """The core's function for plain problems of a shape: ``seminormal_host.prepared``."""
+    """The core's function for problems of m rows, those of damping included: ``seminormal_host.prepared``."""
     limits, verdict = (
         limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
         options.limits((m, n)),
@@ -166,7 +166,7 @@ def kernel_for(
         *(options.dtype, limits, verdict.backward_error, verdict.condition),
         rcond=options.rcond,
         rounding=rounding_of(n, options.unit),
-        probes=_probes(m, n) if n**2 <= LARGEST else None,
+        probes=_probes(n, m * n <= NEAR) if n**2 <= LARGEST else None,
     )
 
 
@@ -179,8 +179,8 @@ def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> S
     return SeminormalHostSolutions(written, count, n, k)
 
 
-@lru_cache(maxsize=64)
-def _probes(m: int, n: int) -> Probes:
-    count = PROBES if m * n <= NEAR else FEW_PROBES
+@lru_cache(maxsize=WIDEST)
+def _probes(n: int, near: bool) -> Probes:
+    count = PROBES if near else FEW_PROBES
     vectors = probes(n, torch.device("cpu"), count, unit=False).numpy()
     return Probes(vectors, MARGINS[count], ROUNDING * FP64.u)

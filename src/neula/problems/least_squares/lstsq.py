@@ -11,7 +11,6 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Arithmetic, Engine, format_of
-from neula.engines.reduction import HERE, Reduction
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
@@ -19,14 +18,14 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.plans import Plan, Plans
+from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
-from neula.problems.least_squares.plan import LeastSquaresPlan, plan_for
+from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
@@ -44,7 +43,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 @with_operator(
     traced_lstsq,
     Plans(
-        lambda A, b, **keywords: _plan(A, b, **keywords),
+        lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
     ),
 )
@@ -297,6 +296,7 @@ def _asked(
         dtype, most = call.dtype, call.engine.tuning[HostTuning].by_host_kernel
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
+    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(a.dtype).u
     shapes = broadcast_system(*call.tensors)
     options = LeastSquaresOptions(
         engine=call.engine,
@@ -306,8 +306,8 @@ def _asked(
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=damp,
         weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
-        rcond=default_rcond(a, call.engine.over_rows) if rcond is None else rcond,
-        unit=format_of(a.dtype).u,
+        rcond=default_rcond((m, a.shape[-1]), unit) if rcond is None else rcond,
+        unit=unit,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
@@ -319,7 +319,7 @@ def _asked(
 PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
 
 
-def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner | None:
     """That of problems which the core takes, or of plain ones whose first link launches its work."""
     keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
@@ -329,14 +329,20 @@ def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
         if name in keywords:
             keywords[name] = checked(name, keywords[name])
     keywords["damp"] = check_damp(keywords.get("damp", 0.0))
-    _, shapes, options = _asked(A, b, wait=wait, **keywords)
+    options = _asked(A, b, wait=wait, **keywords)[2]
 
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
         return LinearFit(*_asked(*operands, **keywords), x, norms)
 
-    plan = plan_for(shapes, options, fit_of)
-    launches = wait and not options.damp
-    return plan if launches or isinstance(plan, LeastSquaresPlan) else None
+    def plan(a: Any, b: Any) -> Plan | None:
+        rcond = keywords["rcond"] if "rcond" in keywords else default_rcond(a.shape, options.unit)
+        asked = replace(options, rcond=rcond)
+        if (one := shape_of_one(a, b)) and (alone := core_plan(*one, asked, fit_of)):
+            return alone
+        launches = wait and not options.damp
+        return plan_for(broadcast_system(*tensors_of((a, b))), asked, fit_of) if launches else None
+
+    return plan
 
 
 def _gone_on(
@@ -349,9 +355,9 @@ def _gone_on(
     return solve_system(call, shapes, options, None, begun).reported(call)
 
 
-def default_rcond(a: torch.Tensor, over_rows: Reduction = HERE) -> float:
+def default_rcond(shape: Sequence[int], unit: float) -> float:
     """Rounding errors of the double-precision factorization, or of the data where those are larger."""
-    return max(max(over_rows.count(a.shape[-2]), a.shape[-1]) * 2.0**-52, 2 * format_of(a.dtype).u)
+    return max(max(shape[-2:]) * 2.0**-52, 2 * unit)
 
 
 def check_damp(damp: Any) -> float:

@@ -39,7 +39,7 @@ def by_svd(
     shape = options.over_rows.count(m), n
     solution = minimum_norm(scaled, options.rcond)
     members = _members(scaled, solution, options)
-    limits = replace(options.limits(shape), forward_error=SURE)
+    limits = options.limits(shape, SURE)
     full_rank = options.full_rank(*shape)
     report(1.0)
     # Refinement with residuals in double double has more digits where the rank is full after all.

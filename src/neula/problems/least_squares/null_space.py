@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from neula.algorithms.exact_combinations import beyond_combinations
+from neula.algorithms.krylov.batched_lstsq import ROUNDING
 from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.verdict import within
@@ -16,10 +17,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.problems.orthogonal.qr import qr
 
-ROUNDINGS = 8.0
-"""Unit roundoffs, times the condition number of C, of the shortest x that fulfils the constraints."""
-
-ROUNDING = 8.0
+NEGLIGIBLE = 8.0
 """Factor on ``max(n, p) u``: smaller diagonal elements of R, and residuals of constraints, count as zero."""
 
 STEPS = 5
@@ -59,7 +57,7 @@ class NullSpace:
     @property
     def noise(self) -> float:
         """By how much rounding errors of the factorization turn the basis, and move the shortest x."""
-        return ROUNDINGS * self.condition * FP64.u
+        return ROUNDING * self.condition * FP64.u
 
     @classmethod
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
@@ -84,7 +82,7 @@ class NullSpace:
             return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
         q, r, order = qr(c.mT, mode="complete", pivoting=True, engine=engine)
         diagonal = r.diagonal().abs()
-        rank = int((diagonal > ROUNDING * max(n, p) * FP64.u * diagonal.max()).sum())
+        rank = int((diagonal > NEGLIGIBLE * max(n, p) * FP64.u * diagonal.max()).sum())
         kept, dropped = order.tolist()[:rank], order.tolist()[rank:]
         triangle = r[:rank, :rank]
         y = torch.linalg.solve_triangular(triangle.mT, d[..., kept, :], upper=False)
@@ -122,7 +120,7 @@ class NullSpace:
     @property
     def tolerance(self) -> float:
         """Largest error of a row that rounding explains."""
-        return ROUNDING * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
+        return NEGLIGIBLE * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
         """Refuse constraints, as they were given, that no x fulfils.

@@ -14,7 +14,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_core import most_right, takes
@@ -32,7 +32,7 @@ from neula.problems.signatures import Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@with_operator(traced_pinv, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
+@with_operator(traced_pinv, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def pinv(
     A: Any,
     rcond: float | None = None,
@@ -163,7 +163,7 @@ def _asked(
     )
     a = call.first.tensor
     check_matrices(a, "A")
-    rcond = part_of_one("rcond", rcond)
+    rcond, unit = part_of_one("rcond", rcond), format_of(a.dtype).u
     options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
@@ -172,8 +172,8 @@ def _asked(
         compute=None,
         damp=0.0,
         weights=None,
-        rcond=default_rcond(a) if rcond is None else rcond,
-        unit=format_of(a.dtype).u,
+        rcond=default_rcond(a.shape, unit) if rcond is None else rcond,
+        unit=unit,
         max_iterations=60,
         forward=False,
         progress=progress,

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
-from dataclasses import replace
-from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from neula.algorithms.krylov.pace import LaunchTuning, Pace
 from neula.certificates.verdict import Evidence
-from neula.kernels.core import DTYPES, core
+from neula.kernels.core import DTYPES
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.launched import Extremes, LaunchedPlan
-from neula.pipeline.plans import Given, fields_of_single, returned
+from neula.pipeline.plans import Given, accepted_solution, returned
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.shapes import BatchedProblem
+from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most_right, takes
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.judge import LeastSquaresJudge
@@ -31,9 +29,6 @@ from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
 from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
-
-if TYPE_CHECKING:
-    from neula._core import Core
 
 FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], LinearFit | None]
 
@@ -63,17 +58,11 @@ class LeastSquaresPlan:
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
         self._damping = options.damp * np.eye(n) if options.damp else None
-        solve = kernel_for(options.rows(m, n), n, replace(options, damp=0.0))
+        solve = kernel_for(options.rows(m, n), n, options)
         assert solve is not None
         self._solve = solve
-        self._limits = replace(options.limits((m, n)), forward_error=options.first_error(m, n))
+        self._limits = options.limits((m, n), options.first_error(m, n))
         self._size, self._full_rank = seminormal_host.size_of(1, n, k), options.full_rank(m, n)
-
-    def fitting(self, fit_of: FitOf) -> LeastSquaresPlan:
-        """The same for problems whose statistics are made of something else."""
-        found = copy(self)
-        found._fit_of = fit_of
-        return found
 
     def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
         """X, shape (n, k), and what is known of it; None where it is not accepted."""
@@ -90,33 +79,25 @@ class LeastSquaresPlan:
     def __call__(self, given: Given) -> LstsqResult[Any] | None:
         """The result; None where it is not accepted."""
         (a, b), k = given.arrays, self._shape[1]
-        is_vector = b.ndim == 1
-        found = self.solved(a, b[:, None] if is_vector else b)
+        found = self.solved(a, b[:, None] if b.ndim == 1 else b)
         if found is None:
             return None
         x, numbers = found
-        evidence = Evidence.from_numbers(numbers)
+        evidence, wrap = Evidence.from_numbers(numbers), given.wrap
         condition, _, optimality, rank, _, steps, way = numbers[len(Evidence._fields) : len(NUMBERS)]
         backward, forward, condition = evidence.backward_error, evidence.forward_error, max(1.0, condition)
         errors, norms = numbers[len(NUMBERS) : len(NUMBERS) + k], numbers[len(NUMBERS) + k :]
         label, bound = LABELS[SolutionMethod(int(way))], self._limits.backward_error
-        fields = fields_of_single(
-            given,
-            self.options,
-            label,
-            (backward, forward, condition),
-            forward if is_vector else errors,
-            lambda: in_words(bound, backward, forward),
-        )
-        wrap = given.wrap
 
         def fit() -> LinearFit | None:
             return self._fit_of(
                 given.operands, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
             )
 
-        fields |= {
-            "x": returned(given, x[:, 0] if is_vector else x, self.options),
+        fields = {
+            "backward_error": backward,
+            "forward_error": forward,
+            "condition": condition,
             "iterations": int(steps),
             "tolerance": bound,
             "optimality": optimality,
@@ -127,7 +108,8 @@ class LeastSquaresPlan:
             "ranks": Later(lambda: wrap(np.array(int(rank)))),
             "_fit": Later(fit),
         }
-        return LstsqResult._from_fields(fields)
+        told = label, lambda: in_words(bound, backward, forward)
+        return accepted_solution(LstsqResult, given, self.options, *told, fields, x, errors)
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
@@ -185,23 +167,22 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
         }
 
 
-@lru_cache(maxsize=128)
-def _plan(kernels: Core, m: int, n: int, k: int, options: LeastSquaresOptions) -> LeastSquaresPlan:
-    """Made once for a core and what is asked of it."""
-    return LeastSquaresPlan(m, n, k, options)
+def core_plan(m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf) -> LeastSquaresPlan | None:
+    """That of single m x n matrices with k right-hand sides, on the host, if the core takes them."""
+    special = options.weights is not None or options.progress is not None
+    fits = not special and takes(m, n, options) and 0 < k <= most_right(m, n)
+    return LeastSquaresPlan(m, n, k, options, fit_of) if fits else None
 
 
 def plan_for(
     shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
 ) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
     """One problem on the host that the core takes, or problems whose first link launches its work."""
-    a, b, kernels = shapes.a, shapes.b, core()
-    (m, n), k = a.shape[-2:], b.shape[-1]
-    special = options.weights is not None or options.progress is not None
-    if not (kernels is None or special or shapes.batch or a.ndim != 2) and a.is_cpu and b.is_cpu:
-        fits = a.dtype in DTYPES and b.dtype in DTYPES and 0 < k <= most_right(m, n)
-        if fits and takes(m, n, options):
-            return _plan(kernels, m, n, k, options).fitting(fit_of)
+    a, b = shapes.a, shapes.b
+    m, n = a.shape[-2:]
+    here = all(x.is_cpu and x.dtype in DTYPES for x in (a, b))
+    if here and (one := shape_of_one(a, b)) and (found := core_plan(*one, options, fit_of)):
+        return found
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
     if not launches or shapes.shares or 0 in (a.numel(), b.numel()):
         return None

@@ -48,10 +48,11 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
         return max(self.rcond, max(shape[-2:]) * FP64.u)
 
-    def limits(self, shape: Sequence[int]) -> Limits:
+    def limits(self, shape: Sequence[int], forward_error: float | None = None) -> Limits:
         """What the evidence of solutions may say for matrices of m rows and n columns."""
         bound = lstsq_bound(self.target, self.full_rank(*shape[-2:]))
-        return Limits.for_shape(shape, bound, self.largest_error, self.rcond)
+        largest = self.largest_error if forward_error is None else forward_error
+        return Limits.for_shape(shape, bound, largest, self.rcond)
 
     @property
     def named(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.certificates.verdict import Evidence, Limits
-from neula.engines import FP64, Engine
+from neula.engines import FP64, Engine, format_of
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
@@ -165,7 +165,7 @@ def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
         compute=None,
         damp=0.0,
         weights=None,
-        rcond=default_rcond(a),
+        rcond=default_rcond(a.shape, format_of(a.dtype).u),
         max_iterations=60,
         forward=False,
         progress=None,

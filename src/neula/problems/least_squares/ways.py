@@ -67,7 +67,7 @@ def by_gram(
     shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
     assert answer.measured is not None
     evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
-    if not replace(options.limits(shape), forward_error=SURE).accept(evidence):
+    if not options.limits(shape, SURE).accept(evidence):
         beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
         if bool(over_rows.agree(beyond.any())):
             answer = solve(source=replace(source, factor=factor))

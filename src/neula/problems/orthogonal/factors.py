@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
-from neula.pipeline.plans import Given
+from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.problem import QROptions, QRValues, raw_dtype
@@ -121,15 +120,11 @@ def as_accepted(
         "Q": None if mode == "r" else give(q),
         "R": give(r),
         "certificate": certificate,
-        "attempts": Later(lambda: (Attempt(label, True, certificate.in_words),)),
-        "engine": str(options.engine),
-        "accuracy": options.target.name,
-        "seconds": perf_counter() - given.begun,
         "accepted": Later(lambda: give(torch.ones(q.shape[:-2], dtype=torch.bool, device=q.device))),
     }
     if order is not None:
         fields["P"] = give(order)
-    return QRResult._from_fields(fields)
+    return accepted_result(QRResult, given, options, label, lambda: certificate.in_words, fields)
 
 
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:

@@ -26,7 +26,7 @@ from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.plans import Plans
+from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import Kind, LUKeywords, LUSolveKeywords
@@ -50,7 +50,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
+@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
 def lu_factor(
     A: Any,
     variant: str = "5.2/5.1",

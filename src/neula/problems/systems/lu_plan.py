@@ -67,7 +67,7 @@ class LUPlan:
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         if int(info) or not math.isfinite(float(lu.sum())):  # of finite numbers, unless it overflows
             return None
-        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else _as_it_is
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
 
 
@@ -139,10 +139,6 @@ def plan_of(
     by_lapack = pivot == "partial" and is_lapacks(chosen, kept, *others.values())
     single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype
     return LUPlan(LUPlanOptions(chosen, kept, keep_a)) if by_lapack and single else None
-
-
-def _as_it_is(x: torch.Tensor) -> torch.Tensor:
-    return x
 
 
 class MeasuredSubstitution:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +16,14 @@ from neula.kernels.core import core
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.launched import Extremes, LaunchedPlan
-from neula.pipeline.plans import Given, fields_of_single, returned
+from neula.pipeline.plans import Given, accepted_solution
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import BatchedProblem
-from neula.problems.systems.by_core import is_for_core, is_small, takes
+from neula.pipeline.shapes import BatchedProblem, shape_of_one
+from neula.problems.systems.by_core import CoreTuning, is_for_core, is_small, takes
 from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
-
-if TYPE_CHECKING:
-    from neula._core import Core
 
 UPDATES = len(SystemsSolutions.names)
 """Where the core says how many updates there were; the history follows."""
@@ -56,33 +52,26 @@ class SystemsPlan:
         """The result; None where it is not accepted."""
         (a, b), k, limits = given.arrays, self._k, self._limits
         x, errors, numbers = np.empty((self._n, k)), np.empty((1, k)), np.empty((self._count, 1))
-        is_vector = b.ndim == 1
-        if not self._solve(
-            a, b[:, None] if is_vector else b, self._setting, x, errors, numbers, *self._asked
-        ):
+        b = b[:, None] if b.ndim == 1 else b
+        if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
             return None
         of = numbers.ravel().tolist()
         _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
         if not (limits.accept(Evidence.from_numbers(of)) and math.isfinite(largest)):
             return None
         updates, bound = int(of[UPDATES]), limits.backward_error
-        fields = fields_of_single(
-            given,
-            self.options,
-            self._label,
-            (backward, forward, condition),
-            forward if is_vector else errors[0].tolist(),
-            lambda: in_words(refined, bound, forward, updates, growth),
-        )
-        fields |= {
-            "x": returned(given, x[:, 0] if is_vector else x, self.options),
+        fields = {
+            "backward_error": backward,
+            "forward_error": forward,
+            "condition": condition,
             "iterations": updates,
             "tolerance": bound,
             "history": (*of[UPDATES + 1 : UPDATES + 1 + updates], refined),
             "growth": growth,
             "method": self._label,
         }
-        return SolveResult._from_fields(fields)
+        told = self._label, lambda: in_words(refined, bound, forward, updates, growth)
+        return accepted_solution(SolveResult, given, self.options, *told, fields, x, errors[0].tolist())
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
@@ -108,19 +97,19 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
         return {"tolerance": bound, "growth": growth, "method": found.label}
 
 
-@lru_cache(maxsize=128)
-def _plan(kernels: Core, n: int, k: int, options: SystemsOptions) -> SystemsPlan:
-    """Made once for a core and what is asked of it."""
-    return SystemsPlan(n, k, options)
+def core_plan(m: int, n: int, k: int, options: SystemsOptions) -> SystemsPlan | None:
+    """That of single systems of order n with k right-hand sides, on the host, if the core takes them."""
+    fits = m == n and is_for_core(n, options) and is_small(n, options)
+    fits = fits and 0 < k <= options.engine.tuning[CoreTuning].core_columns
+    return SystemsPlan(n, k, options) if fits else None
 
 
 def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
     """One small system on the host where the core takes it, or one that is launched on a device."""
-    a, b, kernels = shapes.a, shapes.b, core()
+    a, b = shapes.a, shapes.b
     n = a.shape[-1]
-    alone = not shapes.batch and a.ndim == 2 and takes(a, b, options)
-    if kernels is not None and alone and is_small(n, options) and is_for_core(n, options):
-        return _plan(kernels, *b.shape, options)
+    if takes(a, b, options) and (one := shape_of_one(a, b)) and (found := core_plan(*one, options)):
+        return found
     if shapes.batch or 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None
     links = chain_together(len(shapes.matrices), n, options)

@@ -21,11 +21,11 @@ from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for
 from neula.pipeline.pending import first_answer
-from neula.pipeline.plans import Plan, Plans
+from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.pipeline.solutions import (
     Report,
     attached,
@@ -38,7 +38,7 @@ from neula.problems.systems.by_core import suits
 from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together
-from neula.problems.systems.plan import SystemsPlan, plan_for, solved_by_plan
+from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
 from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
@@ -55,7 +55,7 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
 @with_operator(
     traced_solve,
     Plans(
-        lambda A, b, **keywords: _plan(A, b, **keywords),
+        lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
     ),
 )
@@ -235,9 +235,17 @@ def _asked(
     return call, shapes, options
 
 
-def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
-    plan = plan_for(*_asked(A, b, wait=wait, **keywords)[1:])
-    return plan if wait or isinstance(plan, SystemsPlan) else None
+def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
+    options = _asked(A, b, wait=wait, **keywords)[2]
+
+    def plan(*arrays: Any) -> Plan | None:
+        if (one := shape_of_one(*arrays)) and (alone := core_plan(*one, options)):
+            return alone
+        a, b = tensors_of(arrays)
+        _check_square(a)
+        return plan_for(broadcast_system(a, b), options) if wait else None
+
+    return plan
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
