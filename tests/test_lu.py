@@ -93,7 +93,7 @@ def test_panels_are_those_of_the_paper_by_default() -> None:
 )
 def test_rows_say_who_factorized(widths: dict[str, int], row: str) -> None:
     F = lu_factor(hpl_ai_matrix(30), engine="cpu", **widths)  # type: ignore[call-overload]
-    assert dict(F.rows())["variant"].endswith(row)
+    assert dict(F._rows())["variant"].endswith(row)
     assert (F.panel is None) == (not widths)
 
 

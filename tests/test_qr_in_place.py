@@ -14,8 +14,8 @@ from tests.matrices import normal
 
 import neula
 from memory_of_gpu import peak_beside
-from neula.algorithms.orthogonal.rgsqrf import WIDE
 from neula.engines import graphs
+from neula.engines.shipped import machine
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
 
@@ -131,7 +131,8 @@ def test_memory_on_a_gpu() -> None:
     assert result.Q.data_ptr() == a.data_ptr()
     # A block, its Q, its operands and its copy when it is recorded.
     replayed = 4 * graphs.largest_input(a.device)
-    operands = 2 * (m * (n // 2 + WIDE) + WIDE * n // 2)
+    wide = machine("h200").numbers["operand_columns"]
+    operands = 2 * (m * (n // 2 + wide) + wide * n // 2)
     assert peak <= 4 * n * n + operands + replayed
     left = (image - result.Q.double() @ (result.R.double() @ probe)).norm() / 2
     assert left <= 3 * 2.0**-11 * (2 + np.log2(n)) * norm

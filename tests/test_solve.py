@@ -246,7 +246,7 @@ def test_accuracy_levels_cost_what_they_should(rng):
 @pytest.mark.parametrize(
     ("A", "error", "message"),
     [
-        (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4: neula.lstsq"),
+        (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4; use lstsq"),
         (np.ones(3), ValueError, "A must be a matrix"),
         (np.ones((3, 3)) * 1j, TypeError, "A is complex"),
         (scipy.sparse.eye(3).tocsr(), TypeError, "A is a sparse"),

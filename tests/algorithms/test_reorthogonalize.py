@@ -1,6 +1,7 @@
 """Second passes: the paper's Figure 4 after re-orthogonalization, and QR in double precision."""
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -147,8 +148,8 @@ def test_a_correction_squares_nothing_but_the_small(
 ) -> None:
     """Q (I + N) with ``||N||_F`` of this size becomes orthonormal up to third powers and rounding errors."""
     monkeypatch.setattr(reorthogonalization, "FEWEST_ROWS", 64)  # several blocks of rows
-    monkeypatch.setattr(reorthogonalization, "NARROWEST", 16)
     chosen = select_engine(engine, torch.device("cuda" if engine == "cuda" else "cpu")).using("fp32")
+    monkeypatch.setattr(type(chosen), "tuning", replace(chosen.tuning, correction_block=16))
     generator = torch.Generator().manual_seed(m + n)
     basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
     noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
@@ -189,8 +190,8 @@ def test_a_correction_that_is_not_small_changes_nothing(kind: str) -> None:
 def test_a_correction_of_the_last_columns(columns: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are orthonormal, and stay what they are."""
     monkeypatch.setattr(reorthogonalization, "FEWEST_ROWS", 64)
-    monkeypatch.setattr(reorthogonalization, "NARROWEST", 16)
     engine = EmulatedEngine("cpu", "fp32")
+    monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, correction_block=16))
     m, n, generator = 400, 300, torch.Generator().manual_seed(columns)
     basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
     noise = torch.randn(n, columns, generator=generator, dtype=torch.float64)

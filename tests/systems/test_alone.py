@@ -12,7 +12,7 @@ from tests.campaign.oracle import System
 
 import neula
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
-from neula.problems.systems.by_core import LARGEST
+from neula.engines.shipped import machine
 
 pytestmark = pytest.mark.usefixtures("with_core_and_without")
 
@@ -58,7 +58,7 @@ def test_the_forward_error_is_a_bound(kind: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("n", [N, LARGEST + 3])
+@pytest.mark.parametrize("n", [N, machine("cpu").numbers["core_order"] + 3])
 def test_singular_matrices_are_not_solved(n: int, dtype: str, order: Literal["C", "F"]) -> None:
     """Rounding errors make their factors regular, and a b in the range hides that from residuals."""
     rng = np.random.default_rng(6)

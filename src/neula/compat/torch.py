@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, linalg
+from torch.autograd import forward_ad
 
 import neula
 from neula.compat.drop_in import (
@@ -184,7 +185,8 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     need(out is None and _same_kind(A))
     if is_traced((A,)):
         return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
-    if A.is_cpu and not (A.requires_grad or A.is_neg()) and is_for_library(A.numpy()):
+    plain = A.is_cpu and not (A.requires_grad or A.is_neg() or forward_ad._current_level >= 0)
+    if plain and is_for_library(A.numpy()):
         found = linalg.qr(A, mode)
         with_nonnegative_diagonal(found.Q.numpy(), found.R.numpy())
         return found

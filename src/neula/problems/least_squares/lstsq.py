@@ -296,8 +296,8 @@ def _asked(
         dtype, most = call.dtype, call.engine.tuning[HostTuning].by_host_kernel
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
-    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(a.dtype).u
     shapes = broadcast_system(*call.tensors)
+    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(a.dtype).u
     options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
