@@ -83,6 +83,18 @@ def _method(row: Mapping[str, Any]) -> str:
 
 
 COLUMNS: dict[str, Sequence[Column]] = {
+    "first": [
+        ("function", lambda row: f"`{row['function']}`"),
+        ("shape", lambda row: row["shape"].replace("x", " x ")),
+        ("dtype", lambda row: row["dtype"]),
+        ("torch, ms", _milliseconds("peer_ms")),
+        ("import, ms", _milliseconds("import_ms")),
+        ("nothing kept, ms", _milliseconds("nothing_kept_ms")),
+        ("caches filled, ms", _milliseconds("kept_ms")),
+        ("worst, ms", _milliseconds("worst_ms")),
+        ("second call, ms", _milliseconds("second_ms")),
+        ("steady, ms", _milliseconds("steady_ms")),
+    ],
     "nonlinear": (
         ("shape of J", _shape),
         ("an iteration, ms", _milliseconds("iteration_ms")),

@@ -111,7 +111,7 @@ def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: 
     assert neula.lstsq(normal(30, 400), normal(30)).engine == str(expected)
 
     def lstsq(a: torch.Tensor, b: torch.Tensor, **asked: Any) -> str:
-        forget_all()  # of tensors on a CPU, which is what these are, plans do not ask the shape for the device
+        forget_all()  # plans of tensors on a CPU do not depend on shapes, as those of a GPU do
         return neula.lstsq(a, b, **asked).engine
 
     tall, right = normal(400, 30), normal(400)
