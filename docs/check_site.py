@@ -47,7 +47,8 @@ PHRASES = {
 def pages(site: Path) -> list[Path]:
     """The pages of a site."""
     special = {"404.html", "search.html", "genindex.html", "py-modindex.html"}
-    return sorted(path for path in site.rglob("*.html") if path.name not in special)
+    pages = (path for path in site.rglob("*.html") if "_static" not in path.parts)
+    return sorted(path for path in pages if path.name not in special)
 
 
 LOOK = """async () => {

@@ -47,6 +47,7 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist"]
 myst_heading_anchors = 4
 html_theme = "pydata_sphinx_theme"
 html_title = "neula"
+html_show_search_summary = False  # Sphinx's script fails for a match whose anchor has no text
 html_static_path = ["_static"]
 html_css_files = ["katex/katex.min.css", "neula.css"]
 html_search_scorer = str(DOCS / "search_scorer.js")
