@@ -56,6 +56,15 @@ def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
 
 
 @LOW
+def test_the_diagonal_of_r_is_not_negative(format: str) -> None:
+    """Also where most directions are lost in the first pass, and the second one finds others."""
+    a = torch.linspace(-1, 1, 240, dtype=torch.float64)[:, None] ** torch.arange(160)
+    q, r = twice(a.float(), EmulatedEngine("cpu", format))
+    assert residual(a, q, r) <= recursion_bound(EmulatedEngine("cpu", format).format.u, 160)
+    assert (r.diagonal() >= 0).all()
+
+
+@LOW
 @pytest.mark.parametrize("panel", PANELS)
 def test_every_panel(format: str, panel: str) -> None:
     engine = EmulatedEngine("cpu", format)

@@ -95,8 +95,10 @@ def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) ->
     """``R_2 R_1`` as ``R_1 + (R_2 - I) R_1``; overwrites ``step`` with ``R_2 - I``.
 
     ``R_2 - I`` is as small as the first Q was orthogonal, so the engine's format is accurate enough for it.
-    Blocks of columns leave out what is zero below them: a third of the operations of a square product.
+    Blocks of columns leave out what is zero below them: a third of the operations of a square product. Where
+    the first Q had lost a direction, the difference cancels on the diagonal: that is a product of diagonals.
     """
+    diagonal = step.diagonal() * r.diagonal()
     step.diagonal().sub_(1.0)
     low, product = engine.operand(step), r.clone()
     n = r.shape[1]
@@ -106,6 +108,7 @@ def _multiply_triangular(step: torch.Tensor, r: torch.Tensor, engine: Engine) ->
         block = engine.operand(r[:stop, start:stop])
         engine.gemm(low[:stop, :stop], block, product[:stop, start:stop], beta=1.0)
     product.mT.tril_()  # by rows, which is three times as fast
+    product.diagonal().copy_(diagonal)
     return product
 
 
