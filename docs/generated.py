@@ -25,7 +25,7 @@ FILES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Files outside ``docs/`` that are pages."""
 SHOWN_AT = {
     "README.md": "index.md",
-    "README.md#measured": "performance.md",
+    "README.md#speed": "performance.md",
     "benchmarks/data": "performance.md",
 }
 """Pages that show what other links out of ``docs/`` lead to."""
