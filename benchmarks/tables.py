@@ -37,7 +37,7 @@ SPEED = (
     Line("positive definite system", {"problem": "solve definite", "matrix": "definite"}, [(3000,)]),
     Line("QR, float32", {"problem": "qr", "matrix": "float32"}, [(16384, 16384)]),
 )
-"""What the README shows, gains and losses, all from one run."""
+"""Rows of the README's table: gains and losses, all from one run."""
 
 
 def speed(folder: Path = FOLDER) -> Iterator[Sequence[str]]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import lapack
 
 import neula
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.kernels import scipy_linalg
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -57,10 +57,10 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
         gram = a.T @ a
-        r, dependent = lapack.dpotrf(gram)
+        r, dependent = scipy_linalg.lapack.dpotrf(gram)
         if dependent:
             return False
-        inverse, _ = lapack.dtrtri(r, overwrite_c=1)
+        inverse, _ = scipy_linalg.lapack.dtrtri(r, overwrite_c=1)
         square, norm = 1 / np.vdot(inverse, inverse), gram.trace() ** 0.5
         residual = b - a @ x
         gradient = residual @ a

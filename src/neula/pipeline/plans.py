@@ -279,8 +279,7 @@ def accepted_result(
     fields : dict of str to object
         What is not common to all results; the rest is put there.
     """
-    logged(Attempt(label, True, Later(reason)))
-    fields["attempts"] = Later(lambda: (Attempt(label, True, reason()),))
+    fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
     fields["seconds"] = perf_counter() - given.begun
     return kind._from_fields(fields)

@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True)
 class LaunchTuning:
-    """What is launched for small problems before the host reads a number."""
+    """Steps that are launched for small problems before the host reads a number."""
 
     # Steps with an R in float32, enough for condition numbers up to 1e4; 0: the host reads after each step.
     prelaunched_steps: int

@@ -11,12 +11,11 @@ from scipy import optimize
 
 import neula
 from neula.compat.drop_in import drop_in, need
+from neula.compat.least_squares import EPS
 from neula.errors import warn
 from neula.problems.nonlinear.models import parameters_of
 
 NOWHERE = (-np.inf, np.inf)
-
-EPS = float(np.finfo(np.float64).eps)
 
 METHODS, SCHEMES = ("trf", "dogbox", "lm"), ("2-point", "3-point", "cs")
 
