@@ -46,7 +46,7 @@ def test_a_row_for_every_measurement(name: str) -> None:
 @pytest.mark.parametrize(
     ("source", "link", "expected"),
     [
-        ("docs/design.md", "../README.md#measured", "performance.md"),
+        ("docs/design.md", "../README.md#speed", "performance.md"),
         ("docs/design.md", "../benchmarks/data", "performance.md"),
         ("docs/experiments/qr-paper/index.md", "../../../README.md", "../../index.md"),
         ("docs/api/data.md", "../engines.md#x", "../engines.md#x"),
