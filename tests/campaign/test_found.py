@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+
+import neula
 
 from .areas.constrained import ConstrainedRecipe
 from .areas.dropins import DropInRecipe
 from .areas.fits import FitsRecipe
 from .areas.ridge import RidgeRecipe
 from .fuzz import run_one
+from .oracle import LeastSquares
 from .recipes import Member, Recipe
 
 PLAIN: dict[str, Any] = {"library": "numpy", "engine": "cpu"}
@@ -183,6 +187,14 @@ FOUND = {
         *("saturation", "3-point", "least_squares", "torch", "cauchy", 2, 0, 0, 10, 1, -20, -1, 10, 0, True),
         seed=824042252,
     ),
+    # Sums of slices lose what is small beside the largest unknown, and with it the residual of a row.
+    "unknowns of all sizes": Recipe(
+        *("lstsq", 5, 12, 1, (Member("arrowhead", columns=12, rhs="range", rhs_power=200),)),
+        layout="F",
+        options=(("accuracy", "fp16"), ("certify", "forward")),
+        **PLAIN,
+        seed=1995952567,
+    ),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }
@@ -192,3 +204,16 @@ FOUND = {
 def test_sound(name: str) -> None:
     verdict, shown = run_one(FOUND[name], "cpu")
     assert not verdict.findings, f"{verdict}\n{shown}"
+
+
+@pytest.mark.filterwarnings("ignore::neula.IllConditionedWarning")
+def test_almost_nothing_of_b_lies_in_the_range_of_rank_one() -> None:
+    """Coefficients by the SVD are rounding errors of b, beside which the residual does not look large."""
+    small, large = 2.0**47 * 1.1, 2.0**127 * 0.91
+    a = np.array([[small, 0, small], [-small, large, small], [-small, -large, small]], np.float32)
+    b = np.array([[0.5], [0.0], [-1.0]], np.float32) * np.float32(2.0**126)
+    weights = np.array([0.08148235249254794, 1448278652.5880702, 1.866325391248749e-15])
+    result = neula.lstsq(a, b, weights=weights, engine="cpu")
+    (error,) = LeastSquares(a, b, weights=weights, rcond=1e-8).errors(result.x, 1)
+    assert result.rank == 1
+    assert result.forward_error >= error or not result.accepted

@@ -85,8 +85,17 @@ class Underdetermined(FactoredTallMatrices):
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
     ) -> tuple[torch.Tensor, Measures]:
-        """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967)."""
+        """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967).
+
+        From above: where sums of slices lose what is small beside the largest x, that is added to r.
+        """
         residual = residual - self.t.mT @ self.solution(update)
         of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, b))
+        assert self.doubled is not None
+        if self.doubled.cut:
+            largest = self.solution(unknowns).abs().amax(1)  # T is at most 1
+            noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * largest
+            rows = lengths(shift(torch.ones_like(b[..., :1]), self._exponents.mT))
+            of_residual = of_residual + noise * rows
         error = over(of_residual, self._norm * self.size(unknowns) + of_b)
         return residual, Measures(error, error)

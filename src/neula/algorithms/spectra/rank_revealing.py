@@ -72,12 +72,14 @@ def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
     coefficients = along / s[:rank, None]
     left = over_rows.total(u.T @ (b - b_matrix @ (v @ coefficients)))
     coefficients = coefficients + left / s[:rank, None]
-    ratio = over(over_rows.norms(b - u @ along)[0], s[0] * _lengths(coefficients))
-    error = spectrum.coefficient_error(ratio)
+    outside = over_rows.norms(b - u @ along)[0]
+    error = spectrum.coefficient_error(over(outside, s[0] * _lengths(coefficients)))
     angle = spectrum.angle
     if rank > 0:
         refined = _refined(problem, u, s[:rank])
         turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
+        # Of these coefficients: the others may be rounding errors of b alone, and far larger.
+        ratio = over(outside, s[0] * _lengths(refined.coefficients))
         better = refined.error + spectrum.dropped * turned * wedin_factor(spectrum.condition, ratio)
         if bool(over_rows.agree((better <= error).all())):
             coefficients, v, error, angle = refined.coefficients, refined.v, better, turned

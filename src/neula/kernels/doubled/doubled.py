@@ -105,6 +105,11 @@ class Doubled:
         return cls(rows, transposed, anchors, row_anchors, slices_of(rows, row_anchors) if keep else None)
 
     @property
+    def cut(self) -> bool:
+        """Whether products are sums of slices, whose errors are relative to the largest elements."""
+        return self.anchors is not None
+
+    @property
     def mT(self) -> Doubled:
         """The transposed matrices, sharing what was prepared: each of their rows is cut by itself."""
         return replace(self, transposed=not self.transposed, turned=not self.turned)
