@@ -29,6 +29,9 @@ PATIENCE = 5.0
 LONG, MOST = 0.1, 100
 """Seconds from which on a first call counts, and repetitions of what is over in microseconds."""
 
+CYCLES = 2e9
+"""Of a GPU in a second, about: how long it is to wait."""
+
 WARM = 3
 """Runs before those that an experiment times: the third one captures a graph."""
 
@@ -120,18 +123,33 @@ def _rest() -> None:
 
 
 def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
-    """Seconds that one of many queued runs takes, median of three, without synchronizing in between.
+    """Seconds that one of many runs takes, median of three, without synchronizing in between.
 
-    A run that is as short as its launch is repeated until they take ``at_least`` so many seconds.
+    A run that is as short as its launch is repeated until they take ``at_least`` so many seconds. A GPU has
+    all of them in its queue when the clock starts: inside a large computation launches are hidden as well.
     """
-    first = seconds_of(run)
-    count = math.ceil(at_least / (first if first >= LONG else seconds_of(run)))
+    _, one = seconds_of(run), seconds_of(run)  # the first one may have to compile kernels
+    count = math.ceil(at_least / one)
 
     def several() -> None:
         for _ in range(count):
             run()
 
-    return steady_seconds(several, warmup=0, cold=False) / count
+    if one >= LONG or not torch.cuda.is_available():
+        return steady_seconds(several, warmup=0, cold=False) / count
+    return statistics.median(_queued_seconds(several, count * one) for _ in range(3)) / count
+
+
+def _queued_seconds(run: Callable[[], Any], waiting: float) -> float:
+    """Seconds between two events around what is launched while the GPU waits, for twice as long as it needs."""
+    _drain()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(int(2 * waiting * CYCLES))
+    start.record()
+    run()
+    end.record()
+    _drain()
+    return 1e-3 * start.elapsed_time(end)
 
 
 def seconds_of(run: Callable[[], Any]) -> float:

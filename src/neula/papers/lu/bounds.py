@@ -338,7 +338,7 @@ def block_gram_schmidt(
 
 def measure_storages(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Errors for each way to store the matrix and each number of products that a unit adds."""
-    m, n = shape or setting.shape(small=(1024, 512), paper=(8192, 4096), bytes_an_entry=100)
+    m, n = shape or setting.shape(small=(1024, 512), paper=(4096, 2048), bytes_an_entry=100)
     a = setting.random("normal", m, n, dtype=torch.float32, seed=n)
     a = a / a.abs().max()
     units = [unit for unit in UNITS.values() if unit.extra_bits is not None]
