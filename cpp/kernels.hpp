@@ -14,7 +14,7 @@ struct Matrices {
     Index member, row, column;
 };
 
-// Limits of least squares with bounds (bounded_host.py says what each is).
+// Limits of least squares with bounds (documented in bounded_host.py).
 struct BoundedLimits {
     double in_safe_range, rough, settled, steps, patience, sets;
 };
@@ -96,7 +96,7 @@ struct BlockFmaProblem {
     Index threads;
 };
 
-// Limits of the refinement of least-squares problems, and of their ranks (seminormal_host.py says what each is).
+// Limits of the refinement of least-squares problems, and of their ranks (documented in seminormal_host.py).
 struct SeminormalLimits {
     double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, in_safe_range;
     double backward_error, condition, rcond, rounding;
@@ -142,7 +142,7 @@ struct SystemLimits {
     double in_safe_range, equilibrated, max_rate, rounding, margin, computed, estimated, digits;
 };
 
-// Evidence of the solution of a linear system, of several right-hand sides the worst: first what SystemsSolutions.names says.
+// Evidence of a linear system, of the worst right-hand side: first the numbers of SystemsSolutions.names.
 template <typename Lanes> struct SystemNumbers {
     Lanes doubtful;         // 1, or 0
     Lanes residual;         // ||b - A x|| / ||b||
@@ -164,7 +164,7 @@ struct SystemsProblem {
     Index count, n, k, probes, threads;
     const double *vectors;  // (probes + 1, n), random: the last one is for the norm of A, the others for that of its inverse
     bool definite;          // whether matrices are said to be symmetric and positive definite
-    bool single_result;     // what x is rounded to
+    bool single_result;     // whether x is rounded to single precision
     SystemLimits limits;
 };
 
@@ -196,7 +196,7 @@ struct LargeSystem {
 
 enum class Status { done, failed, no_memory };
 
-// The functions of the table: what each returns, its name, and its arguments.
+// The functions of the table: return type, name and arguments.
 #define NEULA_KERNELS(KERNEL) \
     KERNEL(Status, bounded, const BoundedProblem &, BoundedSolution &) \
     KERNEL(Status, kit_solve, const KitProblem &) \

@@ -10,7 +10,7 @@ inline void copy_vector(double *to, const float *, Vec x) { store(to, x); }
 inline void copy_vector(float *to, const double *, Vec x) { store_floats(to, x); }
 inline void copy_vector(float *to, const float *from, Vec) { copy_floats(to, from); }
 
-// Copy some rows, and add up what is to be known of them and of their columns.
+// Copy some rows, and accumulate their magnitudes and those of their columns.
 template <int rows, typename From, typename To>
 ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, Index i, Vec *most)
 {

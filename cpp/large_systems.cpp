@@ -207,7 +207,7 @@ Index large_workspace(const LargeSystem &system)
     return (FIXED_COLUMNS + 2 * system.threads + 3 * side_columns(system)) * column_length(system.n);
 }
 
-// Copy A to the place of the factors, and add up what is to be known of its rows and columns; returns the largest element.
+// Copy A to the place of the factors, with magnitudes of its rows and columns; returns the largest element.
 double copy_large(const LargeSystem &system)
 {
     Index n = system.n;

@@ -1,4 +1,4 @@
-// What every kernel includes first. A kernel is compiled once for each instruction set, and all that it defines lies in a
+// Included first by every kernel. A kernel is compiled once for each instruction set, and all that it defines lies in a
 // namespace of that name: the linker must not take a function of one for that of another. So kernels use no templates of
 // the standard library, whose instances would be shared.
 #pragma once

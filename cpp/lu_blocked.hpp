@@ -1,6 +1,6 @@
 // LU with partial pivoting of one matrix by several threads, in blocks of columns that fit a cache.
 //
-// What is done to a block next follows from how many panels (blocks that are factorized) have been applied to it. Any thread
+// The next operation on a block follows from the number of panels (factorized blocks) applied to it. Any thread
 // may do any of that as soon as it can be done, the next panel first: threads do not wait for one another while a panel is
 // factorized, and no number depends on how many there are. A thread prefers blocks in its cache.
 #pragma once
@@ -18,7 +18,7 @@ struct Blocks {
     Index n, stride;  // whole lines of the cache
     Index count, threads;
     int *pivots;
-    // What threads write, apart from what they only read.
+    // Written by threads, apart from data that they only read.
     alignas(CACHE_LINE) Index factorized;
     Index finished, joined, singular;
     struct {

@@ -1,4 +1,4 @@
-// neula._core: the kernels for small problems on a CPU, for NumPy arrays. What each does stands in src/neula/_core.pyi.
+// neula._core: the kernels for small problems on a CPU, for NumPy arrays. src/neula/_core.pyi documents them.
 #include <nanobind/stl/complex.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

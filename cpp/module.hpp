@@ -1,4 +1,4 @@
-// What the bindings of the kernels share.
+// Code shared by the bindings of the kernels.
 #pragma once
 
 #include <nanobind/nanobind.h>

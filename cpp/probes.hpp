@@ -13,7 +13,7 @@ constexpr int ROWS = 4;                                  // whose sums do not wa
 constexpr int TOGETHER = 4;                              // columns of R
 constexpr Index BLOCK = 64;                              // rows, and columns, whose sums are added to others
 
-// Factors of the elements of a column of A and of Q, and what Q^T makes of Q times these.
+// Factors of the elements of a column of A and of Q, and Q^T times Q times these.
 struct ProbedColumn {
     double for_a[2 * PROBES];  // s = g / norm of the column; zeros
     double for_q[2 * PROBES];  // R s, g
@@ -176,7 +176,7 @@ ALWAYS_INLINE void probe_all_rows(
         probe_block(a, q, first, last - first < BLOCK ? last - first : BLOCK, n, columns, sums);
 }
 
-// Add what other rows came to.
+// Add the sums of other rows.
 inline void add_sums(
     Index n, const ProbeSums &sums, const ProbedColumn *columns, ProbeSums &all_sums, ProbedColumn *all_columns)
 {
@@ -186,7 +186,7 @@ inline void add_sums(
             all_columns[j].image[p] += columns[j].image[p];
 }
 
-// What the 2-norm of a matrix times PROBES Gaussian vectors, or as many with orthogonal rows, is multiplied by for an upper
+// Factor of the 2-norm of a matrix times PROBES Gaussian vectors, or as many with orthogonal rows, for an upper
 // estimate of the norm of the matrix: the square of the norm of four Gaussian numbers is less than 2.0007e-3 with a
 // probability of 5e-7.
 inline double margin(Index n) { return n <= PROBES ? 1.0 / sqrt(double(PROBES)) : 0.5 / sqrt(2.0007e-3); }

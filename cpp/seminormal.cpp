@@ -71,7 +71,7 @@ void MinimumNorm::add_rows(const double *v, bool doubled) const
     }
 }
 
-// What a step adds to w is multiplied by A^T alone: the residual then corrects what rounding errors of A^T w, however
+// The update of w is multiplied by A^T alone: the residual then corrects what rounding errors of A^T w, however
 // large compared with an element of x in large units, have left of A x = b.
 void MinimumNorm::add_update(bool doubled) const
 {
@@ -284,7 +284,7 @@ struct Batch {
         return none;
     }
 
-    // What is known of the matrix; the bound is 0 where singular values have decided its rank.
+    // Norms of the matrix; the bound is 0 where singular values have decided its rank.
     void add_evidence_of_matrix(SeminormalNumbers &to) const
     {
         const FactorQuality &quality = full_rank.quality;

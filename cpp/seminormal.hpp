@@ -1,4 +1,4 @@
-// Least-squares problems by the corrected seminormal equations: what the parts of the kernel share. Compilers work on the
+// Least-squares problems by the corrected seminormal equations: code shared by the parts of the kernel. Compilers work on the
 // parts side by side.
 #pragma once
 
@@ -11,7 +11,7 @@ NEULA_BEGIN
 constexpr double BOUND_MARGIN = 1.0 + 0x1p-10; // for the rounding errors of bounds themselves
 constexpr double GAP = 10.0; // between singular values that count and others (neula/certificates/rank.py)
 
-// What is known of B, A with its columns divided by their norms, and of the factor R.
+// Norms of B, which is A with columns of norm 1, and of the factor R.
 //
 // If R is the factor of the Gram matrix, the rate of convergence is made by rounding errors. Those of the Gram matrix are
 // m u |a_i|^T |a_j| at most, and those of its factorization (n + 1) u |r_i|^T |r_j|: both are below products of the norms

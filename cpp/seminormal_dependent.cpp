@@ -4,7 +4,7 @@
 // rows: it lies in their space whatever the errors of its coefficients. Q is never formed, since Q R are columns of B (Björck,
 // "Numerical Methods for Least Squares Problems", SIAM, 1996).
 //
-// What is dropped, ||E|| = sigma_(r+1), counts by its square only, since the residual is made orthogonal to B P [I F]^T and not
+// The dropped part, ||E|| = sigma_(r+1), counts by its square only, since the residual is made orthogonal to B P [I F]^T and not
 // to r columns of B (Fierro and Bunch, "Bounding the subspaces from rank revealing two-sided orthogonal decompositions", SIAM
 // J. Matrix Anal. Appl. 16, 1995): the truncated problem is solved, which singular values define, not one that pivots define.
 #include "seminormal.hpp"
@@ -91,7 +91,7 @@ void Dependent::apply(const double *x, double *v) const
     times(x, rank, columns, multipliers, v);
 }
 
-// What F leaves of a column that does not count, in `error`; its norm.
+// Remainder of a dependent column after F, in `error`; its norm.
 double Dependent::find_error(Index c) const
 {
     Index own = order[rank + c];
@@ -104,7 +104,7 @@ double Dependent::find_error(Index c) const
     return norm(problem.tall, error);
 }
 
-// Add to a column of F what makes the error orthogonal to B1.
+// Correct a column of F so that the error is orthogonal to B1.
 void Dependent::correct(Index c) const
 {
     problem.multiply_transposed(error, problem.gradient);
@@ -116,7 +116,7 @@ void Dependent::correct(Index c) const
         rest[c * columns + k] += y[k];
 }
 
-// F, and what it drops: E, which is corrected where it is more than rounding errors, and rounding errors of that; false
+// F, and the dropped part E, which is corrected where it is more than rounding errors, and rounding errors of that; false
 // where the rank is in doubt.
 bool Dependent::find_rest(const SeminormalLimits &limits)
 {
@@ -203,7 +203,7 @@ double probe_element(const RateProbes &probes, Index r, Index k, Index p)
     return r <= probes.count ? k == p : probes.vectors[k * probes.count + p];
 }
 
-// ||I - P||_F from above, where P is what a step takes from the projected residual, along some vectors.
+// Upper bound on ||I - P||_F along some vectors, where a step removes P times the projected residual.
 double Dependent::measure_rate(const RateProbes &probes) const
 {
     Index r = rank, count = r < probes.count ? r : probes.count;

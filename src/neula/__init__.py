@@ -151,7 +151,7 @@ if not TYPE_CHECKING:  # type checkers would believe in any name
 
 
 def _meant(name: str) -> str:
-    """What somebody who misspelled a public name may have meant."""
+    """A suggestion for a misspelled public name, to append to an error message."""
     from difflib import get_close_matches
 
     if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""What is said to the user: errors that repeat what was given and say what to change, and warnings."""
+"""Texts of errors and warnings: the given value, the problem, and what to change."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def number(name: str, given: Any, wanted: str, fits: Callable[[float], bool]) ->
         Of the keyword.
     given : object
     wanted : str
-        What the number has to be, in words.
+        Condition on the number, in words.
     fits : callable
         Whether it is.
 
@@ -105,7 +105,7 @@ def counted(count: int, what: str) -> str:
 
 
 def of_batch(reason: str, rejected: int, count: int, what: str) -> str:
-    """What is said of answers, given what is said of the worst of them.
+    """The reason for a batch, from the reason for its worst member.
 
     Examples
     --------

@@ -10,10 +10,10 @@ in the last place, so 2^11 does not overflow either, and keeps one more bit of t
 subnormal.
 
 Accuracy, in units of ``u = 2^-24`` and against ``|A| |B|``: splitting errs by at most 2 u for each operand,
-and the dropped product is at most 4 u; all three are far smaller on average. What remains is how products
-are summed. A unit that truncates adds up to 2 u for every block of products, always toward zero, so that
-the errors of a long sum do not cancel. Here it sums only ``run`` products, from zero, and the sums of the
-runs are added in float32, rounded to nearest.
+and the dropped product is at most 4 u; all three are far smaller on average. The remaining error is that of
+the sums. A unit that truncates adds up to 2 u for every block of products, always toward zero, so that the
+errors of a long sum do not cancel. Here it sums only ``run`` products, from zero, and the sums of the runs
+are added in float32, rounded to nearest.
 
 Elements that are small beside the largest of their row of A (or column of B) lose bits when they come close
 to the smallest numbers of fp16, and vanish below them: their absolute error is at most ``2^-50`` times that
@@ -169,7 +169,7 @@ def corrected_bmm(
 def _traced_splits(
     trace: Tracer | None, engine: Engine, operands: Iterable[torch.Tensor], parts: int, scale: float
 ) -> Engine:
-    """Tell of the parts of the operands, if anybody is told; the engine then tells of its products."""
+    """Trace the parts of the operands, if a trace is kept; the engine then traces its products."""
     engine = engine if trace is None else traced(engine, trace)
     told: Tracer | None = getattr(engine, "trace", None)
     if told is None:

@@ -1,7 +1,7 @@
 """A batch of least-squares problems in numbers near 1, exactly those that were given.
 
 Rows are weighted, damping is stacked below, and then everything is multiplied by powers of two, so that no
-norm overflows or underflows. What the multiplication with weights rounds off is kept beside.
+norm overflows or underflows. Rounding errors of the multiplication with weights are kept separately.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ScaledProblems(ScaledUnknowns):
     def _damped(self, damp: float, *, limits: bool) -> Self:
         """``[A; damp I]`` and ``[b; 0]``."""
         m, n = self.a.shape[-2:]
-        # Filled, not copied from the host, which no CUDA graph could play back.
+        # Filled, not copied from the host, which a CUDA graph could not contain.
         fraction, exponent = torch.frexp(self.a.new_full((), damp))
         excess = None
         if limits and n:
@@ -141,7 +141,7 @@ class ScaledProblems(ScaledUnknowns):
         )
 
     def with_columns(self, columns: torch.Tensor) -> Self:
-        """The same with columns of A divided by other powers of two."""
+        """Divide the columns of A by other powers of two."""
         a, a_low = _shifted((self.a, self.a_low), self.columns - columns)
         return replace(self, a=a, a_low=a_low, columns=columns)
 
@@ -151,13 +151,14 @@ class ScaledProblems(ScaledUnknowns):
         return replace(self, b=b, b_low=b_low, b_columns=torch.zeros_like(self.b_columns))
 
     def in_units(self, relative: torch.Tensor) -> Self:
-        """The same with columns divided by the units of each matrix and by these, relative to them."""
+        """Divide the columns of each matrix by its units times ``2^relative``."""
         columns = self.units + relative
         return self if bool((columns == self.columns).all()) else self.with_columns(columns)
 
     def with_rows(self) -> tuple[Self, torch.Tensor]:
-        """The same in the units of each matrix, its rows divided by powers of two for a solution of minimum
-        norm, and their exponents, shape (batch, m, 1).
+        """These problems in the units of each matrix, with rows divided by powers of two for the minimum-norm
+        solution, and
+        the exponents of these powers, shape (batch, m, 1).
         """
         # Columns in their units again, relative to the largest; then rows.
         a = shift(self.a, self.columns - self.units)
@@ -187,8 +188,8 @@ class ScaledProblems(ScaledUnknowns):
 
     @property
     def relative(self) -> torch.Tensor:
-        """Exponents of the columns relative to the largest one, of all matrices, shape (n,): zeros where they
-        are alike, and ``OF_ZERO`` of columns that are zero in all matrices.
+        """Exponents of the columns relative to the largest one, of all matrices, shape (n,): zeros if their
+        sizes are similar, and ``OF_ZERO`` of columns that are zero in all matrices.
         """
         n = self.columns.shape[-1]
         if not self.columns.numel():
@@ -286,7 +287,7 @@ def _any(x: torch.Tensor, over_rows: Reduction) -> torch.Tensor:
 
 
 def _parts(x: torch.Tensor, weights: torch.Tensor | None) -> list[torch.Tensor] | None:
-    """Matrices whose sum is ``diag(weights) X``, but for powers of two; None where one of them is inexact."""
+    """Matrices whose sum is ``diag(weights) X``, up to powers of two; None where one of them is inexact."""
     (high, low), _ = _weighted(x[None], weights)
     nonzero = (x != 0) if weights is None else (x != 0) & (weights != 0)[:, None]
     if bool((high[0].abs() < EXACT)[nonzero].any()):

@@ -1,4 +1,4 @@
-"""What "accurate" means here: the largest error that an accuracy allows.
+"""The largest error that each accuracy allows.
 
 An accuracy is the name of a format. A result has it when its measured error is a small multiple of that
 format's unit roundoff, the multiple growing as theory and LAPACK's own tests let it. An accuracy that is a
@@ -42,7 +42,7 @@ def target_format(
     dtype : torch.dtype
         Of the result.
     bound : callable, optional
-        What the backward error may be with a format, for this problem; a multiple of u without it.
+        Largest accepted backward error of this problem in a format; by default a multiple of u.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _within(error: float, kept: Format, bound: Callable[[Format], float]) -> For
 
 # item: Q error bounds
 def residual_bound(target: Format, n: int) -> float:
-    """What the residual of a QR may be: ``3 u (2 + log2 n)``.
+    """Largest accepted residual of a QR: ``3 u (2 + log2 n)``.
 
     A recursion of depth ``log2 n`` adds an error of order u at every level.
     """
@@ -101,7 +101,7 @@ def residual_bound(target: Format, n: int) -> float:
 
 # item: Q error bounds
 def orthogonality_bound(target: Format, n: int) -> float:
-    """What ``||I - Q^T Q||`` may be: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
+    """Largest accepted ``||I - Q^T Q||``: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
     return 2 * residual_bound(target, n)
 
 
@@ -118,12 +118,13 @@ def orthogonality_2norm_bound(target: Format, n: int) -> float:
 
 
 def measurement_error(m: int, high: torch.dtype) -> float:
-    """What the measurement adds by itself: sums of m products in ``high`` precision err by ``sqrt(m) u``."""
+    """Rounding errors of the measurement: sums of m products in ``high`` precision err by ``sqrt(m) u``."""
     return math.sqrt(m) * torch.finfo(high).eps / 2
 
 
 def probing_error(m: int) -> float:
-    """What random vectors in single precision add to the errors of a QR of m rows: ``sqrt(1 + log2 m) u``.
+    """Error of a measurement with random vectors in single precision, for a QR of m rows: ``sqrt(1 + log2 m)
+    u``.
 
     Sums in kernels branch like trees (``probes``). A residual has three products, each of
     which adds a third of the square of this.
@@ -132,7 +133,7 @@ def probing_error(m: int) -> float:
 
 
 def lstsq_bound(target: Format, n: int) -> float:
-    """What the backward error of a least-squares solution may be: ``8 u + 8 sqrt(n) u64``.
+    """Largest accepted backward error of a least-squares solution: ``8 u + 8 sqrt(n) u64``.
 
     Solutions are refined in double precision, whatever the accuracy: what grows with n are the rounding
     errors of that. Householder QR in double guarantees a multiple of ``m n u64`` and is observed between 1
@@ -142,7 +143,7 @@ def lstsq_bound(target: Format, n: int) -> float:
 
 
 def solve_bound(target: Format, n: int) -> float:
-    """What the backward error of a linear system may be, in the infinity norm: ``4 u + sqrt(n) u64``.
+    """Largest accepted backward error of a linear system, in the infinity norm: ``4 u + sqrt(n) u64``.
 
     LU with partial pivoting in double precision is observed at 0.5 to 1.2 times ``sqrt(n) u64``. Refined
     solutions are below 1 u64, but where A and x have one sign: there the rounding errors of the residual
@@ -152,6 +153,6 @@ def solve_bound(target: Format, n: int) -> float:
 
 
 def qr_bound(target: Format, shape: tuple[int, ...]) -> float:
-    """What the residual of a QR of this shape may be, as it is measured."""
+    """Largest accepted residual of a QR of this shape, with the error of its measurement."""
     *_, m, n = (1, 1, *shape)
     return residual_bound(target, max(n, 1)) + measurement_error(m, torch.float64)

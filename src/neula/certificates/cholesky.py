@@ -14,7 +14,7 @@ from neula.kernels.few_vectors.symmetric_residual import factor_residuals
 
 @lru_cache(maxsize=256)
 def cholesky_bound(target: Format, n: int) -> float:
-    """What ``||A - L L^T||_F / ||A||_F`` may be, A having a diagonal of ones: ``3 u (2 + log2 n) + sqrt(n)
+    """Largest accepted ``||A - L L^T||_F / ||A||_F``, for A with unit diagonal: ``3 u (2 + log2 n) + sqrt(n)
     u64``.
 
     As for QR: a recursion of depth ``log2 n`` rounds each element at every level, where LAPACK, which

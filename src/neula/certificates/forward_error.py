@@ -1,4 +1,4 @@
-"""How many digits of a solution are sure: forward errors from conditions and backward errors.
+"""Forward errors of solutions, from condition numbers and backward errors.
 
 All errors are those of ``D x``, D being the norms of the columns of A: ``||D (x - x*)|| / ||D x*||``, x* the
 exact solution for A and b as they are stored. Columns in small units then count as much as others, and the
@@ -17,7 +17,7 @@ from neula.certificates.residuals import X, quotient
 from neula.engines import FP64, format_of
 
 SURE = 0.1
-"""Forward error up to which at least one digit is sure."""
+"""Forward error up to which at least one digit is guaranteed."""
 
 ESTIMATED = 3.0
 """Factor between an estimate of a norm, or of a condition number, by some steps of the power method and a
@@ -101,11 +101,11 @@ def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X 
     Parameters
     ----------
     left : float, ndarray or Tensor
-        Bound on ``||D (x - x*)||``, what x lacks of a sum that was refined included.
+        Bound on ``||D (x - x*)||``, including the difference of x and a refined sum.
     size : float, ndarray or Tensor
         ``||D x||``.
     rounding : float, ndarray or Tensor
-        What rounding x to another dtype loses, relative to it.
+        Relative rounding error of x in its dtype.
     rate : float, ndarray or Tensor
         Of convergence.
 

@@ -17,7 +17,8 @@ CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
 def householder_measures(
     a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
-    """What :func:`neula.certificates.qr.qr_measures` says of Q and R, in double precision.
+    """Measure Q and R given as reflectors, as :func:`neula.certificates.qr.qr_measures` does, in double
+    precision.
 
     Parameters
     ----------

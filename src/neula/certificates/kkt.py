@@ -1,10 +1,9 @@
 """Backward errors of least squares with bounds: how far from the conditions of Karush, Kuhn and Tucker.
 
 A point within the bounds is a solution where the gradient ``A^T r`` vanishes for variables between their
-bounds, and pushes the others against theirs. What is left of the gradient after that, w, has to be explained
-away. As without bounds, each explanation is a perturbation of the data with which the point is an exact
-solution, and the smallest counts. D are the norms of the columns of A, ``B = A D^-1``, and errors are
-relative to B and b.
+bounds, and pushes the others against theirs. The remainder w of the gradient has to be explained. As without
+bounds, each explanation is a perturbation of the data with which the point is an exact solution, and the
+smallest counts. D are the norms of the columns of A, ``B = A D^-1``, and errors are relative to B and b.
 """
 
 from __future__ import annotations

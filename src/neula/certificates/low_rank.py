@@ -43,7 +43,7 @@ class SVDCertificate:
         ``1 - 1e-6`` (:func:`largest_beyond`, :func:`upper_bounds`); where all singular values were computed,
         it follows from these.
     bound, orthogonality_bound : float
-        What was asked for.
+        Largest accepted values.
     """
 
     residual: float
@@ -79,7 +79,8 @@ class SVDCertificate:
 
 
 def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
-    """What Gaussian vectors see of a direction, ``||w^T G||`` for a unit vector w, but for a probability.
+    """Lower bound on ``||w^T G||`` for a unit vector w and Gaussian vectors G, which fails with probability
+    ``missed``.
 
     The square has the chi-squared distribution with ``p`` degrees of freedom, for which
     ``P(chi^2 <= 2 h) <= h^(p/2) / (p/2)!`` (its density is at most ``x^(p/2-1) / (2^(p/2) (p/2-1)!)``).
@@ -95,7 +96,7 @@ def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
 
 @dataclass(frozen=True)
 class Beyond:
-    """What is left of a matrix beside singular triplets, ``D = (I - U U^T) A (I - V V^T)``."""
+    """Bounds on the part of a matrix outside singular triplets, ``D = (I - U U^T) A (I - V V^T)``."""
 
     bound: float  # on ||D||_2; infinite where A is not finite
     size: float  # estimate of ||D||_F
@@ -116,13 +117,13 @@ def largest_beyond(
     """Bound on the norm of ``D = (I - U U^T) A (I - V V^T)``, what is left beside singular triplets.
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
-    For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``. But
-    for the probability ``RARE``, ``||w^T G||`` is at least :func:`visible`, and then
-    ``T(d^2) <= ||T(D^T D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds
-    d by some ten times itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of
-    ``2 x / edge^2 - 1``, is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives
-    ``d <= edge cosh(acosh(||T(D^T D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one
-    likes. All of this rests on one event, whatever the polynomials, so that there is one probability.
+    For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``.
+    Except with probability ``RARE``, ``||w^T G||`` is at least :func:`visible`, and then ``T(d^2) <= ||T(D^T
+    D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds d by some ten times
+    itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of ``2 x / edge^2 - 1``,
+    is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives ``d <= edge
+    cosh(acosh(||T(D^T D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one likes. All of
+    this rests on one event, whatever the polynomials, so that there is one probability.
 
     Parameters
     ----------
@@ -193,7 +194,7 @@ def _first_product(
 ) -> tuple[torch.Tensor, ...]:
     """Random vectors G beside V, ``D^T D G``, and the Gram matrices of both, with that of D G between them.
 
-    Nothing waits, and all but the two products with A is played back from CUDA graphs.
+    Nothing waits, and all except the two products with A is replayed from CUDA graphs.
     """
     arithmetic, over_rows = repr(engine), engine.over_rows
 

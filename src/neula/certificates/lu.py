@@ -77,7 +77,7 @@ class BlockFma:
 
     block: int = 4  # t, 4 in the paper. Sums that are kept in the low format are rounded once for t products.
     low: Format = FP16  # of the operands
-    # What cuts off instead of rounding to nearest, as the paper has it: sums of its products err by
+    # A unit that truncates instead of rounding to nearest, as in the paper: its sums err by
     # neula.engines.units.Unit.sum_error, and t is its block.
     unit: Unit | None = None
     # Square roots of the numbers of rounding errors instead of these. Truncation errs to one side: the sums
@@ -194,8 +194,8 @@ def lu_bound(
 ) -> float:
     """The dominant term of f in ``A + dA = L U``, ``|dA| <= f (|A| + |L| |U|)``.
 
-    Lopez and Mary (2022), Tables 1 and 2; for the standard algorithms ``n u``. What rounding A to the low
-    format adds (u, for Algorithms 4.1 to 5.2) is not in it. :meth:`BlockFma.lu` has all terms.
+    Lopez and Mary (2022), Tables 1 and 2; for the standard algorithms ``n u``. It excludes the rounding of A
+    to the low format (u, for Algorithms 4.1 to 5.2). :meth:`BlockFma.lu` has all terms.
 
     Parameters
     ----------

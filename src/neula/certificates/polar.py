@@ -2,10 +2,10 @@
 
 That ``I - U^T U`` is small says nothing of A, and its Frobenius norm, divided by the root of the order,
 misses one bad singular value among thousands. So its extreme eigenvalues are found by a few Lanczos steps,
-and ``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Both are blind for a sign: U
-with ``-u v^T`` in place of ``u v^T`` has an H that is symmetric, and not positive. A polynomial has the wrong
-sign for a singular value that is larger than it was made for, which is among the largest. So a few Lanczos
-steps look for a negative eigenvalue of H, too.
+and ``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Neither sees a sign: U with
+``-u v^T`` in place of ``u v^T`` has an H that is symmetric, and not positive. A polynomial has the wrong sign
+for a singular value that is larger than it was made for, which is among the largest. So a few Lanczos steps
+look for a negative eigenvalue of H, too.
 
 Where U is a partial isometry, that is ``U U^T U = U``, singular values of 0 are right as well: then Lanczos
 steps find the norm of the difference. Zero is right for zero. At the accuracy of bf16 singular values of A
@@ -199,7 +199,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 
 
 class LanczosDecomposition(NamedTuple):
-    """What a few Lanczos steps have made of a batch of symmetric matrices."""
+    """Tridiagonal matrices and bases of some Lanczos steps for a batch of symmetric matrices."""
 
     # Shape (batch, steps) each: diagonal of the tridiagonal matrices, and what is beside it; the last one of
     # these leads out of the basis.

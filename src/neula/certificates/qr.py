@@ -66,7 +66,7 @@ def single_qr_measures(
     target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
-    """What :func:`qr_certificate` needs to know, measured without synchronizing.
+    """Measure the errors of one QR factorization for :func:`qr_certificate`, without synchronizing.
 
     A and Q may be the rows that one process has of them.
 
@@ -173,7 +173,7 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
 def qr_measures(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
 ) -> torch.Tensor:
-    """What :func:`qr_certificates` needs to know, measured without synchronizing.
+    """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing.
 
     Parameters
     ----------
@@ -224,7 +224,7 @@ def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format
 def certificates_of(
     measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificates:
-    """The same of numbers that were read already, which have been measured in some precision."""
+    """Certificates from measures that are on the host already, taken in the precision ``measured_in``."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
     residual, size, loss, norm = measures.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):

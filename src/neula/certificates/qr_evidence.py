@@ -1,4 +1,4 @@
-"""What a certificate of a QR factorization says, of one matrix and of a batch."""
+"""Certificates of QR factorizations, of one matrix and of a batch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from neula.errors import of_batch
 
 @dataclass(frozen=True)
 class QRCertificate:
-    """Measured quality of a QR factorization, in the scaling in which every column has norm near 1.
+    """Measured errors of a QR factorization of A with columns scaled to norms near 1.
 
-    Of a small matrix on a GPU, which a kernel factorizes, both are norms that were computed, not estimated.
+    For a small matrix on a GPU, ``residual`` and ``orthogonality`` are computed norms instead of estimates.
 
     Attributes
     ----------
@@ -27,12 +27,13 @@ class QRCertificate:
     orthogonality : float
         Estimate of ``||I - Q^T Q||_F / sqrt(n)`` from a few random vectors.
     residual_bound, orthogonality_bound : float
-        What was asked for.
+        Largest accepted values.
     orthogonality_2norm_bound : float
-        What was asked for, at most 0.1.
+        The largest accepted value, at most 0.1.
     orthogonality_2norm : float
-        Estimate of ``||I - Q^T Q||_2``, less than half of it with a probability below 1e-6. It is an upper
-        estimate, which may be ten times ``sqrt(n)`` too large. If only that exceeds its bound, a closer one.
+        Estimate of ``||I - Q^T Q||_2`` from above, possibly ten times ``sqrt(n)`` too large; it is less than
+        half the norm with a probability below 1e-6. A closer estimate replaces it if it alone exceeds its
+        bound.
     """
 
     residual: float
@@ -64,7 +65,7 @@ class QRCertificate:
 
     @property
     def in_words(self) -> str:
-        """What an attempt says of it."""
+        """The reason in an attempt."""
         return str(self)
 
     def __str__(self) -> str:
@@ -83,7 +84,7 @@ class QRCertificates(Sequence[QRCertificate]):
     ----------
     residual, orthogonality : array of float, shape (batch,)
     residual_bound, orthogonality_bound : float
-        What was asked for.
+        Largest accepted values.
     orthogonality_2norm_bound : float
     orthogonality_2norm : array of float, shape (batch,)
     """
@@ -128,7 +129,7 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @property
     def in_words(self) -> str:
-        """What an attempt says of them."""
+        """The reason in an attempt."""
         return of_batch(str(self.worst), self.rejected, len(self), "matrices")
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
 """The verdict on solutions: whether what was measured of them suffices.
 
-Ways to a solution measure; they do not decide. What they measure is an :class:`Evidence`, whose fields are 0
-at best. A solution is accepted if each of them is at most its limit, so that the verdict is monotone: worse
-evidence is never accepted where better evidence is not, and of a batch the largest of each number decides.
+Links measure and do not decide. Their measurements are an :class:`Evidence`, whose fields are 0 at best. A
+solution is accepted if each of them is at most its limit, so that the verdict is monotone: worse evidence is
+never accepted where better evidence is not, and of a batch the largest of each number decides.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, data, ma
 
 
 UsageError: Any = typer.BadParameter.__base__
-"""What is wrong with a command line; which package has it depends on the version of Typer."""
+"""Errors of a command line; which package defines them depends on the version of Typer."""
 
 
 def _as_line(error: Any) -> str:

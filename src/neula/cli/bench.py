@@ -40,7 +40,7 @@ BYTES_AN_ENTRY = 40
 """Of a matrix in double precision with its copies and those of the peer."""
 
 PART = 1e-2
-"""What singular values and vectors of a matrix whose singular values decay may err by, as a part of each."""
+"""Relative error allowed for singular values and vectors if singular values decay."""
 
 GEMM_ROWS = 512
 """Of a product, that are compared with it in double precision."""
@@ -60,7 +60,7 @@ class BenchmarkCase:
 
 @dataclass(frozen=True)
 class BenchmarkProblem:
-    """What is solved: cases for a device and shapes, the call of torch beside it, and the error of both."""
+    """A benchmark: cases for a device and shapes, torch's function to compare with, and the error of both."""
 
     cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[BenchmarkCase]]
     gpu: list[tuple[int, int]]
@@ -91,7 +91,7 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
 def run_all(names: Iterable[str], report: CommandRun, *, cpu: bool, **of_sweep: Any) -> list[ExperimentData]:
     """Measure problems on the GPU, or on the CPU if there is none or by request, and report each row.
 
-    What else is given is for :func:`neula.cli.sweep.run`.
+    Other arguments are those of :func:`neula.cli.sweep.run`.
     """
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
@@ -144,7 +144,7 @@ def _measure(case: BenchmarkCase, rate: float, repeats: int) -> Row:
 
 
 def _method(result: Any) -> str | None:
-    """What the accepted attempt of a result is called; a product has none."""
+    """Method of the accepted attempt of a result; None for a product."""
     attempts = getattr(getattr(result, "qr", result), "attempts", ())
     return str(attempts[-1].method) if attempts else None
 
@@ -338,7 +338,7 @@ def write(data: ExperimentData, folder: Path) -> Path:
 
 
 def read(folder: Path) -> list[ExperimentData]:
-    """What :func:`write` has written there, in the order of :data:`PROBLEMS`."""
+    """Read the files that :func:`write` has written there, in the order of :data:`PROBLEMS`."""
     paths = sorted(folder.glob("bench-*.json"))
     if not paths:
         raise ValueError(f"{folder}: no bench-*.json; measure with: neula bench --out {folder}")

@@ -217,7 +217,7 @@ def _timed(solve: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
 
 
 def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console: Console) -> None:
-    """What neula did, and the evidence."""
+    """Print the solution of the gravity field, with its attempts and evidence."""
     result = ours.answer
     gigabytes = problem.A.nbytes / 1e9
     grid = Table.grid(padding=(0, 2))

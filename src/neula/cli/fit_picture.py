@@ -12,7 +12,7 @@ from neula.papers.drawing import new_canvas
 
 @dataclass(frozen=True)
 class FitPicture:
-    """What is drawn."""
+    """Data of the picture of a fit."""
 
     title: str
     labels: tuple[str, str]  # of the axes

@@ -1,4 +1,4 @@
-"""What commands that factorize A = QR have in common: where Q and R go."""
+"""Options and output common to commands that factorize A = QR."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def check_report(path: Path) -> None:
 
 
 def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
-    """Write the page: what was solved, how, how many digits are sure, coefficients, residuals, spectrum of R.
+    """Write the page: what was solved, how, the guaranteed digits, coefficients, residuals, spectrum of R.
 
     Parameters
     ----------

@@ -96,14 +96,14 @@ class CommandRun:
         self.progress = progress
         self._err = err
         self._held = held
-        """What is put away when the command ends."""
+        """Resources to release at the end of the command."""
         self._pipes: dict[Path, Path] = {}
         """Files with what came through pipes, by their names."""
         self._inputs: dict[str, dict[str, Any]] = {}
         self._outputs: dict[str, list[str]] = {}
         self._not_kept: Answer = {}
         self._answer = b""
-        """What goes to the standard output."""
+        """Output for the standard output."""
         self._seconds: dict[str, float] = {}
         self.missed: str | None = None
         """The text of a warning that the accuracy, or the rank, was missed."""
@@ -293,13 +293,13 @@ class CommandRun:
         Parameters
         ----------
         shown : (dict, dict)
-            The JSON object, but for what every command has, and the rows of the summary.
+            The JSON object without fields that every command has, and the rows of the summary.
         reached : str, optional
             The accuracy that was reached, when the result is not certified.
         judged : bool, optional
             Whether there is an accuracy that the result could have missed.
         more : str, optional
-            What is said behind the verdict.
+            Text after the verdict.
         """
         facts, rows = shown
         if self.as_json:

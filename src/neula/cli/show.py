@@ -1,4 +1,4 @@
-"""What the command line prints: summaries and tables for people, JSON for programs."""
+"""Output of the command line: summaries and tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Shown = tuple[Facts, Labelled]
 """A result as a JSON object, and as labelled lines of a summary."""
 
 Verdict = tuple[str, str]
-"""What is said of a result, and in which style."""
+"""Words for a result, and their style."""
 
 DONE: Verdict = ("done", "bold")
 """Where there is nothing to certify."""
@@ -162,13 +162,13 @@ def is_table(array: Any) -> bool:
 
 
 def is_short(answer: Mapping[str, Any], *, on_terminal: bool) -> bool:
-    """Whether an answer is for the standard output though nobody said so."""
+    """Whether an answer goes to the standard output by default."""
     arrays = [getattr(one, "values", one) for one in answer.values()]
     return len(arrays) == 1 and not (on_terminal and (arrays[0].size > SHORT or arrays[0].ndim > 2))
 
 
 def not_kept(answer: Mapping[str, Any]) -> str:
-    """What becomes of an answer that has no file, and how to get one."""
+    """A note that an answer was not written to a file, and how to write it."""
     *first, last = answer
     if first:
         what, where = f"{', '.join(first)} and {last} were", "an .npz file"
@@ -182,7 +182,7 @@ def not_kept(answer: Mapping[str, Any]) -> str:
 
 
 def verdict(*, certified: bool) -> Verdict:
-    """What is said of a result that was measured."""
+    """The words for a measured result, and their style."""
     return ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
 
 

@@ -1,4 +1,4 @@
-"""What commands that solve for x have in common: names in the answer, and the report."""
+"""Names and reports common to commands that solve for x."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``neula bench sweep``: every size beside the fastest call of torch and SciPy that is as accurate.
 
 A peer counts if its error is at most :data:`AS_ACCURATE` times neula's, or ``sqrt(n) u``. All are timed in
-one process and several rounds, so that what else the machine does meets all of them alike, but each by
+one process and several rounds, so that other load on the machine affects all of them equally, but each by
 itself: the threads of one library would hold up those of another.
 """
 
@@ -36,7 +36,7 @@ AS_ACCURATE = 10.0
 """Backward-stable algorithms differ by such a factor."""
 
 SLOWER, LATER = 1.1, 0.1
-"""What neula may take: so many times the time of the peer, and so many milliseconds more."""
+"""Largest accepted time: this multiple of the peer's time, plus these milliseconds."""
 
 QUICK_FLOPS = 3e8
 """Of the classical algorithm: what is measured in a minute."""
@@ -244,7 +244,7 @@ def _svd(m: int, n: int, rank: int, dtype: torch.dtype, device: torch.device) ->
     """Singular values from 1 to 0.01, then noise.
 
     Four power iterations of the peer are the fewest but one for triplets as accurate as neula's: with three
-    ``||A V - U S||`` is at rounding errors, with two 1000 times as large. That three would do nobody knows.
+    ``||A V - U S||`` is at rounding errors, with two 1000 times as large. Three may not suffice.
     """
     u, v = (torch.linalg.qr(normal((size, rank), dtype, device, seed=size))[0] for size in (m, n + 1))
     values = torch.logspace(0, -2, rank, dtype=dtype, device=device)

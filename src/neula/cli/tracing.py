@@ -1,4 +1,4 @@
-"""``--trace``: the building block that a command is about, run step by step on the same matrix."""
+"""``--trace``: run the algorithm of a command step by step, on its matrix."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Each threshold is a size from which on, or up to which, another link of a chain comes first. Both ways solve
 the same problems of several sizes in turns; the threshold is where changing from one to the other takes the
-least time in sum, each size counting alike. Where that gains next to nothing, the threshold in force stays.
+least time in sum, each size counting equally. Where that gains next to nothing, the threshold in force stays.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ NEVER = 1 << 62
 """A threshold that no size reaches."""
 
 SECONDS = 0.3
-"""What the two ways take together at one size, at least."""
+"""Least total time of both ways at one size."""
 
 PAYS = 0.1
-"""What another threshold than that in force must save to take its place, in times of the faster way at one
-size: less is noise, all the more where both ways are the same, as Cholesky factors are up to some order."""
+"""Saving required to replace the current threshold, in units of the faster time at one size: less is noise.
+"""
 
 Problem = Callable[[int, torch.device], Callable[[Engine], Any]]
 """From a size and a device to a call that solves a problem of that size with an engine."""

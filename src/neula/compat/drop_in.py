@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Unsuited(Exception):
-    """What was asked for is the peer's to answer, or to refuse."""
+    """Raised where the call is left to the peer, which answers or refuses it."""
 
 
 class Refused(Exception):
@@ -42,12 +42,13 @@ SMALL = 1 << 12
 """Elements of a matrix up to which evidence takes longer than the library's factorization."""
 
 REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
-"""What neula raises for input that it cannot, or should not, answer; and torch where memory is short, and for
-tensors whose numbers cannot be looked at (under ``vmap``, or on the device "meta")."""
+"""Errors of neula for input that it cannot, or should not, answer; and of torch if memory is short, and for
+tensors without readable numbers (under ``vmap``, or on the device "meta").
+"""
 
 
 def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function take the place of that of the same name in another library.
+    """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
     answer to what neula refuses (complex numbers, singular factors that are to be had nevertheless).

@@ -76,7 +76,7 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
 def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The solution of a problem of full rank by :func:`neula.lstsq`, and the squares of its residuals.
 
-    neula's cutoff is for A with normalized columns. What has full rank by another one keeps it here.
+    neula's cutoff is for A with normalized columns. Full rank by another cutoff stays full rank here.
 
     Parameters
     ----------

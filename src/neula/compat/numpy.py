@@ -1,6 +1,6 @@
 """``numpy.linalg``, with the answers of neula: ``import neula.compat.numpy as la``.
 
-What is not defined here is NumPy's own.
+All other names are NumPy's.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def solve(a: Any, b: Any) -> Any:
     Warns
     -----
     AccuracyWarning
-        If the solution is not certified, so where no digit of it is sure. NumPy says nothing there.
+        If the solution is not certified, including if no digit of it is guaranteed. NumPy says nothing there.
 
     Examples
     --------
@@ -267,7 +267,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
 
 
 def _real(x: Any) -> np.ndarray:
-    """What NumPy's functions take, of that what neula can: real numbers in single or double precision."""
+    """Accept the arrays that both NumPy and neula take: real numbers in single or double precision."""
     array = np.asarray(x)
     need(array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.dtype.itemsize in (4, 8)))
     return array

@@ -1,7 +1,7 @@
 """``torch.linalg``, with the answers of neula: ``import neula.compat.torch as la``.
 
-What is not defined here is torch's own: so are ``lu_factor`` and ``lu_solve``, since tensors that are passed
-one by one do not say which matrix they belong to, and nothing could be certified.
+All other names are torch's, including ``lu_factor`` and ``lu_solve``: their separate tensors do not tell
+which matrix they belong to, so that nothing could be certified.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
     Warns
     -----
     AccuracyWarning
-        If the solution is not certified, so where no digit of it is sure. torch says nothing there.
+        If the solution is not certified, including if no digit of it is guaranteed. torch says nothing there.
 
     Examples
     --------
@@ -337,7 +337,7 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
     # The singular values of B D lie between those of B times the smallest and the largest element of D.
     numbers = A.detach().resolve_neg().numpy()
     squares = np.einsum("...mn,...mn->...n", numbers, numbers)
-    # What is not clear by a factor of three is looked at: condition numbers are estimates.
+    # Cases within a factor of three are examined: condition numbers are estimates.
     if not (full and (3 * rcond * result.condition) ** 2 * float(squares.max()) < float(squares.min())):
         s = linalg.svdvals(A.detach())
         if not bool((s[..., -1] > rcond * s[..., 0]).all()):

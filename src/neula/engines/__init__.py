@@ -1,4 +1,4 @@
-"""What multiplies: the engines, their formats, and which one to take."""
+"""Engines, which multiply matrices, their formats, and the choice of an engine."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _cpu_engine(why_no_bf16: str) -> CpuEngine:
 
 
 def describe() -> list[dict[str, Any]]:
-    """What this machine offers: every engine with its formats and their measured rates.
+    """List every engine of this machine, with its formats and measured rates.
 
     Returns
     -------

@@ -101,8 +101,7 @@ _deciding = threading.Lock()
 def why_no_bf16() -> str:
     """Why the CPU engine has no bf16; empty where it has.
 
-    What the processor, the environment and this build of torch say, asked once in a process: every thread
-    gets the same answer, and so do two processes in the same environment.
+    Decided by the processor, the environment and this build of torch, once in a process.
     """
     with _deciding:
         return _decided()
@@ -116,7 +115,7 @@ def _decided() -> str:
 
 
 def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str], system: str) -> str:
-    """What keeps oneDNN from multiplying bf16 in a unit; empty where nothing does.
+    """The reason why oneDNN cannot multiply bf16 in a matrix unit; empty if it can.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """cuBLAS, called without torch where torch would take the arithmetic of a product from a process-wide switch.
 
 cuBLAS itself takes it as an argument, or from the handle, and torch has a handle for each thread. The product
-is the one that torch would launch, on the same stream and with the same workspace; nobody else sees anything.
+is the one that torch would launch, on the same stream and with the same workspace; nothing else changes.
 """
 
 from __future__ import annotations

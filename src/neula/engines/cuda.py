@@ -35,8 +35,9 @@ ORTHONORMAL = 1.5
 """Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
 
 BRIEF = 4
-"""Projections are played back whose inputs take at most a fourth of the bytes that may be: inputs are copied,
-and for larger ones that takes longer than launches."""
+"""Projections are replayed if their inputs take at most a fourth of the limit: inputs are copied, and for
+larger ones that takes longer than launches.
+"""
 
 SUMMED_ROWS = 1 << 15
 """Tensor cores truncate, so sums of squares come out too small: over 131072 rows by enough to

@@ -36,13 +36,13 @@ class Engine(ABC):
     Attributes
     ----------
     name : str
-        What the user calls it.
+        Its name in the user's options.
     format : Format
         The low format to which operands are rounded.
     device : torch.device
         Where its matrices live.
     arithmetic : Arithmetic
-        What products are computed in.
+        Arithmetic of products.
     splits : bool
         Whether products with error correction gain anything.
     narrow_products : tuple of str
@@ -50,7 +50,7 @@ class Engine(ABC):
     corrects : bool
         Whether it has an arithmetic with error correction.
     over_rows : Reduction
-        What it takes to contract over rows: nothing, unless they are spread over processes.
+        The reduction over rows: none, unless they are distributed over processes.
     rounds_once : bool
         Whether :meth:`gemm_low` sums in the storage precision and rounds when it stores: then updates of a
         matrix in the low format need no buffer.
@@ -87,19 +87,19 @@ class Engine(ABC):
     @property
     @abstractmethod
     def tuning(self) -> Tuning:
-        """What measures best here."""
+        """Thresholds and block sizes of this machine."""
 
     @abstractmethod
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Product of two operands as a new matrix, in the storage precision or narrower."""
 
     def using(self, arithmetic: Named) -> Self:
-        """The same engine with another arithmetic."""
+        """The engine with another arithmetic."""
         return type(self)(self.device, arithmetic)
 
     @property
     def alone(self) -> Engine:
-        """The same engine for matrices that are all here."""
+        """The engine for matrices whose rows are all in this process."""
         return self
 
     @property
@@ -116,7 +116,7 @@ class Engine(ABC):
         return m
 
     def padded(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Uninitialized working matrix, but for zeros in its rows beyond m."""
+        """Uninitialized working matrix with zeros in its rows beyond m."""
         work = self.empty(self.rows(m), n, dtype=dtype)
         work[m:].zero_()
         return work
@@ -222,7 +222,7 @@ class Engine(ABC):
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
-        """:meth:`gemm_low` of each triple (A, B, C), and something else at the same time where that can be.
+        """:meth:`gemm_low` of each triple (A, B, C), with ``other`` at the same time where the engine can.
 
         ``other``, whose result is returned, should keep few units busy for long, and touch none of these.
         """
@@ -253,7 +253,7 @@ class Engine(ABC):
 
     @property
     def unblocked(self) -> Engine:
-        """The same arithmetic without a matrix unit, where an engine makes a difference between the two."""
+        """The engine without the block sums of a matrix unit, where it emulates one."""
         return self
 
     def bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -271,7 +271,7 @@ class Engine(ABC):
         Parameters
         ----------
         largest : Tensor, shape (rows,)
-            What no element of a row exceeds in magnitude.
+            Upper bounds on the magnitudes in each row.
         exact : bool
             Whether products are to be as accurate as in float32, whatever the arithmetic.
         """

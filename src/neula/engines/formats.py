@@ -60,17 +60,17 @@ _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
 
 
 FP16_COR = "fp16_cor"
-"""What the user calls half precision with error correction."""
+"""The name of half precision with error correction."""
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What products are computed in.
+    """The format of the operands of a product, and whether rounding errors are corrected.
 
     Attributes
     ----------
     operands : Format
-        What operands are rounded to.
+        Format of the operands.
     corrected : bool
         Whether each is the sum of two numbers of the format, so that large products are as accurate as in
         float32. Small ones are in float32 itself.
@@ -93,7 +93,7 @@ class Arithmetic:
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Its name in the user's options."""
         return FP16_COR if self.corrected else self.operands.name
 
     @property

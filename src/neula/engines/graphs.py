@@ -67,7 +67,7 @@ Result = TypeVar("Result")
 
 _lock = threading.Lock()
 _recording = threading.local()
-"""What is called during a capture becomes a part of it, and is not captured by itself."""
+"""A call during a capture becomes a part of that graph, and is not captured separately."""
 
 _seen: OrderedDict[Hashable, int] = OrderedDict()
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
@@ -160,7 +160,7 @@ def replay(
         return called(function, inputs, key, out)
     stream = torch.cuda.current_stream(device.index)  # of a device it takes three times as long
     full_key = (key, *layouts_of(inputs), device, stream.stream_id)
-    # Between the copy of the input and those of the results nobody else may use the graph.
+    # No other thread may use the graph between the copies of input and results.
     with _lock:
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
@@ -191,7 +191,7 @@ def often(key: Hashable) -> bool:
 def recorded(
     function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same function for tensors of one shape, from a graph of its own; itself where it has none.
+    """Capture a function in a CUDA graph, for tensors of one shape; the function itself if capture fails.
 
     Whoever keeps it must keep what the function reads, and have no two calls under way.
 
@@ -200,7 +200,7 @@ def recorded(
     function : callable
         Launches must not depend on the numbers; nothing may synchronize.
     like : Tensor
-        What it has been called for: kernels are compiled, and all that is made once is there.
+        Keys of earlier calls: their kernels are compiled, and their caches filled.
     """
     if is_recording():
         return function
@@ -340,7 +340,7 @@ def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDA
 
 @lru_cache(maxsize=STREAMS)
 def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
-    """Where what is called on a stream is captured, always the same.
+    """The stream on which calls of another stream are captured; one for each.
 
     A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also during a capture, and what is
     replayed on different streams must not share one.

@@ -1,4 +1,4 @@
-"""What a function that is replayed is given: tensors, or what is written where it is wanted: no copy."""
+"""Inputs of captured functions: tensors, or functions that write them in place without a copy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Written(NamedTuple):
     write: Callable[[Tensors], object]  # writes all elements of such tensors, without synchronizing
 
     def layouts(self) -> list[Layout]:
-        """What the tensors will be."""
+        """Shapes, strides and dtypes of the tensors that will be written."""
         pairs = zip(self.shapes, self.like, strict=True)
         return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
 
@@ -38,7 +38,7 @@ class Written(NamedTuple):
 Inputs = Tensors | Written
 
 Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
-"""``function(*inputs)``, which may be played back where there is a record of it for a key."""
+"""``function(*inputs)``, replayed from a graph if there is one for the key."""
 
 
 @lru_cache(maxsize=256)
@@ -53,7 +53,7 @@ def device_of(inputs: Inputs) -> torch.device:
 
 
 def layouts_of(inputs: Inputs) -> list[Layout]:
-    """What a graph can be used again for."""
+    """Shapes, strides and dtypes that a graph depends on."""
     if isinstance(inputs, Written):
         return inputs.layouts()
     return [(x.shape, x.stride(), x.dtype) for x in inputs]
@@ -78,13 +78,13 @@ def made(inputs: Inputs) -> Tensors:
 def called(
     function: Callable[..., Tensors], inputs: Inputs, key: Hashable = None, out: Tensors | None = None
 ) -> Tensors:
-    """``function(*inputs)``, not played back, its results in ``out`` where there is room for them."""
+    """``function(*inputs)``, without a graph, its results in ``out`` where there is room for them."""
     results = function(*made(inputs))
     return results if out is None else put(out, results)
 
 
 def copied(inputs: Inputs) -> Tensors:
-    """Tensors of their layouts that nobody else has."""
+    """New tensors of their layouts."""
     return made(inputs) if isinstance(inputs, Written) else tuple(_clone(x) for x in inputs)
 
 

@@ -21,7 +21,7 @@ MOST, MOST_BYTES = 128, 1 << 26
 _lock = threading.Lock()
 _vectors: OrderedDict[Hashable, torch.Tensor] = OrderedDict()
 _of_users_graphs: dict[Hashable, torch.Tensor] = {}
-"""A graph that the user captures reads them as long as it lives, which nobody here knows."""
+"""A graph that the user captures reads them as long as it lives, which is unknown here."""
 
 
 def gaussian(

@@ -63,18 +63,18 @@ class Reduction:
         return x, *self.norms(*matrices, dim=dim)
 
     def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What all processes have computed alike, bit by bit as the first one has it.
+        """Make replicated tensors equal on all processes, bit by bit: those of the first process.
 
         Decisions are taken on such numbers only, so that all processes take the same branch.
         """
         return replicated
 
     def agree(self, x: torch.Tensor) -> torch.Tensor:
-        """The same of one tensor."""
+        """Make one replicated tensor equal on all processes."""
         return x
 
     def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
-        """The same of an upper triangular matrix, in place."""
+        """Make a replicated upper triangular matrix equal on all processes, in place."""
         return r
 
     def merged(self, a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor, torch.Tensor]:

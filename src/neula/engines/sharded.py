@@ -1,4 +1,4 @@
-"""Engines whose tall matrices are spread over processes by rows, with torch.distributed between them.
+"""Engines whose tall matrices are distributed over processes by rows, with torch.distributed between them.
 
 Each process multiplies its own rows by the engine of its device; a product that contracts over rows is
 followed by an all-reduce. So algorithms, refinement, certificates and chains run as they are:
@@ -42,9 +42,10 @@ TRIANGLE_BLOCKS, NARROWEST = 8, 1024
 
 
 class RowsOfGroup(Reduction):
-    """Rows that are spread over the processes of a group, in the order of their ranks.
+    """Rows that are distributed over the processes of a group, in the order of their ranks.
 
-    All methods are to be called by all processes of the group, with tensors of the same shapes but for rows.
+    All methods are to be called by all processes of the group, with tensors of the same shapes except for
+    rows.
 
     Parameters
     ----------
@@ -234,7 +235,7 @@ class RowsOfGroup(Reduction):
         return q, r, pairs
 
     def _down(self, height: int, pairs: list[_Pair], like: torch.Tensor) -> torch.Tensor:
-        """What the Q of the rows here is to be multiplied by."""
+        """Pass the factor of Q down the tree; returns the matrix that the rows here are multiplied by."""
         n = like.shape[-1]
         if self.begins:
             share = torch.eye(n, dtype=like.dtype, device=like.device).expand(*like.shape[:-2], n, n)
@@ -278,7 +279,7 @@ def _like(piece: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 class _Sharded(Engine):
-    """What an engine does about rows that are spread over processes."""
+    """An engine for matrices whose rows are distributed over processes."""
 
     over_rows: Reduction
 
@@ -304,7 +305,7 @@ class _Sharded(Engine):
 
     @property
     def tuning(self) -> Tuning:
-        """That of one process, without what is done for matrices of a batch together, or played back."""
+        """The tuning of one process, without batches and graphs."""
         return _alone(self._local.tuning)
 
     def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
@@ -347,7 +348,7 @@ def _sharded_class(kind: type[Engine]) -> type[_Sharded]:
 
 
 def sharded(engine: Engine, over_rows: Reduction) -> Engine:
-    """The same engine for tall matrices of which this process has some rows.
+    """The engine for tall matrices of which this process holds some rows.
 
     Parameters
     ----------

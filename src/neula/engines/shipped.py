@@ -1,6 +1,6 @@
 """The numbers that neula ships, a file a machine in ``machines/``: the emulated engine's, CPUs', GPUs'.
 
-What ``neula tune`` has measured on a machine takes their place (``engines/tuned.py``).
+Measurements of ``neula tune`` on a machine replace them (``engines/tuned.py``).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cuda_tuning(
     capability : (int, int)
         Compute capability, ``(9, 0)`` for H100 and H200.
     replayed_bytes : int
-        What CUDA graphs may take as an input.
+        Largest inputs of CUDA graphs, in bytes.
     corrected : bool
         Whether the kernel for products with error correction runs.
     tournament_width : int

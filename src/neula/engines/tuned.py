@@ -34,7 +34,7 @@ Machine = Mapping[str, str | int]
 
 
 def machine_of(device: torch.device) -> Machine:
-    """What measured thresholds depend on."""
+    """Identify the machine that measured thresholds belong to."""
     versions: dict[str, str | int] = {"torch": torch.__version__, "neula": neula.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -51,7 +51,7 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """What was measured on a machine; nothing where nobody has, or where the file cannot be used.
+    """Read the thresholds measured on a machine; empty if there are none or the file is unusable.
 
     Warns
     -----

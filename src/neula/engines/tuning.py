@@ -1,4 +1,5 @@
-"""What is fast on a machine: numbers from the files of ``machines/``, of which each algorithm takes its own.
+"""Thresholds and block sizes of machines: the files in ``machines/``, and the records of algorithms that read
+them.
 
 Beside an algorithm stands a small record with the names of its numbers, such as
 :class:`neula.algorithms.elimination.lu.LUTuning`; ``engine.tuning[LUTuning]`` has them of the engine's
@@ -88,7 +89,7 @@ class Tuning:
         return found
 
     def having(self, **others: Any) -> Tuning:
-        """The same with other values of some numbers."""
+        """The tuning with other values of some numbers."""
         return Tuning(self.numbers, **others)
 
     def __eq__(self, other: object) -> bool:

@@ -51,7 +51,7 @@ class Unit:
         return max(1, self.block // 2) if operands is TF32 and self.extra_bits is not None else self.block
 
     def sum_error(self, k: int, block: int) -> float:
-        """What a sum of k products may err by, relative to the sum of their magnitudes.
+        """Bound on the error of a sum of k products, relative to the sum of their magnitudes.
 
         Truncating a sum loses at most a last bit, ``2 u``, and aligning t + 1 numbers at most one bit each
         that is kept last, ``2^(1 - bits) u``, both relative to at most the sum of magnitudes: an exponent is

@@ -26,7 +26,7 @@ def damage_reported(file: InputFile) -> Iterator[None]:
     except (FileError, InexactIntegerError, MemoryError):
         raise
     except Exception as error:
-        # What the operating system refuses has a number; h5py and pyarrow raise an OSError for damage, too.
+        # Errors of the operating system have a number; h5py and pyarrow raise an OSError for damage, too.
         if isinstance(error, OSError) and error.errno is not None and error.strerror:
             raise
         if "Object arrays" in str(error) or "Python objects" in str(error):
@@ -218,7 +218,7 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
     if key is not None:
         wanted = [names[i] for i in chosen_columns(file.name, names, key)]
     else:
-        # What pandas keeps the index of a frame in is no column of it.
+        # The field in which pandas keeps the index of a frame is no column.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
         wanted = [name for name in names if name not in index]
     if not wanted:

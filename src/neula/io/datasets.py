@@ -171,7 +171,7 @@ class NonlinearProblem:
         return self.formula({**self._like(b, self.predictors), **dict(zip(self.parameters, b, strict=True))})
 
     def residuals(self, b: Any) -> Any:
-        """What the model is off by at parameters b."""
+        """Residuals of the model at parameters b."""
         return self.predict(b) - self._like(b, {"y": self.y})["y"]
 
     @staticmethod

@@ -65,10 +65,9 @@ def read_matrix(
         Return a matrix of one column as a vector of shape ``(m,)`` where the format cannot tell the two
         apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it.
     decimal : {".", ","}, optional
-        What separates the decimals in text.
+        Decimal separator in text.
     missing : {"error", "nan", "needed"}, optional
-        What becomes of the empty fields of a table, and of ``NA`` and the like: an error, which advises to
-        leave such lines out unless they are needed, or NaN.
+        Empty fields of a table, ``NA`` and the like: an error that advises to omit such lines, or NaN.
     header : bool, optional
         Whether the first line of a text names the columns; by default the whole table decides.
     message : callable, optional

@@ -38,7 +38,7 @@ def in_float64(x: Any, name: str, first: int = 0) -> np.ndarray:
     x : array_like
         Of an array of objects every element must be a number.
     name : str
-        What the user calls it, for messages.
+        Its name in messages.
     first : int, optional
         The number of its first row.
 

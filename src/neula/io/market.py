@@ -66,7 +66,7 @@ def _copy(name: str, given: IO[bytes] | gzip.GzipFile, copy: IO[bytes]) -> None:
 
 
 def write_market(stream: IO[bytes], array: np.ndarray) -> None:
-    """Write a matrix with the digits that bring back the same float64."""
+    """Write a matrix with all digits, so that reading restores each float64 exactly."""
     matrix = np.asarray(array, dtype=np.float64)
     rows, columns = matrix.shape
     stream.write(f"%%MatrixMarket matrix array real general\n{rows} {columns}\n".encode())

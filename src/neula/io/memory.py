@@ -21,7 +21,7 @@ def sizes_here() -> tuple[int, int] | None:
 
 
 def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Bytes of main memory that this process may still take; infinite where nobody says.
+    """Bytes of main memory that this process may still take; infinite if unknown.
 
     The least of what Linux has left, what the control groups of the process leave (version 1 or 2, its own
     group and those above it), and its limit of addresses (``ulimit -v``).

@@ -29,7 +29,7 @@ PATIENCE = 10
 """Seconds in which somebody must have opened a pipe for writing."""
 
 _PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
-"""What some kinds need beside NumPy and SciPy."""
+"""Packages that some kinds need besides NumPy and SciPy."""
 
 _KEYED = re.compile(
     rf"(?P<path>-|.*?(?:{'|'.join(map(re.escape, (*SEVERAL, *TEXT, '.parquet')))})):(?P<key>.*)",
@@ -81,7 +81,7 @@ class InputFile:
 def split_key(argument: str) -> tuple[Path, str | None]:
     """Split ``file.npz:key`` into the path and what is chosen inside; other names choose nothing.
 
-    What is chosen is an array of an ``.npz``, HDF5 or ``.mat`` file, or columns of a table.
+    The chosen array of an ``.npz``, HDF5 or ``.mat`` file, or columns of a table.
     """
     match = _KEYED.fullmatch(argument)
     return (Path(match["path"]), match["key"]) if match else (Path(argument), None)
@@ -154,7 +154,7 @@ def _check_package(kind: str, name: str) -> None:
 
 
 def _family(kind: str | None) -> str | None:
-    """One kind of those whose content looks alike."""
+    """One of the kinds with similar content."""
     if kind in TEXT:
         return ".csv.gz" if kind.endswith(".gz") else ".csv"
     return ".h5" if kind in HDF5 else kind
@@ -177,7 +177,7 @@ def _text_kind(head: bytes) -> str | None:
 
 
 def _inflated(head: bytes) -> bytes:
-    """What the beginning of a gzip file holds, as far as it goes."""
+    """Decompress the beginning of a gzip file."""
     try:
         return zlib.decompressobj(wbits=31).decompress(head, 512)
     except zlib.error:
@@ -190,7 +190,7 @@ def copy_pipe(path: Path, copy: IO[bytes]) -> None:
     Raises
     ------
     FileError
-        If nobody opens it for writing for ``PATIENCE`` seconds.
+        If it is not opened for writing within ``PATIENCE`` seconds.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
         end = time.monotonic() + PATIENCE
@@ -206,7 +206,7 @@ def copy_pipe(path: Path, copy: IO[bytes]) -> None:
 
 @contextmanager
 def system_errors(path: Path | str, verb: str) -> Iterator[None]:
-    """What the operating system refuses becomes a FileError."""
+    """Turn errors of the operating system into a FileError."""
     try:
         yield
     except OSError as error:

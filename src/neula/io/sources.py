@@ -27,7 +27,7 @@ SLICED = ("h5py", "zarr")
 
 
 class Source(Protocol):
-    """What :func:`row_blocks` makes."""
+    """A matrix that is read in blocks of rows; :func:`row_blocks` makes one."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -38,7 +38,7 @@ class Source(Protocol):
         """The dtype of the numbers."""
 
     def blocks(self, rows: int) -> Iterator[Any]:
-        """All rows in order, about so many at a time, the same at each call."""
+        """Yield all rows in order, about ``rows`` at a time, in the same blocks at each call."""
 
 
 def is_source(x: Any) -> bool:

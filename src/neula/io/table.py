@@ -16,7 +16,7 @@ Message = Callable[[str], None]
 """Is told in one line what was done to a file's content beyond reading it."""
 
 MissingValues = Literal["error", "nan", "needed"]
-"""What becomes of empty fields; an error that advises to leave such lines out, or that they are needed."""
+"""Empty fields: an error that advises to omit such lines, or says that they are needed."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Tables as text: read by NumPy where they are numbers, by pandas where they are more; errors name the line.
 
 Neither of the two tells a header from numbers, or finds the delimiter as safely as it takes to lose no line
-of numbers: that is done here. What cannot be read is looked at a second time, to say where and why.
+of numbers: that is done here. If reading fails, the text is read again to report where and why.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _fault(file: InputFile, layout: TextLayout, wanted: Sequence[int], missing: 
 
 
 def write_text(stream: IO[bytes], table: Table, kind: str) -> None:
-    """Write a matrix with the digits that bring back the same float64, names first.
+    """Write a matrix with all digits, so that reading restores each float64 exactly; column names come first.
 
     Names of rows make a first column without a name, as pandas writes it.
     """

@@ -31,7 +31,7 @@ LIST = Path(__file__).with_name("ahead.json")
 
 
 def recorded() -> dict[str, list[Any]]:
-    """What this process has asked for, in the form of ``ahead.json``."""
+    """Kernels that this process has compiled, in the form of ``ahead.json``."""
     return {
         "triton": [
             [module, name, [_written(x) for x in variant], dict(options)]

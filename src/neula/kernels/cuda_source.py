@@ -28,7 +28,7 @@ Launch = Callable[..., None]
 """``launch(grid, block, arguments, shared_bytes=0)`` queues a kernel on the current stream of its device."""
 
 NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module", "_check_cuda")
-"""What torch has for its own way, of ``torch.cuda._utils``; without, that way is taken."""
+"""Launch helpers of torch, of ``torch.cuda._utils``; without, that way is taken."""
 
 INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 """Of a source what several have in common."""
@@ -69,7 +69,7 @@ def compiled(
     name, function : str
     device : torch.device
     macros : str
-        What comes before the source.
+        Text before the source.
     shared_bytes : int
         Dynamic shared memory of a thread block, where it is more than a kernel may have unasked.
 
@@ -294,7 +294,7 @@ def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _eight_bytes(x: torch.Tensor | float) -> int:
-    """What a kernel is given for a tensor, a double or an int."""
+    """Convert a tensor, double or int to the eight bytes of a kernel argument."""
     if isinstance(x, torch.Tensor):
         return x.data_ptr()
     found: int = _BITS.unpack(_DOUBLE.pack(x))[0] if isinstance(x, float) else x

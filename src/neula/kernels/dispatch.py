@@ -77,7 +77,7 @@ class Trial:
 
 
 def refuse_capture(what: str) -> None:
-    """What is made ready once cannot be while a CUDA graph is captured, and would seem to be broken.
+    """Refuse one-time preparation during the capture of a CUDA graph, which would break it.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Kernel(Generic[P, R]):
         return chosen(*args, **kwargs)
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
-        """Whether the kernel computes this call: nothing is launched, but for the trial of a device."""
+        """Whether the kernel computes this call; only the trial of a device launches anything."""
         first = _first_tensor((*args, *kwargs.values()))
         if not first.is_cuda or not (self._when is None or self._when(*args, **kwargs)):
             return False

@@ -37,7 +37,7 @@ def next_power_of_2(n: int) -> int:
 
 
 def share(total: int, among: int, multiple: int) -> int:
-    """What each of so many thread blocks has to do, in whole multiples."""
+    """Work for each of ``among`` thread blocks, a multiple of ``multiple``."""
     return ceil_div(ceil_div(total, among), multiple) * multiple
 
 

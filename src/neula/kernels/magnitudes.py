@@ -117,7 +117,7 @@ def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
 
 @kernel("neula.kernels.magnitudes_triton:ends_of_triton", trial=_tried, when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
-    """What tells whether systems may be solved as they are.
+    """Magnitudes that decide whether systems need scaling.
 
     Parameters
     ----------

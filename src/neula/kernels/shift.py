@@ -18,7 +18,7 @@ def _tried(device: torch.device) -> None:
 
 
 def _is_one_launch(x: torch.Tensor, exponents: torch.Tensor) -> bool:
-    """Up to three dimensions, something to do, and nobody differentiates with respect to x."""
+    """Up to three dimensions, not empty, and without a gradient for x."""
     return (
         max(x.ndim, exponents.ndim) <= 3
         and x.dtype == torch.float64

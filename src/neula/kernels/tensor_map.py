@@ -32,7 +32,7 @@ class Tiles:
 
     @property
     def type(self) -> str:
-        """What a kernel in Triton's language is compiled for."""
+        """The type of the argument in the signature of a Triton kernel."""
         return f"tensordesc<{_NAMES[self.tensor.dtype]}{list(self.block)}>"
 
     @property
@@ -43,14 +43,14 @@ class Tiles:
         return TensorDescriptor.from_tensor(self.tensor, list(self.block))
 
     def arguments(self, swizzle: int, box: tuple[int, ...], library: Any) -> list[Any]:
-        """What a kernel is given: the descriptor, sizes and strides.
+        """Arguments of a kernel: the descriptor, sizes and strides.
 
         Parameters
         ----------
         swizzle : int
-            How a tile lies in shared memory, by the compiler.
+            Layout of a tile in shared memory, by the compiler.
         box : tuple of int
-            What is moved at a time, by the compiler.
+            Shape of one copy, by the compiler.
         library : CDLL
             CUDA's driver.
         """

@@ -65,7 +65,7 @@ def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
     Returns
     -------
     Tensor, shape (n, n)
-        What ``a`` was before, in the other order: ``a.T``.
+        The former ``a`` transposed: ``a.T``.
 
     Examples
     --------

@@ -8,7 +8,7 @@ from neula.kernels.precision import exactly
 
 
 def triangular_inverses(lu: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inverses of both factors of :func:`neula.kernels.lu.lu_block.lu_unpivoted`, in the same launches.
+    """Inverses of both factors of :func:`neula.kernels.lu.lu_block.lu_unpivoted`, in shared launches.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def triangular_inverse(t: torch.Tensor, *, upper: bool, leaf: int | None = None)
     Parameters
     ----------
     t : Tensor, shape (batch, n, n)
-        What is on the other side of the diagonal is not read by products.
+        Products do not read the other triangle.
     upper : bool
     leaf : int, optional
         Order of the blocks to begin with: the library inverts them all in one launch; 1 for reciprocals. By

@@ -36,7 +36,7 @@ COMMON = {"enable_fp_fusion": True}
 """Options whose default differs between versions of Triton."""
 
 Variant = tuple[Any, ...]
-"""What machine code depends on: for each parameter the value of a constant, or the type of what varies."""
+"""Key of machine code: for each parameter its value if constant, else its type."""
 
 _TYPES = {
     torch.float16: "*fp16",

@@ -76,7 +76,7 @@ class ExperimentData:
         return cls(about, Measurements({name: _plain(value) for name, value in row.items()} for row in rows))
 
     def write(self, path: Path) -> None:
-        """Write ``path`` (JSON) and the same with the suffix ``.csv`` (rows only)."""
+        """Write ``path`` (JSON), and the rows alone to a file with the suffix ``.csv``."""
         path.parent.mkdir(parents=True, exist_ok=True)
         content = {"about": self.about, "rows": self.rows}
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""What the pictures of all papers share."""
+"""Code shared by the pictures of all papers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ PROBE = 512
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure or table: what yields its rows of data, what draws them, and what they are held against."""
+    """One figure or table: what yields its rows of data, the function that draws them, and their claims."""
 
     name: str  # on the command line
     title: str
@@ -167,7 +167,7 @@ class Setting:
             yield case
 
     def _probe(self) -> None:
-        """Time a product that is the same throughout the run, as the experiments take their times."""
+        """Time a fixed product during the run, as a reference for the speed of the machine."""
         n = self.pick(small=PROBE, paper=8 * PROBE)
         a = self.speed.empty(n, n).fill_(1.0)
         self.probes.append(median_seconds(lambda: a @ a, repeats=3))

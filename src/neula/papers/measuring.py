@@ -29,9 +29,6 @@ PATIENCE = 5.0
 LONG, MOST = 0.1, 100
 """Seconds from which on a first call counts, and repetitions of what is over in microseconds."""
 
-CYCLES = 2e9
-"""Of a GPU in a second, about: how long it is to wait."""
-
 WARM = 3
 """Runs before those that an experiment times: the third one captures a graph."""
 
@@ -59,7 +56,7 @@ def steady_seconds(
 
 
 def first_run(run: Callable[[], T], warmup: int = WARM) -> tuple[T, float]:
-    """What a first run returns, and :func:`steady_seconds`; its own without ``warmup`` if it takes long."""
+    """The result of a first run, and :func:`steady_seconds`, or its own time if it is long."""
     result, seconds = timed(run)
     if warmup or seconds < LONG:
         seconds = steady_seconds(run, warmup=max(0, warmup - 1), cold=False)
@@ -89,8 +86,8 @@ def interleaved_seconds(
 def rested_seconds(runs: Sequence[Callable[[], Any]], at_least: float, rounds: int = 3) -> list[float]:
     """Median seconds of each of some calls, each repeated alone, in rounds.
 
-    Threads of one library, which wait busily after a call, would hold up those of another in the next one:
-    nobody calls two of them in turns. So each call is timed after a rest, and not at its first repetition
+    Threads of one library, which wait busily after a call, would delay those of another in the next call;
+    users do not alternate libraries. So each call is timed after a rest, and not at its first repetition
     unless that takes long.
 
     Parameters
@@ -141,10 +138,10 @@ def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
 
 
 def _queued_seconds(run: Callable[[], Any], waiting: float) -> float:
-    """Seconds between two events around what is launched while the GPU waits, for twice as long as it needs."""
+    """Seconds between events around launches that the GPU waits for, twice as long as they take."""
     _drain()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(int(2 * waiting * CYCLES))
+    torch.cuda._sleep(int(2 * waiting * 2e9))  # cycles, of which no GPU has more in a second
     start.record()
     run()
     end.record()
@@ -158,7 +155,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def timed(run: Callable[[], T]) -> tuple[T, float]:
-    """What one run returns, and its wall-clock seconds."""
+    """The result of one run, and its wall-clock seconds."""
     _drain()
     start = time.perf_counter()
     result = run()
@@ -177,7 +174,7 @@ def householder_flops(m: int, n: int) -> float:
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Machine, versions and date of a measurement."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),

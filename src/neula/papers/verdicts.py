@@ -1,4 +1,4 @@
-"""What became of a claim: the interval that the paper claims for a number, and our numbers."""
+"""Verdicts on claims: the interval that the paper claims for a number, and the measured numbers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from neula.papers.data import Measurements, span
 Interval = tuple[float, float]
 
 MORE: Interval = (1.0, math.inf)
-"""What is claimed of a ratio, or is the tendency of a claim: more at all."""
+"""Interval for a claim that a ratio exceeds 1."""
 
 EVERY: Interval = (1.0, 1.0)
-"""What is claimed of cases that are counted: 1 where a statement is true, 0 where it is not."""
+"""Interval for counted cases: 1 if a statement is true, else 0."""
 
 HALF_AN_ORDER = 10**0.5
 """How far from "about an order of magnitude" a factor may be, up and down."""
@@ -28,7 +28,7 @@ ASSUMED_NOISE = 1.1
 
 
 class Outcome(StrEnum):
-    """What the data say about a claim."""
+    """Verdict on a claim."""
 
     holds = "holds"
     in_part = "in part"
@@ -124,7 +124,7 @@ def within(
     tendency: Interval | None = None,
     least: float = 1.0,
 ) -> ClaimCheck:
-    """Values, None or NaN where a method failed, held against the interval that is claimed."""
+    """Values, None or NaN where a method failed, compared with the claimed interval."""
     numbers = tuple(math.nan if value is None else float(value) for value in values)
     return ClaimCheck(numbers, claimed, measured, tendency, least)
 

@@ -62,13 +62,13 @@ class Batch:
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
-        """The same on a device."""
+        """Copy to a device."""
         return replace(self, **{name: x.to(device) for name, x in self.by_name.items()})
 
 
 @dataclass(frozen=True)
 class Values(Batch):
-    """What is known of each problem of a batch."""
+    """Values for each problem of a batch."""
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -78,7 +78,6 @@ class Values(Batch):
         return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
     def copied(self) -> Self:
-        """The same in other memory."""
         return type(self)(*(x.clone() for x in self.tensors))
 
     def put(self, places: torch.Tensor, others: Self) -> None:

@@ -1,4 +1,4 @@
-"""Problems of many shapes in the shape of one: what is played back serves all of them.
+"""Problems of many shapes in the shape of one: one CUDA graph serves all of them.
 
 A CUDA graph is made for one shape, and pays from its second call on. Small problems, whose launches take
 longer than their arithmetic, are bordered to shapes of a grid: ``[A 0; 0 s I; 0 0]`` with the right-hand side
@@ -30,7 +30,7 @@ class Border:
 
     @classmethod
     def around(cls, m: int, n: int) -> Border:
-        """What a matrix of this shape, not wide, lacks to one of the grid; square ones stay square."""
+        """Rows and columns that pad a tall or square matrix to the next shape of a grid."""
         columns = _on_the_grid(n, LEAST_COLUMNS) - n
         rows = columns if m == n else _on_the_grid(m + columns, LEAST_ROWS) - m
         return cls(rows, columns)

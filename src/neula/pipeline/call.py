@@ -40,7 +40,7 @@ class HostTuning:
 
     @property
     def by_host_system(self) -> int:
-        """The same for a linear system, which takes a third of the operations, with the compiled core."""
+        """The limit for a linear system, which takes a third of the operations, with the compiled core."""
         return 3 * self.by_host_kernel
 
 
@@ -81,8 +81,8 @@ class Call:
         accuracy : str, dtype or float, optional
             By default that of the operands' common dtype.
         bound : callable, optional
-            What backward errors may be with a format, for a first operand of some shape: what an accuracy
-            that is a number is held against.
+            Largest accepted backward error in a format, for a first operand of some shape; it is compared
+            with an accuracy given as a number.
         gradients : bool, optional
             Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
         weights : array_like, optional
@@ -118,7 +118,7 @@ class Call:
         most: int = 0,
         library: bool = True,
     ) -> Call:
-        """The same by the CPU, if one matrix is so small that this takes less time than launches elsewhere.
+        """Run on the CPU, if one matrix is so small that launches elsewhere take longer.
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class Call:
         return self.first.give_back(x, dtype)
 
     def hand_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """The same without a look at the numbers, some of which may overflow."""
+        """Return x in the library of A without checking for overflow."""
         return self.first.wrap(x.to(device=self.first.tensor.device, dtype=dtype or self.first.tensor.dtype))
 
     def report_missed(
@@ -200,9 +200,9 @@ class Call:
         result
             The best that was found.
         indices : sequence of sequence of int
-            Which matrices of the batch missed; of a single matrix the empty index.
+            Indices of the rejected matrices of a batch; the empty index for a single matrix.
         unsure : bool, optional
-            Whether no digit of one of the solutions is sure.
+            Whether one of the solutions has no guaranteed digit.
 
         Raises
         ------

@@ -34,7 +34,7 @@ MANY = 2048
 
 @dataclass
 class Answer(Generic[V]):
-    """What a link has found for the problems that it was given.
+    """Solutions that a link has found for its problems.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Answer(Generic[V]):
     history : tuple of float
         Errors on the way.
     measured : Tensor or array of float, shape (numbers, batch), or None
-        What the judge is to measure, where the link has launched that, or knows it.
+        Measured numbers for the judge, if the link has launched or computed them.
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured: for a link that inherits.
     factors : object
@@ -76,7 +76,7 @@ class Answer(Generic[V]):
         return replace(self, values=values, numbers=numbers)
 
     def without_values(self) -> Answer[Any]:
-        """What is to be said of it, which keeps no memory."""
+        """The answer without its values, so that it keeps no memory."""
         places: Any = range(len(self.values))
         return Answer(places, self.label, self.doubt, self.iterations, self.history, judged=self.judged)
 
@@ -111,7 +111,7 @@ class Link(Generic[P, V]):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a judge says of the answers of one link.
+    """Verdict on the answers of one link.
 
     Attributes
     ----------
@@ -141,19 +141,19 @@ class Judge(Protocol[Judged, V]):
         """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
 
     def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
-        """What the measured numbers say of the answers."""
+        """Judge the answers by the measured numbers."""
 
 
 @dataclass
 class Run(Generic[V]):
-    """What a chain has come to.
+    """State of a chain: the best answers so far.
 
     Attributes
     ----------
     values : Values or None
         The best of each problem; None before the first answer.
     numbers : array of float, shape (numbers, batch)
-        What was measured of them; where many were accepted at once, of the worst by each number alone.
+        Their measured numbers; if many were accepted at once, the worst of each number.
     accepted : array of bool, shape (batch,)
     penalty : array of float, shape (levels, batch)
     open : array of int
@@ -194,7 +194,7 @@ class Run(Generic[V]):
         return self.values
 
     def best(self) -> Answer[V] | None:
-        """What is known of the open problems."""
+        """Best answer so far for the open problems."""
         if self.values is None:
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
@@ -308,9 +308,9 @@ def run_chain(
         At least one.
     judge : Judge
     known : Values, optional
-        What was found before, for a link that improves it; any answer takes its place.
+        Earlier answers, for a link that improves them; any answer replaces them.
     begun : Answer, optional
-        What the first link has found already (``neula.pipeline.pending.first_answer``); not changed.
+        Answer of the first link (``neula.pipeline.pending.first_answer``); not changed.
     settled : callable, optional
         Whether nothing is left to do for any problem, from the largest of each number that was measured.
 

@@ -38,10 +38,10 @@ def eager(
     ----------
     function : callable
     traced : callable, optional
-        What takes its place where numbers cannot be looked at, by an operator of torch; it returns None for
-        arguments that it has none for.
+        Replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
+        arguments.
     plans : Plans, optional
-        What takes its place where a problem is like one before.
+        Replacement for problems like an earlier one.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def eager(
         elif plans is not None and (soon := plans(args, kwargs)) is not None:
             planned: T = soon
             return planned
-        # The compiler takes longer to import than torch itself; where nobody did, nobody compiles.
+        # The compiler takes longer to import than torch itself; if it is not imported, nothing is compiled.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)
         if disabled is None:

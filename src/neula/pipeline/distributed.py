@@ -1,6 +1,6 @@
-"""Matrices whose rows are spread over processes: what a user makes of the rows of each process.
+"""Matrices whose rows are distributed over processes: what a user makes of the rows of each process.
 
-What public functions do with them is in :mod:`neula.pipeline.over_processes`.
+:mod:`neula.pipeline.over_processes` passes them to public functions.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RowSharded(Spread):
 
 
 class ColumnSharded(Spread):
-    """The transpose of a matrix whose rows are spread over processes.
+    """The transpose of a matrix whose rows are distributed over processes.
 
     Attributes
     ----------
@@ -171,17 +171,17 @@ def rows(local: Any, group: Any = None) -> RowSharded:
 def agree(
     group: Any, asked: dict[str, Any] | None, error: Exception | None, counts: list[int]
 ) -> list[list[int]]:
-    """Find out whether all processes ask for the same; the counts of all of them.
+    """Check that all processes pass equal arguments; returns the counts of all processes.
 
     Parameters
     ----------
     group : ProcessGroup or None
     asked : dict or None
-        What must be the same everywhere, by name.
+        Arguments that must be equal on all processes, by name.
     error : Exception or None
-        What is wrong here already.
+        Error of this process, if any.
     counts : list of int
-        What may differ.
+        Numbers that may differ.
 
     Raises
     ------

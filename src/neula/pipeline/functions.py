@@ -39,13 +39,13 @@ is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_
 
 
 def no_answer(*inputs: torch.Tensor) -> Any:
-    """Stands for what nobody calls."""
+    """Placeholder that is never called."""
     raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Answerer:
-    """What answers, and what the derivatives of the answer need."""
+    """The function that answers, and the solves that its derivatives need."""
 
     call: Callable[..., Tensors]  # from the input to the answer, and the evidence, which has no derivatives
     again: Callable[..., Any] = no_answer  # solves, factorizes or multiplies anew
@@ -54,7 +54,7 @@ class Answerer:
 
 
 class Attached(Function):
-    """What all problems share: outputs with derivatives, then evidence without, and batches."""
+    """Base of all differentiable problems: outputs with derivatives, then evidence without, and batches."""
 
     operands = 1
     """Inputs that derivatives are with respect to."""
@@ -97,7 +97,7 @@ class Attached(Function):
 
     @staticmethod
     def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        """What derivatives need of an answer and what it was computed from."""
+        """Tensors that derivatives need, from the inputs and the answer."""
         raise NotImplementedError
 
     @classmethod
@@ -232,7 +232,7 @@ class Solution(Attached):
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
         if answerer.may_raise:
             _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, a.shape)
-        # Nobody asks for their gradients, which are zero: those of any matrix of full rank will do.
+        # Their gradients are zero and not needed: those of any matrix of full rank will do.
         instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
         full, rhs, y = (torch.where(deficient, t, u).double() for t, u in ((instead, a), (0.0, b), (0.0, x)))
         # Where somebody does and this is not an error, they are NaN.

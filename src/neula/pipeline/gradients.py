@@ -156,7 +156,7 @@ def attach_solution(
     """Least-squares solution ``x = A^+ b`` with the gradients of A and b [1]_.
 
     With ``y = A^+T dx`` it is ``db = y``, and ``dA = (b - A x) z^T - y x^T`` where ``z = A^+ y``. For the
-    shortest solution of a wide system, ``dA = w (dx - A^T y)^T - y x^T`` where ``w = A^+T x``. Both are
+    minimum-norm solution of a wide system, ``dA = w (dx - A^T y)^T - y x^T`` where ``w = A^+T x``. Both are
     computed in double precision through ``A = Q R``, or ``A^T = Q R``.
 
     Parameters

@@ -60,7 +60,7 @@ class Taken:
 
 
 def fetched(arrays: Sequence[Taken]) -> list[Taken]:
-    """The same on the host, which waits once; what is made of them goes back to where they are."""
+    """Copy arrays to the host in one transfer; results return to the original device."""
     copies = fetched_tensors([x.tensor for x in arrays])
     return [_in_place_of(x, copy) for x, copy in zip(arrays, copies, strict=True)]
 
@@ -94,11 +94,11 @@ class Stack:
 
 
 class Spread:
-    """What is not an array but a part of one: some rows, while others are with other processes."""
+    """A part of a distributed array: the rows of this process."""
 
 
 def is_spread(x: Any) -> bool:
-    """Whether x lies on several processes; where nobody has imported DTensors, there are none."""
+    """Whether x lies on several processes; without an import of DTensors there are none."""
     module = sys.modules.get("torch.distributed.tensor")
     return isinstance(x, Spread) or (module is not None and isinstance(x, module.DTensor))
 
@@ -113,7 +113,7 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     ----------
     x : array_like
     name : str
-        What the user calls it, for messages.
+        Its name in messages.
     differentiable : bool, optional
         Whether the caller attaches its answer to ``graph``. By default a tensor that requires a gradient is
         refused, because the gradient would be lost without a word.
@@ -193,7 +193,7 @@ def tensors_in(x: Any) -> Iterator[torch.Tensor]:
 
 
 def refuse_gradient(x: Any, name: str) -> None:
-    """A gradient that nobody computes must not be lost without a word.
+    """A gradient that is not computed must be an error.
 
     Raises
     ------

@@ -73,7 +73,7 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
         """Why all are accepted, in words."""
 
     def begin(self, problems: P) -> Answer[S] | None:
-        """What the link finds."""
+        """Run the link."""
         with plain_arithmetic(self.options.engine.device):
             return answer_of_first([self.link], problems)
 
@@ -82,12 +82,12 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
         return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
 
     def of_call(self, call: Call, shapes: BatchedProblem) -> R | Answer[S] | None:
-        """The same of a first call, behind its front end."""
+        """Solve the problems of a first call, after its front end."""
         given = Given((), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
         return self.solved(given, shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> R | Answer[S] | None:
-        """The same of problems whose shapes are known."""
+        """Solve problems whose shapes are checked."""
         device, found = self.options.engine.device, None
         problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
         with MemoryGuard(device).attempt(self.link.label):

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def over_lists(member: Callable[[Any, int], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function of a batch take a list of torch matrices, too, and give back a list of its answers.
+    """Let a function of a batch also take a list of torch matrices, and return a list.
 
     Matrices of one shape, dtype and device are stacked; the order is that of the list. Warnings name places
     in the list.

@@ -1,4 +1,4 @@
-"""What becomes of a chain of attempts where one of them does not find the memory that it needs."""
+"""Retry in a chain of attempts when one of them runs out of memory."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class MemoryGuard:
     """
 
     device: torch.device
-    # What did not suffice for which attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".
+    # The missing memory of an attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".
     shortages: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def attempt(self, label: str) -> Iterator[None]:
         """Carry on behind the block where memory does not suffice for it; other errors come through.
 
-        What the block has made and given no name outside is free then, and what CUDA graphs have kept.
+        Temporary tensors of the block are free then, and the memory of CUDA graphs.
         """
         try:
             yield
@@ -89,7 +89,7 @@ def _needed(error: BaseException) -> str:
 def _free(device: torch.device) -> str:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        # What torch has reserved and does not use is free for torch.
+        # Reserved but unused memory of torch is free for torch.
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return f"{_in_gib(free)} of {_in_gib(total)} free"
     return _free_here()

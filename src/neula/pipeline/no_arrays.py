@@ -1,4 +1,4 @@
-"""What is said of what is no array of numbers: what was given, and what to pass instead."""
+"""Errors for arguments that are not arrays of numbers: the given value, and what to pass instead."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def refuse_no_array(x: Any, name: str) -> None:
 
 
 def as_array(x: Any, name: str) -> np.ndarray:
-    """What NumPy makes of a list, or of a data frame.
+    """Convert a list or a data frame to a NumPy array.
 
     Raises
     ------

@@ -51,7 +51,7 @@ class Operator:
         self._function, self._again = function, again
 
         def real(*inputs: Any) -> Any:
-            with forward_ad._set_fwd_grad_enabled(False):  # beneath autograd nobody can tell tangents
+            with forward_ad._set_fwd_grad_enabled(False):  # below autograd tangents cannot be distinguished
                 found = compute(*inputs, *self._defaults[len(inputs) :])
             return self._returned(_separate(found, inputs[: function.operands]))
 
@@ -143,7 +143,7 @@ def engine_for(engine: Engine, *operands: torch.Tensor) -> Any:
 
 
 def is_hidden(x: torch.Tensor) -> bool:
-    """Whether a transform hides a tensor, of which nobody knows who differentiates with respect to it."""
+    """Whether a transform hides a tensor, so that its gradients are unknown."""
     if torch.compiler.is_compiling():  # and does not know these functions
         return False
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or is_legacy_batch(x)

@@ -1,9 +1,9 @@
-"""Public functions of matrices whose rows are spread over processes.
+"""Public functions of matrices whose rows are distributed over processes.
 
-:class:`OverProcesses` stands above a public function. Where an operand is spread over processes, it checks
-with all of them that they ask for the same, calls the function with the rows here and an engine that knows
-of the others (:mod:`neula.engines.sharded`), and gives the answer back as the operand came. The function
-itself does not know.
+:class:`OverProcesses` stands above a public function. Where an operand is distributed over processes, it
+checks with all of them that they ask for the same, calls the function with the rows here and an engine that
+knows of the others (:mod:`neula.engines.sharded`), and gives the answer back as the operand came. The
+function itself does not know.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ V = TypeVar("V", bound=Values)
 
 @dataclass(frozen=True)
 class _Operand:
-    """What was given for a matrix that is spread over processes."""
+    """An argument whose rows are distributed over processes."""
 
     taken: Taken  # the rows here, and the way back
     mesh: Any = None  # that of a DTensor
@@ -46,7 +46,7 @@ class _Operand:
         return x if len(x) else x.new_zeros(1, *x.shape[1:])
 
     def replicated(self, x: torch.Tensor) -> Any:
-        """A result that is the same on all processes, in the library of A."""
+        """Return a replicated result in the library of A."""
         if self.mesh is None:
             return self.taken.wrap(x.to(self.taken.tensor.device))
         from torch.distributed.tensor import DTensor, Replicate
@@ -105,7 +105,7 @@ Give = Callable[[torch.Tensor], Any]
 
 @dataclass(frozen=True)
 class OverProcesses:
-    """What a public function does with matrices whose rows are spread over processes: a decorator."""
+    """Decorator: a public function for matrices whose rows are distributed over processes."""
 
     # From a result with tensors, and what gives tall and replicated ones back, to that of the user.
     give_back: Callable[[Any, Give, Give], Any]
@@ -162,7 +162,7 @@ class OverProcesses:
         return self._given_back(result, tall, a)
 
     def _asked(self, found: Mapping[str, _Operand], given: Mapping[str, Any]) -> dict[str, Any]:
-        """What must be the same on all processes, by name.
+        """Arguments that must be equal on all processes, by name.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class OverProcesses:
     def _check_rows(
         self, over_rows: RowsOfGroup, counts: list[list[int]], a: _Operand, given: Mapping[str, Any]
     ) -> None:
-        """What all processes can see."""
+        """Check the row counts of all processes."""
         for place, name in enumerate(self.operands):
             of = [count[place] for count in counts]
             if given.get(name) is not None and of != list(over_rows.counts):
@@ -213,7 +213,7 @@ class OverProcesses:
 
 
 def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether A is a list some of whose matrices are spread over processes."""
+    """Whether A is a list some of whose matrices are distributed over processes."""
     a = args[0] if args else keywords.get("A")
     return isinstance(a, (list, tuple)) and any(map(is_spread, a))
 

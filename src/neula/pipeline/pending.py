@@ -1,4 +1,4 @@
-"""Answers of first links that nobody has looked at, and how they are finished."""
+"""Unread answers of first links, and how they are completed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from neula.pipeline.refusals import Declined
 
 
 def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
-    """What the first link finds; None where it has nothing for these problems."""
+    """Answer of the first link; None if it declines these problems."""
     if not links:
         return None
     try:
@@ -20,8 +20,8 @@ def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | Non
 
 
 def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
-    """What the first link finds, measured where it is; None where that link waits for the host, or has
-    nothing for these problems.
+    """Answer of the first link, measured on its device; None if the link synchronizes or declines these
+    problems.
 
     :func:`~neula.pipeline.chain.run_chain` goes on from it, when somebody has time to look.
     """
@@ -34,20 +34,20 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
 
 
 def finish(result: Any) -> Any:
-    """Wait for an answer that was asked for with ``wait=False``, and go on where it was rejected.
+    """Wait for the result of a call with ``wait=False``, and solve the problems that its first link did not.
 
-    What the first link has found is read now, and judged; what it has not solved goes on to the next link.
-    A and b are read again then: they must be what the first link has seen, or the last replay of your graph.
+    The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
+    read again: they must still hold the data of the first link, or of the last replay of your graph.
 
     Parameters
     ----------
     result : QRResult, PolarResult, LstsqResult, SolveResult or CholeskyResult
-        Others are complete, and come back as they are.
+        Other results are complete and are returned unchanged.
 
     Returns
     -------
     QRResult, PolarResult, LstsqResult, SolveResult, CholeskyResult or array
-        What the function returns with ``wait=True``.
+        The result of the call with ``wait=True``.
 
     Raises
     ------

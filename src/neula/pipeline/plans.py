@@ -76,11 +76,11 @@ class Asked(WithEngine, Protocol):
 
 
 class AskedOfSolutions(Asked, Protocol):
-    """The same where a solution is asked for."""
+    """Options of a plan for solutions."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of x as it is given back."""
+        """Of x as it is returned."""
 
 
 class Plan(Protocol):
@@ -214,7 +214,7 @@ class Plans:
 
 
 def for_each_shape(plan_of: Callable[..., Plan | None]) -> Callable[..., Planner]:
-    """What makes planners that begin anew for each shape."""
+    """Decorator for plans that depend on shapes only."""
     return lambda *arrays, **keywords: partial(plan_of, **keywords)
 
 
@@ -225,7 +225,7 @@ def forget_all() -> None:
 
 
 def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
-    """Aligned arrays of one library in one place, row by row, that nobody differentiates by; else None."""
+    """Aligned arrays of one library in one place, row by row, without gradients; else None."""
     if type(args[0]) is np.ndarray:
         arrays = args
         for place, x in enumerate(args):
@@ -258,7 +258,7 @@ def tensors_of(arrays: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
-    """The same where they are on the host, else None."""
+    """The arguments if they are arrays on the host, else None."""
     given = given_arrays(args, begun)
     return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
 
@@ -277,7 +277,7 @@ def accepted_result(
     reason : callable
         Why they are accepted, in words.
     fields : dict of str to object
-        What is not common to all results; the rest is put there.
+        Fields that not all results have; the others are added to it.
     """
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
@@ -294,7 +294,7 @@ def accepted_solutions(
     fields: dict[str, Any],
     each: Callable[[str], Any],
 ) -> R:
-    """The same of linear systems and least-squares problems.
+    """Accepted result of linear systems or least-squares problems.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def accepted_solution(
     x: np.ndarray,
     forward_errors: list[float],
 ) -> R:
-    """The same of one problem on the host, from x in double precision, shape (n, k), and errors of its k
+    """Accepted result of one problem on the host, from x in double precision, shape (n, k), and errors of its
     columns.
     """
     is_vector = given.arrays[1].ndim == 1

@@ -1,4 +1,4 @@
-"""Progress of what takes long, told to a function of the caller."""
+"""Progress of long computations, reported to a callback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What links and chains raise where they have no answer."""
+"""Exceptions that links and chains raise if they have no answer."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BatchedProblem:
         return self._layout.fold(b if b.shape[:-2] == self.batch else b.expand(*self.batch, *b.shape[-2:]))
 
     def without_numbers(self) -> BatchedProblem:
-        """The same for shapes alone, which keeps no matrix alive."""
+        """The shapes alone, so that no matrix is kept in memory."""
         return BatchedProblem(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
 
     def solutions(self, x: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class BatchedProblem:
         return self._without_last(self._layout.unfold(x))
 
     def of_columns(self, e: torch.Tensor) -> torch.Tensor:
-        """What is known of each right-hand side.
+        """Reshape values of each right-hand side to the user's batch.
 
         Parameters
         ----------
@@ -73,7 +73,7 @@ class BatchedProblem:
         return self._without_last(self._layout.unfold(e.unsqueeze(1)).squeeze(-2))
 
     def of_members(self, e: torch.Tensor) -> torch.Tensor:
-        """What is known of each matrix, for all problems that it is part of.
+        """Reshape values of each matrix to the user's batch, for all problems that share the matrix.
 
         Parameters
         ----------
@@ -93,11 +93,11 @@ class BatchedProblem:
         return finite.unflatten(1, (self._layout.copies, self._layout.width)).all(2)
 
     def of_copies(self, e: torch.Tensor) -> torch.Tensor:
-        """What is known of each problem of the batch, shape (*batch,), from shape (P, copies)."""
+        """Reshape values of each problem, shape (P, copies), to the user's batch, shape (*batch,)."""
         return replace(self._layout, width=1).unfold(e.unsqueeze(1))[..., 0, 0]
 
     def for_columns(self, e: torch.Tensor) -> torch.Tensor:
-        """The same for each of its columns, shape (P, K)."""
+        """Repeat the values of each problem for each of its columns, shape (P, K)."""
         return e.repeat_interleave(self._layout.width, 1)
 
     @property

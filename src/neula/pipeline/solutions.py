@@ -1,4 +1,4 @@
-"""What ``solve`` and ``lstsq`` share: what is asked for, what is known of solutions, what is given back."""
+"""Code shared by ``solve`` and ``lstsq``: options, measured solutions, and results."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ rounded by another, and the rest are margins of what is measured."""
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionOptions:
-    """What is asked for."""
+    """Options of ``solve`` and ``lstsq``."""
 
     engine: Engine
     target: Format  # whose accuracy the result is to have
-    dtype: torch.dtype  # of x as it is given back
+    dtype: torch.dtype  # of x as it is returned
     max_iterations: int
     forward: bool  # whether to refine until the forward error is that of the accuracy
     progress: Progress | None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
-    # Whether the host may take over small problems that a first link has left: nobody named an engine.
+    # Whether the host may take over small problems that a first link has left: no engine was named.
     by_host: bool = False
 
     @property
     def over_rows(self) -> Reduction:
-        """What it takes to contract over rows."""
+        """The reduction over the rows of all processes."""
         return self.engine.over_rows
 
     @property
@@ -56,7 +56,7 @@ class SolutionOptions:
 
     @property
     def largest_error(self) -> float:
-        """What a forward error may be: a digit is sure, or nearly all of them are asked for."""
+        """Largest accepted forward error: one guaranteed digit, or nearly all of them."""
         return min(SURE, FORWARD * self.target.u) if self.forward else SURE
 
 
@@ -76,21 +76,21 @@ class Solutions(Values):
     condition: torch.Tensor  # shape (batch,): estimate of the condition number, which users see
 
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
-    """What is measured of each; of several right-hand sides, and elements of x, the worst counts."""
+    """Measured numbers of each problem; the worst right-hand side, or element of x, counts."""
 
     of_matrices: ClassVar[tuple[str, ...]] = (
         *("residual", "refined_error", "backward_error", "condition_bound", "condition"),
     )
-    """What is measured of each, and kept as it is."""
+    """Measured numbers that are kept unchanged."""
 
     columns: ClassVar[tuple[str, ...]] = ("forward_error",)
-    """What is known of each right-hand side."""
+    """Fields with one value for each right-hand side."""
 
     dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
-    """What is not float64."""
+    """Fields that are not float64."""
 
     def numbers(self) -> list[torch.Tensor]:
-        """What is in :attr:`names`, shape (batch,) each."""
+        """The numbers called :attr:`names`, shape (batch,) each."""
         forward_error, x = self.forward_error, self.x
         return [
             self.doubtful.double(),
@@ -105,11 +105,11 @@ class Solutions(Values):
 
     @property
     def evidence(self) -> Evidence[torch.Tensor]:
-        """What the verdict depends on, shape (batch,) each."""
+        """The numbers of the verdict, shape (batch,) each."""
         return Evidence.from_numbers(self.numbers())
 
     def measured(self) -> torch.Tensor:
-        """The same in one tensor, shape (numbers, batch)."""
+        """The measured numbers in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
     @classmethod
@@ -122,9 +122,9 @@ class Solutions(Values):
         ----------
         x : Tensor, shape (batch, n, k)
         numbers : array or Tensor, shape (numbers, batch)
-            What is in :attr:`names`.
+            Numbers called :attr:`names`.
         **columns : array or Tensor, shape (batch, k)
-            What is in :attr:`columns`.
+            Numbers called :attr:`columns`.
         """
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
@@ -143,7 +143,7 @@ class Solutions(Values):
 
     @classmethod
     def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
-        """The same number for everything that is known."""
+        """Solutions filled with one value."""
         found = {}
         for name in cls._names():
             dtype = cls.dtypes.get(name, torch.float64)
@@ -179,13 +179,13 @@ def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
 
 
 def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
-    """What was measured of the best answers, shape (batch,) each, by name; they are views."""
+    """Numbers measured of the best answers, shape (batch,) each, by name; views of the run's array."""
     return dict(zip(run.found.names, run.numbers, strict=True))
 
 
 @dataclass
 class Report:
-    """A run as a user is told of it."""
+    """The report on a run."""
 
     call: Call
     shapes: BatchedProblem
@@ -196,7 +196,7 @@ class Report:
     spoilt: torch.Tensor | None = None
     layout: BatchedProblem = field(init=False)  # the shapes, without numbers
 
-    # What was measured of the worst problem, by name; nothing where there are none.
+    # Measured numbers of the worst problem, by name; empty if there are no problems.
     worst: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -244,7 +244,7 @@ class Report:
         return float(numbers_of(self.run)[name].max(initial=least))
 
     def common(self) -> dict[str, Any]:
-        """What results of ``solve`` and ``lstsq`` have in common: the worst problem speaks for all."""
+        """Fields that results of ``solve`` and ``lstsq`` share; scalars describe the worst problem."""
         run = self.run
         values, forward_error = run.found, self.most("forward_error", 0.0)
         return {
@@ -295,7 +295,7 @@ def attached(
 def unread(
     call: Call, shapes: BatchedProblem, values: Solutions, accepted: torch.Tensor, options: SolutionOptions
 ) -> dict[str, Any]:
-    """What results have in common while nobody has read the numbers: they are tensors, or NaN."""
+    """Fields of a result whose numbers have not been read: tensors on the device, or NaN."""
     found = {
         "accepted": shapes.of_members(accepted),
         "backward_errors": shapes.of_members(values.backward_error),
@@ -315,7 +315,7 @@ def unread(
 
 
 def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:
-    """What to say where rounding x to the dtype of the result has lost its accuracy; else nothing."""
+    """Text of a warning if rounding x to the dtype of the result has lost its accuracy; else empty."""
     of = numbers_of(run)
     if not ((of["refined_error"] <= bound) & (of["backward_error"] > bound)).any():
         return ""
@@ -324,13 +324,13 @@ def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:
 
 
 def unsure(run: Run[S]) -> bool:
-    """Whether of any problem no digit of x is sure: of those that hold neither NaN nor Inf."""
+    """Whether x of any problem without NaN or Inf has no guaranteed digit."""
     of = numbers_of(run)
     return bool((~(of["forward_error"] <= SURE) & ~np.isnan(of["backward_error"])).any())
 
 
 def does_not_fit(dtype: torch.dtype) -> OverflowError:
-    """What to raise where a solution overflows in the dtype of the result."""
+    """The error if a solution overflows in the dtype of the result."""
     return OverflowError(
         "the solution does not fit float64: scale b down"
         if dtype == torch.float64

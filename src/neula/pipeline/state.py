@@ -1,4 +1,4 @@
-"""What torch keeps for a thread or a process, as it was before a call, whatever became of the call."""
+"""Restore the state of torch after a call, also if the call fails."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Reader:
             thread.join()
 
     def _fill(self, free: queue.Queue[_Slot | None], full: queue.Queue[_Slot | Exception | None]) -> None:
-        """What the thread does: until all rows are read, something is wrong, or nobody wants more."""
+        """The loop of the reading thread, until all rows are read, an error occurs, or the consumer stops."""
         stream = None
         try:
             stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -117,7 +117,7 @@ class Reader:
             full.put(error)
         finally:
             if stream is not None:
-                stream.synchronize()  # nothing is copied to memory that is given back
+                stream.synchronize()  # nothing is copied to freed memory
 
     def _checked(self, slot: _Slot) -> Block:
         """Compare with the last pass: a sum of all bits, in which the order of blocks does not matter."""

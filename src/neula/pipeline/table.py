@@ -31,7 +31,7 @@ class Rule(Generic[C, T]):
 
 
 def ruled(words: str) -> Callable[[Callable[[C], T]], Rule[C, T]]:
-    """The same from a function of several lines, as a decorator."""
+    """Decorator that makes a rule of a function of several lines."""
     return lambda rule: Rule(words, rule)
 
 
@@ -55,7 +55,7 @@ class Row(Generic[C]):
     when : tuple of Rule
         Conditions, of which all must hold.
     refiner : str or Rule
-        What is added to the label; of a case, where it depends on that.
+        Suffix of the label, which may depend on the case.
     arithmetics : tuple of str, or Rule
         A link is made for each of them; of a case, where they depend on that.
     place : str
@@ -81,7 +81,7 @@ class Row(Generic[C]):
 
 
 class Case:
-    """What the conditions of a table read: shape and options, without numbers."""
+    """Shape and options of a problem, without numbers, for the conditions of a table of links."""
 
     options: Any
 

@@ -1,4 +1,4 @@
-"""What type checkers know of the public functions: their keywords, and that NumPy in gives NumPy out.
+"""Types of the public functions for type checkers: keywords, and NumPy arrays for NumPy arrays.
 
 The functions say the same, with defaults; a test compares the two.
 """

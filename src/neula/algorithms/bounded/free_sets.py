@@ -89,7 +89,7 @@ class FreeSetFactors:
         return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
 
     def projection(self, problems: Reduced, batch: FreeBatch, residual: torch.Tensor) -> torch.Tensor:
-        """The same by residuals, without what their gradients have lost."""
+        """Project the residual on the range of the free columns; its gradient would be less accurate."""
         if self.q is None:
             return self.image(problems, batch, batch.take(problems.back(residual)))
         y = (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]

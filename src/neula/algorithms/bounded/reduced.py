@@ -76,7 +76,7 @@ class Reduced:
         return self.of_each(self.upper)
 
     def of_each(self, x: torch.Tensor) -> torch.Tensor:
-        """What belongs to a matrix, shape (P, n), for each of its problems."""
+        """Expand a quantity per matrix, shape (P, n), to one per problem."""
         return x.expand(len(self), -1) if len(x) == 1 else x[self.owner]
 
     def at(self, rows: torch.Tensor) -> Reduced:
@@ -96,7 +96,7 @@ class Reduced:
         return self._times(self.r, residual)
 
     def noise(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """What rounding errors make of components of the gradient ``R^T t``, shape (C, n), from above.
+        """Upper bound on the rounding errors of the gradient ``R^T t``, shape (C, n).
 
         Infinite where the residual t itself is rounding errors, and its gradient says nothing.
         """
@@ -106,7 +106,7 @@ class Reduced:
         return torch.where(length > u * size, 2 * u * length, torch.inf)[:, None] * norms
 
     def wrong(self, x: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """What of the gradient no bound forbids to follow, shape (C, n): zero at a solution."""
+        """The gradient without components that point out of the bounds, shape (C, n): zero at a solution."""
         gradient = torch.where(x >= self.high, gradient.clamp(max=0.0), gradient)
         return torch.where(x <= self.low, gradient.clamp(min=0.0), gradient)
 

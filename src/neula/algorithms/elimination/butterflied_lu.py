@@ -64,7 +64,7 @@ class ButterfliedInverses:
 
     @property
     def growth(self) -> float:
-        """What it magnified, for which the host waits."""
+        """Largest growth of elements; reading it synchronizes with the GPU."""
         return float(self.magnified)
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:

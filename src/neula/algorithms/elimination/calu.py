@@ -104,7 +104,7 @@ class _Stored:
         return out.copy_(self.matrix[rows, columns])
 
     def write(self, x: torch.Tensor, rows: slice, columns: slice) -> None:
-        """What a panel, or its rows of U, have become."""
+        """Store a factorized panel, or its rows of U."""
         self.matrix[rows, columns] = x
 
     def subtract(self, rows: slice, done: slice, columns: slice, out: torch.Tensor) -> None:
@@ -175,8 +175,9 @@ def _look_ahead(
     following: _PanelStep | None,
     room: torch.Tensor | None,
 ) -> None:
-    """What does not need the pivots of this panel: the moves of the one before and its rows of U, and most of
-    the updates of the next panel.
+    """Updates that do not need the pivots of this panel: row moves and rows of U of the previous panel, and
+    most of
+    the updates of the next one.
     """
     if before is not None:
         before.move(stored, before.step.done)

@@ -130,7 +130,7 @@ def cholesky(
 
 
 def library_cholesky(a: torch.Tensor) -> CholeskyFactorization:
-    """The same by LAPACK or cuSOLVER, in the precision of A."""
+    """Cholesky factors by LAPACK or cuSOLVER, in the precision of A."""
     return CholeskyFactorization(*torch.linalg.cholesky_ex(a))
 
 
@@ -234,7 +234,7 @@ class _BlockedCholesky:
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
-        """What blocks of columns that are done contribute to a block."""
+        """Update a block with the finished columns: A22 -= L21 L21^T."""
         target = self.a[:, rows, columns]
         if self.leading is not None and done.start == 0 < done.stop:
             self.leading.subtract(target[0], rows, columns, spare)
@@ -314,7 +314,7 @@ class _BlockedCholesky:
         self._round(rows, columns)
 
     def subtract(self, rows: slice, columns: slice, done: slice) -> None:
-        """What columns that are done contribute to a block."""
+        """Subtract the product of finished columns from a block."""
         target, x, y = self.a[:, rows, columns], self.low[:, rows, done], self.low[:, columns, done].mT
         if len(target) == 1:
             self.engine.gemm(x[0], y[0], target[0], alpha=-1.0, beta=1.0)
@@ -322,7 +322,7 @@ class _BlockedCholesky:
             self.engine.subtract_bmm(x, y, target)
 
     def _replayed(self, k: slice) -> None:
-        """The same by a graph that others of its size have, too: what takes time here are launches."""
+        """Factorize a diagonal block in a CUDA graph for all blocks of its size: launches take longest."""
         engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
         by_kernel = self._has_kernel(k)
 
@@ -359,7 +359,7 @@ class _BlockedCholesky:
         return single and factor_inverted.takes(block, block.shape[-1])
 
     def _by_kernel(self, k: slice) -> bool:
-        """The same for one matrix, with the inverse; of a batch the library's products take less time."""
+        """Factorize and invert one diagonal block by a kernel; for batches the library is faster."""
         if not self._has_kernel(k):
             return False
         block = self.a[:, k, k]

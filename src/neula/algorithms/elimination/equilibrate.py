@@ -62,7 +62,7 @@ class Equilibration:
         return out
 
     def fill_lower(self, out: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """The same for the lower triangle; of what is above the diagonal a part stays as it was."""
+        """Write the scaled lower triangle of A into ``out``; elements above it may keep old values."""
         height = max(LEAST, -(-len(a) // STRIPS))
         for k in blocks(slice(0, len(a)), height):
             strip = replace(self, rows=self.rows[k], columns=self.columns[: k.stop])
@@ -142,7 +142,7 @@ def equilibrate(
 
 
 def equilibrate_symmetric(diagonal: torch.Tensor) -> Equilibration:
-    """Scale rows and columns of a symmetric matrix alike, so that its diagonal comes near ``2**TOP``.
+    """Scale rows and columns of a symmetric matrix symmetrically, so that its diagonal comes near ``2**TOP``.
 
     Elements of a positive definite matrix are then no larger than that, and within a factor of n the
     condition number is the smallest that scaling can give (van der Sluis, 1969).

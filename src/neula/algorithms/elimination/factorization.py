@@ -1,4 +1,4 @@
-"""What iterative refinement needs of a factorization, and the LU factorizations that have it."""
+"""The interface of a factorization for iterative refinement, and the LU factorizations that have it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Factorization(Protocol):
         """``A^-T b``, likewise."""
 
     def in_double(self) -> Factorization:
-        """The same factors, which then solve in double precision: their errors stay, no others come."""
+        """Solve in double precision with these factors: their errors stay, no rounding errors are added."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class MixedLU:
     def in_double(self) -> MixedLU:
         factors = self.substitution.factors
         # Single precision is converted once, which many solves repay and which takes no more memory than A
-        # does. What is narrower stays as it is: it would grow fourfold.
+        # does. Narrower formats are not converted: they would take four times the memory.
         if factors.lu.dtype == torch.float32:
             factors = replace(factors, lu=factors.lu.double())
         return replace(self, substitution=Substitution(factors, torch.float64))

@@ -39,7 +39,7 @@ def foresee(pivots: torch.Tensor, n: int, smallest: float) -> None:
     n : int
         Order of the matrix.
     smallest : float
-        What eigenvalues should not be below.
+        Lower bound wanted for the eigenvalues.
 
     Raises
     ------

@@ -36,7 +36,7 @@ class LeadingColumns:
         Parameters
         ----------
         columns : Tensor, shape (n, w)
-            float32, lower triangular but for what is above the diagonal, which means nothing.
+            float32, lower triangular; elements above the diagonal are arbitrary.
         sizes : Tensor, shape (n,)
             Square roots of the diagonal of A.
         """
@@ -56,5 +56,5 @@ class LeadingColumns:
         multiply_kept(c, x, y, alpha=-1.0, beta=1.0, spare=spare)
 
     def lost(self, lower: torch.Tensor) -> torch.Tensor:
-        """What a copy of these columns in a low format lacks, shape (n, w)."""
+        """Rounding errors of the low-precision copy of these columns, shape (n, w)."""
         return self.columns - lower[:, : self.columns.shape[1]].to(self.columns.dtype)

@@ -150,8 +150,8 @@ def lu_factorize(
         ``"5.2/3.1"`` or, with panels that stay in single precision, ``"5.2/3.1-fp32"``.
     panel, inner_panel : int, optional
         Widths r and s; two widths (s, t) for inner panels that are partitioned once more. The engine's by
-        default, and LAPACK's own with pivoting in single or double precision, where that is at hand and
-        nobody counts columns. There are at least two inner panels in a panel, which share its buffer.
+        default, and LAPACK's own with pivoting in single or double precision, if it is available and no
+        progress is reported. There are at least two inner panels in a panel, which share its buffer.
     storage : Format, optional
         Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
     pivoting : bool
@@ -214,7 +214,7 @@ def lu_factorize(
         buffer=matrix.new_empty(n * min(r, 2 * n), dtype=engine.storage) if chosen.buffered else None,
         interchanges=Interchanges.none(n) if pivoting else None,
     )
-    # What is stored in single precision has no low arithmetic.
+    # A matrix stored in single precision has no low arithmetic.
     factor: Panel = low_panel if chosen.panel == "low" and low and kept.u > FP32.u else wide_panel
     if s is not None:
         factor = _partitioned(chosen, factor, s)
@@ -248,7 +248,7 @@ def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
 
 
 def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
-    """What algorithms of one precision come to where a library has them; also of a singular matrix."""
+    """LU by LAPACK, for variants that use one precision only; singular matrices are allowed."""
     pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
     low, high = torch.aminmax(matrix)
     power = -math.frexp(max(-float(low), float(high)))[1]

@@ -67,7 +67,7 @@ class Recorded:
         return self._factors.symmetric
 
     def in_double(self) -> Recorded:
-        """The same at every call, so that what is recorded serves them all."""
+        """The recorder of solves in double precision; one for all callers, so that they share its graph."""
         if self._in_double is None:
             double = self._factors.in_double()
             if double is self._factors:

@@ -247,7 +247,7 @@ class Overdetermined(FactoredTallMatrices):
         return residual_and_gradient(self.t, x, b)
 
     def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
-        """The same by a residual in working precision: its rounding errors are what is left."""
+        """Evaluate with a residual in working precision, whose rounding errors limit the accuracy."""
         residual, gradient = self._residual_and_gradient(high, b)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, doubled=False)
@@ -265,7 +265,7 @@ class Overdetermined(FactoredTallMatrices):
         of_rows: Sequence[torch.Tensor],
         doubled: bool,
     ) -> DoubledEvaluation:
-        """What a residual and its gradient say, with the norms of b and of the residual."""
+        """The next update and bounds on its error, from the residual, its gradient, and norms."""
         projected, noise = self.coordinates(gradient), residual_noise(self._size, doubled=doubled)
         b_norm, residual_norm = of_rows
         norms = lengths(projected), self.size(high), b_norm, residual_norm
@@ -290,7 +290,7 @@ class Overdetermined(FactoredTallMatrices):
         update: torch.Tensor,
         left: torch.Tensor,
     ) -> tuple[torch.Tensor, Measures]:
-        """What :meth:`updated` says of the unknowns, from above and without a pass over A.
+        """Bound the measures of :meth:`updated` from above without a pass over A.
 
         The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
         Measures are infinite unless the update is :data:`NEGLIGIBLE`, and the rate one to be trusted.

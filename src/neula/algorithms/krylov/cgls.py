@@ -47,7 +47,7 @@ class Stop:
     reduction: float = 0.0  # the part of its first value to which ||R^-T A^T r|| may be reduced instead
 
     def after(self, s: torch.Tensor) -> Stop:
-        """The same in tensors, for an iteration that begins with this ``R^-T A^T r``."""
+        """The stopping rule as tensors, for an iteration that begins with ``s = R^-T A^T r``."""
         preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
         gradient, scales = (
             x if isinstance(x, torch.Tensor) else s.new_full((1,), x) for x in (self.gradient, self.scales)
@@ -173,7 +173,9 @@ def _advanced(
     *,
     replay: Replay,
 ) -> tuple[_CGLSState, torch.Tensor, torch.Tensor]:
-    """A step with the gradient updated by ``A^T A d``, and its two coefficients: what may be played back."""
+    """A step with the gradient updated by ``A^T A d``, and its two coefficients: the part that a CUDA graph
+    may hold.
+    """
 
     def advanced(image: torch.Tensor, squares: torch.Tensor, *given: torch.Tensor) -> Tensors:
         now, test, of_r = _CGLSState(*given[:6]), Stop(given[6], given[7], given[8]), given[9:]
@@ -190,7 +192,7 @@ def _advanced(
 
 
 class _Progress:
-    """What is left of the slowest column after each iteration, which the host reads only now and then.
+    """Remaining error of the slowest column after each iteration, which the host reads only now and then.
 
     A GPU with which the host synchronizes in every iteration idles in every iteration. The rate so far says
     how many more it will take; half of them go by before the next reading, since CGLS tends to become faster.

@@ -1,4 +1,4 @@
-"""What R says of a matrix whose rows are gone: its rank, and coordinates in which it is orthonormal."""
+"""Numerical rank from R alone, and the coordinates in which the columns of A are orthonormal."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CLEAR = 8.0
 
 @dataclass(frozen=True)
 class Coordinates:
-    """What makes unit vectors of the columns of A: ``W = A C`` has nearly orthonormal columns.
+    """A matrix C for which ``W = A C`` has nearly orthonormal columns.
 
     With full rank C is ``R^-1``, else it goes into the space of the rows that count.
     """
 
     inverse: torch.Tensor  # shape (n, r): C
-    # Shape (n, r). What A makes an orthonormal basis of, in which a solution leaves no residual: C with full
-    # rank. Else C has a part in the space that is dropped, along which there is a residual.
+    # Shape (n, r). A times it is an orthonormal basis orthogonal to the residual of a solution: C at full
+    # rank. Otherwise C has a part in the dropped space, along which there is a residual.
     projector: torch.Tensor
     # Shape (n, r): what the coordinates of Q^T b are taken in, where that is not all of it.
     left: torch.Tensor | None
@@ -83,8 +83,8 @@ class Coordinates:
         unit : float
             Unit roundoff of the format in which A is stored.
         scales : Tensor, shape (n,), optional
-            Powers of two by which the columns of A were multiplied: without them the solution is to be the
-            shortest.
+            Powers of two by which the columns of A were multiplied: the minimum-norm solution is that without
+            them.
         """
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
@@ -159,7 +159,7 @@ class Coordinates:
 
 @dataclass(frozen=True)
 class Shortest:
-    """The shortest of all solutions, and how it depends on the space of the rows."""
+    """The minimum-norm solution, and how it depends on the row space."""
 
     space: RowSpace
     v: torch.Tensor  # shape (n, r): orthonormal basis of the rows of B that count

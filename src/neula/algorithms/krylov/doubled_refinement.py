@@ -66,7 +66,7 @@ class DoubledEvaluation:
     def stepped(
         self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
     ) -> Stepped:
-        """What it makes of the unknowns, of which some are to have an error relative to their size."""
+        """Add the update to the unknowns, and decide which problems continue."""
         high, low, update = added(before.high, before.low, self.update, before.active)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
         left, active = progress(
@@ -77,7 +77,7 @@ class DoubledEvaluation:
 
 @dataclass(frozen=True)
 class Trusting:
-    """The same in one launch for linear systems: ``left`` and ``floor`` follow from what is trusted."""
+    """Evaluation of linear systems in one launch: ``left`` and ``floor`` follow from ``trust``."""
 
     # update, residual: as DoubledEvaluation has them.
     update: torch.Tensor
@@ -158,9 +158,9 @@ def refine_doubled(
     b : Tensor, shape (batch, rows, k)
         float64, elements near 1.
     tolerance : float
-        What the forward error of the unrounded solution should be.
+        Largest forward error of the unrounded solution.
     pace : Pace
-        When the host reads whether anything is left to refine. If prelaunched, nothing synchronizes.
+        When the host reads whether refinement continues. If prelaunched, nothing synchronizes.
     over_rows : Reduction
         Where other rows are: all processes stop at once.
 
@@ -179,7 +179,7 @@ _BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     lambda high: torch.ones_like(high[:, 0], dtype=torch.bool),
     lambda high: torch.full_like(high[:, 0], torch.inf),
 )
-"""What is known of unknowns before the first step: the rest of them, which columns go on, bounds on errors.
+"""State before the first step: low parts of the unknowns, columns to refine, bounds on errors.
 
 Nothing changes these in place."""
 
@@ -234,7 +234,7 @@ class Refinement:
         return found.residual
 
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
-        """What has been reached after at least one step.
+        """The refined solution with its measures, after at least one step.
 
         Parameters
         ----------

@@ -7,11 +7,11 @@ spaces of all right-hand sides span: what slows GMRES down, a few directions in 
 poor, has to be found only once. That serves residuals that are computed anew as well, so a restart costs
 nothing (de Sturler, "Nested Krylov methods based on GCR", J. Comput. Appl. Math. 67, 1996).
 
-What a preconditioner makes of the basis is kept (Saad, "A flexible inner-outer preconditioned GMRES
-algorithm", SIAM J. Sci. Comput. 14, 1993): then solutions are combinations of vectors whose images are known,
-and its rounding errors do not come in again. Gram-Schmidt is classical and done twice, which is as orthogonal
-as Householder reflections and consists of products (Giraud, Langou, Rozloznik, van den Eshof, "Rounding error
-analysis of the classical Gram-Schmidt orthogonalization process", Numer. Math. 101, 2005).
+The preconditioned basis is kept (Saad, "A flexible inner-outer preconditioned GMRES algorithm", SIAM J. Sci.
+Comput. 14, 1993): then solutions are combinations of vectors whose images are known, and its rounding errors
+do not come in again. Gram-Schmidt is classical and done twice, which is as orthogonal as Householder
+reflections and consists of products (Giraud, Langou, Rozloznik, van den Eshof, "Rounding error analysis of
+the classical Gram-Schmidt orthogonalization process", Numer. Math. 101, 2005).
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _Columns:
 
     @property
     def all(self) -> torch.Tensor:
-        """What there is, column-major."""
+        """All columns, column-major."""
         return self._room[: self.count].T
 
     def append(self, x: torch.Tensor) -> None:
@@ -172,7 +172,7 @@ def is_hopeless(
 
 
 def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[int], Array]]:
-    """The same by a single copy."""
+    """Copy all blocks to the host in one transfer."""
     flat = torch.cat([h.flatten() for _, h in blocks]).cpu().numpy()
     parts = np.split(flat, np.cumsum([h.numel() for _, h in blocks])[:-1])
     return [(columns, part.reshape(h.shape)) for (columns, h), part in zip(blocks, parts, strict=True)]
@@ -195,7 +195,7 @@ def _unseen(residual: Array, aim: Array, rates: Array) -> int:
 
 
 def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What w has beside an orthonormal basis.
+    """Orthonormalize w against an orthonormal basis, by Gram-Schmidt done twice.
 
     Parameters
     ----------

@@ -1,8 +1,10 @@
-"""What is kept of the rows of a least-squares problem, so that others can join them, or leave.
+"""Running sums over the rows of a least-squares problem, to which rows can be added and from which they can
+be
+removed.
 
 R of ``[A b]`` by Householder reflections, merged block by block, is what solutions come from. As evidence,
 although A is gone, products with few columns are kept in twice the working precision: ``A^T (A G)`` for
-random vectors G, and ``A^T b``. What R makes of the same vectors shows how far ``R^T R`` is from ``A^T A``.
+random vectors G, and ``A^T b``. R applied to the same vectors shows how far ``R^T R`` is from ``A^T A``.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ class HeldSums:
         return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> HeldSums:
-        """What a function makes of each tensor."""
+        """Apply a function to each tensor."""
         changed: dict[str, Any] = {name: function(x) for name, x in self.tensors.items()}
         return replace(self, **changed)
 
@@ -105,7 +107,7 @@ class HeldSums:
         )
 
     def with_room_for(self, a: torch.Tensor, b: torch.Tensor, units: HeldSums) -> HeldSums:
-        """The same sums in units in which squares are in range, also those of rows in other units."""
+        """These sums in units in which no square overflows, including those of rows in other units."""
         n = len(self.probes)
         of_a, of_b = (
             torch.maximum(_exponents(mine) + own, _exponents(theirs) + given)
@@ -140,7 +142,7 @@ class HeldSums:
         vectors : Tensor, shape (n, 4)
             G, the same each time.
         units : HeldSums
-            What the rows were divided by.
+            Divisors of the rows.
         """
         if not len(a):
             return self
@@ -194,7 +196,7 @@ class HeldSums:
         return self._with(changed, gone, -len(a), 1)
 
     def times(self, root: float) -> HeldSums:
-        """Sums over the same rows times ``root``."""
+        """Sums for rows multiplied by ``root``."""
         root, exponent = math.frexp(root)
         probes = _times(_times((self.probes, self.probes_low), root), root)
         products = _times(_times((self.products, self.products_low), root), root)

@@ -26,7 +26,7 @@ from neula.certificates.stagnation import STAGNATION, goes_on, improves
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12
-"""What GMRES reduces residuals to at most before they are computed anew: beyond, its own differ from them."""
+"""Reduction of the residual by GMRES before it is recomputed: below it, the recursive residual deviates."""
 
 MARGIN = 0.5
 """Part of what is asked for that is aimed at: norms of solutions change, and so do those of residuals."""
@@ -72,7 +72,7 @@ def refine(
     solver : UpdateSolver
         :func:`classical` or :func:`gmres_refinement`.
     scalings : sequence of Scaling
-        What errors are measured in.
+        Scalings in which errors are measured.
     tolerance : float
         Backward error at which a right-hand side is done.
     max_iterations : int
@@ -183,7 +183,7 @@ def gmres_refinement(
     a : Tensor, shape (n, n)
         float64.
     beside : Beside, optional
-        What is to be solved for at the first call.
+        Right-hand sides to include in the first call.
     rows : Tensor, shape (n,), optional
         Scales of equations in which residuals are minimized, if not as they are.
     """
@@ -208,7 +208,7 @@ def gmres_refinement(
 def _with_others(
     reduce: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, int]], beside: Beside | None
 ) -> UpdateSolver:
-    """What reduces residuals to some part each, as a solver that takes others along at its first call."""
+    """An update solver that includes the probe right-hand sides ``beside`` in its first call."""
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
@@ -250,7 +250,7 @@ def cg_refinement(
     a : Tensor, shape (n, n)
         float64.
     beside : OnTheWay, optional
-        What is to be done at the first call.
+        Work to include in the first call.
     scalings : sequence of Scaling, optional
         Given where the first call begins with the zero vector: it ends as soon as backward errors in these
         are as small as asked for, in the norms of the x that is there by then. Of a residual relative to b

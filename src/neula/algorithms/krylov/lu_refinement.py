@@ -67,20 +67,20 @@ class ScaledOperator:
 class Conditioning:
     """How A is scaled, and how sensitive solutions are; found out once for all right-hand sides."""
 
-    # What backward errors are measured in: of A, and where rows or columns differ much, of A with those
-    # brought to one size as well.
+    # Scalings of backward errors: that of A, and of A with equilibrated rows and columns if these differ
+    # much.
     scalings: list[Scaling]
     # Estimate of ||A|| ||A^-1|| in the last of the scalings, in the infinity norm and the 2-norm: by as much
     # relative errors of A in the infinity norm change vectors of many elements of one size.
     condition: float
-    # Whether the estimate can be trusted. Otherwise the condition number is at least that, and nobody knows
-    # more, because solutions with these factors have too large backward errors.
+    # Whether the estimate can be trusted. Otherwise this is a lower bound of the condition number, because
+    # solutions with these factors have too large backward errors.
     known: bool
 
 
 @dataclass(eq=False)
 class KeptMatrix:
-    """A matrix that was factorized, by reference, and what tells whether it still is the same."""
+    """A matrix that was factorized, by reference, with a check that it has not changed since."""
 
     a: torch.Tensor  # shape (n, n): in its own dtype, on its own device: in the memory of the user's array
     engine: Engine  # on whose device everything else is
@@ -160,7 +160,7 @@ class KeptMatrix:
         return self.conditioning
 
     def scalings(self, a: ScaledOperator) -> list[Scaling]:
-        """What backward errors of ``scale A`` are measured in, as :func:`neula.solve` has it."""
+        """The scalings in which backward errors of ``scale A`` are measured, as in :func:`neula.solve`."""
         rows = power_of_two_scales(self.row_norms)
         blocks = scaled_rows(a.a, rows * self.scale)
         column_max = torch.stack([self.engine.column_max(block) for block in blocks]).amax(0)
@@ -271,7 +271,7 @@ def refine_with(
     engine: Engine,
     start: Refined | None = None,
 ) -> Refined:
-    """Classical refinement, and GMRES with the same factors where that does not do.
+    """Classical refinement, followed by GMRES with these factors where it does not converge.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def _factors_of(
     In double precision they stay in that of ``scale A``: pivots of A may have no reciprocals.
     """
     substitution = solver(torch.float64 if packed.lu.dtype == torch.float64 else torch.float32)
-    # Nobody asks for the growth, which takes a pass over the factors.
+    # The growth, which takes a pass over the factors, is not needed.
     factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
     if transform is not None:
         factors = Butterflied(factors, transform)

@@ -1,4 +1,4 @@
-"""Refinement in one launch: by the same limits as in :mod:`neula.algorithms.krylov.batched_lstsq`."""
+"""Refinement in one launch, with the limits of :mod:`neula.algorithms.krylov.batched_lstsq`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from neula.kernels.small_problems.seminormal import RefinementLimits
 
 @lru_cache(maxsize=64)
 def limits_of(tolerance: float, max_steps: int) -> RefinementLimits:
-    """What decides where all steps are one launch: the same as where each is many."""
+    """Limits of a refinement in one launch, equal to those of the refinement step by step."""
     return RefinementLimits(
         tolerance=tolerance,
         max_steps=max_steps,

@@ -27,7 +27,7 @@ class LeastSquaresOperator:
     damp: float = 0.0
     # Where other rows of A are, if they are not all here; the rows of the damping are with the first.
     over_rows: Reduction = HERE
-    replay: Replay = called  # what is done with vectors between two products may be played back by this
+    replay: Replay = called  # runs the vector operations between two products, possibly from a graph
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -100,7 +100,7 @@ class LeastSquaresOperator:
         return work
 
     def working(self, engine: Engine, scales: torch.Tensor) -> torch.Tensor:
-        """The same for recursive Gram-Schmidt in its place, whose R is to be no better than the format."""
+        """A scaled copy of A, padded to the engine's tile sizes, for recursive Gram-Schmidt to overwrite."""
         m, n = self._shape_here
         work = engine.padded(m, n, dtype=engine.working_dtype)
         self.fill(engine, scales, work[:m])

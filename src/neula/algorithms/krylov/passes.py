@@ -95,7 +95,7 @@ def doubled_gradient(
     x, x_low : Tensor, shape (batch, n, k)
         An unevaluated sum.
     a_low, b_low : Tensor, optional
-        What rounding A and b has lost.
+        Rounding errors of A and b.
     over_rows : Reduction
         Where other rows are.
     """

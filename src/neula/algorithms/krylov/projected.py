@@ -1,4 +1,4 @@
-"""What is left of a large problem in a Krylov space: small least-squares problems, on the host."""
+"""Small least-squares problems of Krylov methods, solved on the host."""
 
 from __future__ import annotations
 

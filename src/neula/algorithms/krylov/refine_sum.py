@@ -1,7 +1,7 @@
 """Refinement of an unevaluated sum of two float64 numbers, until its forward error is that of the format.
 
-Residuals in twice the working precision show the error of x itself. What they say of it, and what solves for
-an update, differs between least squares (:mod:`neula.algorithms.krylov.refine_forward`) and linear systems.
+Residuals in twice the working precision show the error of x itself. Its measures, and the solver for updates,
+differ between least squares (:mod:`neula.algorithms.krylov.refine_forward`) and linear systems.
 """
 
 from __future__ import annotations

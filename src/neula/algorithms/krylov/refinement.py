@@ -22,7 +22,7 @@ from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 from neula.certificates.stagnation import improves
 
 INNER_REDUCTION = 1e-8
-"""What one inner solve is asked for: the square root of double precision, far from where CGLS drifts."""
+"""Reduction by one inner solve: the square root of double precision, before CGLS drifts."""
 
 
 class InnerSolver(Protocol):
@@ -63,7 +63,7 @@ def refine(
         Preconditioner.
     b : Tensor, shape (m, k)
     scale : Scale
-        What errors are measured against.
+        Norms that errors are relative to.
     tolerance : float
         Backward error at which to stop.
     max_iterations : int
@@ -125,7 +125,7 @@ def refine(
 
 
 def _inner_stop(norms: Norms, scale: Scale, tolerance: float) -> Stop:
-    """What an inner solve should reach: the tolerance, or its share of the way there."""
+    """Stopping rule of an inner solve: the tolerance, or a fixed reduction of the error."""
     return Stop(
         preconditioned=scale.smallest
         * torch.maximum(INNER_REDUCTION * norms.projected, tolerance * norms.image),

@@ -48,7 +48,7 @@ class GramSums:
         self.squares += b.square().sum(0)
 
     def rescale(self, columns: torch.Tensor, right: torch.Tensor) -> None:
-        """What the sums are if columns of A and b are multiplied by powers of two."""
+        """Multiply columns of A and b by powers of two."""
         self.gram *= columns * columns[:, None]
         self.products *= columns[:, None] * right
         self.squares *= right.square()
@@ -93,7 +93,7 @@ class HouseholderSums:
         self.r = torch.linalg.qr(stacked, mode="r")[1]
 
     def rescale(self, columns: torch.Tensor, right: torch.Tensor) -> None:
-        """What R is if columns of A and b are multiplied by powers of two."""
+        """Multiply columns of A and b by powers of two."""
         self.r *= torch.cat([columns, right])
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -106,7 +106,7 @@ class HouseholderSums:
 
 @dataclass
 class RefinementSums:
-    """What one pass says of a solution: its residual, the gradient, and how good C is.
+    """Sums of one pass that measure a solution: its residual, the gradient, and the quality of C.
 
     Parameters
     ----------

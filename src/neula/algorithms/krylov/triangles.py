@@ -44,7 +44,7 @@ class Triangles:
 
     @classmethod
     def estimated(cls, r: torch.Tensor, columns: torch.Tensor) -> Triangles:
-        """The same by power methods, D being the norms of the columns of R: no operation takes n^3."""
+        """Estimate the norms by power methods, with D the column norms of R: no operation takes n^3."""
         norm = norm_of_triangle(r, columns)
         largest = (ESTIMATED * norm).clamp_max(r.shape[-1] ** 0.5)
         inverse_norm_of = inverse_norm(partial(solved, r), partial(solved_transposed, r), columns)[0]

@@ -35,7 +35,7 @@ def damped_steps(
     radius : Tensor, shape (batch,)
         Positive.
     damping : Tensor, shape (batch,)
-        What to try first.
+        Initial guess.
 
     Returns
     -------

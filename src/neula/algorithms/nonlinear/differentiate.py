@@ -24,7 +24,7 @@ INTERMEDIATES = 16
 """Arrays as large as the residuals that a function is taken to hold at a time, of each tangent."""
 
 HOST_BYTES = 1 << 28
-"""What tangents may take at a time on a CPU: more at once is not faster."""
+"""Bytes of tangents at a time on a CPU: more is not faster."""
 
 LARGE = 1 << 16
 """Elements of a Jacobian from which on it is worth a look at each operation, some microseconds, to have one
@@ -74,7 +74,7 @@ def rows(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def rows_one_by_one(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
-    """The same of functions that cannot be vectorized: one row after the other."""
+    """The Jacobian of a function that vmap cannot vectorize, one row after the other."""
     with torch.enable_grad():
         point, f = _traced(function, x)
         for row in range(f.shape[1]):
@@ -117,7 +117,7 @@ def _in_chunks(
     out: torch.Tensor,
     write: Callable[[torch.Tensor, slice], object],
 ) -> None:
-    """A derivative along every unit vector, the same for all of a batch, shape (k, batch, count)."""
+    """Derivatives along every unit vector, one basis for all problems, shape (k, batch, count)."""
     batch, count = shape
     basis = torch.eye(count, dtype=out.dtype, device=out.device)
     if out.numel() >= LARGE:
@@ -136,7 +136,7 @@ def _in_chunks(
 
 
 def _with_one_matrix(derivative: Derivative) -> Derivative:
-    """Let products of the same matrix with many vectors be one product."""
+    """Merge the products of one matrix with many vectors into one product."""
 
     def one(basis: torch.Tensor) -> torch.Tensor:
         with _OneMatrix():
@@ -146,7 +146,7 @@ def _with_one_matrix(derivative: Derivative) -> Derivative:
 
 
 class _OneMatrix(TorchDispatchMode):
-    """What ``A @ x`` becomes for many tangents: of vmap, a batch of products that each read all of A."""
+    """Replaces vmap's batched products ``A @ x``, each of which reads all of A, by one product."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

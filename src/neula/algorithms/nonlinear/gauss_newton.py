@@ -1,6 +1,6 @@
 """Gauss-Newton steps at the end of a fit: to the accuracy that rounding errors allow.
 
-What stops a trust region is the cost, and at a minimum that is flat: it cannot tell x from its neighbours
+A trust region stops by the cost, which is flat at a minimum: it cannot distinguish x from its neighbours
 within the square root of the unit roundoff. The step itself can. It shrinks by a nearly constant factor,
 which also says how far the limit is.
 """

@@ -30,12 +30,12 @@ FLAT = 1e-4
 """Part of the largest norm that a column of the Jacobian has had, below which its variable does nothing."""
 
 RUNNING, STOPPED, EXHAUSTED, GTOL, FTOL, XTOL, BOTH = -9, -2, 0, 1, 2, 3, 4
-"""What becomes of a problem; SciPy's numbers."""
+"""Status of a problem; SciPy's numbers."""
 
 
 @dataclass(frozen=True)
 class Linearization:
-    """What is known of residuals f and their Jacobian J near x, of each problem of a batch."""
+    """Residuals f and their Jacobian J at x, for each problem of a batch."""
 
     r: torch.Tensor  # shape (batch, n, n): triangular factor of J
     c: torch.Tensor  # shape (batch, n): Q^T f
@@ -92,7 +92,7 @@ class Tolerances:
 
     @property
     def stationarity(self) -> float:
-        """What they ask of it: the cost falls by its square."""
+        """The stationarity that these tolerances ask for: the relative decrease of the cost is its square."""
         return max(self.ftol**0.5, self.xtol, self.gtol)
 
 

@@ -197,7 +197,7 @@ class OneFunction:
         return worst
 
     def _value(self, x: np.ndarray) -> np.ndarray:
-        """What the function returns for an x that it may keep."""
+        """Call the function at x, which it may keep."""
         if self._lower is not None and not ((x >= self._lower) & (x <= self._upper)).all():
             raise Unusual
         f = self._call(x)

@@ -9,7 +9,7 @@ import torch
 
 
 def picked(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-    """What belongs to problems ``which``; of all of them x itself."""
+    """The entries of the problems ``which``; x itself if these are all."""
     return x if which.shape[0] == x.shape[0] else x[which]
 
 

@@ -134,7 +134,7 @@ def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Ten
 
 
 def _noise(m: int, n: int, device: torch.device) -> torch.Tensor:
-    """What takes the places of columns that vanish."""
+    """Random columns that replace columns of zeros."""
     return gaussian(m, n, torch.float32, device, seed=0)
 
 

@@ -69,8 +69,8 @@ def cholesky_qr32_in_place(
 ) -> None:
     """:func:`cholesky_qr32` with Q in place of A, and rounded to a narrower type in ``low``.
 
-    A is float32, or float16 if it has up to 256 columns. So many go in two blocks, of one Gram matrix. What
-    R has below the diagonal blocks stays as it is.
+    A is float32, or float16 if it has up to 256 columns. So many go in two blocks, of one Gram matrix.
+    Elements of R below the diagonal blocks are not written.
 
     With ``twice`` there is a second pass over the last block, or all columns if they are more: orthogonal to
     ``u`` beyond a condition of 1e5.

@@ -51,7 +51,7 @@ def passes_if_definite(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, t
 
 
 def shifted_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by three passes and substitution, the first Gram matrix being shifted."""
+    """QR by three passes of Cholesky QR and substitution, the first Gram matrix being shifted."""
     return _more_passes(*_substituted(a, _shifted_triangle(a, lower_gram(a[None]))), engine, 2, exact=True)
 
 

@@ -27,12 +27,12 @@ ROUNDS = 8
 
 
 def gram_noise(rows: int, norm: float) -> float:
-    """What rounding errors may make of elements of a Gram matrix, given its Frobenius norm."""
+    """Bound on the rounding errors of the elements of a Gram matrix, given its Frobenius norm."""
     return GRAM_ROUNDING * rows**0.5 * FP64.u * norm
 
 
 def column_basis(a: torch.Tensor, tolerance: float, engine: Engine, width: int) -> torch.Tensor:
-    """Orthonormal basis of the columns, but for what is left of each below a part of the longest.
+    """Orthonormal basis of the columns, except for remainders below a fraction of the longest.
 
     Parameters
     ----------
@@ -55,8 +55,8 @@ def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | No
     """That basis from Gram matrices.
 
     Columns are chosen as in QR with pivots, by Cholesky factors of the Gram matrix, which show singular
-    values down to the root of rounding errors. What they have found is projected out, and what is left has a
-    Gram matrix with smaller errors. None where no kernel does that, or it does not come to an end.
+    values down to the root of rounding errors. Their columns are projected out, and the remainder has a Gram
+    matrix with smaller errors. None if there is no kernel, or it does not finish.
     """
     m, n = b_matrix.shape
     if m < n or not pivots_on_device(b_matrix):

@@ -91,7 +91,7 @@ def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
 def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
     """Order of the columns of one matrix, in blocks whose pivots a sketch picks.
 
-    Parameters and result are those of :func:`sketched_pivots`, but for the number of pivots.
+    Parameters and result are those of :func:`sketched_pivots`, without the number of pivots.
     """
     return sketched_pivots(a, engine, width)[0]
 
@@ -101,7 +101,7 @@ def sketched_pivots(
 ) -> tuple[torch.Tensor, int]:
     """Order of the columns, and how many there are before only rounding errors are left.
 
-    The host waits for the device once a block. What comes after the pivots is in no particular order.
+    The host waits for the device once a block. Columns after the pivots are in no particular order.
 
     Parameters
     ----------
@@ -193,8 +193,8 @@ def _pivots(
 def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """Upper triangular T for which the columns of ``S T`` are orthonormal, where ``S^T = L U``.
 
-    ``S L^-T = U^T`` is well conditioned but for the lengths of its columns, whatever S is, so that Cholesky
-    QR in double precision does the rest.
+    ``S L^-T = U^T`` is well conditioned except for the lengths of its columns, whatever S is, so that
+    Cholesky QR in double precision does the rest.
 
     Parameters
     ----------
@@ -257,7 +257,7 @@ def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, .
 
 
 def _interchanged(places: list[int]) -> list[int]:
-    """What comes first when the i-th is interchanged with that at ``places[i]``, one after the other.
+    """The leading indices after interchanging element i with element ``places[i]``, for i = 0, 1, ...
 
     Examples
     --------

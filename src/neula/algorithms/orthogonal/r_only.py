@@ -56,7 +56,7 @@ def cholesky_r(
 
 
 def sampled_max(a: torch.Tensor) -> torch.Tensor:
-    """What the largest magnitude in each column of a matrix with many rows is likely to be below."""
+    """A probable upper bound on the largest magnitude in each column of a tall matrix, from a sample."""
     some = a[:: max(1, len(a) // SAMPLED)]
     largest = torch.linalg.vector_norm(some.double(), torch.inf, dim=0)
     return largest if len(some) == len(a) else HEADROOM * largest
@@ -171,7 +171,7 @@ def _shortest(
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
-    """The same from a Gram matrix in float32: accurate to ``2^-24 cond(A)^2``, for half the time."""
+    """R from a Gram matrix in float32: accurate to ``2^-24 cond(A)^2``, in half the time."""
     return cholesky_r(a.float(), over_rows).double()
 
 

@@ -36,7 +36,7 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     h : Tensor, shape (batch, m, n)
         ``S R`` in the upper triangle, Householder vectors below, in the dtype of Q.
     tau : Tensor, shape (batch, k)
-        What makes reflectors of these vectors orthogonal to rounding errors, also where Q is not.
+        Factors that make the reflectors orthogonal to rounding errors, even if Q is not.
 
     Examples
     --------

@@ -202,7 +202,6 @@ def correct_last(
 
 
 def _blocks_of_rows(m: int, engine: Engine) -> list[slice]:
-    """What is rounded at a time."""
     return list(blocks(slice(0, m), max(FEWEST_ROWS, engine.rows(-(-m // ROW_BLOCKS)))))
 
 

@@ -110,7 +110,7 @@ def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
 
 
 class _Interchange(NamedTuple):
-    """What leaves a leading block of columns, and what comes."""
+    """An interchange of a column of the leading block with one behind it."""
 
     i: int  # of the block, what leaves it
     j: int  # what takes its place, behind the block; the last column of the block for nothing

@@ -24,7 +24,8 @@ from neula.kernels.qr.tall import half_gram, tall_gram, tall_product
 
 RAISED = 2.0**13
 """Factor of Q on its way down the tree: its elements shrink at each level, and would become subnormal in
-fp16. What reflectors make of a column of this length still fits."""
+fp16. A column of this length, after the reflectors, still fits.
+"""
 
 
 # item: T TSQR; T tiles
@@ -44,7 +45,7 @@ def tsqr(
         float32 or float64, scaled so that norms of columns are in the range of the product's format and their
         squares in that of the dtype.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
-        What multiplies block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
+        The product for block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
     tile_rows : int, optional
         Rows of a tile, at least 2n; 256 in the slides, by default 512, or 2n if that is more.
     reflections : callable, optional

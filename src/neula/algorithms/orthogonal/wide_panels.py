@@ -1,9 +1,9 @@
 """Cholesky QR of panels of some hundred columns, as accurate as in float32, with one message for each.
 
 Over processes a panel waits for the others, so there should be few of them. Its Gram matrix is too large for
-the kernel that factorizes 128 columns; blocks of so many are factorized by it one after the other. What is
-done before the message, and after it, is played back from two CUDA graphs, neither of which holds the
-message: NCCL does not end a communicator while there is a graph that uses it.
+the kernel that factorizes 128 columns; blocks of so many are factorized by it one after the other. The work
+before and after the message is replayed from two CUDA graphs without the message itself: NCCL does not end a
+communicator while there is a graph that uses it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _invert_from(r: torch.Tensor, inverse: torch.Tensor, width: int) -> None:
     """The inverse of an upper triangle whose diagonal blocks of some width are inverted, in place.
 
     Pairs of blocks become blocks of twice the width: above the diagonal of their inverse is that of the one
-    times what is beside both times that of the other, but for the sign. No block waits for it.
+    times what is beside both times that of the other, with opposite sign. No block waits for it.
     """
     n = len(r)
     while width < n:

@@ -75,7 +75,7 @@ def polar_factor(
 
 
 def taken_on(x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine) -> torch.Tensor:
-    """The same of matrices whose norms are at most 1: of what other polynomials have left."""
+    """Apply the remaining polynomials to matrices with norms of at most 1."""
     for step in steps:
         w = engine.across(x, x, shift=-step.center)
         x = engine.product(_last(w, step, engine), x)

@@ -103,7 +103,7 @@ def composition(smallest: float, error: float, margin: float) -> tuple[OddPolyno
 
 
 def image(steps: Sequence[OddPolynomial], x: float) -> float:
-    """What becomes of a number."""
+    """Apply all polynomials to a number."""
     return float(reduce(lambda y, step: step(y), steps, np.array(x)))
 
 

@@ -79,5 +79,7 @@ def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) ->
 
 
 def _orthonormal(x: torch.Tensor) -> torch.Tensor:
-    """Newton's and Schulz's step: V and W are orthonormal but for roundings, which would count twice."""
+    """Newton's and Schulz's step: V and W are orthonormal except for rounding errors, which would count
+    twice.
+    """
     return x + (x - exact_matmul(exact_matmul(x, x.mT), x)) / 2

@@ -119,7 +119,7 @@ def complete_orthogonal(
     basis_of = partial(column_basis, engine=engine, width=width)
     if found is not None and not _doubt(found, b_matrix.shape, rcond):
         return _beyond_doubt(problem, b_matrix, found, basis_of)
-    # What is left of n columns, all of them together, is then below the threshold.
+    # The norm of the remainder of all n columns is then below the threshold.
     basis = basis_of(b_matrix, rcond / (UNWANTED * b_matrix.shape[1] ** 0.5))
     z, t = _graded_qr(b_matrix.T @ basis)
     count = basis.shape[1]
@@ -206,7 +206,7 @@ def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor | None =
         last = math.inf if before is None else before.residual
         if found.dropped >= found.smallest or not goes_on(found.residual, last, eps * found.largest[1]):
             break
-        # Nearly orthonormal: B^T Q = Z R^T but for the residual.
+        # Nearly orthonormal: B^T Q = Z R^T up to the residual.
         z = refine_qr(rows @ found.inverse.T)[0]
     assert found is not None
     return found if before is None or found.residual <= before.residual else before
@@ -285,7 +285,7 @@ def _doubt(found: Subspaces, shape: torch.Size, rcond: float) -> str:
 def _without_gap(
     problem: ScaledProblems, b_matrix: torch.Tensor, z: torch.Tensor, rcond: float
 ) -> MinimumNorm | None:
-    """A solution without a sure digit where singular values fall through the threshold without a gap.
+    """A solution without a guaranteed digit where singular values fall through the threshold without a gap.
 
     Nothing has a digit to offer there: the singular vectors on both sides of the threshold are those of
     rounding errors. Singular values are only estimated, since all that they decide is that there is no need
@@ -310,7 +310,7 @@ def _without_gap(
         return None
     rank, above, below = near
     dropped, eps = below / above, Spectrum.rounding(sum(b_matrix.shape))
-    # What remains of the error by an SVD, its row space refined once with doubled products.
+    # Remaining error after an SVD whose row space is refined once with doubled products.
     if dropped < 1 and not 2 * dropped**2 * eps / (above * (1 - dropped)) > 2 * SURE:
         return None
     q, z, r = q[:, :rank], z[:, :rank], r[:rank, :rank]

@@ -35,7 +35,7 @@ def extreme_singular_values(
     triangle : UpperTriangular
         The same R, as it is solved with.
     columns : Tensor, shape (n,), optional
-        What its columns are divided by before.
+        Divisors of its columns.
 
     Returns
     -------

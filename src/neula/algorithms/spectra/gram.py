@@ -30,7 +30,7 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
     operand : Tensor, shape (m, n)
         A as an operand of the engine.
     scales : Tensor, shape (n,), optional
-        What makes the columns of an A in any precision at most 1, where it is no operand yet.
+        Scales that make the columns of A at most 1, if A is not an operand yet.
 
     Returns
     -------

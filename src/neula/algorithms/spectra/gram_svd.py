@@ -49,11 +49,11 @@ def gram_svd(
     a : Tensor, shape (m, n), m >= n
         float32, or float64 for an engine in that format.
     engine : Engine
-        Multiplies ``A^T A``, also of rows that are spread over processes.
+        Multiplies ``A^T A``, also of rows that are distributed over processes.
     residual : float
         Iterate until it is as small as this, or :data:`MAX_STEPS` times.
     norm : float, optional
-        ``||A||_F``, to be given where rows of A are spread over processes.
+        ``||A||_F``, to be given where rows of A are distributed over processes.
 
     Returns
     -------

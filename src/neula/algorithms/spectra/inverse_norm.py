@@ -82,14 +82,14 @@ def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
 def symmetric_inverse_norm(
     left: torch.Tensor, right: torch.Tensor, count: int
 ) -> Generator[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
-    """The same for one symmetric A, by two solves for some random vectors together.
+    """Estimate the inverse norm of one symmetric A, by two solves for several random vectors together.
 
     With ``C = B^T B`` for ``B = diag(left) A^-1 diag(right)`` and independent Gaussian g and h, the mean of
     ``(g^T C^2 h)^2`` is ``||C^2||_F^2``, the sum of the eighth powers of the singular values of B (Kong and
     Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). So the eighth root of what some
-    pairs of vectors show is up to ``n^(1/8)`` times the norm where singular values are alike, 3.5 times at
-    order 24000. It is least where one of them is apart from the others: with six vectors it is then less than
-    two thirds of the norm in four of a hundred cases, and less than a third in two of a hundred thousand.
+    pairs of vectors show is up to ``n^(1/8)`` times the norm if singular values are equal, 3.5 times at order
+    24000. It is least where one of them is apart from the others: with six vectors it is then less than two
+    thirds of the norm in four of a hundred cases, and less than a third in two of a hundred thousand.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class SharedSolves:
         return found[..., :count]
 
     def finish(self) -> None:
-        """Solve for what nobody has come along with."""
+        """Solve for the right-hand sides that no other solve has included."""
         while self._waiting is not None:
             self._go_on(self._solve(self._waiting))
 

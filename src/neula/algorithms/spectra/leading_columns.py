@@ -23,8 +23,8 @@ class LeadingRowSpace:
     """The row space by its largest columns, where as many as there are dimensions are independent.
 
     ``V^T D x = c`` is ``D1 x1 + F D2 x2 = V1^-T c`` with ``F = V1^-T V2^T``. Where no column of D2 is much
-    larger than one of D1, ``G = D1^-1 F D2`` is small, the shortest x is ``[I G]^+ D1^-1 V1^-T c``, and its
-    errors do not depend on the units of the columns.
+    larger than one of D1, ``G = D1^-1 F D2`` is small, the minimum-norm x is ``[I G]^+ D1^-1 V1^-T c``, and
+    its errors do not depend on the units of the columns.
     """
 
     order: torch.Tensor  # int, shape (n,): the columns of D1, then the others

@@ -122,7 +122,7 @@ def _rank(s: torch.Tensor, rcond: float, size: int) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """What the singular values say of errors of their vectors.
+    """Singular values, and the bounds on errors of singular vectors that they imply.
 
     B is known to ``eps ||B||``: ``eps`` is the backward error of the SVD. The singular vectors turn by at
     most ``eps sigma_1 / (sigma_r - sigma_(r+1))`` (Wedin), and with them what the other singular values,
@@ -197,8 +197,8 @@ def _doubt(
 def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
     """Row space and coefficients once more, with products in twice the working precision.
 
-    Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, but for what is dropped. In a
-    basis of it there is a problem of full rank.
+    Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, except for dropped directions.
+    In a basis of it there is a problem of full rank.
     """
     norms, over_rows, doubled = problem.norms[0].T, problem.over_rows, problem.doubled
     rows = over_rows.total_of_pairs(*doubled.transposed_pair(u[None], torch.zeros_like(u)[None]))[0]
@@ -219,7 +219,7 @@ def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowS
 
 
 class RowSpace:
-    """The row space of the part of A that counts: where the shortest x is.
+    """The row space of the part of A that counts: where the minimum-norm x is.
 
     With ``M = D V`` it is ``x = M (M^T M)^-1 c`` for the coefficients c of ``D x`` in V.
 
@@ -230,7 +230,7 @@ class RowSpace:
     sizes : Tensor, shape (n,)
         The diagonal of D.
     sure : bool
-        Whether digits of x are to be as sure as they can be. Householder's QR with pivots, which they take
+        Whether to guarantee as many digits of x as possible. Householder's QR with pivots, which they take
         where sizes differ, is LAPACK's on the host, and takes longer than all the rest.
 
     Attributes
@@ -258,7 +258,7 @@ class RowSpace:
         self.q[order] = q
 
     def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """``D x`` for the shortest x with these coefficients."""
+        """``D x`` for the minimum-norm x with these coefficients."""
         if self._leading is not None:
             return self._leading.shortest(coefficients)
         return self.sizes * (self.q @ self._half_solve(coefficients))

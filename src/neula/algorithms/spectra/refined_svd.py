@@ -19,7 +19,7 @@ def refined_svd(a: torch.Tensor) -> Factors:
 
     A step of Ogita and Aishima, "Iterative refinement for singular value decomposition based on matrix
     multiplication", J. Comput. Appl. Math. 369, 2020. Singular vectors whose singular values are so close
-    that a correction would be large stay as they are, but for their norms and angles.
+    that a correction would be large keep their directions; only norms and angles are corrected.
 
     Parameters
     ----------

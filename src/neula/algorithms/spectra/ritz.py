@@ -19,7 +19,7 @@ ROUNDING = 8
 """Units in the last place that elements of ``Q^T Q`` may be off by, for Q to count as orthonormal."""
 
 TWICE_IS_ENOUGH = 0.1
-"""What they may be off by for a second pass to make Q orthonormal."""
+"""Largest error from which a second pass makes Q orthonormal."""
 
 LOST = 32
 """Units in the last place of ``||Q^T Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
@@ -40,7 +40,7 @@ class Ritz:
     image: torch.Tensor  # shape (n, l): A^T U
     rest: torch.Tensor  # shape (l, l): E^T E, float64, on the host
     loss: float  # ||U^T U - I||_F / sqrt(l) or the same of V, whichever is larger
-    # Bound on ||V^T E||_2, which is zero but for rounding errors of products with A and of bases: by so much
+    # Bound on ||V^T E||_2, which is zero up to rounding errors of products with A and of bases: by so much
     # U^T A V differs from diag(s).
     rounding: float
     # Shapes (m, p) and (n, p): D G and A^T D G of vectors that came along, with D = (I - U U^T) A.
@@ -118,8 +118,8 @@ def orthonormal_blindly(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, 
 def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     """Singular triplets of A restricted to the range of a block, by two products with A.
 
-    Where nothing needs a look at a block, the host waits once; what is between products with A is played
-    back from CUDA graphs.
+    Where nothing needs a look at a block, the host waits once; steps between products with A are replayed
+    from CUDA graphs.
 
     Parameters
     ----------

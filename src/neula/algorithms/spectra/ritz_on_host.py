@@ -29,7 +29,7 @@ def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: t
     engine : Engine
         Its products are as accurate as the triplets.
     others : Tensor, shape (m, p)
-        ``A G`` for vectors G. What they have beside U is multiplied by the transpose of A along with U.
+        ``A G`` for vectors G. Their part outside U is multiplied by the transpose of A together with U.
 
     Examples
     --------

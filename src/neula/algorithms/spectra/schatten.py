@@ -27,7 +27,7 @@ def schatten_bounds(a: torch.Tensor, *, upper: bool = False) -> tuple[torch.Tens
 
 
 def schatten_bounds_of_gram(gram: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of ``A D^-1`` from the Gram matrix of A, for a few operations an element.
+    """Schatten bounds of ``A D^-1`` from the Gram matrix of A, in a few operations an element.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ class InvertedBlocks:
 
     @cached_property
     def mT(self) -> InvertedBlocks:
-        """The transpose: a view, but for inverses that are read by rows beside a narrow matrix."""
+        """The transpose: a view, except for inverses that are read by rows with a narrow matrix."""
         inverses = self.inverses.mT
         if self.t.dtype != self.dtype:
             inverses = inverses.contiguous()
@@ -113,7 +113,7 @@ class InvertedBlocks:
         return self.solve(b if len(self.inverses) == 1 else b.clone())
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:
-        """The same, for which X may be overwritten."""
+        """Solve with the triangle; X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
         if len(self.inverses) == 1:
@@ -171,7 +171,7 @@ class InvertedLU:
 def inverted_factors(
     lu: torch.Tensor, dtype: torch.dtype, width: int, *, refining: bool = False
 ) -> tuple[InvertedBlocks, InvertedBlocks]:
-    """L and U, packed in one matrix, with blocks that are inverted in the same launches, and kept at will."""
+    """L and U of a packed factorization, with diagonal blocks inverted in shared launches."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
     if lu.dtype != dtype:  # both are read by rows beside a narrow matrix

@@ -1,6 +1,6 @@
 """Solving with triangular factors again and again: products with inverted diagonal blocks.
 
-What a library's substitution takes for one or two vectors is latency, not memory traffic. With the diagonal
+A library's substitution with one or two vectors is bound by latency, not memory traffic. With the diagonal
 blocks inverted there are only products, a few large ones, and each element of a factor is read once. These
 may lose more than substitution does, as much as the diagonal blocks are ill-conditioned. A preconditioner R
 only has to be the same linear map each time; factors of LU are narrower than the numbers that are solved for
@@ -149,11 +149,11 @@ class BlockTriangular:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What it is made of."""
+        """Tensors to pass to a captured graph."""
         return (self.r, self.inverses) if self.scales is None else (self.r, self.inverses, self.scales)
 
     def scaled(self, scales: torch.Tensor) -> Self:
-        """The same R with columns divided by ``scales``."""
+        """Divide the columns of R by ``scales``."""
         return replace(self, scales=scales)
 
     @property

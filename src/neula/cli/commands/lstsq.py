@@ -16,7 +16,7 @@ from neula.cli.solutions import finish_solution, named, unread, with_intercept
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
 MAX_ITERATIONS = 60
-"""What ``neula.lstsq`` takes by default."""
+"""Defaults of ``neula.lstsq``."""
 
 
 def lstsq(

@@ -13,7 +13,7 @@ from neula.cli.run import running
 
 Pivot = StrEnum("Pivot", ["partial", "none"])
 VARIANT = "5.2/5.1"
-"""What ``neula.lu_factor`` takes by default."""
+"""Defaults of ``neula.lu_factor``."""
 
 
 def lu(

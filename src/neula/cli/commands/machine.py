@@ -38,8 +38,8 @@ def tune(
 ) -> None:
     """Measure for some minutes from which sizes on which way is the faster one here, and keep that.
 
-    What is kept counts for this device, driver and number of threads, and these versions of torch and neula.
-    It has no influence on accuracy.
+    Kept thresholds hold for this device, driver and number of threads, and these versions of torch and neula.
+    They do not affect accuracy.
     """
     import torch
 

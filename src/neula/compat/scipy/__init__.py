@@ -1,7 +1,7 @@
 """``scipy.linalg``, with the answers of neula: ``import neula.compat.scipy as la``.
 
-What is not defined here is SciPy's own. ``overwrite_a``, ``overwrite_b`` and ``lwork`` permit what neula does
-not do: nothing is overwritten.
+All other names are SciPy's. ``overwrite_a``, ``overwrite_b`` and ``lwork`` have no effect: nothing is
+overwritten.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
 
     @cached_property
     def factors(self) -> neula.LUFactors | None:
-        """The same factors, with which :func:`lu_solve` refines; None if they are singular, or overflow."""
+        """The factors with which neula refines solutions; None if they are singular or overflow."""
         if not (self[0].diagonal().all() and math.isfinite(self[0].sum())):
             return None
         return factors_of(self.matrix, *self, self.image)

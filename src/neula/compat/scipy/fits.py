@@ -189,9 +189,9 @@ def curve_fit(
     given |= {"p0": p0, "sigma": sigma, "check_finite": check_finite}
     given |= {"absolute_sigma": absolute_sigma}
     found, missed = fitted(neula.curve_fit, f, xdata, observed, **given)
-    # What is not certified comes as the result of the fit alone.
+    # Without a certificate, the result is that of the fit alone.
     found, pcov = (found, found.covariance(absolute=absolute_sigma)) if missed else (found.result, found.pcov)
-    # What did not end, and covariances that cannot be had, are SciPy's to refuse.
+    # SciPy refuses fits that did not end, and covariances that do not exist.
     need(found.success and bool(np.isfinite(pcov).all()))
     if missed:
         warn(missed, neula.AccuracyWarning)
@@ -234,7 +234,7 @@ def _length(x: np.ndarray) -> float:
 
 
 def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:
-    """What was found, and why it is not certified: told when it is clear that SciPy is not asked."""
+    """The result of a fit, and the reason if it is not certified."""
     try:
         found = fit(*args, **kwargs, strict=True)
     except neula.AccuracyError as error:

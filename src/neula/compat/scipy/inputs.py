@@ -11,7 +11,7 @@ from neula.compat.drop_in import need
 
 
 def solved_in(dtype: np.dtype) -> type:
-    """What SciPy's ``solve`` computes in."""
+    """The dtype in which SciPy's ``solve`` computes."""
     need(dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8))
     return np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
 

@@ -1,6 +1,6 @@
 """``scipy.optimize``, with least squares by neula: ``import neula.compat.scipy.optimize as opt``.
 
-What is not defined here is SciPy's own.
+All other names are SciPy's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     >>> opt.nnls([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [2.0, 1.0, -1.0])[0].round(12)
     array([1.5, 0. ])
     """
-    if np.ndim(A) == 2 and np.size(A) == 0:  # SciPy's aborts, or returns memory that nobody has written
+    if np.ndim(A) == 2 and np.size(A) == 0:  # SciPy's aborts, or returns uninitialized memory
         A, b = (np.asarray_chkfinite(x, dtype=np.float64) for x in (A, b))
     matrix, rhs = _arrays(A, b)
     if matrix.size == 0:
@@ -129,7 +129,7 @@ def lsq_linear(
 
 
 def _sure(solve: Callable[..., Any], *args: Any) -> Any:
-    """A solution with sure digits; where there are several, which one is SciPy's to say."""
+    """A solution with guaranteed digits; of several, SciPy chooses one."""
     result, missed = fitted(solve, *args)
     need(result.digits > 0)
     if missed:
@@ -138,7 +138,7 @@ def _sure(solve: Callable[..., Any], *args: Any) -> Any:
 
 
 def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What both take: a matrix and a vector of finite numbers."""
+    """Convert A and b to a matrix and a vector of finite numbers."""
     need(not hasattr(A, "tocoo") and not hasattr(A, "matvec"))
     matrix, rhs = np.asarray(A), np.asarray(b)
     for x in (matrix, rhs):

@@ -63,8 +63,9 @@ def solve(
     Warns
     -----
     AccuracyLinAlgWarning
-        If the solution is not certified, so where no digit of it is sure; it is a ``LinAlgWarning``, too. A
-        matrix that is badly scaled and nothing else is solved to full accuracy, and without it.
+        If the solution is not certified, including if no digit of it is guaranteed; it is a
+        ``LinAlgWarning``, too. A matrix that is badly scaled and nothing else is solved to full accuracy, and
+        without it.
 
     Examples
     --------
@@ -90,7 +91,7 @@ def solve(
 
 
 def _structures(a: np.ndarray) -> tuple[Structure, ...]:
-    """What matrices may be, likeliest first, by SciPy's rules.
+    """Structures that SciPy would try, likeliest first.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What linear models share: how coefficients are kept, tensors predicted, and rows added."""
+"""Code shared by linear models: storing coefficients, predicting, and adding rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
 from neula.compat.sklearn.seen import Seen
 
 EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
-"""What neula adds to scikit-learn's parameters, and checks itself."""
+"""Parameters that neula adds to scikit-learn's, and checks itself."""
 
 
 class Linear(Dense):

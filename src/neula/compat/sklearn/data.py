@@ -28,9 +28,9 @@ class TrainingData:
     weights : Tensor, shape (m,), or None
         Square roots of scikit-learn's.
     x_mean, y_mean : Tensor
-        What was subtracted; zeros without an intercept.
+        Means that were subtracted; zeros without an intercept.
     x_left, y_left : Tensor
-        What was subtracted then: means of what rounding has made of deviations.
+        Means subtracted afterwards: those of the rounded deviations.
     dtype : torch.dtype
         Of what was given.
     is_tensor : bool
@@ -104,7 +104,7 @@ class TrainingData:
 
     @property
     def left(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was subtracted from x and from y besides."""
+        """Means subtracted from x and y in addition to the exact ones, which were rounded."""
         assert self.y_left is not None
         return self.x_left, self.y_left
 
@@ -156,7 +156,7 @@ class Dense(BaseEstimator):
     result_: Any = Deferrable()
 
     def __getstate__(self) -> Any:
-        """Copies and pickles have the evidence, also if nobody has read it."""
+        """Copies and pickles have the evidence, even if it was not read before."""
         getattr(self, "result_", None)
         return super().__getstate__()
 

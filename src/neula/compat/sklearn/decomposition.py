@@ -28,7 +28,7 @@ NO_VARIANCE = 1e-15
 
 
 class _Decomposition(Dense):
-    """What decompositions share."""
+    """Code shared by PCA and TruncatedSVD."""
 
     accuracy: Accuracy | None
     engine: Any

@@ -88,9 +88,9 @@ class LinearRegression(Linear, linear_model.LinearRegression):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take more rows: the fit is then that of all rows so far, which are not kept.
 
-        :class:`neula.LeastSquares` holds it open. Its evidence is coarser than that of :meth:`fit`: from a
-        condition number of about 1e6 on no digit is sure. How large the columns are is taken from the first
-        part, which should have some rows.
+        :class:`neula.LeastSquares` holds it open. Its evidence is coarser than that of :meth:`fit`: above a
+        condition number of about 1e6 no digit is guaranteed. How large the columns are is taken from the
+        first part, which should have some rows.
 
         Parameters
         ----------

@@ -139,7 +139,7 @@ class Ridge(Linear, linear_model.Ridge):
         return self._keep(data, coefficients, found, data if seen is None and not self.positive else seen)
 
     def _penalties(self, data: TrainingData) -> list[float] | None:
-        """One for each target; None where all have the same.
+        """A penalty for each target; None if all targets have one penalty.
 
         Raises
         ------

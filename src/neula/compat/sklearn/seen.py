@@ -35,7 +35,7 @@ class Seen:
     origin : pair of Tensor
         Means of x and y of the first rows; zeros without an intercept.
     apart : pair of Tensor
-        What is to be added for those of all rows.
+        Term to add for all rows.
     centred : bool
         Whether there is an intercept.
     """
@@ -81,7 +81,7 @@ class Seen:
         return self.origin[0] + self.apart[0], self.origin[1] + self.apart[1]
 
     def solve(self, damp: float, **how: Any) -> neula.LstsqResult[Any]:
-        """The fit of all rows: the shortest one where they are too few."""
+        """The fit of all rows: the minimum-norm solution if they are too few."""
         held, missing = self.held, self.held.n - self.held.rows
         if missing > 0:  # rows of zeros change nothing
             held = copy(held)

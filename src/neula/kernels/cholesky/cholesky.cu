@@ -118,7 +118,7 @@ __device__ __forceinline__ void subtract_block(int i, int k, int j) {
         }
 }
 
-// What step j contributes to the columns after the next, but for blocks that stay zero.
+// Contribution of step j to the columns after the next, except to blocks that stay zero.
 __device__ __forceinline__ void subtract_step(int j, int blocks) {
     for (int turn = (threadIdx.x - CHAIN) / 32;; turn += (THREADS - CHAIN) / 32) {
         int k = j + 2, i = turn;  // the i-th of j + 1 blocks of R^-1 and blocks - k of L
@@ -170,7 +170,7 @@ __device__ __forceinline__ int eliminate(int j) {
         if (!diagonal && i_a == j) a.x[k] = k == r ? 1.0f : 0.0f;
         if (i_b == j) b.x[k] = k == r ? 1.0f : 0.0f;
     }
-    // What remains of a row below a pivot that is lost.
+    // Rest of a row below a pivot that is lost.
     const float keep_a = !diagonal && i_a <= j ? 1.0f : 0.0f, keep_b = i_b <= j ? 1.0f : 0.0f;
     float* column = columns_of_warp();
     // The sign says that a pivot is lost. The next one is sent before the columns that it does not depend on
@@ -207,7 +207,7 @@ __device__ __forceinline__ int eliminate(int j) {
     return first;
 }
 
-// What step j has computed: columns of R^T and of R^-1, a row for each half of a warp at a time.
+// Results of step j: columns of R^T and of R^-1, a row for each half of a warp at a time.
 __device__ __forceinline__ void write_step(
     int j, float* r, float* inverse, int n, int r_row, int r_column, int thread, int threads
 ) {

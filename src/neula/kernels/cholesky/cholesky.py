@@ -14,7 +14,7 @@ from neula.kernels.dispatch import kernel, trial
 from neula.kernels.triangular_inverse import triangular_inverse
 
 MAX_COLUMNS = 128
-"""What the kernel keeps in the shared memory of one multiprocessor: the matrix and its inverse."""
+"""Shared memory of the kernel: the matrix and its inverse."""
 
 
 class CholeskyFactors(NamedTuple):

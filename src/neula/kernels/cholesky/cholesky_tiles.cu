@@ -192,7 +192,7 @@ __device__ __forceinline__ void fetch(const Row& x, const Row& y, int stage) {
     commit();
 }
 
-// What columns of two tiles contribute to what a warp has of 16 rows and 32 columns of a third.
+// Contribution of columns of two tiles to 16 rows and 32 columns of a third, by a warp.
 __device__ __forceinline__ void add_columns(const REAL* x, const REAL* y, REAL (&sums)[4][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     x += (warp / 2 * 16 + g) * DEPTH_PITCH + t, y += (warp % 2 * 32 + g) * DEPTH_PITCH + t;
@@ -233,7 +233,7 @@ __device__ __forceinline__ void add_stage(const REAL* x, const REAL* y, REAL (&s
         for (int e = 0; e < 4; ++e) sums[v][e] += part[v][e];
 }
 
-// What some columns of tiles contribute to column j. Returns whether the diagonal tile of that is on its way already.
+// Contribution of some columns of tiles to column j. Returns whether the diagonal tile of that is on its way already.
 __device__ __forceinline__ bool add_products(
     const Matrices& m, const Row& x, const Row& y, int j, int columns, REAL (&sums)[4][4]
 ) {
@@ -285,7 +285,7 @@ __device__ __forceinline__ void subtract_block(int r, int c, int k) {
     place[0] = sum[0], place[1] = sum[1], below[0] = sum[2], below[1] = sum[3];
 }
 
-// What block k contributes to the columns after the next, some blocks for each warp that does not follow the chain.
+// Contribution of block k to the columns after the next, some blocks for each warp that does not follow the chain.
 __device__ __forceinline__ void subtract_beside(int k) {
     const int warps = (THREADS - CHAIN) / 32;
     for (int turn = (threadIdx.x - FIRST + THREADS - CHAIN) / 32 % warps;; turn += warps) {
@@ -411,7 +411,7 @@ __device__ __forceinline__ void solve_rows(REAL (&sums)[SIDES][4]) {
     }
 }
 
-// What a warp has of a tile before anything is subtracted, with the other sign: of the lower triangle of A, bordered by
+// Elements of a tile in a warp before anything is subtracted, with the other sign: of the lower triangle of A, bordered by
 // an identity. All loads are in flight together.
 __device__ __forceinline__ void begin_sums(const Matrices& m, int i, int j, bool inverse, REAL (&sums)[4][4]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, last = m.n - 1;
@@ -462,7 +462,7 @@ __device__ __forceinline__ void publish(int* done, int columns) {
     if (threadIdx.x == 0) show(done, columns);
 }
 
-// What the tile to the left of a diagonal tile contributes once it is solved here.
+// Contribution of the tile to the left of a diagonal tile, once it is solved here.
 __device__ __forceinline__ void add_unsolved(const Matrices& m, int j, REAL (&sums)[4][4]) {
     const Row above(m, j - 1, false);
     const int thread = threadIdx.x, row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;

@@ -41,8 +41,8 @@ def _tried(device: torch.device) -> None:
 def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tensor) -> Steps:
     """One of some rounds of Cholesky QR, without synchronizing.
 
-    What is left of a vector by those before it is normalized if it is not small. Otherwise rounding errors of
-    the Gram matrix are too large beside it, and the next round has that of what is left.
+    The component of a vector orthogonal to those before is normalized if it is not small. Otherwise rounding
+    errors of the Gram matrix are too large beside it, and the next round has that of what is left.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
 def _begun(
     gram: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What is known before the first pivot."""
+    """Workspaces before the first pivot."""
     n = len(gram)
     pivots = torch.zeros(n, dtype=torch.int32, device=gram.device)
     return gram, gram.diagonal().clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)

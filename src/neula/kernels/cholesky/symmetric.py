@@ -36,7 +36,7 @@ def symmetric_copy(
     scales : Tensor, shape (batch, n)
         The diagonals of D: powers of two, in the dtype of the result.
     rows : int, optional
-        What lies between two columns of the result in memory, at least n.
+        Stride between two columns of the result, at least n.
     whole : bool, optional
         Whether anybody reads what is above the diagonal, which otherwise need not be written.
 

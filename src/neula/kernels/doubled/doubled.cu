@@ -15,7 +15,7 @@
 constexpr int STEPS = 4 / VECTORS;  // loads of a row that are under way at a time
 #define ALL 0xffffffffu
 
-// What a thread finds of some rows, `apart` from one another from `top` on, in every `step`-th column from `from` on.
+// Sums of a thread over some rows, `apart` from one another from `top` on, in every `step`-th column from `from` on.
 template <int SOME>
 __device__ __forceinline__ void add_products(
     const Task& task, const Place& place, long long top, int apart, int from, int step, Pair (&sums)[SOME][VECTORS]

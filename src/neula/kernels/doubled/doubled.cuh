@@ -1,4 +1,4 @@
-// What is to be computed by products in twice the precision of double, where it is, and sums of its pieces.
+// Arguments of products in twice the precision of double, and sums of their pieces.
 
 #define THREADS 128
 #define ELEMENTS 16  // of which a thread block adds the pieces
@@ -8,7 +8,7 @@ struct Matrix {
     long long batch, row, column;
 };
 
-// What there is to compute, and where it is.
+// Arguments of a product.
 struct Task {
     Matrix a, x, low, b;  // low.at and b.at may be null
     double* sums;         // pieces of the result, (2, pieces, batch * k, m); of one piece the result itself
@@ -44,7 +44,7 @@ struct Place {
     }
 };
 
-// What has been found of a row and a vector, if there are these.
+// Result for a row and a vector, if these exist.
 __device__ __forceinline__ void store(const Task& task, const Place& place, Pair sum, long long i, int v) {
     const long long vector = place.vector + v, column = place.member * task.k + vector;
     if (i >= task.m || vector >= task.k) return;

@@ -166,7 +166,7 @@ class Doubled:
         return self.mT.product(high, low)
 
     def transposed_pair(self, high: torch.Tensor, low: torch.Tensor) -> Pair:
-        """The same as a sum of two numbers, for A that is only some rows of a matrix."""
+        """The product ``A^T x`` of some rows of a matrix, as an unevaluated sum of two numbers."""
         transposed = self.mT
         if self.anchors is None:
             return transposed._by_kernel(high, low)
@@ -273,12 +273,12 @@ def many_products(
     b: torch.Tensor | None = None,
     columns: torch.Tensor | None = None,
 ) -> Pair:
-    """The same for many vectors; ``columns`` as for :meth:`Doubled.from_matrix`."""
+    """The product for many vectors; ``columns`` as in :meth:`Doubled.from_matrix`."""
     return doubled_product(a, x, x_low, b)
 
 
 def cuts(device: torch.device) -> bool:
-    """Whether sizes of columns matter to :class:`Doubled` there: kernels are told them, or do not cut."""
+    """Whether sizes of columns matter to :class:`Doubled` there: kernels receive them, or do not slice."""
     return not runs(doubled_product, device)
 
 

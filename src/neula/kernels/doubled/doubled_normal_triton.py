@@ -1,10 +1,9 @@
 """``r = b - A x`` and ``A^T r`` in twice the precision of float64 while each row of A is in registers.
 
 ``8 m n`` bytes, and some 25 operations an element: an H200 does twenty in the time that memory takes for it.
-Products and sums are those of ``doubled_triton``. A thread block goes through every so many
-blocks of whole rows; each thread sums what its elements contribute to the gradient, and errors beside. What
-rows and thread blocks have found is added at the end, in an order that does not depend on what finishes
-first.
+Products and sums are those of ``doubled_triton``. A thread block goes through every so many blocks of whole
+rows; each thread sums what its elements contribute to the gradient, and errors beside. Partial sums are added
+at the end in a fixed order.
 """
 
 # mypy: allow-untyped-defs
@@ -75,7 +74,7 @@ def _doubled_normal(
     a, x, x_low, b, to_high, to_low, high, low, m, n, a_row, b_row,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
-    """What every so many blocks of rows contribute to the gradient, and their residual."""
+    """Partial sums of the gradient over every so many blocks of rows, and the residual of these rows."""
     m = m.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
     x = tl.load(x + j, mask=j < n, other=0.0)[None, :]

@@ -1,8 +1,8 @@
 """``A X`` for many vectors in twice the precision of float64, on the matrix units of a GPU.
 
-Products of slices are exact (Ozaki; ``doubled``), and the units add them in float64: six
-multiply-adds there for each element and vector in place of eleven operations, and units do twice as many.
-What is cut is in registers: A is read once for 24 vectors, and these are cut beforehand.
+Products of slices are exact (Ozaki; ``doubled``), and the units add them in float64: six multiply-adds there
+for each element and vector in place of eleven operations, and units do twice as many. Slices are in
+registers: A is read once for 24 vectors, which are sliced beforehand.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def _normal_product(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, VECTORS: tl.constexpr, FROM_X: tl.constexpr,
     FROM_B: tl.constexpr, STAGES: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """What every so many blocks of rows contribute."""
+    """Partial sums of ``A^T y`` over every so many blocks of rows."""
     m, b_column = m.to(tl.int64), b_column.to(tl.int64)  # offsets may exceed 2^31
     j = tl.arange(0, WIDTH)
     none = tl.zeros((ROWS,), tl.float64)
@@ -172,7 +172,7 @@ def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
 
 @jit
 def _product(block, image, b, y, inside, FROM_X: tl.constexpr, FROM_B: tl.constexpr):
-    """What some rows contribute to ``A^T y``; their y is stored where it is not given."""
+    """Contribution of some rows to ``A^T y``; their y is stored if it is computed here."""
     if FROM_X:
         if FROM_B:
             image = tl.load(b, mask=inside, other=0.0) - image

@@ -1,6 +1,6 @@
 """Errors of many small QR factorizations at once, measured with random vectors.
 
-What the certificate of a QR factorization needs, for a whole batch in two launches.
+Measurements of QR certificates, for a whole batch in two launches.
 
 The kernel multiplies float32 matrices in float32, in sums that branch like trees: random roundings at each
 level of a sum of n terms add ``sqrt(1 + log2 n) u / sqrt(3)`` to the relative error of a product. With three

@@ -128,7 +128,7 @@ def _errors(
     scales_batch, scales_column, g_row, g_column, h_row, h_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """What a block of rows of A and Q adds to the squares of the norms and to ``Q^T (Q H) - H``."""
+    """Contribution of a block of rows of A and Q to the squared norms and to ``Q^T (Q H) - H``."""
     matrix, part = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     i = part * ROWS + tl.arange(0, ROWS)
     a_rows = a + matrix * a_batch + i.to(tl.int64)[:, None] * a_row

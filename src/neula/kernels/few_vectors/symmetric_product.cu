@@ -30,7 +30,7 @@ __device__ __forceinline__ int row_of(int number) {
     return row;
 }
 
-// What an element contributes to a sum: times that of a vector; or its magnitude to the first sum, its square to others.
+// Contribution of an element to a sum: times that of a vector; or its magnitude to the first sum, its square to others.
 template <bool SIZES>
 __device__ __forceinline__ double with(double element, double factor, double sum, int v) {
     if (!SIZES) return fma(element, factor, sum);

@@ -42,7 +42,7 @@ def symmetric_sizes_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _summed(
     name: str, a: torch.Tensor, vectors: list[torch.Tensor], counts: list[int], strides: list[int]
 ) -> torch.Tensor:
-    """What a kernel makes of A, and of some vectors."""
+    """Launch a kernel for A and some vectors, and sum its partial results."""
     n, tiles = len(a), ceil_div(len(a), TILE)
     a = a if a.stride(1) == 1 else a.mT  # whose tiles are those of A, turned over
     shares = a.new_empty(tiles, tiles * TILE, VECTORS)

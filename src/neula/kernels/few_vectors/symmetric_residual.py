@@ -23,8 +23,8 @@ def _tried(device: torch.device) -> None:
     when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
 )
 def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
-    """Powers of two that bring the diagonals of some matrices into [1/2, 2) where rows and columns are scaled
-    alike; 1 for what is not positive.
+    """Powers of two that bring the diagonals of some matrices into [1/2, 2) with rows and columns scaled
+    symmetrically; 1 for what is not positive.
 
     Parameters
     ----------

@@ -49,7 +49,7 @@ def _triangle_product(
     BELOW: tl.constexpr, ABOVE: tl.constexpr, TILE: tl.constexpr, WIDTH: tl.constexpr, ROOM: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A part of a block of rows: what is below the diagonal there, and in the columns of the same numbers."""
+    """Product of one block of rows: below the diagonal, and transposed in the same columns."""
     begin = tl.program_id(1) * WIDTH
     end = tl.minimum(begin + WIDTH, n)
     found += tl.program_id(1) * tl.cast(part, tl.int64)

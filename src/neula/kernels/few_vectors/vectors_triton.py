@@ -52,7 +52,7 @@ def add_images(totals, block, vectors, SIGN: tl.constexpr, COUNT: tl.constexpr):
 
 @jit
 def sum_of_squares(vectors, COUNT: tl.constexpr):
-    """Of the elements of all vectors with the same index."""
+    """Sum of squares of elements with the same index, over all vectors."""
     total = vectors[0] * vectors[0]
     for v in tl.static_range(1, COUNT):
         total += vectors[v] * vectors[v]

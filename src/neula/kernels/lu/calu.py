@@ -1,4 +1,4 @@
-"""What happens to a panel once pivot rows are known, and how rows are moved.
+"""Update a panel once its pivot rows are known, and move rows.
 
 Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
 format. Everything else is in single precision. Within a block of

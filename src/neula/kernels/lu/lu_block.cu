@@ -37,7 +37,7 @@ __device__ __forceinline__ float reciprocal(float x) {
 
 extern __shared__ float4 shared[];
 
-// What is still to be done; behind it what the last step has computed: columns, rows, factors on the diagonal.
+// Unfinished blocks; behind them the results of the last step: columns, rows, factors on the diagonal.
 __device__ __forceinline__ float* at(int i, int j) {
     return reinterpret_cast<float*>(shared) + i * BLOCK * PITCH + j * BLOCK;
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void subtract_block(int i, int j, int step) {
     for (int u = 0; u < 4; ++u) store4(z + 4 * u * PITCH, t[u]);
 }
 
-// What the step before the k-th contributes to all that is not in block k of the rows or columns.
+// Contribution of the step before the k-th outside block k of the rows and columns.
 __device__ __forceinline__ void subtract_step(int k) {
     const int after = BLOCKS - 1 - k;
     for (int turn = (threadIdx.x - CHAIN) / BLOCK; turn < after * (BLOCKS - 1 + k); turn += (THREADS - CHAIN) / BLOCK) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void subtract_step(int k) {
     }
 }
 
-// What the step before contributes to block k of the rows and columns.
+// Contribution of the step before to block k of the rows and columns.
 __device__ __forceinline__ void subtract_next(int k) {
     const int i = threadIdx.x / BLOCK, j = i - BLOCKS;
     if (i < BLOCKS) subtract_block(i, k, k - 1);
@@ -174,7 +174,7 @@ __device__ __forceinline__ void eliminate(int k) {
                 if (j + i >= c) y.x[j + i] = fmaf(-l[i], y.x[c - 1], y.x[j + i]);
         }
     }
-    // What the step before has computed is not needed any more.
+    // Results of the step before are not needed any more.
     __syncthreads();
     if (!diagonal) store_row(x, columns_of_step() + (warp * BLOCK + r) * NARROW);
     else if (warp == 0) store_row(x, factors_of_step() + r * NARROW);
@@ -183,7 +183,7 @@ __device__ __forceinline__ void eliminate(int k) {
     for (int c = 0; c < BLOCK; ++c) rows_of_step()[c * PITCH + mine * BLOCK + r] = y.x[c];
 }
 
-// What step k has computed: of the first n rows and columns of L and U, and of the inverses, which are column-major.
+// Results of step k: of the first n rows and columns of L and U, and of the inverses, which are column-major.
 __device__ __forceinline__ void write_step(
     int k, Low* a, float* l_inverse, float* u_inverse, int n, int a_row, int a_column, int thread, int threads
 ) {

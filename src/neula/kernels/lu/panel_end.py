@@ -1,4 +1,4 @@
-"""What is left to do once a panel is factorized by tournaments: rows go to their places, and U between them.
+"""The last steps of a panel factorized by tournaments: move rows to their places, and compute rows of U.
 
 As operations of torch these are two dozen launches of a few numbers each, one after the other, while nothing
 else of the factorization can go on: 50 us for each panel on an H200, and three launches by kernels.
@@ -31,7 +31,7 @@ def end_panel(
     lower : Tensor, shape (m, r)
         L, rows where they were; overwritten with both factors, pivot rows on top of those that take part.
     upper : Tensor, shape (s, s)
-        U in its first r rows and columns, but for the blocks on its diagonal, which ``found`` has.
+        U in its first r rows and columns, without the diagonal blocks, which ``found`` has.
     found : PanelFactors
         Of r pivots. Rows that are ``ELSEWHERE`` lie above all others.
 

@@ -1,4 +1,4 @@
-"""Kernels of :mod:`neula.kernels.lu.panel_end`: latency, but for the rows that move.
+"""Kernels of :mod:`neula.kernels.lu.panel_end`: bound by latency, except for moving rows.
 
 *Places* of r rows: one thread block, which counts the rows above the panel, 4 bytes each, and numbers pivot
 rows by two sums over its threads. *Moves*: those of ``calu_triton``. *U*: ``2 r^2`` bytes.

@@ -139,7 +139,7 @@ struct Tile {
     }
 };
 
-// What a task reads of a matrix, to the L2 cache.
+// Prefetch the part of a matrix that a task reads to the L2 cache.
 __device__ void fetch_task(const Problem& p, const Task& task) {
     if (task.within < p.width / FEW) {
         const float* rows = p.inverse(task.step) + task.within * FEW * p.inverse_row;
@@ -210,7 +210,7 @@ __device__ void multiply_inverse(const Problem& p, const Task& task, float* x, f
     }
 }
 
-// What unknowns contribute to the right-hand sides of a tile.
+// Contribution of unknowns to the right-hand sides of a tile.
 __device__ void multiply_tile(const Problem& p, const Task& task, float* x, float* sums) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
     const Tile tile(p, task);

@@ -42,7 +42,7 @@ def sweep_cuda(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, uppe
 def prepared(
     t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool
 ) -> tuple[list[torch.Tensor | int], torch.Tensor]:
-    """What the kernel takes, and where it leaves the solutions."""
+    """Arguments of the kernel, and the tensor that receives the solutions."""
     (n, k), (blocks, width) = b.shape, inverses.shape[:2]
     if inverses.stride(2) != 1:
         inverses = inverses.contiguous()

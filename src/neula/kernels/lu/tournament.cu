@@ -54,7 +54,7 @@ struct Player {
     int row, rank;
 };
 
-// What a warp bids for a column, in one number, of which the largest wins: the leading bits of its largest element
+// The bid of a warp for a column, as one number, of which the largest wins: the leading bits of its largest element
 // and the thread that has it. Elements that differ by less than 2^-16 count as equal, but zero is less than all
 // others.
 #define BITS 8  // of the number of a thread: TILE is 2^8
@@ -127,7 +127,7 @@ __device__ __forceinline__ void steps(Player& p, Bid& offer, int first, int coun
     }
 }
 
-// What factors keep of a number in a format that lacks some bits of a float: to nearest, ties to even.
+// A float rounded to the format of the factors, which lacks some bits: to nearest, ties to even.
 __device__ __forceinline__ float rounded(float x, int dropped) {
     if (dropped == 0 || !(fabsf(x) <= 3.4028235e38f)) return x;
     const unsigned bits = __float_as_uint(x), odd = bits >> dropped & 1u;
@@ -172,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(TILE) tournament(
         steps<WIDTH - 24>(player, offer, 24, count);
         if (tiles == 1) break;
         __syncthreads();
-        // Tiles of candidates are rounded up to whole ones: what is missing does not play.
+        // Tiles of candidates are rounded up to whole ones: missing rows are no candidates.
         const int group = tile / GROUP, groups = (tiles + GROUP - 1) / GROUP;
         const int members = group + 1 < groups ? GROUP : tiles - group * GROUP;
         if (!first) candidates += tiles * TILE;

@@ -29,7 +29,7 @@ ELSEWHERE = 1 << 30
 
 @dataclass(frozen=True)
 class PanelFactors:
-    """What is known of a panel of m rows and r columns, factorized :data:`WIDTH` columns at a time."""
+    """Factors of a panel of m rows and r columns, factorized :data:`WIDTH` columns at a time."""
 
     # Shape (m,): int32: which pivot row each row has become, -1 where it has become none, and ELSEWHERE where
     # the row is none of the panel's.

@@ -33,7 +33,7 @@ def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) 
 def arguments(
     block: torch.Tensor, found: PanelFactors, start: int
 ) -> tuple[list[torch.Tensor], tuple[int, int, int]]:
-    """What the kernel takes, but for the number of pivots to find."""
+    """Arguments of the kernel, except for the number of pivots."""
     index = start // block.shape[1]
     candidates, arrived = found.room.chunk(2)
     dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))

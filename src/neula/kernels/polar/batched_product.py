@@ -94,9 +94,9 @@ def split(
     dtype : torch.dtype
     parts : int
     scales : Tensor, shape (batch,), optional
-        What the matrices are multiplied by first, in the dtype of x, at least float32.
+        Factors applied to the matrices first, in the dtype of x, at least float32.
     factor : float
-        What all of them are multiplied by after that, where there are scales.
+        Common factor, applied after the scales.
 
     Returns
     -------

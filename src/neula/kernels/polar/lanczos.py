@@ -1,4 +1,4 @@
-"""What Lanczos steps do beside their products: orthogonalize a vector, and find extreme Ritz values."""
+"""Steps of Lanczos between products: orthogonalize a vector, and find extreme Ritz values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST = 16
 """Steps that the kernels have room for."""
 
 NEW = 1e-3
-"""What is left of rounding errors is no new direction: of an image that is shorter by so much."""
+"""Reduction of an image's length below which the remainder is rounding errors, not a new direction."""
 
 
 @trial("The kernels of Lanczos steps", "library calls take their place, many times slower")
@@ -42,7 +42,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     Returns
     -------
     diagonal, beside : Tensor, shape (batch,)
-        What this step adds to the tridiagonal matrix.
+        New elements of the tridiagonal matrix.
 
     Examples
     --------

@@ -15,7 +15,7 @@ from neula.kernels.dispatch import kernel, trial
 from neula.kernels.polar.svd import converged_svd
 
 MAX_ORDER = 128
-"""What the kernel keeps in the shared memory of one multiprocessor."""
+"""Shared memory of the kernel."""
 
 
 @trial("The kernel for small singular value decompositions", "the host computes them")

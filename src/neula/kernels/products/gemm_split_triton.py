@@ -22,7 +22,7 @@ PAD = 16
 """Rows of parts are filled up with zeros to a multiple of this, so that they start where bulk copies can."""
 
 SPLIT = (32, 128)
-"""The tile of a thread block that splits: measured alike from 32 x 128 to 8 x 512."""
+"""The tile of a thread block that splits: equally fast from 32 x 128 to 8 x 512."""
 
 
 class Parts(NamedTuple):
@@ -72,7 +72,7 @@ def split_into(
     scheme: Scheme,
     scales: torch.Tensor | None = None,
 ) -> None:
-    """The same, where there is room for the parts, which may have columns of zeros beyond those of x."""
+    """Split x into given parts, which may have additional columns of zeros."""
     (rows, k), padded = x.shape, parts.shape[2]
     grid = (ceil_div(rows, SPLIT[0]) * ceil_div(padded, SPLIT[1]),)
     _split_kernel[grid](

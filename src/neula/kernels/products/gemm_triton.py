@@ -212,7 +212,7 @@ class _SplitProduct:
 def _filling(product: _SplitProduct) -> GemmConfig:
     """The widest tile of which there are as many as multiprocessors, or more; else the smallest one.
 
-    On an H200 the fastest one for all shapes from 16^3 to 16384^3, but for a few percent.
+    On an H200 the fastest one for all shapes from 16^3 to 16384^3, within a few percent.
     """
     device, candidates = product.a.parts.device, configs(product.scheme)
     fewest = multiprocessors(device) if device.type == "cuda" else 0

@@ -19,7 +19,7 @@ def split(x, LOW: tl.constexpr):
 
 @jit
 def remainder(x, high, SCALE: tl.constexpr):
-    """What ``high`` lacks of x, times SCALE, in the type of ``high``."""
+    """Rounding error of ``high`` as a copy of x, times SCALE, in the type of ``high``."""
     rest = x - high.to(tl.float32)
     if SCALE != 1.0:
         rest = rest * SCALE
@@ -28,7 +28,7 @@ def remainder(x, high, SCALE: tl.constexpr):
 
 @jit
 def product_of_parts(a_high, a_low, b_high, b_low):
-    """``A B`` but for ``A_low B_low``, smallest first, all of it summed on the unit."""
+    """``A B`` without ``A_low B_low``, smallest first, all of it summed on the unit."""
     return tl.dot(a_high, b_high, tl.dot(a_high, b_low, tl.dot(a_low, b_high)))
 
 

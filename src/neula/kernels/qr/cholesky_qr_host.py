@@ -2,7 +2,7 @@
 
 A matrix is read twice and Q written once, and both once more for each pass where one is not enough; all else
 is done while some rows are in the cache, also what random vectors see of the factors. The definition in torch
-is :func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, but for shifts for dependent columns.
+is :func:`neula.algorithms.orthogonal.cholesky_qr.cholesky_qr2`, except for shifts for dependent columns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cholesky_qr(
     g : array, shape (n, 4)
         Random vectors, float64, for residual and orthogonality.
     enough : float, optional
-        What ``||I - Q^T Q||_F / sqrt(n)`` may be after one pass, by an estimate.
+        Largest estimate of ``||I - Q^T Q||_F / sqrt(n)`` after one pass.
 
     Returns
     -------

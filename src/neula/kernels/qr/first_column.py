@@ -82,7 +82,7 @@ def with_first_column(
     Parameters
     ----------
     r : Tensor, shape (batch, n, n)
-        float64, contiguous. What is below the diagonal is not read.
+        float64, contiguous. Elements below the diagonal are not read.
     multiples, vanished : Tensor
     dtype : torch.dtype
         Of the result.

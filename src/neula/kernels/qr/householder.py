@@ -7,9 +7,9 @@ Loan, "A Storage-Efficient WY Representation for Products of Householder Transfo
 Comput. 10, 1989). The kernel takes blocks of columns from left to right, each reflected by all blocks before
 it (left-looking), so that a block is read and written once.
 
-What multiplies a matrix by a matrix is the chosen product. The reflections inside a block of 16 columns
-multiply by one vector at a time, which matrix units do not speed up; they are float32 throughout, unless a
-product for them is given, as in the slides.
+Matrix products use the chosen function. The reflections inside a block of 16 columns multiply by one vector
+at a time, which matrix units do not speed up; they are float32 throughout, unless a product for them is
+given, as in the slides.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MAX_HEIGHT = 512
 orthogonal to 0.9e-6 instead of 1.9e-6."""
 
 PRODUCTS = ("tf32", "tf32_cor", "fp16", "fp16_cor")
-"""What the kernels multiply float32 matrices with."""
+"""Products of float32 matrices in the kernels."""
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A batch of small products, (batch, m, k) times (batch, k, n)."""
@@ -85,7 +85,7 @@ def factor_tiles(
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
         Of a block by a block; the named ones are for float32.
     reflections : callable, optional
-        What multiplies a block by a vector, if ``product`` is callable; float32 by default.
+        Product of a block and a vector, if ``product`` is callable; float32 by default.
 
     Returns
     -------

@@ -1,8 +1,7 @@
 """The kernels of :mod:`neula.kernels.qr.panel_gram`.
 
 Of m x 256 numbers ``2^17 m`` flops or less, ``512 m`` bytes: products of numbers in half precision are exact,
-and sums on the unit are short. What blocks of rows contribute is added in an order that does not depend on
-what finishes first.
+and sums on the unit are short. Contributions of blocks of rows are added in a fixed order.
 """
 
 # mypy: allow-untyped-defs
@@ -72,7 +71,7 @@ def _gram_kernel(
     a, parts, m, n, chunk, a_column,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """What some rows contribute to the products of the first block with itself or the second, or of that."""
+    """Partial Gram matrices over some rows: of the first block of columns, or of the first and the second."""
     # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
     m, a_column, chunk = m // VECTOR * VECTOR, a_column // VECTOR * VECTOR, chunk // ROWS * ROWS
     first = tl.program_id(0).to(tl.int64) * chunk

@@ -1,4 +1,4 @@
-"""What a matrix has in the range of a few orthonormal columns, taken out of it in float32 accuracy."""
+"""Orthogonalize a matrix against a few orthonormal columns, in float32 accuracy."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 ``6 m k n`` flops in fp16 each, and ``4 m (k + n)`` bytes for the first, ``4 m (k + 2 n)`` for the second: at
 128 columns 96 and 64 flops a byte, of which an H200 can do 160. Elements are split where they are used, so
 that nothing is written but the results. Scales are fixed: columns of Q have norm 1, and those of A were
-scaled to elements of about 1. What becomes infinite by them shows in the certificate.
+scaled to elements of about 1. Overflow shows in the certificate.
 
 Sums on the unit are short, and are added outside of it (``gemm``). ``Q^T A`` is the sum of
 what blocks of rows contribute, added in an order that does not depend on what finishes first.
@@ -61,7 +61,7 @@ def _coefficients(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
     Q_SCALE: tl.constexpr, A_SCALE: tl.constexpr,
 ):  # fmt: skip
-    """What some rows contribute to a block of ``Q^T A``."""
+    """Partial sums of a block of ``Q^T A`` over some rows."""
     # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
     m, q_column, a_column = m // VECTOR * VECTOR, q_column // VECTOR * VECTOR, a_column // VECTOR * VECTOR
     chunk = chunk // ROWS * ROWS

@@ -47,7 +47,7 @@ class Reflectors:
 
     @classmethod
     def in_blocks(cls, h: torch.Tensor, tau: torch.Tensor) -> Reflectors:
-        """The same for products, in which a GPU applies them."""
+        """The reflectors as blocks for matrix products, the form in which a GPU applies them."""
         batch, k = tau.shape
         y = h.tril(-1)
         y.diagonal(dim1=1, dim2=2).fill_(1.0)

@@ -122,7 +122,7 @@ def _gram_kernel(
     ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, DIAGONAL: tl.constexpr,
     TOP: tl.constexpr, VECTOR: tl.constexpr, BY_COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """What the rows of this program add to a block of ``H^T (H + 2 L)``."""
+    """Partial sums of a block of ``H^T (H + 2 L)`` over the rows of this program."""
     # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
     if BY_COLUMNS:
         m, stride_column, stride_row = m // VECTOR * VECTOR, stride_column // VECTOR * VECTOR, 1

@@ -30,7 +30,7 @@ class BoundedLimits(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """What is known of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``."""
+    """Measures of a solution, for columns of norm 1: of ``B = A D^-1`` and ``D x``."""
 
     sets: float  # of free variables that were tried
     width: float  # variables that are free

@@ -1,4 +1,4 @@
-"""What a step of refinement does with vectors and numbers, each of them one launch.
+"""Vector operations of a refinement step, one launch each.
 
 Plain torch takes a launch for each operation; where matrices are small, those on a few numbers are most of
 what a GPU has to do.
@@ -95,7 +95,7 @@ def progress(
     stagnation: float,
     least: float,
 ) -> Two:
-    """What is left of the error of each column after a step, and whether another one is worth its while.
+    """Remaining error of each column after a step, and whether another step is worthwhile.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def progress(
     left, before : Tensor, shape (batch, k)
         Bounds on the error after the step and before it.
     floor : Tensor, shape (batch, k), or float
-        What no step makes smaller.
+        Error that no step reduces.
     size : Tensor, shape (batch, k)
         Of the solution.
     tolerance : float

@@ -29,7 +29,7 @@ enum Place {
     OTHER = ROWS + 2 * PITCH,
 };
 
-// What decides when to stop and what to believe, in this order (Limits and Square in seminormal.py).
+// Limits of the refinement and of its evidence, in this order (Limits and Square in seminormal.py).
 struct Limits {
     double tolerance, max_steps, max_rate, rounding, noise, floor, stagnation, computed, moderate, near, alike;
 };
@@ -173,7 +173,7 @@ __device__ void gram(Matrix& matrix) {
     __syncthreads();
 }
 
-// What is known of B, A with its columns divided by their norms, and of the factor: ||B||_2 from below and from above,
+// Norms of B, which is A with columns of norm 1, and of the factor: ||B||_2 from below and from above,
 // by its norms of Frobenius and Schatten; ||B^+||_2 from above; and ||I - W^T W||_F for W = A R^-1, from above: that
 // with the computed Gram matrix, and what the rounding errors of its inner products, and of this one, are at most.
 struct Worth {

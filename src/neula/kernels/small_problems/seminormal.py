@@ -1,10 +1,10 @@
 """Small least-squares problems in one launch, from the matrix to the evidence.
 
-What plain torch computes step by step (:mod:`neula.problems.least_squares.together` with R of a Gram matrix)
-is hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it
-keeps the Gram matrix, and then the inverse of its Cholesky factor, where it computes, and A near it. There
-are two kernels, in Triton and, for more than 32 columns, in CUDA C++. Where they do not run, nothing takes
-their place but those steps.
+In plain torch, the same steps (:mod:`neula.problems.least_squares.together` with R of a Gram matrix) is
+hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it keeps
+the Gram matrix, and then the inverse of its Cholesky factor, where it computes, and A near it. There are two
+kernels, in Triton and, for more than 32 columns, in CUDA C++. Where they do not run, nothing takes their
+place but those steps.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class RefinementLimits:
-    """What decides when to stop, and which updates show an error."""
+    """Limits that stop refinement, and those within which updates show the error."""
 
     tolerance: float  # forward error at which refinement ends
     max_steps: int  # updates at most
@@ -60,7 +60,7 @@ class RefinementLimits:
 
 @dataclass(frozen=True)
 class SquareSystemLimits:
-    """What is different for linear systems: backward errors are in the infinity norm, of A as it is."""
+    """Limits that differ for linear systems: backward errors are in the infinity norm, of A as given."""
 
     # The largest elements of rows and columns are at least its reciprocal, and at most half of it;.
     near: float
@@ -110,7 +110,7 @@ def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """The same by launches, which a graph can hold, and no copy from the host."""
+    """A tensor of numbers, filled by launches that a graph can capture, without a copy from the host."""
     room = torch.empty(len(numbers), dtype=torch.float64, device=device)
     for place, number in zip(room, numbers, strict=True):
         place.fill_(number)

@@ -1,7 +1,7 @@
 """Least-squares problems by the corrected seminormal equations: a program for one or a few, in one launch.
 
-What is kept in registers is of the size of the Gram matrix; rows of A pass through them in blocks, a dozen
-times, and come from a cache. The sums of residuals and gradients carry their rounding errors along
+Registers hold matrices of the size of the Gram matrix; blocks of rows of A pass through them a dozen times,
+from a cache. The sums of residuals and gradients carry their rounding errors along
 (:mod:`neula.kernels.doubled.doubled_triton`).
 """
 
@@ -212,7 +212,7 @@ def _inverse(gram, n, COLUMNS: tl.constexpr):
 
 @jit
 def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
-    """What is known of B, A with its columns divided by their norms, and of the factor.
+    """Norms and condition of B, which is A with columns of norm 1, and the quality of its factor.
 
     ``||B||_2`` from below and from above, by its norms of Frobenius and Schatten; ``||B^+||_2`` from above;
     and ``||I - W^T W||_F`` for ``W = A R^-1``, from above: that with the computed Gram matrix, and what the

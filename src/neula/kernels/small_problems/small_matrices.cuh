@@ -1,4 +1,4 @@
-// What kernels of matrices of up to 64 columns have in common: one thread block for each matrix, 16 x 16 threads of which
+// Code shared by kernels of matrices of up to 64 columns: one thread block for each matrix, 16 x 16 threads of which
 // each has elements 16 apart in both directions, in double precision, in shared memory.
 
 #define COLUMNS 64
@@ -10,7 +10,7 @@
 
 extern __shared__ double memory[];
 
-// Where in shared memory is what, in double precision.
+// Layout of shared memory, in double precision.
 enum Common {
     INVERSE = 0,  // R^-T
     PIVOTS = INVERSE + COLUMNS * PITCH,
@@ -59,14 +59,14 @@ __device__ __noinline__ double over_threads(double x, bool largest) {
     return x;
 }
 
-// A product of matrices: what becomes of it.
+// Destination of a matrix product.
 enum Wanted {
     STORED,      // from some place on, its rows PITCH apart or less
     SIZE_OF_IT,  // ||D P D||_F of a symmetric one, D being at some place
     ERROR,       // ||I - P||_F of a symmetric one
 };
 
-// A matrix in shared memory: where it is, and what lies between two rows and two columns.
+// A matrix in shared memory: its address and strides.
 struct View {
     int at, row, column;
 };

@@ -27,7 +27,7 @@ def fits(a: torch.Tensor) -> bool:
 
 
 def macros_of(dtype: torch.dtype) -> str:
-    """What comes before the source, for matrices of a dtype."""
+    """Macros before the source, for matrices of a dtype."""
     return f"#define REAL {'double' if dtype == torch.float64 else 'float'}\n"
 
 

@@ -1,4 +1,4 @@
-"""What is known of the solution of a linear system, from vectors: each function one launch.
+"""Measures of the solution of a linear system, from vectors; each function is one launch.
 
 Plain torch takes a launch for each norm and for each operation on a few numbers, in all some two hundred for
 a system that is refined twice; for a single one of order 500 that is most of what a GPU has to do.
@@ -21,7 +21,7 @@ FEW = 16
 
 @dataclass(frozen=True)
 class Trust:
-    """What a solver makes of residuals: by how much its updates may be wrong."""
+    """Bounds on the errors of a solver's updates."""
 
     sizes: torch.Tensor  # shape (batch, n, 1): the diagonal of D
     wrong: torch.Tensor  # shape (batch, 1): ||D e|| / ||d|| for the error e of an update d, at most
@@ -36,12 +36,12 @@ class Trust:
         return self.sizes, self.wrong, self.inverse_norm, self.norm, self.length
 
     def floor(self, high: torch.Tensor) -> torch.Tensor:
-        """What of the error no update makes smaller, shape (batch, k)."""
+        """The error that no update reduces, shape (batch, k)."""
         image = self.norm * torch.linalg.vector_norm(high, dim=1) + self.length
         return self.noise * self.inverse_norm * image
 
     def left(self, update: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-        """What is left of it after an update, shape (batch, k)."""
+        """Remaining error after an update, shape (batch, k)."""
         return self.wrong * torch.linalg.vector_norm(update, dim=1) + floor
 
 
@@ -57,7 +57,7 @@ class Stepped(NamedTuple):
 
 
 class MeasuredSystems(NamedTuple):
-    """What is known of solutions."""
+    """Measures of solutions of linear systems."""
 
     forward_error: torch.Tensor  # shape (batch, k)
     # Shape (9, batch): of the worst column the six numbers of the verdict (neula.certificates.verdict), the
@@ -105,7 +105,7 @@ def turned(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Margins:
-    """What makes bounds of estimates."""
+    """Safety factors that turn estimates into bounds."""
 
     estimated: float  # by how much an estimated norm may be too small
     # Relative error of a solve with factors for each unit of the condition number to some power.
@@ -186,7 +186,7 @@ def stepped(
 
 @dataclass(frozen=True)
 class EvidenceMargins:
-    """What updates and estimates are taken to show."""
+    """Safety factors of updates and estimates as evidence."""
 
     max_rate: float  # rate of convergence up to which updates show the error
     computed: float  # for the rounding errors of a bound

@@ -1,8 +1,8 @@
 """Blocks of rows of several small matrices, and what is reduced of them.
 
 Arrays have three dimensions: the first counts matrices, the second columns of A or unknowns, the third rows
-of A. What is loaded lies in threads by the first dimension, then by the second: neighbours in a row of A are
-read together.
+of A. Loaded elements are distributed over threads by the first dimension, then by the second: neighbours in a
+row of A are read together.
 """
 
 # mypy: allow-untyped-defs

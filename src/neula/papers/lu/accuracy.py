@@ -47,7 +47,7 @@ SAME = about(1.0, 3.0)
 AN_ORDER, TWO_ORDERS = about(10.0, HALF_AN_ORDER), about(100.0, HALF_AN_ORDER)
 """How many times as large an error is that is about one or two orders of magnitude larger."""
 TIE = 1.01
-"""Errors that both come from the panels are equal but for the last digits."""
+"""Errors that both come from the panels are equal up to the last digits."""
 ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
 
 

@@ -48,7 +48,7 @@ PAPERS = Widths(PANEL, INNER_PANEL)
 
 
 def units(setting: Setting) -> dict[str, Engine]:
-    """What rounds: tensor cores and their emulation, or the latter alone where there are none."""
+    """Engines whose rounding is compared: tensor cores and their emulation, or only the latter."""
     if type(setting.numerics) is EmulatedEngine:
         return {EMULATED: setting.numerics}
     return {UNIT: setting.numerics, EMULATED: setting.emulated}
@@ -97,7 +97,7 @@ def solution_error(a: torch.Tensor, factors: LUFactors | None, x: torch.Tensor |
 
 
 def solution_bound(name: str, n: int, low: Format = FP16) -> float:
-    """What the theorems allow for formula 2.2, with the paper's panels and what its unit cuts off.
+    """Bound on formula 2.2 by the theorems, with the paper's panels and the truncation of its unit.
 
     To f in ``u |A| + f ((1 + u) |A| + |L| |U|)``, where the first term is the rounding of A to the low
     format, comes substitution in float32: ``gamma_n`` for each factor (Higham, "Accuracy and Stability of

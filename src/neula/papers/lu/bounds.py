@@ -57,7 +57,7 @@ class CountingEngine(EmulatedEngine):
 
     def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         self.loaded += (a.numel() + b.numel() + c.numel()) * self.format.dtype.itemsize
-        # What the numbers are is no matter here: rounded once.
+        # The numbers do not matter here: rounded once.
         return self.round(c - EmulatedEngine.gemm(self, a, b), c)
 
 
@@ -68,7 +68,7 @@ def panel_of(n: int) -> int:
 
 # item: L (4.4) and (4.5)
 def counted_bytes(a: torch.Tensor, name: str) -> int:
-    """What the products of Algorithm 3.1 or 4.1 load, with panels of :func:`panel_of` columns."""
+    """Bytes loaded by the products of Algorithm 3.1 or 4.1, with panels of :func:`panel_of` columns."""
     engine = CountingEngine(a.device, FP16, "ideal")
     storage = FP32 if name == lu.SINGLE else FP16
     lu_factorize(a, engine, variant=lu.variant_of(name), panel=panel_of(len(a)), storage=storage)

@@ -1,4 +1,4 @@
-"""What the paper leaves open: how many iterations of refinement the factors of each algorithm take."""
+"""An open question of the paper: how many refinement steps the factors of each algorithm need."""
 
 from __future__ import annotations
 

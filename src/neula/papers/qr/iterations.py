@@ -372,7 +372,7 @@ MEANT = PrintedCGLS("as meant", True, True, True)
 
 
 def measure_errata(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
-    """Gradients after every step of the three versions, on one matrix with the same R."""
+    """Gradients after every step of the three versions, for one matrix and one R."""
     m, n = shape or setting.shape(small=(512, 128), paper=(8192, 2048), bytes_an_entry=64)
     a = setting.random("normal", m, n, seed=3)
     b, scales = right_hand_side(a), power_of_two_scales(setting.numerics.column_max(a))

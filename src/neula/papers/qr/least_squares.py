@@ -166,7 +166,9 @@ class _SolverComparison:
     def accurate(self) -> bool:
         """Whether there is a solution at the level of DGEQRF's, or of rounding errors."""
         optimality = self.refined["optimality"]
-        return optimality is not None and bool(optimality <= max(SAME_LEVEL * self.double["optimality"], ROUNDING))
+        return optimality is not None and bool(
+            optimality <= max(SAME_LEVEL * self.double["optimality"], ROUNDING)
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -279,7 +281,7 @@ def measure_refinement(setting: Setting) -> Iterator[Row]:
 
 
 def with_low_factors(a: torch.Tensor, b: torch.Tensor, engine: Engine, **options: Any) -> Row:
-    """What ``neula.lstsq`` finds with R in the engine's format, and its method; no ``x`` if R is none."""
+    """Solve by ``neula.lstsq`` with R in the engine's format; the row has no ``x`` if R breaks down."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AccuracyWarning)  # the data say it
         try:

@@ -258,7 +258,7 @@ RGSQRF_DEFAULT = "RGSQRF, default panel"
 
 @dataclass(frozen=True)
 class _Study:
-    """What Figures 1 and 2 share: one matrix, factorized with many block sizes."""
+    """The setting of Figures 1 and 2: one matrix, factorized with many block sizes."""
 
     setting: Setting
     a: torch.Tensor

@@ -71,9 +71,9 @@ class Remainder:
     def below(self, exponent: int, shift: int) -> float:
         """Probability that a remainder but zero, times ``2^shift``, is rounded to less than ``2^exponent``.
 
-        Just below, and down to the smallest normal number, numbers of fp16 are ``2^SMALLEST`` apart.
-        What is half of that or less away from ``2^exponent`` is rounded to it, since it is even; only the
-        smallest number itself is odd, and its tie goes to zero.
+        Just below, and down to the smallest normal number, numbers of fp16 are ``2^SMALLEST`` apart. Numbers
+        at most half of that away from ``2^exponent`` are rounded to it, since it is even; only the smallest
+        number itself is odd, and its tie goes to zero.
         """
         unit = self.exponent - (FP32.significand - 1) + shift
         tie = 2.0 ** (exponent - unit) - 2.0 ** (SMALLEST - 1 - unit)
@@ -168,7 +168,7 @@ def _deviation(row: Row, quantity: str) -> float:
 
 @claim("(neula) 2^11 leaves fewer subnormal than 2^10")
 def _one_more_bit(rows: Measurements) -> ClaimCheck:
-    """What neula scales by, against what the paper does."""
+    """Compares the scale of neula with that of the paper."""
     ours = max(rows.column("shift"))
     losses = [
         [row[SUBNORMAL] for row in rows.where(shift=shift) if SMALLEST_NORMAL <= row["exponent"] < 0]

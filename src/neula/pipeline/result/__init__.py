@@ -1,4 +1,4 @@
-"""What the solvers return: the answer, and the evidence that it is one."""
+"""Results of the public functions: an answer, and the evidence for it."""
 
 from neula.pipeline.result.attempts import (
     AccuracyError,

@@ -1,4 +1,4 @@
-"""What was tried, and what is said where the accuracy was not reached."""
+"""Records of attempts, and warnings if none of them reached the accuracy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMED = 5
 
 @dataclass(frozen=True)
 class Attempt(Deferring):
-    """One link of the chain: what was tried, and what its certificate said.
+    """One attempt of the chain: its method, and whether its measured errors were accepted.
 
     Attributes
     ----------
     method : str
         The algorithm and its arithmetic, e.g. ``"rgsqrf fp16 + cgls"``.
     accepted : bool
-        Whether the measured certificate met the accuracy asked for.
+        Whether the measured errors meet the requested accuracy.
     reason : str
         The measured numbers, in words.
     """
@@ -45,22 +45,22 @@ def logged(attempt: Attempt) -> Attempt:
 
 
 class AccuracyWarning(UserWarning):
-    """The result is the best that was found, but it is not certified to the accuracy asked for."""
+    """The result is the best of all attempts, but not certified to the requested accuracy."""
 
 
 class IllConditionedWarning(AccuracyWarning):
-    """The problem is so ill-conditioned, or singular, that no digit of the solution is sure."""
+    """The problem is singular, or so ill-conditioned that no digit of the solution is guaranteed."""
 
 
 class AccuracyError(ArithmeticError):
-    """The accuracy was not reached, and ``strict=True`` asked for an exception instead of a warning.
+    """Raised with ``strict=True`` if the accuracy was not reached.
 
     Attributes
     ----------
     result : QRResult, LstsqResult or SolveResult
-        The best that was found, as it would have been returned with a warning.
+        The best result, as returned without ``strict``.
     indices : tuple of tuple of int
-        Which matrices of the batch missed; of a single matrix the empty index.
+        Indices of the rejected matrices of a batch; the empty index for a single matrix.
     """
 
     def __init__(self, message: str, result: Any, indices: Sequence[Sequence[int]]) -> None:
@@ -89,7 +89,7 @@ def report_missed(
 ) -> None:
     """Warn the caller of a public function, or raise, and name the matrices of a batch.
 
-    ``unsure`` says that no digit of one of the solutions is sure, ``name`` what the batch is called.
+    ``unsure`` says that one of the solutions has no guaranteed digit, ``name`` names the batch.
 
     Raises
     ------

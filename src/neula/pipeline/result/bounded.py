@@ -18,8 +18,7 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
     bound.
 
     The backward error is that of the conditions of Karush, Kuhn and Tucker: x is within its bounds, and exact
-    for A and b changed by so much. What single numbers say of the worst problem, arrays say of each
-    right-hand side.
+    for A and b changed by so much. Scalars describe the worst problem, arrays each right-hand side.
 
     Attributes
     ----------
@@ -45,14 +44,13 @@ class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
         return of_all if of_all.ndim or self.is_variable else float(of_all)
 
     def _rows(self) -> shown.Rows:
-        """What matters: the answer, how it came about, and how good it is."""
         at_bounds = int((self.active_mask != 0).sum())
         return self._rows_with("", {"at bounds": f"{at_bounds} of {shown.count(self.x)} unknowns"})
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NNLSResult(BoundedResult[ArrayT], Unpacked, Generic[ArrayT]):
-    """``x, rnorm = result`` as with ``scipy.optimize.nnls``; the rest is its evidence."""
+    """Nonnegative solution and its errors: ``x, rnorm = result``, as from ``scipy.optimize.nnls``."""
 
     @property
     def rnorm(self) -> Any:
@@ -65,7 +63,7 @@ class NNLSResult(BoundedResult[ArrayT], Unpacked, Generic[ArrayT]):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LsqLinearResult(BoundedResult[ArrayT], Generic[ArrayT]):
-    """The fields of ``scipy.optimize.lsq_linear``, as attributes and by ``result["x"]``, and the evidence.
+    """Solution within bounds: SciPy's fields, as attributes and as ``result["x"]``, with the measured errors.
 
     Attributes
     ----------
@@ -95,7 +93,7 @@ class LsqLinearResult(BoundedResult[ArrayT], Generic[ArrayT]):
 
     @property
     def success(self) -> bool:
-        """Whether the conditions hold; ``converged`` says whether a digit of x is sure, too."""
+        """Whether the conditions hold; ``converged`` also requires a guaranteed digit of x."""
         return self.status > 0
 
     def __getitem__(self, name: str) -> Any:

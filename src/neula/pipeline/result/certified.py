@@ -14,16 +14,16 @@ from neula.pipeline.result.deferred import Deferrable
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CertifiedResult(shown.Shown):
-    """A result that was accepted, or not, by what was measured of it.
+    """A result with its measured errors, by which it was accepted or rejected.
 
     Attributes
     ----------
     attempts : tuple of Attempt
-        The chain that led here; the last one is the accepted one, if any was accepted.
+        Attempts of the chain, in order; the last one is accepted if any is.
     engine : str
         The engine that multiplied.
     accuracy : str
-        The accuracy that was asked for.
+        The requested accuracy.
     seconds : float
         Time of the call.
     """
@@ -34,7 +34,7 @@ class CertifiedResult(shown.Shown):
     seconds: float = math.nan
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
+        """First line of the printed result."""
         return shown.verdict(self.accuracy, converged=self.converged)  # type: ignore[attr-defined]
 
 

@@ -14,9 +14,9 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CholeskyResult(CertifiedResult, Generic[ArrayT]):
-    """``A = L L^T``, or ``U^T U``, of a matrix or of a batch of them: a :class:`CertifiedResult`.
+    """Cholesky factor of a matrix, or of a batch: a :class:`CertifiedResult` with ``L`` and ``U = L^T``.
 
-    Of a batch the single numbers are those of the worst matrix; the arrays have one for each.
+    For a batch, scalars describe the worst matrix, and arrays have one entry a matrix.
 
     Attributes
     ----------
@@ -26,12 +26,12 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
     upper : bool
         Which of the two it is.
     converged : bool
-        Whether the factorization is certified to the accuracy asked for.
+        Whether the factorization is certified to the requested accuracy.
     residual : float
         Estimate of ``||A - L L^T||_F / ||A||_F`` from a few random vectors, in higher precision than that of
-        the accuracy, rows and columns of A being scaled alike to a diagonal near one.
+        the accuracy, for A scaled symmetrically to a diagonal near one.
     bound : float
-        What ``residual`` was asked to be.
+        Largest accepted ``residual``.
     residuals : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
     """
@@ -58,11 +58,9 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
         return self.factor if self.upper else _transposed(self.factor)
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         return super()._headline() + shown.members(self.accepted)
 
     def _rows(self) -> shown.Rows:
-        """What matters: the factor, how it came about, and how good it is."""
         return {
             "U" if self.upper else "L": shown.array(self.factor),
             "method": shown.attempted(self.attempts),

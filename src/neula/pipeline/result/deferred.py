@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Later:
-    """What a deferrable field is given in place of a value.
+    """A function that computes a deferred field when it is first read.
 
     Attributes
     ----------
@@ -24,12 +24,12 @@ class Deferring:
     """A dataclass with such fields."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles have all values, also those that nobody has read."""
+        """Copies and pickles have all values, including those not read before."""
         return {name: getattr(self, name) for name in vars(self)}
 
 
 class Deferrable:
-    """A field of a dataclass whose value may be a :class:`Later`, which nobody gets to see.
+    """A field of a dataclass whose value may be a :class:`Later`, which is never visible.
 
     Parameters
     ----------

@@ -14,12 +14,12 @@ from neula.pipeline.result.statistics import Statistics
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
-    """Solution of a least-squares problem, or of a batch of them: a :class:`SolutionResult`, and the rank.
+    """Solution of a least-squares problem, or of a batch: a :class:`SolutionResult` with the numerical rank.
 
-    What is known of x below full rank is known of the solution of the problem of this rank. Problems of a
-    batch that hold NaN or Inf have a solution of NaN. The backward error is an upper bound (with a
-    low-precision R one of its terms is an estimate); the history has the one at every restart, and is empty
-    if all problems were solved together.
+    Below full rank, measured errors refer to the problem of the numerical rank. Problems of a batch that hold
+    NaN or Inf have a solution of NaN. The backward error is an upper bound (with a low-precision R one of its
+    terms is an estimate); ``history`` has it at every restart, and is empty if all problems were solved
+    together.
 
     Attributes
     ----------
@@ -32,15 +32,15 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
         Numerical rank of ``A``, with damping of the stacked matrix; where it is below the largest possible
         one, the minimum-norm solution was computed. Of a batch the smallest of those that were solved.
     full_rank : int
-        The largest possible one; 0 where nobody has counted.
+        Largest possible rank; 0 if it was not determined.
     factorization : str
-        What the accepted attempt did, e.g. ``"rgsqrf fp16 + cgls"``.
+        Method of the accepted attempt, e.g. ``"rgsqrf fp16 + cgls"``.
     constraint_error : float
         With constraints the largest ``|C x - d|`` of a row relative to ``|C| |x| + |d|``, with absolute
         values of all elements; of the worst right-hand side.
     constraint_rank : int or None
-        With constraints the numerical rank of C that was used: of dependent constraints as many as are
-        independent count. Where C as it is stored has a larger one, there is a warning. None without.
+        With constraints, the numerical rank of C; there is a warning if C as stored has a larger one.
+        Otherwise None.
     ranks : array of int64, shape (*batch,)
         0 where a problem holds NaN or Inf.
     passes : int
@@ -70,7 +70,6 @@ class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
         return f", {smallest}rank {self.rank} of {self.full_rank}: minimum-norm solution"
 
     def _rows(self) -> shown.Rows:
-        """What matters: the answer, how it came about, and how good it is."""
         norms = self.residual_norm if isinstance(self.residual_norm, list) else [self.residual_norm]
         more = {"rank": f"{self.rank}", "residual norm": shown.numbers(norms)}
         if self.constraint_rank is not None:

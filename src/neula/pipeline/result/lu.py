@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class KeptSolvers:
-    """Data that solves with the same factors share.
+    """Data shared by solves with these factors.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class KeptSolvers:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LUFactors(shown.Shown, Generic[ArrayT]):
-    """``A[permutation] = L U``: the factors as they were computed, and how; of a matrix, or of a batch.
+    """LU factors ``A[permutation] = L U`` of a matrix or a batch, and how they were computed.
 
     Attributes
     ----------
@@ -161,11 +161,9 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         return numbers.tolist() if self.members is None else self.give_back(numbers, numbers.dtype)
 
     def _headline(self) -> str:
-        """What they are the factors of."""
         return f"LU factors of {self.shape} {str(self.dtype).rpartition('.')[2]}"
 
     def _rows(self) -> shown.Rows:
-        """What matters: how they were made, and what they are good for."""
         inner = self.inner_panel if isinstance(self.inner_panel, tuple) else (self.inner_panel,)
         widths = " and ".join(str(width) for width in (self.panel, *inner) if width is not None)
         return {

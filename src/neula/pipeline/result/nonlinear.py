@@ -20,7 +20,7 @@ ROWS = 1 << 16
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
-    """Minimum of a sum of squares, or of a batch of them, with SciPy's fields and the measured evidence.
+    """Minimum of a sum of squares, or of a batch: SciPy's fields, with the measured errors.
 
     Of a batch ``status``, ``nit``, ``refused``, ``rank`` and all floats are arrays of shape (*batch,), and
     ``converged``, ``success`` and ``message`` are those of all problems together.
@@ -28,7 +28,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
     Attributes
     ----------
     x : array, shape (*batch, n)
-        Where the cost is smallest, in the library and on the device of ``x0``.
+        The minimum, in the library and on the device of ``x0``.
     cost : float
         Half the sum of squares, or of losses.
     fun : array, shape (*batch, m), or None
@@ -38,7 +38,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
     grad : array, shape (*batch, n)
         Gradient of the cost.
     optimality : float
-        Its largest element, without those that a bound stops.
+        Largest element of the gradient, without those of variables at a bound that it points out of.
     active_mask : array of int64, shape (*batch, n)
         -1 where x is at its lower bound, 1 at its upper one, else 0.
     nfev, njev : int
@@ -52,26 +52,27 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         Whether ``status`` is positive, as in SciPy.
     converged : bool
         Whether x is certified to be a stationary point with a Jacobian of full rank: ``stationarity`` is at
-        most ``tolerance``, and a digit of x is sure. Variables that a bound stops do not count.
+        most ``tolerance``, and at least one digit of x is guaranteed. Variables that a bound stops do not
+        count.
     stationarity : float
         Relative change of the data for which x is exactly stationary.
     tolerance : float
-        What it was asked to be.
+        Largest accepted ``stationarity``.
     rank : int
-        Of the Jacobian with normalized columns, as far as errors of differences let it be known; columns that
-        have lost their influence count as zero.
+        Numerical rank of the Jacobian with normalized columns, given the errors of differences; columns that
+        lost their influence count as zero.
     determined : bool
         Whether the Jacobian is of full rank also with the variables that a bound stops: whether there are
         standard errors.
     condition : float
-        Condition number of the same as the rank.
+        Condition number of the Jacobian with normalized columns.
     forward_error : float
         Estimate of ``||D (x - x*)|| / ||D x*||``, x* being the minimum nearby and D the norms of the columns:
         the Gauss-Newton step at x, how fast those before it shrank, rounding errors, and measured errors of
         the residuals and of the Jacobian. Where x is zero it is 1, but 0 if residuals vanish or bounds stop
         all variables.
     digits : float
-        The negative logarithm of that, at most as many as the dtype of x holds; of a batch the fewest.
+        ``-log10(forward_error)``, at most as many as the dtype of x holds; for a batch the fewest.
     nit : int
         Steps that were tried.
     refused : int
@@ -232,13 +233,10 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         return found
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         verdict = "certified" if self.converged else "NOT certified"
         return f"{verdict} to be stationary{shown.members(self.accepted)}, {shown.correct(self.digits)}"
 
     def _rows(self) -> shown.Rows:
-        """What matters: the answer, how it came about, and how good it is."""
-
         def worst(value: Any) -> str:
             return f"{float(np.max(np.asarray(value), initial=0.0)):.1e}"
 
@@ -255,9 +253,9 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CurveFitResult(shown.Shown, Generic[ArrayT]):
-    """``popt, pcov = result`` as with ``scipy.optimize.curve_fit``, and the evidence.
+    """Fitted parameters and their errors: ``popt, pcov = result``, as from ``scipy.optimize.curve_fit``.
 
-    With ``full_output`` it is ``popt, pcov, infodict, mesg, ier``.
+    With ``full_output`` it unpacks into ``popt, pcov, infodict, mesg, ier``.
 
     Attributes
     ----------
@@ -266,7 +264,7 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
     pcov : array, shape (*batch, n, n)
         Their covariance matrix; Inf where it cannot be estimated.
     result : LeastSquaresResult
-        Of the fit, with residuals divided by their standard deviations.
+        Result of the fit, with residuals divided by their standard deviations.
     absolute_sigma : bool
     full_output : bool
     predict : callable or None
@@ -321,7 +319,7 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
         Parameters
         ----------
         xdata : object
-            What the model takes.
+            Argument of the model.
         level : float, optional
             The probability.
 
@@ -345,11 +343,9 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
         return give(y), give(quantile(level, dof) * spread)
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         return self.result._headline()
 
     def _rows(self) -> shown.Rows:
-        """What matters: the parameters, their errors, and how good they are."""
         rest = [row for row in self.result._rows() if row[0] != "x"]
         return [
             ("popt", shown.array(self.popt)),

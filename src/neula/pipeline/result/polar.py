@@ -13,21 +13,21 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
-    """``U, H = result``: a polar decomposition of a matrix or of a batch of them, with the measured evidence.
+    """Polar factors of a matrix, or of a batch, with their measured errors: ``U, H = result``.
 
-    A :class:`CertifiedResult`. Of a batch the single numbers are those of the worst matrix; the arrays have
-    one for each.
+    A :class:`CertifiedResult`. For a batch, scalars describe the worst matrix, and arrays have one entry a
+    matrix.
 
     Attributes
     ----------
     U : array, shape (..., m, n)
         The orthogonal factor, in the library, on the device and in the dtype of the input: orthonormal
-        columns, or rows if there are fewer, but for what counts as zero.
+        columns, or rows if there are fewer, except for directions that count as zero.
     H : array, shape (..., n, n) or (..., m, m), or None
         The symmetric positive semidefinite factor, where a side was named: ``A = U H`` or ``A = H U``.
     side : {"right", "left"} or None
     converged : bool
-        Whether the decomposition is certified to the accuracy asked for.
+        Whether the decomposition is certified to the requested accuracy.
     rank : int
         The smallest of ``ranks``.
     residual : float
@@ -36,7 +36,7 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         Estimate of the largest distance of a singular value of U from 1, from a few Lanczos steps; from 0 or
         1 where the rank is not full.
     residual_bound, orthogonality_bound : float
-        What they were asked to be.
+        Largest accepted values.
     ranks : array of int64, shape (*batch,)
         How many singular values of U are 1.
     residuals, orthogonalities : array of float64, shape (*batch,)
@@ -78,11 +78,9 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         return self.U, self.H
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         return super()._headline() + shown.members(self.accepted)
 
     def _rows(self) -> shown.Rows:
-        """What matters: the factors, how they came about, and how good they are."""
         return {
             "U": shown.array(self.U),
             "H": shown.array(self.H),

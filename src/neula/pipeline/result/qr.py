@@ -14,11 +14,10 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False)
 class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
-    """``Q, R = result`` as with ``torch.linalg.qr``; the rest says how it was made and how good it is,
-    as of every :class:`CertifiedResult`.
+    """QR factors, with the certificate and attempts of a :class:`CertifiedResult`: ``Q, R = result``.
 
-    With column pivoting ``Q, R, P = result``, as with ``scipy.linalg.qr``; with ``mode="raw"``
-    ``H, tau = result``, as with ``torch.geqrf``.
+    With column pivoting ``Q, R, P = result``, as from ``scipy.linalg.qr``; with ``mode="raw"`` ``H, tau =
+    result``, as from ``torch.geqrf``.
 
     Attributes
     ----------
@@ -33,7 +32,7 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         With ``mode="raw"`` R in the upper triangle and Householder vectors below, and their factors:
         ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
     accepted : array of bool, shape (*batch,), or None
-        Whether each factorization is certified to the accuracy asked for.
+        Whether each factorization is certified to the requested accuracy.
     """
 
     _arrays: ClassVar[str] = ".Q and .R"
@@ -65,13 +64,12 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     @property
     def converged(self) -> bool:
-        """Whether the factorization is certified to the accuracy asked for."""
-        if not self.attempts and self.accepted is not None:  # nobody has looked
+        """Whether the factorization is certified to the requested accuracy."""
+        if not self.attempts and self.accepted is not None:  # not read yet
             return bool(self.accepted.all())
         return bool(self.attempts) and self.attempts[-1].accepted
 
     def _rows(self) -> shown.Rows:
-        """What matters: the factors, how they came about, and how good they are."""
         first, second, *_ = self._parts()
         names = ("Q", "R") if self.tau is None else ("H", "tau")
         return {

@@ -32,19 +32,19 @@ class RidgePath(CertifiedResult, Generic[ArrayT]):
     leave_one_out : array of float64, shape (p,) or (p, k)
         Mean square of the error with which each row of b is predicted by the fit of all others, exactly.
     squared_errors : array of float64, shape (p, m) or (p, m, k)
-        Whose mean that is.
+        Squared errors whose mean is ``leave_one_out``.
     backward_errors : array of float64, shape (p,) or (p, k)
         Relative change of A and b (with the rows of damping below) for which each x is exact.
     forward_errors : array of float64, shape (p,) or (p, k)
         Bounds on ``||D (x - x*)|| / ||D x*||``, D being the norms of the columns of A with the damping below,
-        as :func:`neula.lstsq` has them. Above 0.1 no digit is sure.
+        as :func:`neula.lstsq` has them. Above 0.1 no digit is guaranteed.
     residual_norm_errors, gcv_errors, leave_one_out_errors : array of float64, shape (p,) or (p, k)
         Bounds on the relative errors of these numbers, for A, b and damps as they are stored.
     accepted : array of bool, shape (p,) or (p, k)
-        Whether the backward error is small enough, and a digit of each of these is sure, or the number is
-        zero as far as rounding errors of b let it be known.
+        Whether the backward error is small enough, and each of these has a guaranteed digit, or is zero to
+        within rounding errors of b.
     tolerance : float
-        What backward errors were asked to be.
+        Largest accepted backward error.
     converged : bool
         Whether all solutions are accepted.
     """
@@ -79,8 +79,6 @@ class RidgePath(CertifiedResult, Generic[ArrayT]):
         return found if found.ndim else int(found)
 
     def _rows(self) -> shown.Rows:
-        """What matters: the answer, how it came about, and how good it is."""
-
         def largest(x: Any) -> float:
             return float(x.max()) if shown.count(x) else 0.0
 

@@ -46,14 +46,14 @@ class Shown(Deferring, ABC):
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
-        """What the constructor makes of the fields that are given, in a tenth of its microseconds."""
+        """Construct a result from fields without calls of the constructor, in a tenth of its time."""
         result = object.__new__(cls)
         result.__dict__.update(fields)
         return result
 
     @abstractmethod
     def _headline(self) -> str:
-        """What is certified, in a line."""
+        """First line of the printed result."""
 
     @abstractmethod
     def _rows(self) -> Rows:
@@ -70,7 +70,7 @@ class Shown(Deferring, ABC):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The same as a table, for notebooks."""
+        """Show the result as an HTML table in notebooks."""
         rows = "".join(
             f'<tr><th style="text-align:left">{html.escape(name)}</th>'
             f'<td style="text-align:left">{html.escape(value)}</td></tr>'
@@ -117,7 +117,7 @@ def duration(seconds: float) -> str:
 
 
 def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
-    """What gave the answer, and how many attempts there were; ``kept`` names it if it may not be the last."""
+    """The method of the answer and the number of attempts; ``kept`` names it if it may not be the last."""
     if not attempts:
         return "nothing was tried"
     method = kept or attempts[-1].method

@@ -1,4 +1,4 @@
-"""What the results of linear systems and of least squares have in common."""
+"""Fields that the results of linear systems and least squares share."""
 
 from __future__ import annotations
 
@@ -15,36 +15,35 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SolutionResult(CertifiedResult, Generic[ArrayT]):
-    """Solution of a problem ``A x = b``, or of a batch of them: a :class:`CertifiedResult`.
+    """Solution of a problem ``A x = b``, or of a batch: a :class:`CertifiedResult`.
 
-    Of a batch the single numbers are those of the worst problem; the arrays have one for each.
+    For a batch, scalars describe the worst problem, and arrays have one entry a problem.
 
     Attributes
     ----------
     x : array, shape (*batch, n) or (*batch, n, k)
         The solution, in the library, on the device and in the dtype of the input.
     converged : bool
-        Whether the measured backward error meets the accuracy asked for.
+        Whether the measured backward error meets the requested accuracy.
     iterations : int
-        Solves with the factors that were computed, over all attempts; of problems that are solved together
-        those of the slowest. On a GPU several are launched before the host reads their errors: all of these
-        count, needed or not.
+        Refinement steps, over all attempts; for problems solved together those of the slowest. On a GPU
+        several steps are launched before the host reads their errors, and all of these count.
     backward_error : float
         Relative change of the data for which ``x`` is exact; the worst right-hand side counts.
     tolerance : float
-        What ``backward_error`` was asked to be.
+        Largest accepted ``backward_error``.
     condition : float
         Condition number of A with normalized columns, estimated. Of a batch the largest.
     forward_error : float
-        Bound on ``||D (x - x*)|| / ||D x*||``, x* being the exact solution for A and b as they are stored and
-        D the norms of the columns of A; the worst right-hand side counts.
+        Bound on ``||D (x - x*)|| / ||D x*||``, where x* is the exact solution for A and b as stored and D
+        holds the column norms of A; the worst right-hand side counts.
     digits : float
-        Decimal digits of x that rounding errors leave correct: the negative logarithm of ``forward_error``,
-        at most as many as the dtype of x holds. Noise in A and b, which are taken as stored, does not count.
+        Guaranteed correct decimal digits of x: ``-log10(forward_error)``, at most as many as the dtype of x
+        holds. Noise in A and b, which are taken as stored, is not counted.
     history : tuple of float
-        Backward errors on the way, first to last.
+        Backward errors during refinement, first to last.
     accepted : array of bool, shape (*batch,)
-        Whether each problem is solved to the accuracy asked for.
+        Whether each problem is solved to the requested accuracy.
     backward_errors, conditions : array of float64, shape (*batch,)
     forward_errors : array of float64, shape (*batch,) or (*batch, k)
         Of each right-hand side.
@@ -66,15 +65,14 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
     _pending: Callable[[], Any] | None = None
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         return f"{super()._headline()}{shown.members(self.accepted)}{self._remark()}"
 
     def _remark(self) -> str:
-        """What the headline says behind the verdict."""
+        """End of the first line, after the verdict."""
         return f", {shown.correct(self.digits)}"
 
     def _rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
-        """What matters: the answer, how it came about, and how good it is, with more of the latter."""
+        """Lines of the printed result, with further evidence in ``more``."""
         return {
             "x": shown.array(self.x),
             "method": shown.attempted(self.attempts, method),

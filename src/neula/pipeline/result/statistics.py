@@ -1,4 +1,4 @@
-"""What a fit says of its parameters, computed when it is asked for."""
+"""Statistics of a fit, computed when they are read."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
-    """``U, s, Vh = result``: a truncated singular value decomposition, a :class:`CertifiedResult`.
+    """Leading singular triplets, a :class:`CertifiedResult`: ``U, s, Vh = result``.
 
     Attributes
     ----------
@@ -28,7 +28,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         Bounds on the errors of the singular values: ``s[i]`` is not farther from the i-th largest singular
         value of A. Infinite where the triplets were not good enough to say so.
     certificate : SVDCertificate
-        What was measured, and what was asked for.
+        The measured errors and their bounds.
     converged : bool
         Whether the certificate is accepted.
     passes : int
@@ -48,7 +48,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     @property
     def qr(self) -> QRResult[Any]:
-        """What :class:`QRResult` says of a factorization, said of this one; without Q and R."""
+        """The orthogonality and attempts of this factorization as a :class:`QRResult` without Q and R."""
         known = {"attempts": self.attempts, "engine": self.engine, "accuracy": self.accuracy}
         return QRResult(None, None, self.certificate, **known)
 
@@ -56,12 +56,10 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         return self.U, self.s, self.Vh
 
     def _headline(self) -> str:
-        """What is certified, in a line."""
         s: Any = self.s
         return f"rank {len(s)}, {super()._headline()}"
 
     def _rows(self) -> shown.Rows:
-        """What matters: the triplets, how they came about, and how good they are."""
         return {
             "U": shown.array(self.U),
             "s": shown.array(self.s),

@@ -66,7 +66,7 @@ class CoreBoundedSolution:
     shapes: BatchedProblem
     options: BoundedOptions
     found: BoundedMinimum
-    x: np.ndarray  # shape (n,): as it is given back, but in double precision
+    x: np.ndarray  # shape (n,): as returned, but in double precision
     errors: BoundedErrors
 
     def result(self, kind: type[R], fields: dict[str, Any]) -> R:
@@ -85,7 +85,7 @@ class CoreBoundedSolution:
         return accepted_solution(kind, given, options, *told, fields, self.x[:, None], [errors.forward_error])
 
     def linear(self) -> dict[str, Any]:
-        """What :func:`neula.lsq_linear` gives back beside that."""
+        """Additional fields of :func:`neula.lsq_linear`."""
         call, numbers = self.call, self.found.numbers
         a, b = (x.double().numpy() for x in (self.shapes.a, self.shapes.b[:, 0]))
         fun = a @ self.x - b
@@ -155,7 +155,7 @@ def limits_of(options: BoundedOptions) -> BoundedLimits:
 
 
 def _taken(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in a dtype that the core takes."""
+    """Convert x to a dtype that the core accepts."""
     return x if x.dtype in DTYPES else x.double()
 
 
@@ -183,7 +183,7 @@ def errors_of(
     shape : tuple of int
         Of A.
     rounding : float
-        What x as it is given back differs by, relative to x.
+        Relative rounding error of the returned x.
     of_all : callable
         Norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
     """

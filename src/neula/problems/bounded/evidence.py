@@ -1,4 +1,4 @@
-"""What is known of solutions within bounds, measured with A and b themselves."""
+"""Measure solutions within bounds, with A and b themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _BoundedResiduals:
 
 
 def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
-    """Solutions rounded as they will be given back, and their evidence.
+    """Solutions rounded to the dtype of the result, and their evidence.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def _norm(x: torch.Tensor) -> torch.Tensor:
 
 
 def _wrong(gradient: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
-    """What of a gradient no bound forbids to follow."""
+    """The gradient without the components that point out of the bounds."""
     gradient = torch.where(side > 0, gradient.clamp(max=0.0), gradient)
     return torch.where(side < 0, gradient.clamp(min=0.0), gradient)
 
@@ -108,7 +108,7 @@ def _residuals(problems: BoundedProblems, x: torch.Tensor) -> _BoundedResiduals:
 
 @dataclass
 class _Known:
-    """What the columns of free variables say."""
+    """Measures from the columns of free variables."""
 
     projected: torch.Tensor  # shape (C,): norm of the residual's projection on their range
     left: torch.Tensor  # shape (C, n): the gradient without that

@@ -21,7 +21,7 @@ Shape = tuple[int, int]
 
 
 def chain(m: int, n: int) -> Sequence[BoundedLink]:
-    """What is tried for matrices of a shape."""
+    """Links for matrices of a shape."""
     return Chain(TABLE, (m, n))
 
 

@@ -72,8 +72,9 @@ def lsq_linear(
 ) -> LsqLinearResult:
     """Solve ``min ||A x - b||^2 / 2`` for ``lb <= x <= ub``, for one right-hand side or many.
 
-    The signature is SciPy's. A is factorized once; all that follows is small problems on R. Every solution is
-    certified.
+    Returns SciPy's fields, with a bound on the error of every solution. A is factorized once for all
+    right-hand sides.
+
 
     Parameters
     ----------
@@ -90,23 +91,23 @@ def lsq_linear(
     lsq_solver : {None, "exact", "lsmr"}, optional
     lsmr_tol, lsmr_maxiter : optional
     tol : float, optional
-        These are SciPy's, accepted so that a call moves over, and change nothing: there is one algorithm, it
-        factorizes, and it ends with the set of unknowns at bounds, not with a tolerance.
+        Accepted for compatibility with SciPy, without effect: there is one algorithm, which factorizes A and
+        ends with the set of active bounds, not with a tolerance.
     max_iter : int, optional
-        Sets of unknowns between bounds that are tried for each right-hand side in each attempt; by default
-        100 where many unknowns change at once, and ``3 n`` where one does.
+        Largest number of active sets for each right-hand side and attempt; by default 100 if many unknowns
+        change at once, and ``3 n`` if one changes.
     verbose : {0, 1, 2}, optional
         Above 0 the message is printed.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
-        do. Everything is computed in double precision; it says what x is held against.
+        Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
+        error. It does not change the arithmetic, which is double precision.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
@@ -118,10 +119,10 @@ def lsq_linear(
     Raises
     ------
     ValueError
-        For shapes that do not fit, bounds between which there is nothing, NaN or Inf, and unknown names; for
-        bounds that require a gradient, and in the backward pass where columns of unknowns between their
-        bounds are dependent. Problems of a batch with NaN or Inf are no error unless ``strict``: their
-        solutions are NaN, and are not accepted.
+        For shapes that do not match, a lower bound above its upper bound, NaN or Inf, and unknown names; for
+        bounds that require a gradient, and in the backward pass if columns of free unknowns are dependent.
+        Problems of a batch with NaN or Inf are an error only if ``strict``: otherwise their solutions are NaN
+        and not accepted.
     TypeError
         For complex or sparse input.
     AccuracyError
@@ -130,9 +131,9 @@ def lsq_linear(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached; the result says how far it got.
+        If the accuracy was not reached; the result has the error that was reached.
     IllConditionedWarning
-        If no digit of a solution is sure. It is an AccuracyWarning, too.
+        If no digit of a solution is guaranteed. A subclass of AccuracyWarning.
 
     See Also
     --------
@@ -143,13 +144,12 @@ def lsq_linear(
     Notes
     -----
     Block principal pivoting with two bounds [1]_, [2]_ on the R of :func:`neula.qr` in double precision,
-    beginning with the solution without bounds, and the active-set method of Stark and Parker [3]_ where that
-    does not end, or columns are dependent. For one right-hand side on a CPU the compiled core first
-    takes parts of ``A^T A`` instead of R, and refines with A.
+    beginning with the solution without bounds, followed by the active-set method of Stark and Parker [3]_ if
+    it does not terminate or columns are dependent. For one right-hand side on a CPU, the compiled core first
+    uses parts of ``A^T A`` instead of R, and refines with A.
 
-    Where A or b are torch tensors that require a gradient, ``x``, ``fun``, ``residual_norms``, ``cost`` and
-    ``unbounded_sol`` have one, of the first and of higher orders: that of least squares on the unknowns
-    between their bounds.
+    If A or b are torch tensors that require gradients, ``x``, ``fun``, ``residual_norms``, ``cost`` and
+    ``unbounded_sol`` are differentiable, to any order, as least squares on the unknowns between their bounds.
 
     References
     ----------

@@ -33,8 +33,9 @@ def nnls(
 ) -> NNLSResult:
     """Solve ``min ||A x - b||`` for ``x >= 0``, for one right-hand side or hundreds of thousands.
 
-    A is factorized once; all that follows is small problems on R, of all right-hand sides together. Every
-    solution is certified: how little A and b have to change for it to be exact, and how many digits are sure.
+    Returns ``x, rnorm`` as SciPy does, with a bound on the error of every solution. A is factorized once for
+    all right-hand sides.
+
 
     Parameters
     ----------
@@ -45,24 +46,24 @@ def nnls(
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy.
     maxiter : int, optional
-        Sets of positive unknowns that are tried for each right-hand side in each attempt; by default 100
-        where many unknowns change at once, and ``3 n`` where one does.
+        Largest number of active sets for each right-hand side and attempt; by default 100 if many unknowns
+        change at once, and ``3 n`` if one changes.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
-        do. Everything is computed in double precision; it says what x is held against.
+        Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
+        error. It does not change the arithmetic, which is double precision.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
     NNLSResult
         ``x, rnorm = result``, as from SciPy, and the evidence: ``converged``, ``backward_error``,
-        ``condition``, ``forward_error`` and ``digits``; that of each right-hand side is in ``accepted``,
+        ``condition``, ``forward_error`` and ``digits``; for each right-hand side ``accepted``,
         ``backward_errors``, ``conditions``, ``forward_errors`` and ``residual_norms``.
 
     Raises
@@ -79,10 +80,10 @@ def nnls(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached; the result says how far it got.
+        If the accuracy was not reached; the result has the error that was reached.
     IllConditionedWarning
-        If no digit of a solution is sure, since columns of positive unknowns are dependent: there are others
-        with the same residual. It is an AccuracyWarning, too.
+        If no digit of a solution is guaranteed because columns of positive unknowns are dependent: other
+        solutions have the same residual. A subclass of AccuracyWarning.
 
     See Also
     --------
@@ -91,14 +92,14 @@ def nnls(
 
     Notes
     -----
-    Block principal pivoting [1]_ on the R of :func:`neula.qr` in double precision, and the active-set method
-    of Lawson and Hanson [2]_ where that does not end, or columns are dependent. Right-hand sides with the
-    same positive unknowns share a factorization, others are worked on in batches. For one right-hand side
-    on a CPU the compiled core first takes parts of ``A^T A`` instead of R, and refines with A.
+    Block principal pivoting [1]_ on the R of :func:`neula.qr` in double precision, followed by the active-set
+    method of Lawson and Hanson [2]_ if it does not terminate or columns are dependent. Right-hand sides with
+    the same positive unknowns share a factorization; the others are solved in batches. For one right-hand
+    side on a CPU, the compiled core first uses parts of ``A^T A`` instead of R, and refines with A.
 
-    Where A or b are torch tensors that require a gradient, ``x`` and ``residual_norms`` have one, of the
-    first and of higher orders: that of least squares on the positive unknowns, with a matrix of order n for
-    each right-hand side. ``rnorm`` is a tensor then.
+    If A or b are torch tensors that require gradients, ``x`` and ``residual_norms`` are differentiable, to
+    any order, as least squares on the positive unknowns, with a matrix of order n for each right-hand side.
+    ``rnorm`` is then a tensor.
 
     References
     ----------

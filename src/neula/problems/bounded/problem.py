@@ -1,4 +1,4 @@
-"""What least squares with bounds ask for, and what is known of their solutions."""
+"""Options of least squares with bounds, the problems, and their measured solutions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from neula.pipeline.batches import Batch, Values
 from neula.problems.orthogonal.triangle import RFactors, certified_triangle
 
 LABEL = "block pivoting cholesky"
-"""What is tried first where there are as many rows as columns."""
+"""First attempt if there are as many rows as columns."""
 
 FULL_RANK = 1e-13
 """Diagonal elements of R, relative to their column, from which on the problem without bounds is solved
@@ -34,16 +34,16 @@ NOTHING = -4096
 
 @dataclass(frozen=True, kw_only=True)
 class BoundedOptions:
-    """What is asked for."""
+    """Options of least squares with bounds."""
 
     engine: Engine
     target: Format  # whose accuracy the result is to have
-    dtype: torch.dtype  # of x as it is given back
+    dtype: torch.dtype  # of x as it is returned
     # Exchanges, or sets of free variables that are solved for, of each problem and in each attempt.
     max_iterations: int | None
 
     def limits(self, shape: Sequence[int]) -> Limits:
-        """What the evidence of solutions may say for matrices of m rows and n columns."""
+        """Limits of the evidence for matrices of m rows and n columns."""
         return Limits.for_shape(shape, lstsq_bound(self.target, max(1, min(shape[-2:]))), SURE)
 
 
@@ -118,18 +118,18 @@ class Whole:
 
     @cached_property
     def keeps_bounds(self) -> torch.Tensor:
-        """Whether bounds are the same numbers, not zero or infinite, in numbers near 1, shape (P,)."""
+        """Whether scaling keeps every bound, without underflow or overflow, shape (P,)."""
         kept = torch.ones(len(self.a), dtype=torch.bool, device=self.a.device)
         for given, scaled in zip(self.bounds, (self.reduced.lower, self.reduced.upper), strict=True):
             kept = kept & (shift(scaled, self.exponents) == given).all(1)
         return kept
 
     def by_matrix(self, x: torch.Tensor) -> torch.Tensor:
-        """What is known of the problems, shape (C, s), as shape (P, K, s)."""
+        """Reshape values of the problems, shape (C, s), to shape (P, K, s)."""
         return x.reshape(len(self.a), self.b.shape[2], x.shape[1])
 
     def unscale(self, x: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-        """Solutions as they are given back."""
+        """Solutions as they are returned."""
         return shift(x, self.exponents[owner])
 
     def rounded(self, x: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ class Whole:
 
     @cached_property
     def limits(self) -> Limits:
-        """What the evidence of solutions may say."""
+        """Limits of the evidence."""
         return self.options.limits(self.a.shape)
 
 
@@ -182,7 +182,7 @@ class BoundedProblems(Batch):
 
     @cached_property
     def reduced(self) -> Reduced:
-        """The same on R."""
+        """The open problems, reduced to R."""
         return self.whole.reduced.at(self.places)
 
 
@@ -193,7 +193,7 @@ class BoundedValues(Values):
     Attributes
     ----------
     gradient : Tensor, shape (C, n)
-        What of ``A^T r`` no bound forbids to follow, of columns of norm 1.
+        ``A^T r`` without components that point out of the bounds, for columns of norm 1.
     """
 
     x: torch.Tensor  # shape (C, n): in the numbers that are worked with, rounded to the dtype of the result
@@ -208,11 +208,11 @@ class BoundedValues(Values):
     names: ClassVar[tuple[str, ...]] = ("backward_error", "forward_error", "condition")
 
     def measured(self) -> torch.Tensor:
-        """What is in :attr:`names`, shape (3, C)."""
+        """The numbers called :attr:`names`, shape (3, C)."""
         return torch.stack([self.backward_error, self.forward_error, self.condition])
 
     def in_units(self, whole: Whole) -> BoundedValues:
-        """X and lengths of residuals as they are given back."""
+        """X and lengths of residuals as they are returned."""
         owner = whole.reduced.owner
         norms = shift(self.residual_norm, whole.b_exponents[owner, 0])
         # Bounds that underflow beside what else is there are kept all the same.
@@ -221,7 +221,7 @@ class BoundedValues(Values):
 
 
 def in_words(bound: float, backward_error: float, forward_error: float, condition: float) -> str:
-    """What is known of solutions."""
+    """The reason in an attempt."""
     return (
         f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"condition number {condition:.1e}"

@@ -27,7 +27,7 @@ from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, Boun
 
 @dataclass(frozen=True)
 class BoundedSolution:
-    """What has come of a call."""
+    """Result of a call."""
 
     call: Call
     shapes: BatchedProblem
@@ -36,11 +36,11 @@ class BoundedSolution:
     values: BoundedValues  # in the units that were given
 
     def of_columns(self, x: torch.Tensor) -> torch.Tensor:
-        """What is known of each problem, as the user has them, shape (*batch,) or (*batch, k)."""
+        """Reshape values of each problem to the user's batch, shape (*batch,) or (*batch, k)."""
         return self.shapes.of_columns(x.reshape(len(self.whole.a), self.whole.b.shape[2]))
 
     def of_unknowns(self, x: torch.Tensor) -> torch.Tensor:
-        """What is known of each unknown, shape (C, n), as the user has them."""
+        """Reshape values of each unknown, shape (C, n), to the user's batch."""
         return self.shapes.solutions(self.whole.by_matrix(x).mT)
 
     @property
@@ -49,7 +49,7 @@ class BoundedSolution:
         return self.values.backward_error.isnan()
 
     def common(self) -> dict[str, Any]:
-        """What results have in common: the worst problem speaks for all."""
+        """Fields that all results share; scalars describe the worst problem."""
         call, run, values = self.call, self.run, self.values
         accepted = torch.from_numpy(run.accepted).to(values.x.device)
         worst = {name: float(of.max()) if len(of) else 0.0 for name, of in self._measured().items()}
@@ -79,10 +79,10 @@ class BoundedSolution:
         return kind._from_fields(self.common() | fields)
 
     def linear(self) -> dict[str, Any]:
-        """What :func:`neula.lsq_linear` gives back beside that."""
+        """Additional fields of :func:`neula.lsq_linear`."""
         call, whole, values = self.call, self.whole, self.values
         owner = whole.reduced.owner
-        # A x - b in the numbers that are worked with, as x is given back.
+        # A x - b in the numbers that are worked with, as x is returned.
         x = whole.by_matrix(self.run.found.x).mT
         fun = shift(torch.baddbmm(whole.b, whole.a, x, beta=-1.0), whole.b_exponents[:, :, None])
         # Components of the gradient of columns of norm 1 by the norms of the columns that were given.

@@ -1,4 +1,4 @@
-"""What can be tried for least squares with bounds, all problems together."""
+"""Methods for least squares with bounds, for all problems together."""
 
 from __future__ import annotations
 

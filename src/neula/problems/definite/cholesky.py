@@ -1,4 +1,4 @@
-"""Cholesky factorization: check the input, run the chain, give back."""
+"""Cholesky factorization: check the input, run the chain, return."""
 
 from __future__ import annotations
 
@@ -50,12 +50,10 @@ def cholesky(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> CholeskyResult:
-    """Cholesky factorization ``A = L L^T`` on matrix units, certified to the accuracy asked for.
+    """Cholesky factorization ``A = L L^T``, certified to the requested accuracy.
 
-    On a GPU large matrices are factorized by a recursion whose products are as accurate as the accuracy asked
-    for, in half precision with error correction for float32; smaller ones, and batches, by tiles of all
-    matrices in one launch. Elsewhere, and for float64, the library's factorization is the fastest, and has
-    the same certificate. What misses its accuracy is factorized in double precision.
+    Returns L, or U with ``upper=True``, with its measured residual.
+
 
     Parameters
     ----------
@@ -64,22 +62,21 @@ def cholesky(
         are taken as float64. Not modified. Only the lower triangle is read, or the upper one with
         ``upper=True``, as in torch. Leading dimensions are a batch; any dimension may be zero.
     upper : bool, optional
-        Whether to give back ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky``
-        does so by default.
+        Whether to return ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky`` does
+        so by default.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
-        that will do: the cheapest format with which it is certified is taken.
+        Accuracy of the result; by default that of A's dtype. A number is the largest acceptable residual
+        relative to A; the cheapest sufficient format is used.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
     wait : bool, optional
-        False to return as soon as the first link of the chain is launched, without waiting for the device:
-        the result has the factors, their residuals, and which of them are accepted, as arrays on it, and
-        :func:`neula.finish` makes of it what the waiting call returns, or raises what that raises. For
-        matrices on a CPU the call waits as ever.
+        False returns once the first link of the chain is launched, without waiting for the device. The result
+        has the factors, their residuals, and which of them are accepted, as arrays on the device;
+        :func:`neula.finish` completes it. On a CPU the call waits in any case.
 
     Returns
     -------
@@ -89,8 +86,8 @@ def cholesky(
     Raises
     ------
     numpy.linalg.LinAlgError
-        If A is not positive definite as far as double precision can tell: the message has the order of the
-        first leading minor that is not positive, and of a batch says which matrix.
+        If A is not positive definite in double precision. The message has the order of the first leading
+        minor that is not positive and, for a batch, the index of the matrix.
     ValueError
         If A is not square, or the triangle that is read has NaN or Inf; for unknown names.
     TypeError
@@ -110,12 +107,16 @@ def cholesky(
 
     Notes
     -----
-    Rows and columns are scaled alike, by powers of two, to a diagonal near one; that rounds nothing, and the
-    residual is measured so. Of a matrix that is nearly singular rounding errors decide whether it counts as
+    On a GPU large matrices are factorized by a recursion whose products have the requested accuracy (in half
+    precision with error correction for float32), and smaller matrices and batches by tiles, all matrices in
+    one launch. On a CPU and for float64 the library's factorization is the fastest, and is certified as well.
+    Rejected factors are computed again in double precision.
+
+    Rows and columns are scaled symmetrically by powers of two, to a diagonal near one, which is exact; the
+    residual is that of the scaled matrix. For nearly singular A, rounding errors decide whether it counts as
     positive definite, as in LAPACK.
 
-    L of a torch tensor that requires a gradient has one, of first and higher order; like that of torch it is
-    symmetric.
+    L of a torch tensor is differentiable, to any order; the gradient is symmetric, as in torch.
 
     References
     ----------
@@ -152,7 +153,7 @@ def _asked(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Call, CholeskyOptions]:
-    """What :func:`cholesky` is asked for."""
+    """Check the arguments of :func:`cholesky`."""
     call = Call.begin(
         {"A": A},
         engine=engine,
@@ -195,7 +196,7 @@ def _lower(call: Call, *, upper: bool) -> torch.Tensor:
 def _pending(
     call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues], *, upper: bool
 ) -> CholeskyResult:
-    """What the first link has launched, and what there is to say of it on its device."""
+    """The result of the first link before anything is read from the device."""
     given, judge = call.first.tensor, CholeskyJudge.for_shape(call.first.tensor.shape[-1], options)
     with call.computing():
         found = begun.values.residual.reshape(given.shape[:-2])
@@ -283,7 +284,7 @@ def _nothing_to_do(lower: torch.Tensor) -> Run[CholeskyValues]:
 def _collect(
     call: Call, options: CholeskyOptions, run: Run[CholeskyValues], *, upper: bool
 ) -> CholeskyResult:
-    """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
+    """The result with its gradient and warnings."""
     given = call.first.tensor
     batch, n = given.shape[:-2], given.shape[-1]
     lower = _attached(call, run.found.lower, upper=upper)

@@ -54,7 +54,7 @@ class CholeskyCase(Case):
 
 
 def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> Sequence[CholeskyLink]:
-    """What is tried for some matrices of order n together, or for a single one."""
+    """Links for ``count`` matrices of order n together, or for a single one."""
     return Chain(TABLE, CholeskyCase(count, n, options, wait))
 
 

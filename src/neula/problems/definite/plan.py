@@ -33,7 +33,7 @@ BY_SCIPY = 95
 
 
 class CholeskyPlan:
-    """What single matrices of order n are factorized with.
+    """A plan for single matrices of order n.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, in
 
 
 class LaunchedCholeskyPlan:
-    """What matrices are factorized with whose first link only launches its work, or is LAPACK.
+    """A plan for matrices whose first link only launches its work, or is LAPACK.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ class LaunchedCholeskyPlan:
         a: torch.Tensor,
         attached: Callable[[torch.Tensor], torch.Tensor] = lambda lower: lower,
     ) -> CholeskyResult[Any] | Answer[CholeskyValues] | None:
-        """The same of matrices of any shape; L, of the shape of A, may be attached to a graph."""
+        """Factorize matrices of any shape; L, of the shape of A, may be attached to a graph."""
         device, options, upper, found = self.options.engine.device, self.options, self._upper, None
         matrices = flattened(a).to(device)
         problems = Symmetric(matrices.mT if upper else matrices, options)

@@ -1,4 +1,4 @@
-"""What a Cholesky factorization asks for, the matrices, and what is known of their factors."""
+"""Options of a Cholesky factorization, the matrices, and their measured factors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from neula.pipeline.progress import Progress
 
 @dataclass(frozen=True)
 class CholeskyOptions:
-    """What is asked for."""
+    """Options of a Cholesky factorization."""
 
     target: Format  # the format whose accuracy the factors are to have
     engine: Engine
@@ -24,7 +24,7 @@ class CholeskyOptions:
 
     @cached_property
     def tuning(self) -> Tuning:
-        """What measures best with this engine, which takes some microseconds to say so."""
+        """The tuning of the engine, cached because looking it up takes some microseconds."""
         return self.engine.tuning
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What can be tried for Cholesky factors, in which arithmetic, and how they are measured."""
+"""Methods for Cholesky factors, and the measurement of their errors."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ SAFE_EXPONENT = 450
 overflow nor lose digits."""
 
 REPLAYED = 20 << 20
-"""Bytes of matrices up to which launches are played back: copies of larger ones take a GPU longer than
-launches take the host beside it."""
+"""Bytes of matrices up to which launches are replayed: copies of larger ones take a GPU longer than launches
+take the host beside it.
+"""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
@@ -89,7 +90,7 @@ def by_library(
 
 
 def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], Found]) -> Solution:
-    """L in an arithmetic, and what is measured, played back where that takes less time."""
+    """L in an arithmetic, and its measures, replayed from a graph if that is faster."""
     engine, label = matrices.options.engine, f"cholesky {name}"
     report = stage(matrices.options.progress, f"factorizing in {name}")
     replays = matrices.a.nbytes <= REPLAYED
@@ -108,8 +109,7 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
     """L in the dtype of A, and what is measured; without synchronizing.
 
     Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
-    What is done in single precision, by tiles, or by the library where these do not run, is done with A as it
-    is: where scales matter, the residual shows it.
+    Single precision, by tiles or by the library, takes A unscaled: if scales matter, the residual shows it.
     """
     n, tuning = a.shape[-1], engine.tuning
     if (len(a) > 1 or n <= tuning[CholeskyOrders].tiled_cholesky) and factor_batch.takes(a):

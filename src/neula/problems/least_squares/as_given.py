@@ -72,7 +72,7 @@ def as_given(
     members : LeastSquaresSolutions
     steps : int
     numbers : Tensor
-        What was measured of them, which the host may have read already.
+        Their measured numbers, possibly on the host.
     """
     a, b, options, data_error = plain
     over_rows = options.over_rows

@@ -1,6 +1,6 @@
 """Small least-squares problems on a CPU, alone or in batches: by one call of the compiled core.
 
-What is accepted here is what the judge of the chain accepts; what is not goes on to other ways.
+The judge of the chain accepts answers; rejected problems go to other links.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
     """Let errors be those of the problem whose weighted elements are not rounded.
 
     Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
-    independent: it turns the rows, which decide what the shortest solution of others is. With columns of norm
-    1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
+    independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With
+    columns of norm 1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
     """
     of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
     n = a.shape[-1]
@@ -135,7 +135,7 @@ def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems of a shape are for the core.
 
     Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the
-    shortest of several solutions.
+    minimum-norm solution.
     """
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))
     return exact and _are_here(options) and suits(options.rows(m, n), n, options.dtype)

@@ -56,7 +56,7 @@ class ConstrainedSolution:
         rounded : Tensor, shape (..., n, k)
             In scaled units.
         rounding : Tensor, shape (..., k)
-            What that has lost, relative to x: where it is nothing, norms are those that were measured.
+            Relative rounding error of x; without one, norms are those that were measured.
         """
         measured = residuals(self.solved.result, rounding)
         if not bool(rounding.any()):
@@ -66,7 +66,7 @@ class ConstrainedSolution:
         return lengths(b - image).where(rounding > 0, measured)
 
     def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
-        """What statistics are computed from, in the user's units.
+        """Data for the statistics, in the user's units.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ def _in_units(
 
 @dataclass(frozen=True)
 class _Rest:
-    """What the constraints leave of a problem: ``min ||A Z z - (b - A s)||``."""
+    """The problem on the null space of the constraints: ``min ||A Z z - (b - A s)||``."""
 
     problem: ScaledProblems
     null: NullSpace

@@ -22,8 +22,7 @@ from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10
-"""What the norm of a residual may change by, relative to what it is a difference of, when it is computed
-again: rounding errors are far smaller."""
+"""Largest relative change of a recomputed residual norm: rounding errors are far smaller."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class LinearFit:
         return self.shapes.of_columns(x)
 
     def _of_matrices(self, x: torch.Tensor) -> torch.Tensor:
-        """What is known of each matrix, shape (P, ...), as shape (*batch, ...)."""
+        """Reshape values of each matrix, shape (P, ...), to the user's batch, shape (*batch, ...)."""
         places = torch.arange(len(x), device=x.device)
         return x[self.shapes.of_members(places)]
 

@@ -28,7 +28,7 @@ from neula.problems.least_squares.report import LeastSquaresOutcome
 
 @dataclass(frozen=True)
 class General:
-    """What makes a problem more than a plain one."""
+    """Constraints and covariance of a general problem."""
 
     # C, shape (p, n), and d, shape (p, 1) or (p, k), in float64.
     constraints: tuple[torch.Tensor, torch.Tensor] | None

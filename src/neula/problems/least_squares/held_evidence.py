@@ -154,7 +154,7 @@ class Held(SingleProblem):
         return right
 
     def _noise(self, of: Coordinates, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """What rounding errors make of ``D^-1 (A^T b - (R^T R + damp^2 I) x)``, from above, shape (k,).
+        """Upper bound on the rounding errors of ``D^-1 (A^T b - (R^T R + damp^2 I) x)``, shape (k,).
 
         Those of doubled products are relative to the largest element of a matrix, also in its small columns.
         """

@@ -37,27 +37,27 @@ from neula.problems.least_squares.report import LeastSquaresOutcome, collect
 
 
 class LeastSquares:
-    """A least-squares fit ``min ||A x - b||`` that is held open for new rows.
+    """Incremental least squares: ``min ||A x - b||`` for rows that arrive one block after another.
 
-    Of all rows only R, ``Q^T b`` and the norms of the residuals are kept, ``(n + k)^2`` numbers whatever the
-    number of rows. As evidence, although A is gone, ``A^T (A G)`` is accumulated in twice the working
-    precision for four random vectors G, and ``R^T (R G)`` is compared with it.
+    Rows can be added, weighted down and removed. The memory is that of ``(n + k)^2`` numbers, whatever the
+    number of rows.
+
 
     Parameters
     ----------
     n : int
         Columns of A.
     scales : array_like, shape (n,), optional
-        About how large the columns are, to a few powers of ten; 1 by default. Only the evidence depends on
-        it: columns of very different sizes are not certified to be accurate without.
+        Sizes of the columns, to within a few powers of ten; 1 by default. Only the evidence depends on them:
+        columns of very different sizes are not certified without scales.
     engine : {"auto", "cpu", "cuda"} or Engine, optional
-        Where it is kept and computed; ``"auto"`` is the CPU.
+        Where the fit is kept and computed; ``"auto"`` is the CPU.
 
     Attributes
     ----------
     n : int
     rows : int
-        Rows that it has seen, less those that were removed.
+        Number of rows added, minus those removed.
 
     Raises
     ------
@@ -66,10 +66,12 @@ class LeastSquares:
 
     Notes
     -----
-    R is merged with each block of rows by Householder reflections (sequential TSQR). Rows are removed by
-    ``R'^T R' = R^T (I - P P^T) R`` with ``P = R^-T A^T`` ([1]_, section 6.5). The bound on the error of x is
-    that of the normal equations: it grows with the square of the condition number, and from about 1e6 on no
-    digit is sure. :func:`neula.lstsq` of a source that can be read again knows better.
+    R, ``Q^T b`` and the norms of the residuals are kept, and merged with each block of rows by Householder
+    reflections (sequential TSQR). Rows are removed by ``R'^T R' = R^T (I - P P^T) R`` with ``P = R^-T A^T``
+    ([1]_, section 6.5). As evidence without A, ``A^T (A G)`` is accumulated in twice the working precision
+    for four random vectors G and compared with ``R^T (R G)``. The bound on the error of x is that of the
+    normal equations: it grows with the square of the condition number, and above about 1e6 no digit is
+    guaranteed. :func:`neula.lstsq` has a better bound for a source that can be read again.
 
     References
     ----------
@@ -100,7 +102,7 @@ class LeastSquares:
 
     @property
     def rows(self) -> int:
-        """Rows that it has seen, less those that were removed."""
+        """Number of rows added, minus those removed."""
         return 0 if self._sums is None else self._sums.rows
 
     def __repr__(self) -> str:
@@ -326,7 +328,7 @@ class LeastSquares:
         return -binary_exponents(self._scales).long() + 1
 
     def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], Any]:
-        """Operands of the same number of rows, and what makes an array like b."""
+        """Row blocks of A, b and weights, and a function that makes an array like b."""
         sources, like = {}, self._like
         given = {"A": A, "b": b} | ({} if weights is None else {"weights": weights})
         for name, x in given.items():

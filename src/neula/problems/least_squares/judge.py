@@ -35,7 +35,7 @@ class LeastSquaresJudge:
         return cls(options.limits((m, n)), enough, together)
 
     def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
-        """What :attr:`LeastSquaresSolutions.names` says, for each problem."""
+        """The numbers called :attr:`LeastSquaresSolutions.names`, for each problem."""
         return answer.values.measured()
 
     def settled(self, largest: Sequence[float]) -> bool:

@@ -1,7 +1,7 @@
 """The table of links for least squares.
 
 All problems of a call are solved together where they are small, each step one launch, by R and the corrected
-seminormal equations (``seminormal``). What is left, and large problems, go one by one through the rest of the
+seminormal equations (``seminormal``). Unsolved and large problems go one by one through the rest of the
 table.
 """
 
@@ -65,7 +65,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def spread(self) -> bool:
-        """Whether rows are spread over processes."""
+        """Whether rows are distributed over processes."""
         return self.options.over_rows.spread
 
     @cached_property
@@ -151,12 +151,12 @@ def chain_together(
     options: LeastSquaresOptions,
     by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None,
 ) -> Sequence[LeastSquaresLink]:
-    """What is tried for all of ``count`` problems at once; nothing where they are solved one by one."""
+    """Links for all of ``count`` problems together; none if they are solved one by one."""
     return Chain(TABLE, LeastSquaresCase(count, m, n, options, True, by_host))
 
 
 def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) -> Sequence[LeastSquaresLink]:
-    """What is tried for one of ``count`` problems that is left."""
+    """Links for one of ``count`` problems that are still open."""
     return Chain(TABLE, LeastSquaresCase(count, m, n, options, False))
 
 

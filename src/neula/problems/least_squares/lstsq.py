@@ -75,47 +75,49 @@ def lstsq(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> LstsqResult:
-    """Solve ``min ||A x - b||`` to the accuracy asked for, and say how many digits are sure.
+    """Solve ``min ||A x - b||`` in the 2-norm to the requested accuracy.
 
-    A cheap R (from a factorization in low precision where A is large, else a Gram matrix or LAPACK) is
-    the preconditioner of a refinement in double precision. An answer is accepted when its backward error,
-    computed from the true residual, is small enough and A is known to have full rank. If not, a better R is
-    made, at last by Householder reflections in double precision. Where A lacks full rank, a complete
-    orthogonal decomposition or the SVD gives the solution of minimum norm.
+    Returns x with a bound on its error, which guarantees its number of correct digits. Wide and
+    rank-deficient problems have the minimum-norm solution. Damping, weights, equality constraints and
+    correlated errors are options.
+
 
     Parameters
     ----------
     A : array_like, shape (..., m, n)
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
         modified. Leading dimensions are a batch. Every dimension may be zero. With m < n the minimum-norm
-        solution is computed.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`), or one that is
-        larger than memory: a source of row blocks (:func:`neula.io.sources.row_blocks`), an array of Dask,
-        or a memory map, h5py dataset or array of Zarr of more than 256 MB.
+        solution is computed. Or a matrix whose rows are distributed over processes
+        (:func:`neula.distributed.rows`), or one that is larger than memory: a source of row blocks
+        (:func:`neula.io.sources.row_blocks`), an array of Dask, or a memory map, h5py dataset or array of
+        Zarr of more than 256 MB.
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy. A source of rows if A is one.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
-        do: the cheapest format with which it is certified is taken.
+        Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
+        error; the cheapest sufficient format is used.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to the host.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A; one small matrix of a
+        GPU goes to the CPU.
     algorithm : {"cgls", "lsqr", "direct", "normal", "householder", "svd"}, optional
-        Exactly this one, accepted or not: QR with CGLS or LSQR, ``R^-1 Q^T b`` without refinement, the normal
-        equations, Householder QR in double precision with refinement, the SVD. By default the chain above.
+        Force this algorithm, without a fallback: QR with CGLS or LSQR, ``R^-1 Q^T b`` without refinement, the
+        normal equations, Householder QR in double precision with refinement, the SVD. By default the chain in
+        the Notes.
     compute : str, optional
         Format in which R (or the Gram matrix) is computed, or ``"fp16_cor"``, half precision with error
         correction on a GPU; the engine's preference by default.
     damp : float, optional
         Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` (ridge regression, Tikhonov).
     weights : array_like, shape (m,), optional
-        Factors of the rows: ``min ||diag(weights) (A x - b)||``, as in :func:`numpy.polyfit`.
+        Factors of the rows, square roots of statistical weights: ``min ||diag(weights) (A x - b)||``, as in
+        :func:`numpy.polyfit`.
     constraints : pair of array_like, optional
-        C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x is to fulfil ``C x = d``,
-        for every matrix of a batch. Rows of C may depend on others, if d does likewise; the numerical rank
-        that was used is ``constraint_rank`` of the result.
+        C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x satisfies ``C x = d``,
+        for every matrix of a batch. Rows of C may be dependent if d is consistent with them;
+        ``constraint_rank`` of the result is the numerical rank used.
     covariance : array_like, shape (m, m) or (m,), optional
-        Of b, a matrix V or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
+        Covariance V of b, or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
         squares).
     covariance_factor : array_like, shape (m, m), optional
         Its Cholesky factor, lower triangular, in place of V.
@@ -125,27 +127,28 @@ def lstsq(
     max_iterations : int, optional
         Refinement iterations of each attempt.
     certify : {"backward", "forward"}, optional
-        What is refined until it is at the level of the accuracy: the backward error, or the forward error of
-        x, with residuals in twice the working precision, which the condition number times the unit roundoff
-        allows where it is well below one; with ``"forward"`` a solution that does not get there is not
-        accepted. Small problems (on a CPU of up to 4096 elements) are refined that far in any case, but for
-        what rounding weighted rows takes from single ones on a CPU, which their forward error includes.
+        The error that refinement reduces to the level of the accuracy: the backward error, or the forward
+        error of x. The latter takes residuals in twice the working precision, and a condition number well
+        below the reciprocal of the unit roundoff; otherwise the solution is not accepted. Small problems (on
+        a CPU up to 4096 elements) are refined that far in any case; with weights on a CPU the forward error
+        includes the rounding of weighted rows.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
     wait : bool, optional
-        False to return as soon as the first link of the chain is launched, without waiting for the device:
-        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
-        (on a CPU, for large problems, and at weights), the answer is complete.
+        False returns once the first link of the chain is launched, without waiting for the device.
+        ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
+        the first link itself reads numbers (on a CPU, for large problems, and with weights), the answer is
+        complete.
 
     Returns
     -------
     LstsqResult
         The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``condition``,
-        ``forward_error`` and ``digits``, ``iterations``, ``rank``; that of each problem of a batch is in
-        ``accepted``, ``backward_errors``, ``conditions``, ``forward_errors`` and ``ranks``.
+        ``forward_error`` and ``digits``, ``iterations``, ``rank``; for a batch also ``accepted``,
+        ``backward_errors``, ``conditions``, ``forward_errors`` and ``ranks``.
 
     Raises
     ------
@@ -164,12 +167,12 @@ def lstsq(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached; the result says how far it got.
+        If the accuracy was not reached; the result has the error that was reached.
     IllConditionedWarning
-        If A is so ill-conditioned that no digit of x is sure, or if its rank is below full and doubtful: the
-        singular values beside ``rcond`` are less than a factor of ten apart, or a direction that counts as
-        zero is real and carries the data (:mod:`neula.certificates.rank`); or if C as it is stored has a
-        larger rank than the numerical one. It is an AccuracyWarning, too.
+        If A is so ill-conditioned that no digit of x is guaranteed, or if its rank is ambiguous: the singular
+        values next to the threshold are less than a factor of ten apart, or a direction counted as zero is
+        real and carries part of b (:mod:`neula.certificates.rank`); or if C as stored has a larger rank than
+        its numerical rank. A subclass of AccuracyWarning.
 
     See Also
     --------
@@ -177,35 +180,40 @@ def lstsq(
 
     Notes
     -----
-    With constraints C is scaled and its transpose factorized with column pivoting, which shows its rank; x is
-    the shortest solution of the constraints and a combination of the null space, for which a problem without
-    them is solved (LAPACK's ``gglse`` does the same). ``constraint_error`` says how well they are fulfilled,
-    and all of that is part of the backward and the forward error. With a covariance A and b are multiplied by
-    the inverse of its Cholesky factor, and its condition number is part of the forward error.
+    A factor R of A, cheap to compute, preconditions a refinement in double precision. R comes from a QR
+    factorization in low precision if A is large, otherwise from a Gram matrix or LAPACK. A solution is
+    accepted if its backward error, computed from the true residual, is small enough and A certainly has full
+    rank. If not, a more accurate R follows, finally by Householder reflections in double precision. Below
+    full rank a complete orthogonal decomposition or the SVD computes the minimum-norm solution.
 
-    Where A, b or the weights are torch tensors that require a gradient, x has one, of the first and of higher
-    orders. The backward pass factorizes A in double precision, and raises a ValueError where A lacks full
-    rank (:func:`neula.pipeline.gradients.attach_solution`).
+    With constraints, C is scaled and its transpose factorized with column pivoting, which reveals its rank. x
+    is the minimum-norm solution of the constraints plus a vector of the null space of C, which solves an
+    unconstrained problem (as LAPACK's ``gglse``). ``constraint_error`` measures the residual of the
+    constraints; backward and forward error include it. With a covariance, A and b are multiplied by the
+    inverse of its Cholesky factor, whose condition number enters the forward error.
 
-    Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several right-hand sides and
-    column scaling. Damping and weights are applied without forming the stacked matrix but in the buffer that
-    the factorization overwrites.
+    If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The
+    backward pass factorizes A in double precision, and raises a ValueError where A lacks full rank
+    (:func:`neula.pipeline.gradients.attach_solution`).
 
-    Small problems, alone or in a batch, are solved together, each step one launch for all of them, by the
-    corrected seminormal equations [2]_ (:mod:`neula.algorithms.krylov.batched_lstsq`) with residuals in twice
-    the working precision, unless an algorithm or its format is named. Each is measured by itself; those that
-    miss their accuracy, or may lack full rank, go on to a better R and then one by one to the SVD. The
-    attempts are those of the batch, then that of the worst problem that was solved alone.
+    Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
+    right-hand sides and column scaling. Damping and weights are applied in the buffer that the factorization
+    overwrites, without forming the stacked matrix.
 
-    On a CPU problems that are not wide are solved so whatever their size, with R of a Gram matrix, or of
-    reflections where columns are too dependent. Those of up to 262144 elements and 256 columns or rows go to
-    the compiled core first (``seminormal_host``), which has shifted Cholesky QR for those.
-    Where its solution is not accepted, the chain begins, and nothing is said of it.
+    Small problems, alone or in a batch, are solved by the corrected seminormal equations [2]_
+    (:mod:`neula.algorithms.krylov.batched_lstsq`), each step one launch for the whole batch, with residuals
+    in twice the working precision, unless an algorithm or a format is named. Each problem is measured by
+    itself. Rejected or possibly rank-deficient problems continue with a more accurate R, then one by one with
+    the SVD. The attempts are those of the batch, then those of the worst problem that was solved alone.
 
-    The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
-    stored and the norms D of the columns of A; below full rank that of the problem of the numerical rank.
-    It is measured by the last update where residuals are in twice the working precision, and follows
-    from the condition number and the backward error elsewhere (:mod:`neula.certificates.forward_error`).
+    On a CPU this holds for all problems that are not wide, with R from a Gram matrix, or from reflections if
+    columns are nearly dependent. Problems of up to 262144 elements and 256 columns or rows begin with the
+    compiled core (``seminormal_host``), which also has shifted Cholesky QR.
+
+    The forward error bounds ``||D (x - x*)|| / ||D x*||``. D holds the column norms of A, and x* is the exact
+    solution for A and b as stored, below full rank of the problem of the numerical rank. If residuals are in
+    twice the working precision, the last update measures it; otherwise it follows from the condition number
+    and the backward error (:mod:`neula.certificates.forward_error`).
 
     References
     ----------
@@ -281,7 +289,7 @@ def _asked(
     wait: bool = True,
     general: bool = False,
 ) -> tuple[Call, BatchedProblem, LeastSquaresOptions]:
-    """What :func:`lstsq` is asked for, ``general`` with constraints or covariances."""
+    """Check the arguments of :func:`lstsq`; ``general`` with constraints or covariances."""
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -361,7 +369,7 @@ def default_rcond(shape: Sequence[int], unit: float) -> float:
 
 
 def check_damp(damp: Any) -> float:
-    """A number that is finite and not negative, and that nobody differentiates by."""
+    """A number that is finite and not negative, without a gradient."""
     refuse_gradient(damp, "damp")
     return number("damp", damp, "finite and not negative", lambda x: 0 <= x < math.inf)
 

@@ -56,7 +56,7 @@ class NullSpace:
 
     @property
     def noise(self) -> float:
-        """By how much rounding errors of the factorization turn the basis, and move the shortest x."""
+        """By how much rounding errors of the factorization turn the basis, and move the minimum-norm x."""
         return ROUNDING * self.condition * FP64.u
 
     @classmethod
@@ -180,7 +180,7 @@ class NullSpace:
         -------
         factors : Tensor, shape (rank, q)
         left : Tensor, shape (n, q)
-            What they leave of each row.
+            Remainder of each row.
         """
         kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
         prepared, left = Doubled.from_matrix(kept.mT[None].contiguous()), wanted
@@ -213,7 +213,7 @@ class NullSpace:
 
 
 def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
-    """Whether a sum of rows vanishes for simple factors but for the rounding of one row.
+    """Whether a sum of rows with simple factors vanishes up to the rounding of one row.
 
     A row that was computed with simple factors, and rounded, is no longer nearest to the combination with
     them.

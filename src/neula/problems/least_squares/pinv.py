@@ -42,7 +42,8 @@ def pinv(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> Any:
-    """Pseudoinverse of A (Moore and Penrose), each of its columns or rows with the evidence of :func:`lstsq`.
+    """Moore-Penrose pseudoinverse of A, certified as a least-squares solution for every column (row, if A is
+    tall).
 
     Parameters
     ----------
@@ -54,15 +55,15 @@ def pinv(
         the columns of any other, are first divided by their norms: the rank does not depend on their units.
         By default as for :func:`lstsq`.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of A's dtype. A number is the largest backward error that will
-        do: the cheapest format with which it is certified is taken.
+        Accuracy of the result; by default that of A's dtype. A number is the largest acceptable backward
+        error; the cheapest sufficient format is used.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
@@ -86,7 +87,7 @@ def pinv(
     AccuracyWarning
         If the accuracy was not reached.
     IllConditionedWarning
-        If no digit of a column (of a row, if A is tall) is sure, or the rank is doubtful.
+        If no digit of a column (of a row, if A is tall) is guaranteed, or the rank is ambiguous.
 
     See Also
     --------
@@ -95,10 +96,10 @@ def pinv(
 
     Notes
     -----
-    Of a wide or square A it is the X of smallest norm that minimizes ``||A X - I||``, and of a tall one the
-    transpose of that of ``A^T``. Where X is a torch tensor and A requires a gradient, X has one; in the
-    backward pass there is a ValueError where A lacks full rank, since the pseudoinverse is not continuous
-    there (Golub and Pereyra, 1973).
+    For a wide or square A, X is the matrix of smallest norm that minimizes ``||A X - I||``; for a tall A, the
+    transpose of the pseudoinverse of ``A^T``. X is differentiable if A is a torch tensor; the backward pass
+    raises a ValueError if A lacks full rank, since the pseudoinverse is not continuous there (Golub and
+    Pereyra, 1973).
 
     Examples
     --------
@@ -152,7 +153,7 @@ def _asked(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Call, LeastSquaresOptions]:
-    """What :func:`pinv` is asked for."""
+    """Check the arguments of :func:`pinv`."""
     call = Call.begin(
         {"A": A},
         engine=engine,

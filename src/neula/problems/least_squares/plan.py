@@ -37,7 +37,7 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 
 
 class LeastSquaresPlan:
-    """What single problems with k right-hand sides are solved with.
+    """A plan for single problems with k right-hand sides.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ class LeastSquaresPlan:
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
-    """What problems are solved with whose first link launches its work.
+    """A plan for problems whose first link launches its work.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def solved_by_plan(
 
 
 class InversePlan:
-    """What pseudoinverses of single m x n matrices are found with: solutions for the columns of an identity.
+    """A plan for pseudoinverses of single m x n matrices: solutions for the columns of an identity.
 
     Parameters
     ----------

@@ -35,8 +35,9 @@ WELL_CONDITIONED = 1e5
 theirs, and where the residual is large, the error of x grows with the square of the condition number."""
 
 DOUBTFUL_ITERATIONS = 12
-"""What an R in fp16 with a condition number above ``1/u`` is given: its small singular values are mostly
-rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
+"""Iterations for an R in fp16 with a condition number above ``1/u``: its small singular values are mostly
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes.
+"""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ LIMITS = {
 def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
-    A GPU plays it back where A is small and nobody wants to hear of its progress. Otherwise it ends early
-    with :class:`~neula.pipeline.refusals.Declined` where R will be worse than ``limit`` allows.
+    A GPU replays it if A is small and no progress is reported. Otherwise it ends early with
+    :class:`~neula.pipeline.refusals.Declined` where R will be worse than ``limit`` allows.
     """
     options, operator, n = problem.options, problem.operator, problem.scales.numel()
     engine = options.engine.using(compute)
@@ -116,7 +117,7 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
             work = same.working(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
-        # Dozens of launches that know nothing of A, which may be too large to be played back, or elsewhere.
+        # Dozens of launches that know nothing of A, which may be too large for a graph, or on another device.
         return r, *options.engine.alone.replay(known_of, (r,), "preconditioner")
 
     def known_of(r: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -142,7 +143,7 @@ def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tenso
     """R by the library's Householder reflections in double precision, and solutions by them.
 
     Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
-    iterations from zero add may be the only sure ones.
+    iterations from zero add may be the only guaranteed ones.
     """
     report = stage(problem.options.progress, "factorizing in fp64")
     start, over_rows = None, problem.options.over_rows

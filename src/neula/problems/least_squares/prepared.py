@@ -42,13 +42,13 @@ class Largest:
 
     @cached_property
     def seen(self) -> Largest:
-        """The same on the host, which waits once for them."""
+        """The magnitudes on the host; reading them synchronizes."""
         return Largest(self.both.cpu(), self.n)
 
 
 @dataclass(eq=False)
 class Cache:
-    """What links have computed of a single problem, until one that needs the memory sets it to None."""
+    """Results of links for a single problem, kept until a link that needs the memory sets them to None."""
 
     prepared: PreparedProblem | None = None
     gram: torch.Tensor | None = None
@@ -141,7 +141,7 @@ class LeastSquaresProblems(Batch):
 
 
 Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Answer[LeastSquaresSolutions]]
-"""What a link does."""
+"""Function of a link."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class PreparedProblem:
             known = known and over_rows.count(a.shape[0]) >= a.shape[1]
             return cls._from_scaled(a, b, options, largest=largest if known else None)
         scaled = ScaledProblems.from_arrays(a[None], b[None], options.weights, options.damp, over_rows)
-        if scaled.wide:  # the shortest solution is that in given units
+        if scaled.wide:  # the minimum-norm solution is that in given units
             scaled = scaled.with_columns(scaled.units)
         return cls._from_scaled(scaled.a[0], scaled.b[0], options, scaled)
 

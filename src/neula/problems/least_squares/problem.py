@@ -1,4 +1,4 @@
-"""What a least-squares problem asks for, and what is known of its solutions."""
+"""Options of a least-squares problem, the problems, and their measured solutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from neula.pipeline import solutions
 from neula.pipeline.solutions import FORWARD, Solutions
 
 HALF = 1e-8
-"""Forward error at which half of the digits are sure: another way is worth its time."""
+"""Forward error at which half of the digits are guaranteed: below it, another link is not worth its time."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class LeastSquaresTuning:
 
 
 def in_words(bound: float, error: float, forward: float) -> str:
-    """What is known of a solution: backward and forward error."""
+    """The reason in an attempt: backward and forward error."""
     return f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeastSquaresOptions(solutions.SolutionOptions):
-    """What is asked for."""
+    """Options of a least-squares problem."""
 
     algorithm: str | None
     compute: str | None  # arithmetic of R, where it is named
@@ -45,11 +45,11 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     unit: float = FP64.u  # unit roundoff of the format in which A is stored
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
-        """What singular values must exceed for a rank to be certain: rounding errors look like small ones."""
+        """Singular values above it make the rank certain: rounding errors look like small ones."""
         return max(self.rcond, max(shape[-2:]) * FP64.u)
 
     def limits(self, shape: Sequence[int], forward_error: float | None = None) -> Limits:
-        """What the evidence of solutions may say for matrices of m rows and n columns."""
+        """Limits of the evidence for matrices of m rows and n columns."""
         bound = lstsq_bound(self.target, self.full_rank(*shape[-2:]))
         largest = self.largest_error if forward_error is None else forward_error
         return Limits.for_shape(shape, bound, largest, self.rcond)
@@ -116,5 +116,5 @@ class LeastSquaresSolutions(Solutions):
         return ~self.x.any(1) & (self.forward_error == 0)
 
     def numbers(self) -> list[torch.Tensor]:
-        """What is in :attr:`names`, shape (batch,) each."""
+        """The numbers called :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]

@@ -47,7 +47,7 @@ normalized columns."""
 
 @dataclass(frozen=True)
 class LeastSquaresErrorBounds:
-    """What bounds the error of a refined solution."""
+    """Norms that bound the error of a refined solution."""
 
     scale: Scale  # what backward errors were measured in
     smallest: float  # smallest singular value of B, estimated from above
@@ -89,7 +89,8 @@ def answer_of(
 ) -> Answer[LeastSquaresSolutions]:
     """A solution in the user's units, with its evidence.
 
-    A doubt is one about R or the rank: then the singular values of R say nothing of A, and no digit is sure.
+    A doubt concerns R or the rank: the singular values of R then say nothing about A, and no digit is
+    guaranteed.
     """
     if doubt:
         evidence = replace(evidence, smallest=0.0)
@@ -116,7 +117,7 @@ def answer_of(
         rank=torch.tensor([problem.rank], device=x.device),
         doubtful=torch.tensor([bool(doubt)], device=x.device),
     )
-    # What is returned is the same on all processes, and what is decided by it.
+    # Results and decisions are equal on all processes.
     values = LeastSquaresSolutions(*options.over_rows.agreed(*values.tensors))
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 

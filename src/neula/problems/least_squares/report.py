@@ -1,4 +1,4 @@
-"""What a user is told of least-squares problems that were solved."""
+"""Results and warnings for solved least-squares problems."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LeastSquaresOutcome:
     result: LstsqResult
     why: str = ""
     missed: Sequence[list[int]] = ()  # where in the batch problems are that were not accepted
-    unsure: bool = False  # whether of any problem no digit of x is sure
+    unsure: bool = False  # whether x of any problem has no guaranteed digit
 
     @classmethod
     def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:

@@ -24,7 +24,7 @@ from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, 
 from neula.problems.signatures import Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
-"""Of which each a digit is to be sure."""
+"""Numbers that must each have a guaranteed digit."""
 
 
 @overload
@@ -43,10 +43,12 @@ def ridge_path(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> RidgePath:
-    """Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` for hundreds of dampings, and cross-validate them.
+    """Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` for hundreds of dampings, with their cross-validation
+    errors.
 
-    A is factorized once, and R once more by the SVD; each damping is a few products with vectors after that.
-    Solutions and errors of prediction that this leaves with few digits are refined.
+    Returns all solutions, and error bounds on them and on their cross-validation errors. A is factorized
+    once.
+
 
     Parameters
     ----------
@@ -58,17 +60,17 @@ def ridge_path(
         Not negative, in any order; 0 is plain least squares of minimum norm. scikit-learn's ``alpha`` is
         ``damp**2``.
     leverage : float or array_like, shape (m,), optional
-        Leverages of what A and b were made orthogonal to before, which count in cross-validation: ``1 / m``
-        where means were subtracted.
+        Leverages of directions removed from A and b before, which count in cross-validation: ``1 / m`` if
+        means were subtracted.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy that solutions are held against; by default that of the dtype. Everything is computed in
-        double precision.
+        Accuracy for which solutions are certified; by default that of the dtype. It does not change the
+        arithmetic, which is double precision.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
@@ -91,10 +93,10 @@ def ridge_path(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached for one of the dampings; ``accepted`` says for which.
+        If the accuracy was not reached for one of the dampings; see ``accepted``.
     IllConditionedWarning
-        If no digit of a solution, or of its ``residual_norms``, ``gcv`` or ``leave_one_out``, is sure; these
-        two are NaN then. It is an AccuracyWarning, too.
+        If no digit of a solution, or of its ``residual_norms``, ``gcv`` or ``leave_one_out``, is guaranteed;
+        the last two are NaN then. A subclass of AccuracyWarning.
 
     See Also
     --------
@@ -102,12 +104,13 @@ def ridge_path(
 
     Notes
     -----
-    With ``A = Q R`` and ``R = U S V^T`` the solution is ``V (S^2 + damp^2)^-1 S U^T Q^T b``. A row that is
-    left out changes its own residual from r to ``r / (1 - h)``, h being its leverage [1]_, so nothing is
-    fitted again. Both are computed from ``damp^2 / (S^2 + damp^2)``, not as differences: in a fit that goes
-    through all of b they vanish with the damping, and the quotient does not. Without damping ``gcv`` and
-    ``leave_one_out`` are the limits, the second one that of minimum-norm fits; a row with a leverage of 1 is
-    left out indeed.
+    With ``A = Q R`` and ``R = U S V^T`` the solution is ``V (S^2 + damp^2)^-1 S U^T Q^T b``, a few products
+    with vectors for each damping; solutions and errors with few correct digits are refined. If a row is left
+    out, its residual changes from r to ``r / (1 - h)``, where h is its leverage [1]_, so that no fit is
+    repeated. Both are computed from ``damp^2 / (S^2 + damp^2)`` without differences: in a fit that
+    interpolates b they vanish with the damping, but their quotient does not. Without damping ``gcv`` and
+    ``leave_one_out`` are limits, the latter that of minimum-norm fits; a row with leverage 1 is left out
+    exactly.
 
     References
     ----------
@@ -175,7 +178,7 @@ def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
 def _result(
     call: Call, shapes: BatchedProblem, damps: torch.Tensor, found: Estimates, nonzero: torch.Tensor
 ) -> tuple[RidgePath, str]:
-    """What a user is told, zeros for columns of zeros, and why it is not accepted."""
+    """The result, with zeros for columns of zeros, and the reason if it is not accepted."""
     path, scaled, solutions = found.path, found.path.scaled, found.x.value
     bound = found.limits.backward_error
     given = scaled.in_units(solutions).to(call.dtype).double()

@@ -78,7 +78,7 @@ class Estimates:
 
     @property
     def gcv(self) -> BoundedEstimate:
-        """The same by generalized cross-validation: square roots, shape (p, k)."""
+        """Square roots of the errors of generalized cross-validation, shape (p, k)."""
         m, trace = len(self.path.scaled.a), self.trace
         value, error = (m**0.5 * y / trace.value.abs() for y in self.residual)
         return BoundedEstimate.from_arrays(
@@ -250,8 +250,9 @@ def _refined(
 def _refined_wide(
     a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor
 ) -> tuple[BoundedEstimate, BoundedEstimate]:
-    """The same by the shortest solution of ``A x + damp z = b``, whose multipliers are the residuals divided
-    by the square of the damping: these do not vanish with it.
+    """Refine by the minimum-norm solution of ``A x + damp z = b``. Its multipliers are the residuals divided
+    by the
+    square of the damping, so that they do not vanish with it.
     """
     m, n = a.shape[1:]
     stacks = torch.cat([a, torch.diag_embed(damps.expand(-1, m))], 2)

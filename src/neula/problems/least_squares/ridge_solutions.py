@@ -84,7 +84,7 @@ class ScaledRidgeProblem:
         return self.mean is None and bool(self.before.any())
 
     def rounding(self, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """What is lost of x as it is returned, relative to it, shape (p, k)."""
+        """Relative rounding error of x as it is returned, shape (p, k)."""
         lost = x - self.near_one(given)
         return over(norm(self.columns * lost, dim=1), norm(self.columns * x, dim=1))
 
@@ -217,7 +217,7 @@ class Path:
 
     @cached_property
     def unit(self) -> float:
-        """The same relative to A: rounding errors of products with U and V."""
+        """Rounding errors of products with U and V, relative to A."""
         largest = float(self.s.max()) if len(self.s) else 0.0
         return self.noise / largest if largest > 0 else 4 * FP64.u
 
@@ -230,7 +230,7 @@ class Path:
 
     @cached_property
     def rest(self) -> torch.Tensor:
-        """What no x takes away of b, shape (m, k)."""
+        """The part of b outside the range of A, shape (m, k)."""
         if not self.outside:
             return torch.zeros_like(self.scaled.b)
         left = self.scaled.b - self.u @ self.c
@@ -238,7 +238,7 @@ class Path:
 
     @cached_property
     def rest_of_units(self) -> torch.Tensor:
-        """The same part of ``W_ii``, shape (m, 1)."""
+        """The part of ``W_ii`` outside the range of A, shape (m, 1)."""
         before = self.scaled.before
         if self.outside:
             return (1 - before - self.u.square().sum(1, keepdim=True)).clamp_min(0)

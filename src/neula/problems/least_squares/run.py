@@ -32,7 +32,7 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 def begin_problems(
     problems: LeastSquaresProblems,
 ) -> tuple[Answer[LeastSquaresSolutions], torch.Tensor] | None:
-    """What the first link finds, and which problems it solves, without waiting; None where it waits."""
+    """Answer of the first link, and which problems it solves; None if that link synchronizes."""
     count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
     if 0 in (problems.a.numel(), problems.b.numel()):
         return None
@@ -62,7 +62,7 @@ def solve_problems(
     begun : Answer, optional
         From :func:`begin_problems`.
     together : list of Link, optional
-        What is tried for all of them, by default what suits their number.
+        Links for all of them; by default those for their number.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -85,7 +85,7 @@ def _run_together(
     problems: LeastSquaresProblems,
     begun: Answer[LeastSquaresSolutions] | None,
 ) -> Run[LeastSquaresSolutions]:
-    """What has been found for all of them together: nothing where no link suits them."""
+    """Run the links for all problems together; an empty run if there are none."""
     options, count = problems.options, len(problems)
     m, n = options.over_rows.count(problems.a.shape[1]), problems.a.shape[2]
     judge = LeastSquaresJudge.for_shape(m, n, options, together=True)

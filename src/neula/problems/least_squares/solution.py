@@ -26,7 +26,7 @@ from neula.problems.orthogonal.qr import qr
 
 
 def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
-    """What the first link has launched, where that waits for nothing."""
+    """The result of the first link, before anything is read; None if that link synchronizes."""
     with call.computing():
         without_waits = replace(options, may_wait=False)
         problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), without_waits)
@@ -64,7 +64,7 @@ def solve_system(
     is_batch = bool(shapes.batch)
     with call.computing():
         spoilt = _spoilt(shapes, problems.b)
-        if spoilt is not None:  # a column that is worked on with others would spoil them
+        if spoilt is not None:  # a column refined with others would overwrite them
             usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
             problems, begun = replace(problems, b=usable), None
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)

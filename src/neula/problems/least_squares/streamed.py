@@ -43,13 +43,13 @@ MOST_PASSES = 3
 """Over A: where it does not fit into memory, reading it is what takes time."""
 
 GRAM_RATE = 1e-5
-"""What ``u cond(A)^2`` may be for an R of the Gram matrix: two updates then leave rounding errors."""
+"""Largest ``u cond(A)^2`` for an R of the Gram matrix: two updates then leave rounding errors."""
 
 LARGEST_SCALE = 2.0**1022
 """A power of two that has a reciprocal, too: subnormal columns stay a little smaller."""
 
 Step = Callable[[torch.Tensor, torch.Tensor], None]
-"""What a pass does with some rows of A and b."""
+"""Function of a pass for some rows of A and b."""
 
 
 def lstsq_streamed(
@@ -157,7 +157,7 @@ def _solved(problem: Streamed) -> Run[LeastSquaresSolutions]:
 
 
 def chain_streamed(options: LeastSquaresOptions) -> list[Link[Streamed, LeastSquaresSolutions]]:
-    """What is tried for a matrix that is read in blocks."""
+    """Links for a matrix that is read in blocks."""
     ways = {"cholesky fp64 + seminormal": by_gram, "householder fp64 + seminormal": by_householder}
     return [
         Link(label, partial(answer, label=label))

@@ -1,7 +1,7 @@
 """Problems that are small enough to be solved together, each step one launch for all of them.
 
 The links of their chain differ in where R comes from: each is followed by refinement with residuals in twice
-the working precision. What no link solves goes on to the SVD, one by one.
+the working precision. Unsolved problems go to the SVD, one by one.
 """
 
 from __future__ import annotations

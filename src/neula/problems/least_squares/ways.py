@@ -1,4 +1,4 @@
-"""What can be tried for one least-squares problem beside the SVD: R, and iterations with it."""
+"""Methods for one least-squares problem, except the SVD: R, and iterations preconditioned by it."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def by_gram(
 ) -> Solution:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
-    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and says how
-    many digits are sure. With ``plain_residuals``, those in working precision, R is checked before.
+    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and guarantees
+    a number of digits. With ``plain_residuals``, those in working precision, R is checked before.
     """
     options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))

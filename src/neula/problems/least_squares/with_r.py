@@ -44,7 +44,7 @@ def system_of(
         assert columns is not None
         triangles = Triangles.estimated(r, columns)
     elif columns is not None:
-        # Dozens of launches that know nothing of A, which may be too large to be played back.
+        # Dozens of launches that know nothing of A, which may be too large for a graph.
         inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
         inverse, norm, bound, of_inverse = options.engine.alone.replay(_triangles, inputs, "triangles")
         triangles = Triangles(inverse, norm, bound, of_inverse)

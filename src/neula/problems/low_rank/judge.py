@@ -29,7 +29,7 @@ class SVDJudge:
         return answer.values.measures.T
 
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
-        """What the numbers say."""
+        """The certificate for the measured numbers."""
         residual, orthogonality, missed = numbers[:, 0].tolist()
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 

@@ -2,7 +2,7 @@
 
 A part of the singular values comes from iterations where these cost less than the Gram matrix and its
 eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of R,
-or for small matrices, unless their rows are spread over processes, from the library's SVD.
+or for small matrices, unless their rows are distributed over processes, from the library's SVD.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class SVDCase(Case):
 
 
 def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
-    """What is tried for a tall matrix."""
+    """Links for a tall matrix."""
     return Chain(TABLE, SVDCase(m, n, options))
 
 

@@ -1,4 +1,4 @@
-"""What a low-rank approximation asks for, the matrix, and what is known of its singular triplets."""
+"""Options of a low-rank approximation, the matrix, and its measured singular triplets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from neula.pipeline.progress import Progress
 
 @dataclass(frozen=True)
 class SVDOptions:
-    """What is asked for, and what was named."""
+    """Options of a low-rank approximation."""
 
     # The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
     target: Format
@@ -28,7 +28,7 @@ class SVDOptions:
 
     @property
     def work(self) -> Format:
-        """What the matrix is stored in, and triplets are computed and measured in."""
+        """The format in which triplets are stored, computed and measured."""
         return FP64 if self.target is FP64 else FP32
 
     @property
@@ -50,21 +50,21 @@ class SVDOptions:
         return self.engine.over_rows.count(here[-2]), here[-1]
 
     def bound(self, m: int, n: int) -> float:
-        """What a certificate is held against."""
+        """Largest accepted relative error."""
         return self.rounding(m, n) if self.part is None else self.part
 
     def orthogonality_bound(self, m: int, n: int) -> float:
-        """The same for the orthogonality."""
+        """Largest accepted loss of orthogonality."""
         return orthogonality_bound(self.target, n) + measurement_error(m, self.work.dtype)
 
     def weights(self, s: torch.Tensor, norm: float, m: int, n: int) -> torch.Tensor:
-        """What errors of triplets are divided by before they are held against the bound."""
+        """Divisors that make errors of triplets comparable with :meth:`bound`."""
         if self.part is None or norm == 0:
             return torch.full_like(s, norm or 1.0)
         return s + norm * self.rounding(m, n) / self.part
 
     def rounding(self, m: int, n: int) -> float:
-        """What rounding errors of the target may come to, relative to ``||A||_F``."""
+        """Bound on rounding errors of the target format, relative to ``||A||_F``."""
         return residual_bound(self.target, n) + measurement_error(m, torch.float64)
 
 

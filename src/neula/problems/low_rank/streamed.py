@@ -141,7 +141,7 @@ class _SingularValueBounds:
     Attributes
     ----------
     vectors : Tensor, shape (n, c)
-        What is to be multiplied by ``A^T A``.
+        Vectors to multiply by ``A^T A``.
     """
 
     def __init__(self, s: torch.Tensor, v: torch.Tensor, k: int) -> None:

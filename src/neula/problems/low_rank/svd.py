@@ -73,20 +73,18 @@ def svd_lowrank(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> SVDResult:
-    """Best low-rank approximation ``A ~ U diag(s) Vh``: iterations on matrix units, the Gram matrix, or QR.
+    """Best low-rank approximation ``A ~ U diag(s) Vh``: the leading singular values and vectors.
 
-    A few singular values (a ``rank`` of up to a quarter of the columns) come from subspace iteration with a
-    random block, in the cheapest format: two products with A for each step, four products where there is a
-    gap behind the rank. It stops when what is measured meets the accuracy. Where that would take longer than
-    the eigenvectors of the Gram matrix, these come next; all singular values, and what neither finds, come
-    from QR and the SVD of R.
+    Returns the triplets with bounds on the errors of the singular values. ``rank`` fixes their number,
+    ``tol`` the error of the approximation.
+
 
     Parameters
     ----------
     A : array_like, shape (m, n)
-        NumPy array, torch tensor or DLPack object; not modified.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`), or one that is
-        larger than memory, as for :func:`neula.lstsq`: it is read three times, and U, of as many rows, kept.
+        NumPy array, torch tensor or DLPack object; not modified. Or a matrix whose rows are distributed over
+        processes (:func:`neula.distributed.rows`), or one that is larger than memory, as for
+        :func:`neula.lstsq`: it is read three times, and U, of as many rows, kept.
     rank : int, optional
         Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
@@ -101,7 +99,7 @@ def svd_lowrank(
     engine, strict, progress : optional
         As for :func:`neula.qr`.
     algorithm : {"iteration", "gram-svd", "qr-svd"}, optional
-        Exactly this one, accepted or not; the first two need a rank.
+        Force this algorithm, without a fallback; the first two need a rank.
 
     Returns
     -------
@@ -113,7 +111,7 @@ def svd_lowrank(
     ------
     ValueError
         If both ``rank`` and ``tol`` are given, if one is out of range, for an accuracy that the dtype cannot
-        hold, and for what :func:`neula.qr` refuses.
+        hold, and as for :func:`neula.qr`.
     TypeError
         For complex or sparse input.
     AccuracyError
@@ -126,19 +124,25 @@ def svd_lowrank(
 
     See Also
     --------
-    torch.svd_lowrank : a given number of power iterations, without a look at what they have come to.
+    torch.svd_lowrank : a given number of power iterations, without a check of the result.
 
     Notes
     -----
-    Subspace iteration begins as in [1]_ and goes on with Chebyshev polynomials
-    (:mod:`neula.algorithms.spectra.subspace_iteration`). It needs no copy of A but one in the low format.
-    Triplets have ``A V = U diag(s)``. They are accepted if the residual ``A^T U - V diag(s)`` is small enough
-    and no larger singular value was missed, but for a probability of 1e-6: random vectors, which have nothing
-    to do with those of the iteration, bound what is left of A outside the subspace
-    (:func:`neula.certificates.low_rank.largest_beyond`). Singular values that do not decay around the rank
-    take many products; a rank beyond the numerical rank takes no more than another.
+    Up to a quarter of the columns, ``rank`` triplets are computed by subspace iteration with a random block
+    in the cheapest format: two products with A a step, four in total if there is a gap after the rank. It
+    stops once the measured errors meet the accuracy. If this would take longer than the eigenvectors of the
+    Gram matrix, these follow. All other cases, and triplets that neither method finds, take QR and the SVD of
+    R.
 
-    The truncation error usually exceeds rounding errors by far: then ``accuracy="fp16"``, or a number, loses
+    Subspace iteration begins as in [1]_ and continues with Chebyshev polynomials
+    (:mod:`neula.algorithms.spectra.subspace_iteration`). It needs no copy of A except one in the low format.
+    The triplets satisfy ``A V = U diag(s)``. They are accepted if the residual ``A^T U - V diag(s)`` is small
+    enough and no larger singular value was missed, except with a probability of 1e-6: random vectors
+    independent of the iteration bound the part of A outside the subspace
+    (:func:`neula.certificates.low_rank.largest_beyond`). Singular values that do not decay near the rank take
+    many products; a rank beyond the numerical rank costs no more than another.
+
+    The truncation error usually exceeds rounding errors by far; ``accuracy="fp16"``, or a number, then loses
     nothing ([2]_, table 4).
 
     References
@@ -228,7 +232,7 @@ def _of_source(
     strict: bool,
     progress: Progress | None,
 ) -> SVDResult:
-    """The same of a matrix that is read in blocks."""
+    """Singular triplets of a matrix that is read in blocks."""
     source = row_blocks(A)
     if len(source.shape) != 2 or 0 in source.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What can be tried for the leading singular triplets of a tall matrix."""
+"""Methods for the leading singular triplets of a tall matrix."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def by_iteration(
 
 
 class _TripletMeasurements:
-    """What is measured of triplets from iterations: first what is cheap, the rest where that is good enough.
+    """Measures triplets during iterations: cheap measures first, the others if the first are good enough.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     u, s, vh, left, lost = svd_of_r(r, rank=options.rank, tol=options.tol, over_rows=over_rows)
     u, s = exact_matmul(q, u), s.double().cpu()
     bound, weights = options.bound(*shape), options.weights(s, norm, *shape)
-    # What is certified is relative to the norm of A.
+    # Certified errors are relative to the norm of A.
     smallest = float(weights.min()) if len(s) else norm
     unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
     residual = unit * certificate.residual / certificate.residual_bound

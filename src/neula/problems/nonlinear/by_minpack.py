@@ -1,7 +1,7 @@
 """One plain fit on a CPU in NumPy: by MINPACK, with the evidence of the way for all others.
 
-For small problems tensors and batches take many times as long as the arithmetic. What is accepted here is
-what is accepted there; what is not begins again there.
+For small problems tensors and batches take many times as long as the arithmetic. Both accept the same
+answers; rejected problems start again there.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
 
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
-    """What :func:`~neula.problems.nonlinear.evidence.evidence_of` measures; None unless J is of full rank."""
+    """The numbers of :func:`~neula.problems.nonlinear.evidence.evidence_of`; None unless J has full rank."""
     m, u, norms = near.slopes.shape[1], EPS, near.norms
     errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):

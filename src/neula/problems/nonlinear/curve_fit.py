@@ -91,10 +91,10 @@ def curve_fit(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> CurveFitResult:
-    """Fit a model to data: ``popt, pcov = curve_fit(f, xdata, ydata)``, certified.
+    """Fit a model to data: ``popt, pcov = curve_fit(f, xdata, ydata)``, with the errors of the parameters.
 
-    The parameters minimize the sum of squares of ``(f(xdata, *popt) - ydata) / sigma``. What the arguments
-    mean is what they mean to :func:`scipy.optimize.curve_fit`, unless said otherwise.
+    The parameters minimize the sum of squares of ``(f(xdata, *popt) - ydata) / sigma``. Arguments are those
+    of :func:`scipy.optimize.curve_fit`, unless said otherwise.
 
     Parameters
     ----------
@@ -103,32 +103,33 @@ def curve_fit(
         shape (problems, 1), so that it is broadcast with xdata, and the model returns (problems, m). It may
         be called for some of the problems, as others have converged.
     xdata : object
-        What the model takes; arrays and lists must be finite. Of a batch it has the shape of ``ydata``, rows
-        belonging to the problems, or any other one, and belongs to all of them.
+        Argument of the model; arrays and lists must be finite. For a batch it has the shape of ``ydata``,
+        with rows that belong to the problems, or any other shape, and belongs to all of them.
     ydata : array_like, shape (m,) or (*batch, m)
         Observations: of one curve, or of many, each with parameters of its own.
     p0 : array_like, shape (n,) or (*batch, n), optional
-        Where to begin; by default ones, or the middle of the bounds.
+        Starting point; by default ones, or the middle of the bounds.
     sigma : array_like, optional
         Standard deviations of ``ydata``, broadcast with it; or their covariance matrix, shape (m, m) or
         (*batch, m, m).
     absolute_sigma : bool, optional
-        Whether ``sigma`` is to be believed; by default ``pcov`` is scaled by the residuals.
+        Whether ``sigma`` is in the units of ``ydata``; by default only its ratios count, and ``pcov`` is
+        scaled by the residuals.
     check_finite : bool, optional
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
     method : {"trf", "dogbox", "lm"}, optional
-        The same method each time.
+        Accepted for compatibility with SciPy; the method is the same for each.
     jac : callable or str, optional
         ``jac(xdata, a, b, ...)``, shape (m, n), or a name as for :func:`neula.least_squares`.
     full_output : bool, optional
         Let the result unpack into ``popt, pcov, infodict, mesg, ier``.
     nan_policy : {"raise", "omit"}, optional
-        Whether observations that are NaN, of one curve, are left out.
+        Whether NaN observations of a single curve are omitted.
     ftol, xtol, gtol, x_scale, loss, f_scale, diff_step, verbose, callback, engine, strict : optional
     progress : optional
         As for :func:`neula.least_squares`.
     max_nfev, maxfev : int, optional
-        Calls of f; the two are the same.
+        Largest number of calls of f; both names are accepted, as in SciPy.
 
     Returns
     -------
@@ -144,7 +145,7 @@ def curve_fit(
     Warns
     -----
     AccuracyWarning
-        If the fit is not certified; SciPy raises a RuntimeError if it does not end.
+        If the fit is not certified; SciPy raises a RuntimeError if it does not converge.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What is known of the minimum that was found: whether it is one, and how many digits of x are sure."""
+"""Evidence for a minimum: whether it is stationary, and how many digits of x are guaranteed."""
 
 from __future__ import annotations
 

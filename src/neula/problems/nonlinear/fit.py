@@ -55,7 +55,7 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class NonlinearFit:
-    """What a fit has come to."""
+    """Result of a fit."""
 
     at: Iterates
     evidence: NonlinearEvidence
@@ -64,7 +64,7 @@ class NonlinearFit:
     held: torch.Tensor  # bool, shape (P, n): variables that a bound stops
 
     def why(self, uncertified: str) -> str:
-        """What is wrong with the first problem that is not accepted."""
+        """The reason why the first rejected problem is not accepted."""
         place = int((~self.accepted).nonzero()[0, 0])
         status, found = int(self.at.status[place]), self.evidence
         reasons = [MESSAGES[status]] if status <= 0 else []
@@ -200,7 +200,7 @@ def _watcher(
     start: Start,
     wrap: Callable[[torch.Tensor], Any],
 ) -> Callable[[Iterates], bool]:
-    """What is told after each step; True to stop."""
+    """A function that reports each step, by callback, print or progress; it returns True to stop."""
     done = stage(progress, "levenberg-marquardt")
     told = _told(callback)
     if callback is None and verbose < 2 and progress is None:

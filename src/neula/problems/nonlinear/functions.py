@@ -34,13 +34,13 @@ class Points:
     whole: torch.Tensor
 
     def given(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
-        """What the function is called with, shape (*batch, n), if problems ``which`` are at x."""
+        """The argument for the user's function, shape (*batch, n), if problems ``which`` are at x."""
         if len(which) < len(self.whole):
             x = self.whole.to(x.dtype).index_copy(0, which, x)
         return x.reshape(*self.batch, x.shape[-1])
 
     def taken(self, out: torch.Tensor, which: torch.Tensor, name: str = "fun") -> torch.Tensor:
-        """What the function has returned, shape (len(which), ...)."""
+        """The values of the user's function for problems ``which``, shape (len(which), ...)."""
         if not self.batch:
             return out[None]
         if out.shape[: len(self.batch)] != self.batch:
@@ -58,7 +58,7 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
 def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
-    """What a function of the caller has returned, as a tensor; complex only where x was.
+    """Convert the return value of a user's function to a tensor; complex only if x was.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
 
 
 def refuse_dependence(out: Any, name: str) -> None:
-    """A gradient that nobody computes must not be lost, of an argument or of what a function uses.
+    """A gradient that is not computed must be an error, for an argument or a tensor that the function uses.
 
     Raises
     ------
@@ -166,7 +166,7 @@ class Jacobian:
         *,
         is_tensor: bool,
     ) -> Jacobian:
-        """What an argument ``jac`` says, at first points of shape (P, n)."""
+        """Interpret the argument ``jac``, at first points of shape (P, n)."""
         return cls(call, given, mode_of(jac, is_tensor=is_tensor), differences, jac is None, x.abs())
 
     @property

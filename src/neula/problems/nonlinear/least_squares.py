@@ -1,4 +1,4 @@
-"""Non-linear least squares: check the input, minimize, measure, give back."""
+"""Non-linear least squares: check the input, minimize, measure, return."""
 
 from __future__ import annotations
 
@@ -68,13 +68,12 @@ def least_squares(
     strict: bool = False,
     progress: Progress | None = None,
 ) -> LeastSquaresResult:
-    """Minimize half the sum of squares of a function, or of many functions at once, within bounds.
+    """Minimize half the sum of squares of the residuals ``fun(x)``, within bounds, for one problem or a
+    batch.
 
-    The method of Levenberg and Marquardt in a trust region: each iteration factorizes the Jacobian once, in
-    double precision, and tries damped steps by QR of R with the damping below it. When one of SciPy's tests
-    is passed, with its usual tolerance or a smaller one, Gauss-Newton steps go on while they shrink, so that
-    x is as accurate as rounding errors allow. Parameters mean what they mean to
+    Returns SciPy's fields, with an estimate of the error of x. Parameters are those of
     :func:`scipy.optimize.least_squares`, unless said otherwise.
+
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def least_squares(
         of NumPy, or a tensor. Of a batch, with x of shape (*batch, n), it returns shape (*batch, m), each row
         from its own row of x alone.
     x0 : array_like, shape (n,) or (*batch, n)
-        Where to begin. Tensors keep their dtype; all else is taken as float64, as in SciPy.
+        Starting point. Tensors keep their dtype; all else is taken as float64, as in SciPy.
     jac : {"forward", "reverse", "2-point", "3-point", "cs"} or callable, optional
         ``jac(x, *args, **kwargs)`` of shape (*batch, m, n); or derivatives of torch in one mode, or
         differences. By default torch, in the mode with fewer directions, where ``x0`` is a tensor; else
@@ -91,17 +90,18 @@ def least_squares(
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
         Lower and upper bounds, broadcast with ``x0``.
     method : {"trf", "dogbox", "lm"}, optional
-        For SciPy's sake: it is the same method each time. It takes bounds, losses and batches in any case.
+        Accepted for compatibility with SciPy; the method is the same for each, with bounds, losses and
+        batches.
     ftol, xtol, gtol : float or None, optional
-        The relative change of the cost, in fact and as promised by the model; the length of the step relative
-        to x, both scaled; and the largest cosine of the angle between residuals and a column of the Jacobian
-        (the last as for SciPy's "lm": no units matter). In formats coarser than float64 those below their
-        spacing are taken as its root. None: no such test.
+        Tolerances: for the relative decrease of the cost, actual and predicted; for the length of the step
+        relative to x, both scaled; and for the largest cosine of the angle between residuals and a column of
+        the Jacobian (independent of units, as SciPy's "lm"). In formats coarser than float64, tolerances
+        below the unit roundoff are replaced by its root. None disables a test.
     x_scale : {"jac"} or array_like, optional
         Sizes of the variables; by default the largest norms of the columns so far set the scale.
     loss : {"linear", "soft_l1", "huber", "cauchy", "arctan"} or callable, optional
     f_scale : float, optional
-        Beyond what residuals count as outliers.
+        Size of residuals above which they count as outliers.
     diff_step : array_like, optional
         Relative steps of differences.
     max_nfev : int, optional
@@ -118,11 +118,11 @@ def least_squares(
         some of the residuals, and the triangular factor is merged from block to block. A block should have
         several times as many rows as there are variables.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What factorizes. ``"auto"`` goes by the device of ``x0``.
+        The engine that factorizes the Jacobian. ``"auto"`` chooses it by the device of ``x0``.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
@@ -136,7 +136,7 @@ def least_squares(
         If bounds exclude ``x0`` or each other, residuals or the Jacobian are not finite at ``x0``, shapes do
         not fit, or a name is unknown; and if ``fun`` depends on a tensor that requires a gradient.
     TypeError
-        For what is no array of numbers, and if torch cannot differentiate ``fun``.
+        For arguments that are not arrays of numbers, and if torch cannot differentiate ``fun``.
     AccuracyError
         If x is not certified and ``strict`` is set.
 
@@ -152,11 +152,13 @@ def least_squares(
 
     Notes
     -----
-    The trust region is that of [1]_, bounds are respected by steps of free variables alone [2]_. Where a step
-    leads to NaN or Inf it is refused, the region shrinks, and the result counts it.
+    The method of Levenberg and Marquardt [1]_ factorizes the Jacobian once an iteration, in double precision,
+    and computes damped steps by QR of R stacked on the damping. Bounds are respected by steps of free
+    variables alone [2]_. Once one of SciPy's tests is passed, Gauss-Newton steps continue while they shrink,
+    so that x is as accurate as rounding errors allow. A step that leads to NaN or Inf is rejected, the trust
+    region shrinks, and the result counts the rejection.
 
-    The method finds a minimum near ``x0``, and the certificate says that it is one. That no other one is
-    lower it cannot say.
+    The certificate shows that x is a minimum near ``x0``, not that it is the global minimum.
 
     References
     ----------

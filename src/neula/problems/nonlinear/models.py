@@ -29,7 +29,7 @@ class Model:
     is_tensor: bool  # whether f is a function of torch
 
     def values(self, function: Callable[..., Any], xdata: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        """The model, or another function of the same arguments, at parameters x, shape (P, n).
+        """Values of the model, or of a function with its arguments, at parameters x, shape (P, n).
 
         Of a batch each parameter has shape (P, 1), else none.
         """
@@ -41,7 +41,7 @@ class Model:
         return out if self.batch else out[None]
 
     def select(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
-        """What problems ``which`` take from ``xdata``: their rows, if it has the shape of the data."""
+        """The rows of ``xdata`` for problems ``which``, if it has the shape of the data."""
         if not self.batch or tuple(getattr(xdata, "shape", ())) != shape:
             return xdata
         rows = xdata.reshape(-1, shape[-1])
@@ -88,11 +88,11 @@ class Observations:
         return self._whitened_rows(self.model.f, self.y[0].numpy(), 1)
 
     def slopes_in_arrays(self, jac: Callable[..., Any]) -> Vectors:
-        """The caller's derivatives of the same model, whitened, shape (m, n)."""
+        """The user's derivatives of the model, whitened, shape (m, n)."""
         return self._whitened_rows(jac, 0.0, 2)
 
     def _whitened_rows(self, function: Callable[..., Any], y: np.ndarray | float, ndim: int) -> Vectors:
-        """What a function of xdata and parameters returns, a row of float64 for each observation, less y."""
+        """A function of xdata and parameters, minus y, with one whitened float64 row an observation."""
         xdata, m = self.xdata, self.y.shape[1]
         deviations = None if self.deviations is None else self.deviations[0].numpy()
         factor = None if self.factor is None else self.factor[0].numpy()

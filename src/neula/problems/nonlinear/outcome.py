@@ -1,4 +1,4 @@
-"""What the caller gets of a fit."""
+"""Results of non-linear fits."""
 
 from __future__ import annotations
 

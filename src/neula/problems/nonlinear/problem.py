@@ -1,4 +1,4 @@
-"""What a non-linear fit asks for, checked as SciPy checks it."""
+"""Options of a non-linear fit, checked as in SciPy."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def usual_tolerance(dtype: torch.dtype) -> float:
 
 
 def limits_of(tolerances: Tolerances) -> Limits:
-    """What the evidence of a minimum may say: how stationary it is counts as its backward error."""
+    """Limits of the evidence for a minimum: its stationarity takes the place of a backward error."""
     return Limits(tolerances.stationarity, SURE, residual=1.0)
 
 

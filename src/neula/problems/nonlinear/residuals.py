@@ -31,8 +31,7 @@ class Residuals:
     jacobian: Jacobian
     loss: Loss
     engine: Engine
-    # What the function is called with, one after the other: no more than one block of the Jacobian is ever
-    # held.
+    # Arguments of the function, one after the other: only one block of the Jacobian is in memory.
     blocks: Sequence[Any] | None = None
     # fun, jac: of each problem at the point where it was linearized last, shapes (P, m) and (P, m, n); the
     # second is scaled by the loss.

@@ -1,4 +1,4 @@
-"""What operators share: dtypes and shapes of what they return, and what they take."""
+"""Argument conversion shared by the operators, and dtypes and shapes of their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMON = 'str? accuracy=None, str engine="auto", bool strict=False'
 
 
 def common(accuracy: str | None, engine: str, strict: bool) -> dict[str, Any]:
-    """The same for the function."""
+    """Common keywords of the functions."""
     return {"accuracy": accuracy_of(accuracy), "engine": engine, "strict": strict}
 
 

@@ -97,7 +97,7 @@ def traced_lsq_linear(
 
 
 def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[Any, ...]) -> Any:
-    """A result whose numbers nobody may look at."""
+    """A result whose numbers may not be read."""
     engine = options[1]
     if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None

@@ -191,7 +191,7 @@ def _unread(
     is_vector: bool,
     engine: str,
 ) -> dict[str, Any]:
-    """What results have in common while nobody may look: the numbers stay tensors."""
+    """Fields of a result whose numbers may not be read: they stay tensors."""
     return {
         "x": x.squeeze(-1) if is_vector else x,
         "converged": accepted.all(),

@@ -28,7 +28,7 @@ from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, without_factors
 
 Begun = Sequence[Answer[QRValues]]
-"""What the first links have found: of a chain for all matrices, or of one for each."""
+"""Answers of first links: of a chain for all matrices, or of one for each."""
 
 
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
@@ -95,7 +95,7 @@ def goes_at_once(matrices: torch.Tensor, options: QROptions) -> bool:
 
 
 def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
-    """What is tried for a batch that is factorized together, or for each of one that is not."""
+    """Links for a batch that is factorized together, or for each matrix of another batch."""
     if _go_together(matrices, options):
         m, n = matrices.shape[1:]
         return chain_together(m, n, options)
@@ -142,7 +142,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
 
 
 def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
-    """What first links find that are played back, two at a time: a chain of panels leaves most units idle."""
+    """Answers of captured first links, two at a time: one chain of panels leaves most of the GPU idle."""
     links = links_for(matrices, options)
     if not links[0].launches_only or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
         return None

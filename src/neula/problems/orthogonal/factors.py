@@ -1,4 +1,4 @@
-"""The factors of one matrix or of a batch, as they are given back."""
+"""The factors of one matrix or of a batch, as they are returned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class QRFactors:
 
     @classmethod
     def from_run(cls, run: Run[Any], certificates: Sequence[QRCertificate]) -> QRFactors:
-        """What a chain has come to; NaN for matrices that were given up since they hold NaN or Inf."""
+        """Factors at the end of a chain; NaN for matrices that hold NaN or Inf."""
         q, r, attempts = run.found.q, run.found.r, list(run.attempts)
         lost = ~run.accepted
         lost[run.open] = False
@@ -87,7 +87,7 @@ class QRFactors:
 def as_pending(
     values: QRValues, accepted: torch.Tensor, call: Call, mode: str, finish: Callable[[], Any]
 ) -> QRResult:
-    """The same of first links, whose numbers nobody has read."""
+    """The result of first links before anything is read from the device."""
     batch = call.first.tensor.shape[:-2]
     q, r = (x.reshape(*batch, *x.shape[1:]) for x in (values.q, values.r))
     if call.differentiable:
@@ -112,9 +112,7 @@ def as_accepted(
     label: str,
     order: torch.Tensor | None = None,
 ) -> QRResult[Any]:
-    """The same of factors in the shape and dtype of A that one method has found, all accepted: microseconds
-    count.
-    """
+    """Accepted result of one method, from factors in the shape and dtype of A, in few microseconds."""
     give, (q, r) = given.give, factors
     fields = {
         "Q": None if mode == "r" else give(q),
@@ -135,7 +133,7 @@ def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResul
 def as_result(
     factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
 ) -> QRResult:
-    """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
+    """The result with its gradient and warnings."""
     batch, certificates = call.first.tensor.shape[:-2], factors.certificates
     q, r = (x.reshape(*batch, *x.shape[1:]) for x in (factors.q, factors.r))
     if call.differentiable:

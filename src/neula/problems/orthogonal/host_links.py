@@ -65,7 +65,7 @@ def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Sol
 
 
 def by_small_kernel(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
-    """The same by one kernel of a GPU, which computes norms of errors as well; the host waits for these."""
+    """QR by one GPU kernel that also computes the norms of errors; reading these synchronizes."""
     a, target = matrices.a, matrices.options.target
     n, enough = a.shape[2], SMALL * orthogonality_bound(target, a.shape[2])
     if a.dtype != target.dtype or not small_qr.takes(a, enough):

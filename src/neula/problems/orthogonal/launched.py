@@ -60,7 +60,7 @@ def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
 
 
 def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
-    """The same where columns are nearly dependent."""
+    """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
     return shifted_passes(_in_double(matrix), matrix.options.engine)
 
 
@@ -70,7 +70,7 @@ def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
     Parameters
     ----------
     label, shifted : str
-        What is said of either.
+        Labels of the two.
     """
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -116,7 +116,7 @@ def corrected(matrix: Matrix) -> Factors:
 
 
 def corrected_where_lost(label: str) -> QRLink:
-    """The same, of the last columns only: most often all others are orthonormal.
+    """Orthogonalize only the last columns again; most often all others are orthonormal.
 
     A few are corrected and measured before anything is known, since a GPU that waits for the host to look
     loses more. Where what was measured before says that more have lost, these are corrected afterwards.

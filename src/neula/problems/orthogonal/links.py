@@ -163,17 +163,17 @@ def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_together(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """What is tried for all matrices of a batch together."""
+    """Links for all matrices of a batch together."""
     return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
 
 
 def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """What is tried for tall matrices of a few columns, one or a batch."""
+    """Links for tall matrices of a few columns, one or a batch."""
     return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
 
 
 def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
-    """What is tried for one matrix, whose first link waits for the host only if it may."""
+    """Links for one matrix; the first one synchronizes only if it may."""
     stage = Stage.IN_PLACE if options.in_place else Stage.ALONE
     return Chain(TABLE, QRCase(layout, options, stage, wait))
 
@@ -249,7 +249,7 @@ _queued = _when("at least as many rows as columns", lambda case: case.queued and
 
 @ruled("fp16 and bf16, less than two rows a column, matrices that are replayed")
 def _two_passes(case: QRCase) -> bool:
-    # Where launches decide, both passes played back take less time than a second one that is not.
+    # If launches dominate, two replayed passes take less time than one second pass that is not replayed.
     played_back = case.layout.nbytes <= case.tuning.replayed_bytes
     low = case.options.algorithm is None and case.square and case.target is not FP64
     return _queued(case) and low and played_back

@@ -55,7 +55,8 @@ def orth(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> Any:
-    """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the range.
+    """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the numerical
+    range.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ def orth(
         columns as the others, as in :func:`scipy.linalg.orth`; all matrices of a batch must have the same
         number. By default the basis has ``min(m, n)`` columns, whatever the rank.
     method : {"qr", "polar"}, optional
-        Of all orthonormal bases that of :func:`qr`, each of whose columns depends on those of A before it, or
-        that of :func:`neula.polar`, which is nearest to A. The second is for matrices that are not wide, and
+        Which orthonormal basis: that of :func:`qr`, where each column depends on the columns of A up to it,
+        or that of :func:`neula.polar`, which is nearest to A. The latter is for matrices that are not wide,
         without ``rcond``.
     accuracy, engine, strict, progress : optional
         As for :func:`qr`.
@@ -84,35 +85,34 @@ def orth(
     Raises
     ------
     ValueError
-        For what :func:`qr` refuses; for an ``rcond`` that is out of range; if the matrices of a batch have
-        different ranks; if the basis of a range of smaller dimension is to have a gradient.
+        As :func:`qr`; for an ``rcond`` that is out of range; if the matrices of a batch have different ranks;
+        if the basis of a range of smaller dimension is to have a gradient.
     AccuracyError
         In place of the warnings, if ``strict`` is set; its ``result`` is that of :func:`qr`.
 
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached; without ``rcond`` also where the numerical rank is below
-        ``min(m, n)``: Q has orthonormal columns even there, but then they span more than A does, and what
-        they span beyond it are rounding errors.
+        If the accuracy was not reached; without ``rcond`` also if the numerical rank is below ``min(m, n)``:
+        the columns of Q are orthonormal, but those beyond the rank are rounding errors outside the range of
+        A.
 
     See Also
     --------
-    qr : which has R, too.
-    scipy.linalg.orth : by the SVD of A; without ``rcond`` it takes ``max(m, n)`` times the precision of A.
+    qr : returns R as well.
 
     Notes
     -----
-    The warning is decided by the singular values of R, its columns divided by their norms: a column in small
-    units is independent of the others if its direction is. Those that do not count are at most
+    The warning depends on the singular values of R with columns divided by their norms, so that a column in
+    small units counts by its direction. Singular values count as zero if they are at most
 
     - ``max(m, n)`` times the precision of float64, relative to the largest, or, for A in a narrower dtype,
       ``sqrt(max(m, n))`` times that of float32 or the precision of the dtype, whichever is larger (with
       ``max(m, n)`` in place of its root a random matrix of order 2000 would lack full rank in float32);
     - or as small as the error of R that was measured: ``accuracy="fp16"`` makes no statement about less.
 
-    With ``rcond`` they are those of A as it is given, in its units, and what is left is ``Q U`` with the
-    leading left singular vectors of R; Q itself where the rank is full.
+    With ``rcond`` the singular values are those of A in the given units, and the basis is ``Q U`` with the
+    leading left singular vectors of R, or Q itself at full rank.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def orth(
 def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
 ) -> tuple[Call, QROptions]:
-    """What is asked for, checked."""
+    """Check the arguments of :func:`orth`."""
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
     return call, QROptions(call.target, call.engine, progress=progress)

@@ -211,8 +211,8 @@ def _with_longer_pivots(
 ) -> tuple[torch.Tensor, QRFactors]:
     """Orders and factors when pivots that R shows to be too short have been replaced.
 
-    What is left of the columns there is a part of R, free of the rounding errors of half precision, and is
-    eliminated in its own scale.
+    The remainder of the columns is a part of R without rounding errors of half precision, and is eliminated
+    in its own scale.
     """
     k = min(matrices.shape[1:])
     tolerance = _tolerance(matrices, options)

@@ -31,7 +31,7 @@ from neula.problems.orthogonal.ways import QRLink
 
 
 class QRPlan:
-    """What one matrix of a shape, or a batch, is factorized with.
+    """A plan for one matrix of a shape, or a batch.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class QRPlan:
         return as_accepted(given, self.options, self._mode, (q, r), certificate, found.label)
 
     def first(self, a: torch.Tensor) -> tuple[Answer[QRValues] | None, QRCertificate | QRCertificates | None]:
-        """What the link has found, and what is known of that if all is accepted."""
+        """Answer of the link, and its certificate if all of it is accepted."""
         found = answer_of_first(
             [self._link], QRMatrices(a[None] if a.ndim == 2 else flattened(a), self.options)
         )
@@ -91,7 +91,7 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
 
 
 class RangePlan:
-    """What bases of ranges of single matrices of one shape are made with, where columns are independent.
+    """A plan for orthonormal bases of single matrices of one shape, with independent columns.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
 def range_plan_of(
     A: Any, *, rcond: float | None = None, method: str = "qr", wait: bool = True, **asked: Any
 ) -> RangePlan | None:
-    """The same of :func:`neula.orth` with ``rcond``."""
+    """The plan of :func:`neula.orth` with ``rcond``."""
     rcond = part_of_one("rcond", rcond)
     plan = _of_core(A, **asked) if rcond is not None and method == "qr" and wait else None
     return None if plan is None or rcond is None else RangePlan(plan, rcond)

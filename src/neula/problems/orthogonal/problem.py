@@ -1,4 +1,4 @@
-"""What a QR factorization asks for, the matrices, and what is known of their factors."""
+"""Options of a QR factorization, the matrices, and their measured factors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class QRTuning:
 
 @dataclass(frozen=True)
 class QROptions:
-    """What is asked for, and what was named."""
+    """Options of a QR factorization."""
 
     target: Format  # the format whose accuracy the factors are to have
     engine: Engine
@@ -57,7 +57,7 @@ class QROptions:
 
     @property
     def over_rows(self) -> Reduction:
-        """What it takes to contract over rows."""
+        """The reduction over the rows of all processes."""
         return self.engine.over_rows
 
     def shape_of(self, here: torch.Size) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class QROptions:
         return self.engine.using(self.low)
 
     def report(self, n: int) -> Callable[[int], None] | None:
-        """What is called with the columns that recursive Gram-Schmidt has done, of n."""
+        """The callback of recursive Gram-Schmidt for progress, given the finished columns of n."""
         if self.progress is None:
             return None
         progress, stage = self.progress, f"rgsqrf {self.low.format.name}"
@@ -202,7 +202,7 @@ class Matrix:
 
     a: torch.Tensor  # shape (m, n)
     scales: torch.Tensor  # shape (n,)
-    # bool, shape (n,): zero columns; None where there are none, and where nobody has looked.
+    # bool, shape (n,): zero columns; None where there are none, and where not read yet.
     zero: torch.Tensor | None
     options: QROptions
 
@@ -223,7 +223,7 @@ class Matrix:
 
     @classmethod
     def unchecked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
-        """The same without waiting for the device, and so without a look at the numbers."""
+        """Make a matrix and its scales without synchronizing, and so without a check for NaN."""
         return cls(a, power_of_two_scales(_column_max(a, options)), None, options)
 
     @property
@@ -245,7 +245,7 @@ class Matrix:
         return self.filled(engine.empty(*self.a.shape), engine)
 
     def filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """The same in ``out``, which may be A."""
+        """Write the scaled matrix into ``out``, which may be A."""
         engine.fill(out, self.a, self.scales)
         if self.zero is not None:
             over_rows = self.options.over_rows

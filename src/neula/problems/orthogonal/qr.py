@@ -1,4 +1,4 @@
-"""QR factorization: check the input, run the chain, give back."""
+"""QR factorization: check the input, run the chain, return."""
 
 from __future__ import annotations
 
@@ -61,62 +61,60 @@ def qr(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> QRResult:
-    """QR factorization ``A = Q R`` on matrix units, certified to the accuracy asked for.
+    """QR factorization ``A = Q R``, certified to the requested accuracy.
 
-    The cheapest arithmetic is tried first: one pass of recursive Gram-Schmidt in the lowest format that can
-    do, then re-orthogonalization (for fp64, Cholesky QR of ``A R^-1`` in double precision), then Householder
-    reflections in double precision. An attempt is accepted when its measured residual and orthogonality, in
-    the Frobenius norm and in the 2-norm, are small enough.
+    Returns factors whose residual and orthogonality were measured. Column pivoting, a complete Q and the
+    Householder form are options; a batch is factorized together.
+
 
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`). Of a list of torch
-        matrices those of one shape are factorized together, and a list of results comes back.
+        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
+        modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero. Or a
+        matrix whose rows are distributed over processes (:func:`neula.distributed.rows`). In a list of torch
+        matrices, those of one shape are factorized together, and a list of results is returned.
     mode : {"reduced", "r", "complete", "raw"}
         Q of shape (m, min(m, n)); only R; Q of shape (m, m) and R of shape (m, n); or the Householder form
         of :func:`torch.geqrf`, at least in float32.
     pivoting : bool, optional
-        Order the columns so that R shows the rank: ``A[:, P] = Q R``, as in :func:`scipy.linalg.qr`.
+        Order the columns so that R reveals the rank: ``A[:, P] = Q R``, as in :func:`scipy.linalg.qr`.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of A's dtype. A number is the largest residual, relative to A,
-        that will do: the cheapest format with which it is certified is taken.
+        Accuracy of the result; by default that of A's dtype. A number is the largest acceptable residual
+        relative to A; the cheapest sufficient format is used.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     algorithm : {"rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"}, optional
-        Exactly this one, accepted or not; by default the chain above. ``"rgsqrf-twice"`` re-orthogonalizes
-        once, as the paper does; ``"rgsqrf-reortho"`` repeats that until Q is orthogonal.
+        Force this algorithm, without a fallback; by default the chain in the Notes. ``"rgsqrf-twice"``
+        re-orthogonalizes once, as the paper does; ``"rgsqrf-reortho"`` repeats that until Q is orthogonal.
     compute : str, optional
-        Format of the products: the cheapest that can give the accuracy by default.
+        Format of the products; by default the cheapest one that may reach the accuracy.
     panel : {"caqr", "cholesky", "cholesky2", "cholesky32", "householder"}, optional
-        Panel of the recursion; what measures best on the engine by default.
+        Panel of the recursion; by default the fastest one of the engine.
     cutoff : int, optional
         Width of the panels.
     overwrite_a : bool, optional
-        Let Q take the memory of A, where that can be: for a single NumPy array or tensor on the engine's
-        device, without a gradient, that is not wide, lies in memory column by column (Fortran order), and has
-        the dtype that Q is computed in (float64 for accuracy fp64, float32 for others); on a GPU with a
-        multiple of 8 rows, and larger than 290 MB (or 1/256 of its memory). It is a permission, as in SciPy:
-        A is lost, also where Q could not stay in its place. Links of the chain then factorize what the one
-        before has made of A. They repair the orthogonality of Q, not the residual: on a GPU, rank-deficient
-        matrices may end without an accepted factorization.
+        Permission to overwrite A with Q, as in SciPy. It takes effect for a single NumPy array or tensor on
+        the engine's device, without a gradient, that is not wide, is stored by columns (Fortran order) and
+        has the dtype in which Q is computed (float64 for accuracy fp64, else float32); on a GPU also with a
+        multiple of 8 rows and more than 290 MB (or 1/256 of its memory). A is lost in any case. Each link of
+        the chain then factorizes the result of the previous one, which repairs the orthogonality of Q but not
+        the residual: on a GPU, rank-deficient matrices may end without an accepted factorization.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
     wait : bool, optional
-        False to return as soon as the first link of the chain is launched, without waiting for the device:
-        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
-        (LAPACK for a single matrix on a CPU), the answer is complete.
+        False returns once the first link of the chain is launched, without waiting for the device.
+        ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
+        the first link itself reads numbers (LAPACK for a single matrix on a CPU), the answer is complete.
 
     Returns
     -------
     QRResult
-        Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``, with ``mode="raw"`` into ``H, tau``; holds
-        the certificate and the attempts. The diagonal of R is nonnegative, but in Householder form.
+        Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``, with ``mode="raw"`` into ``H, tau``; has
+        the certificate and the attempts. The diagonal of R is nonnegative, except in Householder form.
 
     Raises
     ------
@@ -144,44 +142,46 @@ def qr(
 
     Notes
     -----
-    Q and R of a torch tensor that requires a gradient have one, of the first and of higher orders; A has to
-    be of full rank, or its leading square block if it is wide
-    (:func:`neula.pipeline.gradients.attach_factors`).
+    By default a chain of algorithms runs, cheapest first: one pass of recursive Gram-Schmidt in the lowest
+    sufficient format, then re-orthogonalization (for fp64, Cholesky QR of ``A R^-1`` in double precision),
+    then Householder reflections in double precision. An attempt is accepted if its residual and
+    orthogonality, in the Frobenius norm and in the 2-norm, are small enough.
+
+    Q and R of a torch tensor are differentiable, to any order, if A has full rank, or its leading square
+    block if A is wide (:func:`neula.pipeline.gradients.attach_factors`).
 
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.
 
-    With ``pivoting`` the order of the columns is found first, in large matrices whole blocks at a time by
-    random sketches [2]_, on a GPU of all at once; then ``A[:, P]`` is factorized as ever. If R hides a small
-    singular value, as it does for Kahan's matrix after pivoting by norms, columns are interchanged until it
-    does not [3]_, and are factorized once more. So at the numerical rank k the norm of what is left,
-    ``R[k:, k:]``, is near the next singular value, and the smallest one of ``R[:k, :k]`` near the one before.
-    The diagonal of R falls, but not strictly. ``overwrite_a`` is without effect.
+    With ``pivoting`` the order of the columns is chosen first, in large matrices in blocks from random
+    sketches [2]_, on a GPU all at once; then ``A[:, P]`` is factorized. If R hides a small singular value, as
+    for Kahan's matrix pivoted by norms, columns are interchanged [3]_ and A is factorized again. At the
+    numerical rank k, the norm of ``R[k:, k:]`` is then close to the next singular value, and the smallest
+    singular value of ``R[:k, :k]`` close to the last one kept. The diagonal of R decreases, though not
+    strictly. ``overwrite_a`` has no effect.
 
-    With ``mode="raw"`` the strict lower triangle of H has Householder vectors, for :func:`torch.ormqr` and
+    With ``mode="raw"`` the strict lower triangle of H holds Householder vectors for :func:`torch.ormqr` and
     :func:`torch.linalg.householder_product`, and its upper triangle R, as in LAPACK; NumPy has the transpose
-    (``neula.compat.numpy``). On a CPU LAPACK reflects; on a GPU a kernel does that for small matrices, and
-    the vectors of others are reconstructed from an explicit Q [4]_. What is certified is the Q that they
-    define. Where columns are dependent, those of Q beyond the rank are orthonormal to the others.
+    (``neula.compat.numpy``). LAPACK computes them on a CPU and a kernel for small matrices on a GPU;
+    otherwise they are reconstructed from an explicit Q [4]_. The certificate is that of the Q they define. If
+    columns are dependent, the columns of Q beyond the rank are orthonormal to the others.
 
-    On a GPU one kernel factorizes and measures small matrices (64 x 32), one or a batch with no more of them
-    than the GPU has multiprocessors, unless an engine or something else is named: by Cholesky QR in double
-    precision, repeated until Q is orthonormal. What that is not good enough for, and what comes before the
-    kernel is compiled, is left to LAPACK on the host, from which the factors come back, and batches to what
-    follows.
+    On a GPU one kernel factorizes and measures small matrices (up to 64 x 32), in batches of at most one
+    matrix for each multiprocessor, unless an engine or an algorithm is named. It runs Cholesky QR in double
+    precision until Q is orthonormal. Until the kernel is compiled, and if it is not accurate enough, single
+    matrices go to LAPACK on the host and batches to the next link.
 
-    Tall matrices are tried first by Cholesky QR of the whole matrix: of up to 256 columns with corrected
-    products, as by :func:`tsqr`, and of up to 1024 in half precision where the accuracy allows it. On a CPU
-    Q is factorized again where that was not enough, and LAPACK reflects what is left. Of square
-    matrices in float32 those columns of Q that have lost their orthogonality, most often the last few, are
-    made orthonormal by a correction before it is measured.
+    Tall matrices begin with Cholesky QR of the whole matrix: up to 256 columns with corrected products, as in
+    :func:`tsqr`, and up to 1024 in half precision if the accuracy allows it. On a CPU a second factorization
+    of Q follows if necessary, then LAPACK's reflections. In square float32 matrices, the columns of Q that
+    lost their orthogonality, usually the last few, are corrected before Q is measured.
 
-    Small matrices of a batch are factorized together, each step one launch for all of them
-    (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named.
-    On a GPU square ones take a pass in double precision, which is enough for most, also where columns vanish
-    or are nearly collinear. Each has a certificate of its own; those that miss their accuracy go on to a
-    second pass, a third, and Householder reflections in double precision. The attempts are those of the
-    batch, with the worst certificate.
+    Small matrices of a batch are factorized together, each step one launch
+    (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named. On
+    a GPU, square ones take one pass in double precision, which suffices for most, also for zero or nearly
+    collinear columns. Each matrix has a certificate; rejected ones take a second and a third pass, then
+    Householder reflections in double precision. The attempts are those of the batch, with the worst
+    certificate.
 
     References
     ----------
@@ -221,7 +221,7 @@ def qr(
     )
     begun = solved_by_plan(call, options, mode) if default else None
     if default and call.engine.tuning[HostTuning].by_host and not isinstance(begun, QRResult):
-        # What the kernel does not accept begins anew, on the host or with launches.
+        # Rejected matrices start again, on the host or by launches.
         call = call.by_host(engine)
         options = replace(options, engine=call.engine, by_host=False)
         begun = solved_by_plan(call, options, mode)
@@ -248,7 +248,7 @@ def qr(
 
 
 def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:
-    """What the first link has launched, where that waits for nothing."""
+    """The result of the first link, before anything is read; None if that link synchronizes."""
     found = begin(call.matrices(), options)
     if found is None:
         return None
@@ -261,7 +261,7 @@ def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:
 
 
 def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
-    """What a mode cannot do."""
+    """Refuse options that a mode does not support."""
     if not wait and (pivoting or mode not in ("reduced", "r")):
         raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
     shape = call.first.tensor.shape
@@ -296,5 +296,5 @@ def _fits_in_place(a: torch.Tensor, options: QROptions) -> bool:
     by_columns = a.stride(0) == 1 and a.stride(1) >= m >= n and engine.rows(m) == m
     here = a.device.type == engine.device.type and a.dtype == engine.storage
     frozen = a.is_inference() and not torch.is_inference_mode_enabled()
-    # What is played back is copied anyhow.
+    # Replayed results are copied anyway.
     return by_columns and here and not frozen and a.nbytes > engine.replayed_bytes

@@ -29,7 +29,7 @@ RECONSTRUCTED = "reconstruction"
 """Label of the link that goes through an explicit Q."""
 
 TILES = "fp16_cor"
-"""What the kernel of reflectors multiplies with."""
+"""Product of the kernel of reflectors."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
 
 
 def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
-    """What is tried for matrices of m rows."""
+    """Links for matrices of m rows."""
     return Chain(TABLE, (m, options))
 
 

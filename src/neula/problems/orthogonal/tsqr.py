@@ -60,32 +60,31 @@ def tsqr(
     engine: str | Engine = "auto",
     strict: bool = False,
 ) -> QRResult:
-    """QR factorization of a tall and skinny matrix, certified.
+    """QR factorization of a tall matrix of at most 256 columns, certified to the accuracy of its dtype.
 
-    By default what is fastest on a GPU to the accuracy of A's dtype: R from the Gram matrix of A and
-    ``Q = A R^-1``, which read A twice, in fp16 with error correction (emulated in float64); a second pass
-    over Q where the certificate asks for it; and at last the tree of Householder factorizations, which is
-    orthogonal whatever the condition of A, in float64 if float32 does not do. On a CPU LAPACK is fastest. Or,
-    named, one of the modes of [1]_: the tree with its products in one arithmetic.
+    By default the fastest sufficient algorithm runs. ``compute`` names the Householder tree of [1]_ in one
+    arithmetic instead.
+
 
     Parameters
     ----------
     A : array_like, shape (..., m, n), n <= 256
         NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified. Leading dimensions are a batch; any dimension may be zero.
-        Or a matrix whose rows are spread over processes (:func:`neula.distributed.rows`).
+        not modified. Leading dimensions are a batch; any dimension may be zero. Or a matrix whose rows are
+        distributed over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
     compute : str, optional
-        What the products of block reflectors are computed in: two numbers of fp16 or of tf32 for each
-        element (error correction, ``"fp16_cor"`` and ``"tf32_cor"``), one (``"fp16_nocor"`` and
-        ``"tf32_nocor"``), or float32 without matrix units (``"fp32_notc"``). A float64 matrix is rounded to
-        float32 for them. A reflection in float32 errs by some 10 u, more than what one to three columns are
-        certified to: those may come with a warning. ``"fp16_slides"`` and ``"tf32_slides"`` are the corrected
-        modes exactly as in the slides, for at most 128 columns: tiles of 256 rows, remainders times 2^10, and
-        reflections by matrix units, too. ``"auto"`` is the default.
+        Arithmetic of products of block reflectors: two numbers of fp16 or of tf32 for each element (error
+        correction, ``"fp16_cor"`` and ``"tf32_cor"``), one (``"fp16_nocor"`` and ``"tf32_nocor"``), or
+        float32 without matrix units (``"fp32_notc"``). A float64 matrix is rounded to float32 for them. A
+        reflection in float32 errs by some 10 u, more than what one to three columns are certified to: those
+        may come with a warning. ``"fp16_slides"`` and ``"tf32_slides"`` are the corrected modes exactly as in
+        the slides, for at most 128 columns: tiles of 256 rows, remainders times 2^10, and reflections by
+        matrix units, too. ``"auto"`` is the default.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no fp16 and no tf32.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A. The CPU engine has no
+        fp16 and no tf32.
     strict : bool, optional
         Raise an AccuracyError instead of warning.
 
@@ -116,11 +115,16 @@ def tsqr(
 
     Notes
     -----
-    Columns are scaled by powers of two where the range of fp16 asks for it. The Gram matrix squares the
-    condition number: with corrected fp16 one pass is accepted up to a condition of about 3, two passes up to
-    about 1e3. By default small matrices of a batch go the way that :func:`qr` takes them, all together.
+    On a GPU the first attempt computes R from the Gram matrix of A and ``Q = A R^-1``, with two passes over
+    A, in fp16 with error correction (emulated in float64). If the certificate rejects it, Q is factorized
+    again, and finally the tree of Householder factorizations follows, which is orthogonal for any condition
+    number, in float64 if float32 is not enough. On a CPU LAPACK is fastest.
 
-    Torch tensors that require a gradient get one, as from :func:`qr`.
+    Columns are scaled by powers of two where fp16 would overflow. The Gram matrix squares the condition
+    number: with corrected fp16 one pass is accepted up to a condition number of about 3, two passes up to
+    about 1e3. Small matrices of a batch are factorized together, as in :func:`qr`.
+
+    Q and R of torch tensors are differentiable, as in :func:`qr`.
 
     References
     ----------
@@ -161,7 +165,7 @@ def tsqr(
 
 
 def _chain(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
-    """What is tried, cheapest first."""
+    """Links, cheapest first."""
     tuning = options.engine.tuning
     count, m, n = matrices.shape
     # LAPACK takes a third of the time of a Gram matrix in float64.
@@ -177,7 +181,7 @@ def _named(compute: str, engine: Engine, columns: int) -> QRLink:
 
 
 def tree_options(compute: str, engine: Engine, columns: int) -> dict[str, Any]:
-    """What :func:`neula.algorithms.orthogonal.tsqr.tsqr` takes for one of the modes."""
+    """Arguments of :func:`neula.algorithms.orthogonal.tsqr.tsqr` for one of the modes."""
     if compute not in SLIDES:
         return {"product": _product(compute, engine)}
     if 2 * columns > SLIDES_ROWS:
@@ -188,7 +192,7 @@ def tree_options(compute: str, engine: Engine, columns: int) -> dict[str, Any]:
 
 
 def _product(compute: str, engine: Engine) -> str | Product:
-    """What multiplies block reflectors: a product of the kernels, or one of the engine."""
+    """The product for block reflectors: the name of a kernel, or a function of the engine."""
     format, _, correction = compute.partition("_")
     if format == "fp32":
         return exact_matmul

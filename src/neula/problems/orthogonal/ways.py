@@ -1,6 +1,6 @@
-"""What can be tried for a QR factorization, for one matrix or for a batch together.
+"""Methods for a QR factorization, for one matrix or for a batch together.
 
-Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+Links are measured where they are computed, so that a CUDA graph includes the measurement.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def holding_nan(count: int, total: int) -> str:
 
 
 def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What becomes of matrices of a batch that hold NaN or Inf: their factors are NaN, and their measures."""
+    """NaN factors and measures, for matrices of a batch that hold NaN or Inf."""
     a, target = matrices.a, matrices.options.target
     count, m, n = a.shape
     shapes = (m, matrices.k), (matrices.k, n)
@@ -184,7 +184,7 @@ def _is_triangular(matrices: QRMatrices) -> bool:
 
 
 def _triangular(matrices: QRMatrices) -> Solution:
-    """What reflections make of an upper triangle, or trapezoid: R is A itself, but for signs."""
+    """Factors of an upper triangle or trapezoid without a reflection: R is A, except for signs."""
     matrix, options, k = matrices.single, matrices.options, matrices.k
     r = matrix.a[:k].to(matrix.scales.dtype)
     sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
@@ -211,7 +211,7 @@ def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def correction(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What makes Q orthonormal if it nearly is, of a copy of it: a second pass may have to go on from it."""
+    """Make a nearly orthonormal Q orthonormal, in a copy, since a second pass may continue from Q."""
     q, r = _first_factors(matrices, before)
     engine = matrices.options.low_engine
     q = engine.empty(*q.shape).copy_(q)
@@ -298,7 +298,7 @@ def first_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Soluti
 
 
 def correction_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """What makes Q orthonormal if it nearly is."""
+    """Make a nearly orthonormal Q orthonormal, in place."""
     q, r = _inherited(matrices.single, before)
     options, over_rows = matrices.options, matrices.options.over_rows
     losses = leading_losses(q, leading(q.shape[1]), over_rows)

@@ -39,7 +39,7 @@ class PolarJudge:
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """What was measured, by name."""
+        """The measured numbers, by name."""
         return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ class PolarJudge:
     def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
         """Of factors that are not accepted those are best whose measures exceed their bounds least."""
         found, bounds = self.numbers(numbers), self.bounds
-        # What was cut off is a part of A - U H.
+        # Dropped singular values are a part of A - U H.
         missing = np.where(numbers[0] >= 0, self.full - numbers[0], 0.0)
         cut_off = self.options.cutoff(self.batch.shape) * np.sqrt(missing)
         accepted = found.accepted_by(bounds, cut_off)
@@ -62,7 +62,7 @@ class PolarJudge:
         return Verdict(accepted, penalty, reason, accepted | ~self._usable(found))
 
     def reason(self, found: PolarNumbers, place: int) -> str:
-        """What was measured of one of the matrices."""
+        """The reason for one of the matrices."""
         bounds = self.bounds
         measured = (
             f"residual {found.residual[place]:.1e} (bound {bounds.residual:.1e}), "

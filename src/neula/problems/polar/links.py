@@ -26,14 +26,14 @@ NEXT = 1e-2
 """The same for those that take on what these leave: of condition numbers up to 3e5."""
 
 ERROR = 5.5e-3
-"""What polynomials may leave at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
+"""Error of the polynomials at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
 
 MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9}
 """By how much numbers stay below 1 between two polynomials: several times what rounding errors add."""
 
 
 def chain(options: PolarOptions) -> Sequence[PolarLink]:
-    """What is tried."""
+    """Links for polar factors."""
     return Chain(TABLE, options)
 
 

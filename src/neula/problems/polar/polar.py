@@ -1,4 +1,4 @@
-"""Polar decomposition: check the input, run the chain, give back."""
+"""Polar decomposition: check the input, run the chain, return."""
 
 from __future__ import annotations
 
@@ -56,12 +56,11 @@ def polar(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> PolarResult:
-    """Polar decomposition ``A = U H`` on matrix units, certified to the accuracy asked for.
+    """Polar decomposition ``A = U H``, certified to the requested accuracy.
 
-    U is the matrix with orthonormal columns (or rows, if there are fewer) that is nearest to A: what Muon and
-    other optimizers replace a gradient by. On a GPU polynomials of A whose products fill matrix units take
-    all singular values to 1, and what misses its accuracy goes on to the singular value decomposition; on a
-    CPU, where LAPACK's is faster, that comes first.
+    U is the nearest matrix to A with orthonormal columns (rows, if there are fewer), by which Muon and other
+    optimizers replace a gradient. H is symmetric positive semidefinite and computed if ``side`` is given.
+
 
     Parameters
     ----------
@@ -70,29 +69,28 @@ def polar(
         modified. Leading dimensions are a batch; any dimension may be zero. Of a list of torch matrices, as
         optimizers hold them, those of one shape are decomposed together, and a list of results comes back.
     side : {"right", "left"}, optional
-        Which symmetric factor is wanted, too: of ``A = U H`` or of ``A = H U``. By default none.
+        The symmetric factor to compute as well: of ``A = U H`` or of ``A = H U``. By default none.
     rcond : float, optional
         Singular values of A of at most ``rcond`` times the largest become 0, not 1. By default ``2**-24``, by
         which a matrix may differ from its rounding to float32, and ``max(m, n) 2**-52`` for the accuracy of
         float64; with that of bf16 those below 1e-3 may end anywhere between 0 and 1.
     completion : bool, optional
-        Let all singular values of U be 1, also where those of A are zero: what U has there is orthonormal
-        to the rest, and not unique.
+        Make all singular values of U equal to 1, also if A has zero singular values: the corresponding
+        vectors of U are then orthonormal but not unique.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of A's dtype. ``"bf16"`` is for optimizers: singular values
         within ``2**-7`` of 1, made for those of A of at least 1e-3 times the largest.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning, and refuse NaN
-        and Inf in batches, too.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
     wait : bool, optional
-        False to return as soon as the first link of the chain is launched, without waiting for the device:
-        the result has U, H, their ranks and residuals, and which of them are accepted, as arrays on it, and
-        :func:`neula.finish` makes of it what the waiting call returns. Where the first link waits itself, as
-        for matrices on a CPU, so does this.
+        False returns once the first link of the chain is launched, without waiting for the device. The result
+        has U, H, their ranks and residuals, and which of them are accepted, as arrays on the device;
+        :func:`neula.finish` completes it. On a CPU the call waits in any case.
 
     Returns
     -------
@@ -124,15 +122,17 @@ def polar(
 
     Notes
     -----
-    The polynomials are a composition as in [1]_, kept from bringing large singular values down to the size
-    of small ones, where rounding errors would take their vectors [2]_: five for condition numbers up to 1e3
-    at the accuracy of bf16, evaluated in fp16.
+    On a GPU, odd polynomials of A, evaluated by products on matrix units, map all singular values to 1;
+    rejected factors are computed again by the SVD. On a CPU LAPACK's SVD is faster and runs first. The
+    polynomials are a composition as in [1]_, restricted so that large singular values never become as small
+    as the small ones, where rounding errors would destroy their vectors [2]_: for the accuracy of bf16, five
+    polynomials in fp16 suffice up to a condition number of 1e3.
 
     Three things are measured: ``||A - U H||`` along random vectors, the extreme singular values of U by a few
     Lanczos steps, and that H is positive along vectors near those of the largest singular values.
 
-    U and H of a torch tensor of full rank that requires a gradient have one, of first and higher order, also
-    where singular values coincide: it depends on their sums alone.
+    U and H of a torch tensor of full rank are differentiable, to any order, also if singular values coincide:
+    the derivative depends on their sums only.
 
     References
     ----------
@@ -183,7 +183,7 @@ def polar_result(
 
 
 def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
-    """What the first link has launched, and what there is to say of it on its device."""
+    """The result of the first link before anything is read from the device."""
     shape = call.first.tensor.shape
     bounds = options.bounds(shape)
     with call.computing():
@@ -240,7 +240,7 @@ def _finished(
 
 @dataclass(frozen=True)
 class PolarOutcome:
-    """What a chain has come to, and by which judge."""
+    """Result of a chain, and its judge."""
 
     run: Run[PolarValues]
     judge: PolarJudge
@@ -265,7 +265,7 @@ def decompose(
     matrices : Tensor, shape (batch, m, n)
     options : PolarOptions
     begun : Answer, optional
-        What the first link has found.
+        Answer of the first link.
     """
     count, over_rows = len(matrices), options.over_rows
     judge = PolarJudge.for_batch(matrices, options)
@@ -287,7 +287,7 @@ def decompose(
 def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
     """Of one wide matrix, whose products contract over columns: each process takes all of it.
 
-    What counts is what the first process has found.
+    The answer of the first process counts.
     """
     over_rows, device = options.over_rows, rows.device
     whole = over_rows.gathered(rows)
@@ -302,7 +302,7 @@ def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
 
 
 def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: PolarOptions) -> torch.Tensor:
-    """``(U^T A + A^T U) / 2`` of a batch, or the same of rows, in working precision."""
+    """``(U^T A + A^T U) / 2`` of a batch, or ``(U A^T + A U^T) / 2`` for ``side="left"``."""
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
         return a.new_zeros(len(a), order, order)
@@ -319,7 +319,7 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Polar
 
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
-    """What the user gets, attached to the graph of A; says so where the accuracy was not reached."""
+    """The result with its gradient and warnings."""
     given, run, judge = call.first.tensor, found.run, found.judge
     batch, bounds = given.shape[:-2], judge.bounds
     measured, ranks = judge.numbers(run.numbers), judge.ranks(run.numbers)

@@ -1,4 +1,4 @@
-"""What a polar decomposition asks for, the matrices, and what is known of their factors."""
+"""Options of a polar decomposition, the matrices, and their measured factors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIDES = ("right", "left")
 
 @dataclass(frozen=True)
 class PolarOptions:
-    """What is asked for."""
+    """Options of a polar decomposition."""
 
     target: Format  # the format whose accuracy the factors are to have
     engine: Engine
@@ -31,7 +31,7 @@ class PolarOptions:
 
     @property
     def work(self) -> Format:
-        """What factors are computed in, or to the accuracy of, where nothing cheaper does."""
+        """The format in which factors are computed unless a cheaper one is accurate enough."""
         return FP64 if self.target is FP64 else FP32
 
     def cutoff(self, here: torch.Size) -> float:
@@ -57,7 +57,7 @@ class PolarOptions:
         return self.over_rows.count(here[-2]), here[-1]
 
     def bounds(self, here: torch.Size) -> PolarBounds:
-        """What is asked of matrices of whose rows these are here."""
+        """Bounds on the errors, for matrices whose rows in this process have shape ``here``."""
         m, n = self.shape_of(here)
         return PolarBounds.for_shape(self.target, max(m, 1), max(n, 1))
 

@@ -1,6 +1,6 @@
-"""What can be tried for polar factors.
+"""Methods for polar factors.
 
-Links are measured where they are computed, so that a CUDA graph plays back the measurement with the rest.
+Links are measured where they are computed, so that a CUDA graph includes the measurement.
 """
 
 from __future__ import annotations

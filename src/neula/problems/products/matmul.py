@@ -37,12 +37,13 @@ def matmul(
     out: Any = None,
     engine: str | Engine = "auto",
 ) -> Any:
-    """``alpha A B + beta out``, in the arithmetic that you choose.
+    """Matrix product ``alpha A B + beta out`` in a given arithmetic.
 
-    ``fp16_cor`` gives products of float32 matrices on half-precision tensor cores: each operand is the sum
-    of two numbers of fp16, and three products of them are added (Ootomo and Yokota, "TSQR on TensorCores
-    with error correction", 2021). Sums of 64 products are made on the unit, which truncates, and added in
-    float32 outside.
+    ``fp16_cor`` multiplies float32 matrices on half-precision tensor cores as accurately as in float32: each
+    operand is split into two fp16 numbers, and three of the partial products are added (Ootomo and Yokota,
+    "TSQR on TensorCores with error correction", 2021). The unit, which truncates, sums 64 products; these
+    sums are added in float32.
+
 
     Parameters
     ----------
@@ -52,9 +53,9 @@ def matmul(
         :func:`numpy.matmul`: leading dimensions are broadcast, a one-dimensional A is a row and a
         one-dimensional B a column, which the result does not have. Any dimension may be zero. An entry of the
         product that depends on NaN or Inf is NaN or Inf. Or, over processes, ``A.T`` and B of two tall
-        matrices whose rows are spread alike (:func:`neula.distributed.rows`).
+        matrices with equal distributions of rows (:func:`neula.distributed.rows`).
     compute : str, optional
-        What operands are rounded to; sums are always float32 (float64 for fp64).
+        Format of the operands; sums are always float32 (float64 for fp64).
 
         - ``"fp16"``, ``"tf32"``, ``"bf16"``: 11, 11 and 8 bits, uncorrected;
         - ``"fp16_cor"``, ``"tf32_cor"``: two parts, 22 bits, as accurate as a float32 product;
@@ -70,8 +71,8 @@ def matmul(
         Written in place, in the dtype of the result; it may overlap the operands. It is read only if
         ``beta`` is not zero.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
-        What multiplies. ``"auto"`` goes by the device of A. The CPU engine has no corrected formats, which
-        gain nothing there; ``"emulated"`` has all of them.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A. The CPU engine has no
+        corrected formats, which gain nothing there; ``"emulated"`` has all of them.
 
     Returns
     -------
@@ -91,8 +92,8 @@ def matmul(
 
     Notes
     -----
-    The product of torch tensors that require a gradient has one; the products of the backward pass are in
-    the same ``compute`` (:func:`neula.pipeline.gradients.attach_product`).
+    The product of torch tensors is differentiable; the products of the backward pass use the same ``compute``
+    (:func:`neula.pipeline.gradients.attach_product`).
 
     In every mode ``|C - A B| <= f |A| |B|``, element by element and to first order, whatever the matrices.
     With ``u = 2^-24``, f is at most
@@ -113,13 +114,13 @@ def matmul(
     that ``|A| |B|`` has in excess of it are lost.
 
     For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the product, so that
-    matrices in any units can be multiplied. What is left is the range *within* a row: elements keep their
-    bits down to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of
-    ``d = 2^-39`` of it below, with ``fp16_cor`` of ``d = 2^-50``. To the bound of element (i, j) that adds
-    ``d (max|a_i| sum|b_j| + max|b_j| sum|a_i|)``, with the maxima and sums of row i of A and column j of B.
-    It is harmless beside the rounding errors of the largest products, unless these are all absent: where
-    every large element of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose
-    exponents are those of float32. In the other modes float32 itself must hold the products.
+    matrices in any units can be multiplied. The range *within* a row remains: elements keep their bits down
+    to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of ``d = 2^-39`` of
+    it below, with ``fp16_cor`` of ``d = 2^-50``. To the bound of element (i, j) that adds ``d (max|a_i|
+    sum|b_j| + max|b_j| sum|a_i|)``, with the maxima and sums of row i of A and column j of B. It is harmless
+    beside the rounding errors of the largest products, unless these are all absent: where every large element
+    of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are those of
+    float32. In the other modes float32 itself must hold the products.
 
     Examples
     --------
@@ -250,7 +251,7 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
     target = take(out, "out").tensor
-    # What take converts, it copies.
+    # A conversion by ``take`` copies.
     kept = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
     if target.dtype != dtype or not kept:
         raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")

@@ -1,4 +1,4 @@
-"""``A^T B`` of tall matrices whose rows are spread over processes: a product that contracts over rows."""
+"""``A^T B`` of tall matrices whose rows are distributed over processes, a product that sums over rows."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Product:
         return _is_operand(a, engine) and (self.alpha == 1.0 or self.mode not in engine.narrow_products)
 
     def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
-        """Of two matrices of the same dtype, at least in float32, written into ``c`` where there is one."""
+        """Product of two matrices of one dtype, float32 or wider, written into ``c`` if given."""
         alpha, beta, mode = self.alpha, self.beta, self.mode
         double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
         scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)

@@ -1,4 +1,4 @@
-"""What factors say of a solution: condition and forward error of a large system."""
+"""Condition and forward error of a large system from its factors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.scaled import ScaledSystems
 
 REDUCTION = 1e-8
-"""What an update is asked to leave of a residual in twice the working precision."""
+"""Reduction of a residual in twice the working precision by an update."""
 
 SOLVED = 0.23
 """Frobenius norm of ``E = I - (LU)^-1 A`` up to which factors are said to solve with A. It is 1 for a
@@ -111,8 +111,8 @@ class SystemEvidence:
         probe : InverseProbe, optional
             What GMRES has solved for beside the system.
         solved : bool
-            Whether the system itself is. Where factors do not do for that, they do for no other right-hand
-            side, and to find that out for large systems takes longer than the refinement.
+            Whether the system itself is. If factors do not suffice for it, they suffice for no other
+            right-hand side, and finding that out for large systems takes longer than the refinement.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
@@ -218,8 +218,9 @@ def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
 class InverseProbe:
     """A vector that is to show the norm of ``D A^-1 diag(right)`` once it is solved for.
 
-    What A^-1 enlarges most need not be what the factors do, and GMRES may leave it in the residual: so half
-    of the vector is random, and residuals are to be smaller than what is in it of any direction.
+    The direction that A^-1 enlarges most may differ from that of the factors, and GMRES may leave it in the
+    residual: so half of the vector is random, and residuals must be smaller than its component in any
+    direction.
     """
 
     right: torch.Tensor  # shape (n, 1)

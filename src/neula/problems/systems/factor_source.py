@@ -131,7 +131,7 @@ class _SymmetricallyScaled:
 def _definite(
     scaled: ScaledSystems, engine: Engine, *, factorize: Callable[[torch.Tensor, Engine], Solve]
 ) -> tuple[Factors, None]:
-    """Cholesky factors of symmetric matrices whose rows and columns are scaled alike."""
+    """Cholesky factors of symmetric matrices with rows and columns scaled symmetrically."""
     a, exponents = scaled.a, None
     if not scaled.given:  # or the diagonal is near 1: no element of a row is larger than its root
         both = scaled.symmetric()

@@ -24,7 +24,7 @@ class SystemsJudge:
     """Solutions are accepted by backward error, forward error and residual."""
 
     limits: Limits
-    # Whether better factors may help a solution with a small backward error of which no digit is sure.
+    # Whether better factors may help a solution with a small backward error and no guaranteed digit.
     improves: bool = True
 
     @classmethod
@@ -35,7 +35,7 @@ class SystemsJudge:
     def measure(
         self, problems: Systems | EquilibratedSystem, answer: Answer[SystemsSolutions]
     ) -> torch.Tensor:
-        """What :attr:`SystemsSolutions.names` says, for each system."""
+        """The numbers called :attr:`SystemsSolutions.names`, for each system."""
         return answer.values.measured()
 
     def settled(self, largest: Sequence[float]) -> bool:

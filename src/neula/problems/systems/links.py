@@ -82,12 +82,12 @@ class SystemsCase(Case):
 
 
 def chain_together(count: int, n: int, options: SystemsOptions) -> Sequence[TogetherLink]:
-    """What is tried for all of ``count`` systems at once; nothing where they are solved one by one."""
+    """Links for all of ``count`` systems together; none if they are solved one by one."""
     return Chain(TABLE, SystemsCase(count, n, options, True))
 
 
 def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[SingleLink]:
-    """What is tried for one of ``count`` systems that is left."""
+    """Links for one of ``count`` systems that are still open."""
     return Chain(TABLE, SystemsCase(count, n, options, False))
 
 
@@ -216,7 +216,7 @@ def _on_host(case: SystemsCase, label: str, name: str) -> TogetherLink:
 
 
 def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
-    """The same on the host, where the launches of these steps take longer."""
+    """Solve on the host, where a few launches take longer than the solution."""
     n, k = systems.b.shape[1:]
     host = host_for(systems.options, len(systems), n * n * (n + k))
     if host is None:

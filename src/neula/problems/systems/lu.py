@@ -64,11 +64,12 @@ def lu_factor(
     keep_a: bool = True,
     progress: Progress | None = None,
 ) -> LUFactors:
-    """LU factorization, in the dtype of A on a CPU, and in half precision on the matrix units of a GPU.
+    """LU factorization with pivoting, in the dtype of A on a CPU and in half precision on a GPU.
 
-    The factors are as accurate as their format; in half precision they take half the memory of those in
-    single precision. They are there to be refined with, which :func:`lu_solve` does, or to be studied:
-    nothing is scaled.
+    Returns factors for :func:`lu_solve`, which refines solutions to the accuracy of the dtype. A is not
+    scaled. The factors are as accurate as their format; in half precision they take half the memory of single
+    precision.
+
 
     Parameters
     ----------
@@ -91,7 +92,7 @@ def lu_factor(
         pivoting, and without a width, they are LAPACK's factorization, with widths of its own.
     pivot : {"partial", "none", "rbt"}
         ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
-        ones: small pivots spoil the factors without notice. ``"rbt"`` is ``"none"`` for A mixed by random
+        ones: small pivots ruin the factors without a warning. ``"rbt"`` is ``"none"`` for A mixed by random
         butterflies [2]_, whose pivots are as good as those of a random matrix. L and U are then those of the
         mixed matrix ``W1^T A W2``, bordered by an identity to a multiple of four rows, and :func:`lu_solve`
         undoes it. ``"partial"`` on a GPU, with the default variant and ``inner_panel`` (32), is tournament
@@ -106,7 +107,7 @@ def lu_factor(
         Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
         in float32.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
-        What multiplies. ``"auto"`` goes by the device of A.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     keep_a : bool
         Whether the factors remember A for :func:`lu_solve` to refine with, and to make better factors of: by
         reference, so that its memory is not freed before theirs, and A must stay as it is. That it does is
@@ -114,7 +115,7 @@ def lu_factor(
         the factors, two or three digits of a well-conditioned system in half precision, and no accuracy is
         certified.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
 
     Returns
     -------
@@ -219,13 +220,8 @@ def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> 
 def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
     """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
 
-    The factors update the solution until its backward error, computed from the true residual in double
-    precision, is that of the dtype: by themselves (classical refinement) or, where that does not converge, as
-    the preconditioner of GMRES. If the factors are too coarse for that, A is factorized again in double
-    precision, with pivoting, and these factors serve later solves, too. The first solve prepares what later
-    ones use again, which takes as long as some solves: it estimates the condition number of A, and inverts
-    blocks on the diagonal of factors in half precision, ``1024 n`` to ``4096 n`` numbers in each precision in
-    which they solve.
+    Returns x; the warnings say if it is not certified.
+
 
     Parameters
     ----------
@@ -240,7 +236,7 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
         factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
         Substitution is then in float64 if the result is, else in float32.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
 
     Returns
     -------
@@ -262,19 +258,26 @@ def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool =
     Warns
     -----
     AccuracyWarning
-        If refinement does not reach the accuracy of the dtype, with factors in double precision either, and
-        if A is so ill-conditioned that no digit of the solution is sure.
+        If refinement does not reach the accuracy of the dtype, even with factors in double precision, or if A
+        is so ill-conditioned that no digit of the solution is guaranteed.
 
     See Also
     --------
-    solve : the same with factors that it chooses.
+    solve : solves a system with factors that it chooses.
 
     Notes
     -----
+    The factors update the solution until its backward error, computed from the true residual in double
+    precision, is that of the dtype: by classical refinement or, if that does not converge, as the
+    preconditioner of GMRES. If the factors are too inaccurate, A is factorized again in double precision with
+    pivoting, and later solves use these factors. The first solve takes as long as several later ones: it
+    estimates the condition number of A, and inverts diagonal blocks of half-precision factors, ``1024 n`` to
+    ``4096 n`` numbers in each precision used.
+
     The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
-    From the second solve with LAPACK's factors on, random vectors, whose products with A are kept, estimate
-    it for the solution by substitution; x is refined if the estimate is too large. No digit is sure where the
-    condition number times the unit roundoff of the dtype exceeds a tenth.
+    From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
+    are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
+    the unit roundoff of the dtype exceeds a tenth.
 
     Examples
     --------
@@ -393,7 +396,7 @@ def _factorize(a: torch.Tensor, options: _LUOptions, on_columns: Callable[[int],
 
 
 def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[[int], None] | None:
-    """What reports the columns of one matrix of a batch as a part of the whole."""
+    """A callback that reports the columns of one matrix as a part of the batch."""
     if progress is None:
         return None
     return lambda done: progress("lu", (i + min(1.0, done / n)) / count)

@@ -15,7 +15,7 @@ from neula.engines import Format
 
 @contextmanager
 def naming(index: Sequence[int]) -> Iterator[None]:
-    """What goes wrong with one matrix of a batch is said with its index; the empty one is a single matrix."""
+    """Add the index of a matrix in its batch to errors; the empty index is a single matrix."""
     try:
         yield
     except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:

@@ -106,7 +106,7 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
 
 
 def limits_of(target: Format, n: int) -> Limits:
-    """What is asked of solutions with kept factors."""
+    """Limits of the evidence for solutions with kept factors."""
     return Limits.for_shape((n, n), solve_bound(target, n), SURE)
 
 

@@ -38,7 +38,7 @@ SUBSTITUTE = {np.dtype(np.float64): "dgetrs", np.dtype(np.float32): "sgetrs"}
 
 
 class LUPlanOptions(NamedTuple):
-    """What LAPACK's factors are made with."""
+    """Options of a plan for LAPACK's LU."""
 
     engine: Engine  # in the format of the factors
     storage: Format  # that of A

@@ -40,7 +40,7 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 
 
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
-    """With the factors, and where they do not do, with some in double precision that stay, too."""
+    """With the factors, and if they do not suffice, with factors in double precision that are kept."""
     assert F.kept is not None
     solvers, limits = F.solvers, limits_of(target, F.shape[-1])
     if solvers.better is not None:

@@ -30,7 +30,7 @@ UPDATES = len(SystemsSolutions.names)
 
 
 class SystemsPlan:
-    """What single systems of order n with k right-hand sides are solved with.
+    """A plan for single systems of order n with k right-hand sides.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class SystemsPlan:
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
-    """What systems are solved with whose first link launches its work."""
+    """A plan for systems whose first link launches its work."""
 
     result = SolveResult
 

@@ -1,4 +1,4 @@
-"""What a linear system asks for, and what is known of its solutions."""
+"""Options of linear systems, the systems, and their measured solutions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DoubledTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemsOptions(solutions.SolutionOptions):
-    """What is asked for."""
+    """Options of linear systems."""
 
     positive: bool  # whether A is said to be symmetric positive definite
     pivot: str | None
@@ -89,7 +89,7 @@ class SystemsOptions(solutions.SolutionOptions):
         return self.forward or (n <= most.doubled_order and k <= most.doubled_columns)
 
     def limits(self, n: int) -> Limits:
-        """What the evidence of solutions may say for systems of order n."""
+        """Limits of the evidence for systems of order n."""
         return Limits.for_shape((n, n), solve_bound(self.target, n), self.largest_error)
 
     @property
@@ -108,7 +108,7 @@ class SystemsSolutions(Solutions):
     of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
 
     def numbers(self) -> list[torch.Tensor]:
-        """What is in :attr:`names`, shape (batch,) each."""
+        """The numbers called :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.growth]
 
 
@@ -133,7 +133,7 @@ class Systems(Batch):
 
 
 def in_words(error: float, bound: float, forward_error: float, iterations: int, growth: float) -> str:
-    """What is known of a solution: why it was accepted, or was not."""
+    """The reason in an attempt."""
     return (
         f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"{counted(iterations, 'iteration')}, growth {growth:.1e}"
@@ -141,7 +141,7 @@ def in_words(error: float, bound: float, forward_error: float, iterations: int, 
 
 
 def asymmetry(a: torch.Tensor) -> str:
-    """What is to be said of matrices, shape (batch, n, n), that were called positive definite."""
+    """A remark if A, shape (batch, n, n), is said to be positive definite and is not symmetric."""
     strips = zip(a.split(STRIP, 1), a.split(STRIP, 2), strict=True)
     difference = max(float((rows - columns.mT).abs().amax()) for rows, columns in strips)
     if not difference > ASYMMETRIC * float(a.abs().amax()):

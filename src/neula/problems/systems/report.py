@@ -1,4 +1,4 @@
-"""What a user is told of linear systems that were solved."""
+"""Results and warnings for solved linear systems."""
 
 from __future__ import annotations
 

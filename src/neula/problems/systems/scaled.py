@@ -72,7 +72,7 @@ class ScaledSystems(ScaledUnknowns):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """What :meth:`again` takes."""
+        """The arguments of :meth:`again`."""
         return self.a, self.b, self.norms, *self.sizes
 
     @classmethod
@@ -144,7 +144,7 @@ class ScaledSystems(ScaledUnknowns):
 
     @cached_property
     def _given(self) -> InfinityNorms:
-        """Those of A as it was given, but for one unit for all of it."""
+        """Those of A as given, up to one unit for all of it."""
         return InfinityNorms.measure(self.units * shift(self.a, self._relative), self.units * self.b)
 
     def relative_residual(self, residual: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ class ScaledSystems(ScaledUnknowns):
         return over(*(torch.linalg.vector_norm(x, dim=1) for x in pair))
 
     def symmetric(self) -> torch.Tensor:
-        """Exponents with which rows and columns of a positive definite A are scaled alike.
+        """Exponents with which rows and columns of a positive definite A are scaled.
 
         Its diagonal comes near 1, and then no element is larger.
         """
@@ -188,7 +188,7 @@ def near_one(ends: list[float]) -> bool:
 
 
 def _alike(exponents: torch.Tensor) -> torch.Tensor:
-    """The same, but zero for matrices whose rows or columns are of one size, and that near 1."""
+    """The exponents, but zero for matrices whose rows or columns have similar sizes near 1."""
     largest, smallest = exponents.amax((1, 2), keepdim=True), exponents.amin((1, 2), keepdim=True)
     return torch.where((largest - smallest <= ALIKE) & (largest.abs() <= NEAR), 0, exponents)
 

@@ -74,15 +74,10 @@ def solve(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> SolveResult:
-    """Solve ``A x = b``: a fast LU (or Cholesky) in low precision, refined to the accuracy asked for.
+    """Solve ``A x = b`` for square A to the requested accuracy.
 
-    The factors update the solution until its backward error, computed from the true residual in double
-    precision, is small enough: by themselves (classical refinement) or, where that does not converge, as the
-    preconditioner of GMRES. If it is still not small enough, better factors are made: without pivoting where
-    the matrix allows it, of the matrix mixed by random butterflies, with partial pivoting, in single
-    precision, and at last in double precision; what an engine is slow at is left out. On a GPU that is fast
-    in double precision, single systems have LU of the mixed matrix in that before other factors that need
-    pivoting, but for the largest.
+    Returns x with a bound on its error, which guarantees its number of correct digits.
+
 
     Parameters
     ----------
@@ -96,38 +91,39 @@ def solve(
         ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
         factorization takes half the time of LU.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
-        Accuracy of the result; by default that of the dtype. A number is the largest backward error that will
-        do: the cheapest format with which it is certified is taken.
+        Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
+        error; the cheapest sufficient format is used.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
-        What multiplies. ``"auto"`` goes by the device of A, but leaves one small matrix of a GPU to the host.
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A; one small matrix of a
+        GPU goes to the CPU.
     pivot : {"none", "rbt", "partial"}, optional
-        Exactly this LU, accepted or not: unpivoted, unpivoted after a random butterfly transform, with
-        partial pivoting. By default the chain above.
+        Force this LU, without a fallback: unpivoted, unpivoted after a random butterfly transform, with
+        partial pivoting. By default the chain in the Notes.
     compute : str, optional
         Format of the products in the first factorizations; the engine's preference by default.
     max_iterations : int, optional
         Solves with the factors in each attempt.
     certify : {"backward", "forward"}, optional
-        What is refined until it is at the level of the accuracy: the backward error, or the forward error of
-        x, with residuals in twice the working precision, which the condition number times the unit roundoff
-        allows where it is well below one; with ``"forward"`` a solution that does not get there is not
-        accepted. Small systems are refined that far in any case, on a GPU with up to 64 right-hand sides; of
-        those of thousands of unknowns most are.
+        The error that refinement reduces to the level of the accuracy: the backward error, or the forward
+        error of x. The latter takes residuals in twice the working precision, and a condition number well
+        below the reciprocal of the unit roundoff; otherwise the solution is not accepted. Small systems (on a
+        GPU with up to 64 right-hand sides) are refined that far in any case, and so are most systems of
+        thousands of unknowns.
     strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` where there would be a warning.
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
     progress : callable or bool, optional
-        Called with the name of the stage and the part of it that is done; True shows a bar.
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
     wait : bool, optional
-        False to return as soon as the first link of the chain is launched, without waiting for the device:
-        ``accepted`` stays there, and :func:`neula.finish` goes on. Where that link looks at numbers itself
-        (on a CPU, and for large systems), the answer is complete.
+        False returns once the first link of the chain is launched, without waiting for the device.
+        ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
+        the first link itself reads numbers (on a CPU, and for large systems), the answer is complete.
 
     Returns
     -------
     SolveResult
         The solution ``x`` with its evidence: ``converged``, ``backward_error``, ``condition``,
-        ``forward_error`` and ``digits``, ``iterations``, ``growth``; that of each system of a batch is in
-        ``accepted``, ``backward_errors``, ``conditions`` and ``forward_errors``.
+        ``forward_error`` and ``digits``, ``iterations``, ``growth``; for a batch also ``accepted``,
+        ``backward_errors``, ``conditions`` and ``forward_errors``.
 
     Raises
     ------
@@ -147,9 +143,10 @@ def solve(
     Warns
     -----
     AccuracyWarning
-        If the accuracy was not reached; the result says how far it got.
+        If the accuracy was not reached; the result has the error that was reached.
     IllConditionedWarning
-        If A is so ill-conditioned, or singular, that no digit of x is sure. It is an AccuracyWarning, too.
+        If A is singular, or so ill-conditioned that no digit of x is guaranteed. A subclass of
+        AccuracyWarning.
 
     See Also
     --------
@@ -158,16 +155,24 @@ def solve(
 
     Notes
     -----
+    LU factors (or Cholesky factors) in low precision update the solution until its backward error, computed
+    from the true residual in double precision, is small enough: by classical refinement or, if that does not
+    converge, as the preconditioner of GMRES. If the solution is still rejected, more accurate factors follow,
+    except those that are slow on the engine: unpivoted if the matrix allows it, of the matrix mixed by random
+    butterflies, with partial pivoting, in single precision, and finally in double precision. On a GPU that is
+    fast in double precision, single systems except the largest take LU of the mixed matrix in double
+    precision before other pivoted factors.
+
     Refinement follows [1]_; rows and columns are scaled by powers of two before A is rounded, as in [2]_;
     butterflies are those of [3]_, of depth 2, with fixed seeds. The backward error is the normwise one in the
-    infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. Where A is badly scaled it is measured in the
-    scaled system as well, and the larger one counts: equations in small units count as much as others.
+    infinity norm, ``||b - A x|| / (||A|| ||x|| + ||b||)``. If A is badly scaled it is also measured in the
+    scaled system, and the larger one counts: equations in small units count as much as others.
 
-    The forward error bounds ``||D (x - x*)|| / ||D x*||`` with the exact solution x* for A and b as they are
-    stored and the norms D of the columns of A. Rows are scaled before it is measured, which changes no
-    solution: it may be small where the condition number of A as it was given is large.
+    The forward error bounds ``||D (x - x*)|| / ||D x*||``. D holds the column norms of A, and x* is the exact
+    solution for A and b as stored. Rows are scaled before, which changes no solution, so that it may be small
+    even if the condition number of the given A is large.
 
-    ``x`` can be differentiated with respect to A and b, see the page on gradients.
+    ``x`` is differentiable with respect to A and b, to any order.
 
     References
     ----------
@@ -206,7 +211,7 @@ def _asked(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> tuple[Call, BatchedProblem, SystemsOptions]:
-    """What :func:`solve` is asked for."""
+    """Check the arguments of :func:`solve`."""
     _check_names(assume_a, pivot, certify)
     call = Call.begin(
         {"A": A, "b": b},
@@ -262,7 +267,7 @@ def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
 
 
 def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult | None:
-    """What the first link has launched, where that waits for nothing."""
+    """The result of the first link, before anything is read; None if that link synchronizes."""
     matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
     n = matrices.shape[-1]
     if 0 in (matrices.numel(), columns.numel()):

@@ -201,7 +201,7 @@ def _supposed(inputs: Inputs, options: SystemsOptions, source: FactorSource) -> 
 
 
 def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object, ...]:
-    """What the launches depend on beside shapes."""
+    """The key of a captured graph, without shapes."""
     asked = options.max_iterations, options.target.name, options.dtype, options.may_wait, options.forward
     return _solved, label, kind, options.positive, *asked
 

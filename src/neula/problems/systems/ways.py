@@ -1,4 +1,4 @@
-"""What can be tried for one system: factors in some format, and refinement with them."""
+"""Methods for one linear system: factors in some format, and refinement with them."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ SINGULAR = 0.01
 LU in double precision: A may be singular, which factors of low precision cannot tell."""
 
 TOO_POOR = 3.0
-"""Second smallest singular value of ``E V``, for some orthonormal random V and ``E = A (LU)^-1 - I``,
-beyond which factors are too poor for GMRES: a few directions that E enlarges take as many vectors, but here
-it enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17
-iterations) and 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at
-1e4, where 40 iterations do not do."""
+"""Second smallest singular value of ``E V``, for some orthonormal random V and ``E = A (LU)^-1 - I``, beyond
+which factors are too poor for GMRES: a few directions that E enlarges take as many vectors, but here it
+enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17 iterations) and
+1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at 1e4, where 40
+iterations do not suffice.
+"""
 
 MIXED = "rbt + lu fp64"
 
@@ -96,9 +97,9 @@ def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) ->
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
-    """What such factors of one large system do with GMRES, where their errors are too large for refinement.
+    """GMRES with the butterflied factors of one large system, if these are too inaccurate for refinement.
 
-    What a few small singular values of A make of them are as many directions.
+    A few small singular values of A add as many directions.
     """
     factors = None if before is None else before.factors
     if factors is None or not math.isfinite(factors.growth):
@@ -118,7 +119,7 @@ def mixed_in_double(system: EquilibratedSystem, before: Solution | None) -> Solu
 
 
 def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """The same in double precision, after the library's LU.
+    """Butterflied LU in double precision, if the library's LU does not solve the system.
 
     Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
     """
@@ -222,7 +223,7 @@ def _refined(
 def _refine(
     system: EquilibratedSystem, label: str, factors: Factorization, format: Format, *, krylov: bool = True
 ) -> Solution:
-    """Classical refinement, and CG or GMRES with the same factors where that does not do, if ``krylov``."""
+    """Classical refinement, then CG or GMRES with the factors if it does not converge."""
     options = system.options
     factors = Recorded(factors, options.engine)
     # LAPACK's errors grow like the bound; a quarter of it is below them, and above those of the residual.
@@ -358,7 +359,7 @@ def _relative_residual(system: EquilibratedSystem, x: torch.Tensor, residual: to
 
 
 def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:
-    """What rounding errors may hide of a residual, in the norm: ``u || |A| |x| ||``, shape (k,)."""
+    """Largest residual that rounding errors can hide: ``u || |A| |x| ||``, shape (k,)."""
     coarse = FP64.u * system.scalings[0].norm * x.abs().amax(0)
     if bool((coarse <= len(system.a) * FP64.u * system.b.abs().amax(0)).all()):
         return coarse
