@@ -72,7 +72,7 @@ docs-serve: docs  ## on http://127.0.0.1:8000
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory site 8000
 
 linkcheck: $(DEV)  ## links to other hosts, over the network
-	$(SPHINX) --builder linkcheck docs build/linkcheck
+	$(SPHINX) --builder linkcheck -D plot_gallery=0 docs build/linkcheck
 
 tables: $(DEV)  ## of README.md, and its picture, from benchmarks/data
 	$(BIN)/python -m benchmarks tables

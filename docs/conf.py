@@ -66,7 +66,9 @@ html_theme_options = {
 html_context = {"default_mode": "auto"}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-linkcheck_timeout = 20
+linkcheck_timeout, linkcheck_retries = 20, 3
+linkcheck_anchors = False  # scripts make those of many pages
+linkcheck_ignore = [r"https://doi\.org/"]  # publishers refuse programs
 
 # --- examples ---------------------------------------------------------------------------------------------
 INK = "#7c8088"

@@ -1,4 +1,4 @@
-"""Tables of the page "Which way is taken": links as the sources have them, and chains of typical shapes."""
+"""Tables of the page "Links of each function": links of the sources, and chains of typical shapes."""
 
 from __future__ import annotations
 

@@ -135,7 +135,9 @@ def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
 def test_a_warning_names_the_matrices_of_a_batch() -> None:
     A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=1e17).numpy(), 2 * np.eye(40)])
     F = factor(A, compute="fp64")
-    with pytest.warns(AccuracyWarning, match=r"no digit of the solution is sure for A\[1\]: A is singular"):
+    with pytest.warns(
+        AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[1\]: A is singular"
+    ):
         x = lu_solve(F, np.ones(40))
     assert np.array_equal(x[2], np.full(40, 0.5))
 

@@ -147,7 +147,7 @@ print(
 assert 0.1 < noise < 0.2
 
 # %%
-# With these parameters the prediction between the points, and how sure it is:
+# With these parameters the prediction between the points, and its standard deviation:
 
 with torch.no_grad():
     grid = torch.linspace(-0.5, 10.5, 200)

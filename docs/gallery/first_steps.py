@@ -53,8 +53,8 @@ plt.title("Readings of a day, and the fit")
 plt.show()
 
 # %%
-# What the answer says about itself
-# ---------------------------------
+# The evidence
+# ------------
 #
 # A result knows more than the solution. In a notebook it shows itself as a table:
 
@@ -83,7 +83,7 @@ assert result.converged
 assert result.digits > 12
 
 # %%
-# The error is that of the arithmetic. What the *noise* did to the coefficients is another matter: the first of them
+# The error is that of the arithmetic. The effect of the *noise* on the coefficients is another matter: the first of them
 # is not 12 but a little off, and would be with exact arithmetic. SciPy, whose arithmetic is as good here, gets the same:
 
 by_scipy = scipy.linalg.lstsq(A, b)[0]
@@ -127,11 +127,11 @@ plt.show()
 # How many digits of the coefficients are right? neula answers for its own solution. Since that has some sixteen, it can be
 # used to count the digits of other solutions, too:
 
-print("degree   neula, sure   NumPy, right (of the coefficients of powers)")
+print("degree   guaranteed    correct in NumPy (of the coefficients of powers)")
 for degree, fit in zip(degrees, fits["powers"], strict=True):
     other = np.linalg.lstsq(bases["powers"](degree), y)[0]
     error = np.linalg.norm(other - fit.x) / np.linalg.norm(fit.x)
-    print(f"{degree:6}   {fit.digits:11.1f}   {-np.log10(error):12.1f}")
+    print(f"{degree:6}   {fit.digits:10.1f}   {-np.log10(error):16.1f}")
     assert fit.digits > 15
 
 # %%
@@ -139,11 +139,11 @@ for degree, fit in zip(degrees, fits["powers"], strict=True):
 # all the digits that fit into its type. For large problems that costs time, so you ask for it with
 # ``certify="forward"``.
 #
-# When no digit is sure
-# ---------------------
+# No guaranteed digit
+# -------------------
 #
 # There is a limit. The Hilbert matrix of order 14 has a condition number near :math:`10^{18}`, more than double precision can
-# deal with. NumPy returns fourteen numbers, neula returns a warning with them.
+# deal with. NumPy returns fourteen numbers, neula returns them with a warning.
 
 n = 14
 H = 1 / (np.arange(n)[:, None] + np.arange(n) + 1)

@@ -48,7 +48,7 @@ eta = np.linalg.norm(r) / size
 print(f"backward error {eta:.1e}")
 
 # %%
-# These changes can be written down, so nobody has to believe the formula. E has rank one:
+# These changes can be written down, so the formula can be checked. E has rank one:
 
 E = np.outer(r, x) / np.linalg.norm(x) * np.linalg.norm(A, 2) / size
 f = -r * np.linalg.norm(b) / size
@@ -173,7 +173,7 @@ for condition in (1e2, 1e4, 1e6):
 # For :math:`A = Q R` the measure is :math:`\|A - Q R\| / \|A\|`. Computing it takes as long as a factorization. So
 # it is *estimated*: four random vectors, the columns of G, are multiplied by A and by :math:`Q R`, and the difference is
 # compared. How far can that be off? Take an error matrix and try it five thousand times. The worst case is an error in one
-# single direction, the best case one that is spread over all of them.
+# single direction, the best case one that is distributed over all of them.
 
 rng = np.random.default_rng(2)
 ratios = {

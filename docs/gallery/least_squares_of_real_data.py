@@ -3,7 +3,7 @@ r"""Least squares of real data
 
 Three data sets that come with neula: a calibration, a polynomial that has been breaking programs for decades, and a
 surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed in
-arithmetic of many digits, so that every program can be held against the truth.
+arithmetic of many digits, so that every program can be compared with the truth.
 """
 
 # %%
@@ -80,7 +80,7 @@ plt.show()
 #
 # How right are the coefficients of neula? All digits are, says ``digits``. NIST says, eight:
 
-print(f"digits sure {ours.digits:.1f}")
+print(f"digits guaranteed {ours.digits:.1f}")
 print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 
 # %%
@@ -145,7 +145,7 @@ plt.show()
 # %%
 network = neula.lstsq(A, b, certify="forward")
 print(
-    f"condition {network.condition:.1e}, {network.digits:.1f} digits are sure"
+    f"condition {network.condition:.1e}, {network.digits:.1f} guaranteed digits"
 )
 
 # %%

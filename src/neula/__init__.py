@@ -115,24 +115,19 @@ _HOMES = {
 }
 """Where the functions and the certificate live; all other public names are results."""
 
-_MODULES = {"ops": "problems.operators.registered"}
-"""Public modules that live in a room."""
+_MODULES = {
+    "algorithms": "algorithms",
+    "compat": "compat",
+    "distributed": "distributed",
+    "engines": "engines",
+    "io": "io",
+    "ops": "problems.operators.registered",
+    "sklearn": "sklearn",
+}
+"""Public modules, and where they live."""
 
-_ROOMS = (
-    "algorithms",
-    "certificates",
-    "cli",
-    "compat",
-    "distributed",
-    "engines",
-    "errors",
-    "io",
-    "kernels",
-    "papers",
-    "pipeline",
-    "problems",
-    "sklearn",
-)
+_ROOMS = ("certificates", "cli", "errors", "kernels", "papers", "pipeline", "problems")
+"""Modules that need no import of their own, and are not listed."""
 
 
 if not TYPE_CHECKING:  # type checkers would believe in any name
@@ -162,4 +157,4 @@ def _meant(name: str) -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_MODULES, *_ROOMS})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_MODULES})

@@ -66,7 +66,7 @@ def test_fewer_rows_than_columns(shape) -> None:
 
 
 def test_dependent_columns() -> None:
-    """A solution, whose residual is that of any other, and no digit of x is sure."""
+    """A solution, whose residual is that of any other, and no digit of x is guaranteed."""
     A, b = problem(30, 6)
     A = np.column_stack([A, A[:, 0], A[:, 1] + A[:, 2], np.zeros(30)])
     b = A @ np.ones(9) + 0.1 * b

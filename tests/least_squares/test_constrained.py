@@ -415,7 +415,7 @@ def test_constraints_that_units_of_columns_make_tiny() -> None:
 def test_doubtful_constraints_leave_a_solution_in_range() -> None:
     """Zero is the solution, and the one for the numerical rank of C is out of range."""
     C, A, b = np.array([[1.0, 1.0], [1.0, 1.0 + 2.0**-52]]), 1e-300 * np.eye(3, 2), [1e300, -1e300, 0.0]
-    with pytest.warns(neula.IllConditionedWarning, match="no digit of x is sure"):
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of x is guaranteed"):
         result = neula.lstsq(A, b, constraints=(C, [0.0, 0.0]))
     assert np.isfinite(result.x).all()
     assert np.isinf(result.forward_error)

@@ -94,7 +94,7 @@ def test_a_dropped_direction_that_carries_the_data_is_a_doubt(way: str) -> None:
 def test_curvature_far_from_the_origin_is_missed(m: int, offset: float, noise: float) -> None:
     result, said = doubted(neula.lstsq, *trend(m, offset, noise))
     assert result.rank == 2
-    assert "rank 2 is doubtful: directions that count as zero explain" in said[0]
+    assert "rank 2 is ambiguous: directions that count as zero explain" in said[0]
 
 
 @pytest.mark.parametrize("way", [name for name in WAYS if name not in ("streamed", "held")])

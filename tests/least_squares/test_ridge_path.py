@@ -81,7 +81,9 @@ def test_right_hand_sides_have_errors_of_their_own() -> None:
 def test_no_digit_no_silence() -> None:
     """The damping is below what rounding leaves of singular values, and decides all."""
     A = np.array([[1.0, 1], [1, 1 + 2.0**-52], [1, 1]])
-    with pytest.warns(neula.IllConditionedWarning, match=r"1 of 2 dampings: no digit of x, .*gcv.* is sure"):
+    with pytest.warns(
+        neula.IllConditionedWarning, match=r"1 of 2 dampings: no digit of x, .*gcv.* is guaranteed"
+    ):
         path = neula.ridge_path(A, [1.0, 2, 4], [1e-16, 1.0])
     assert path.accepted.tolist() == [False, True]
     assert np.isnan(path.gcv[0])

@@ -31,10 +31,10 @@ def the_same_error(found: list[object]) -> Failure:
         ("weights", "processes disagree about .*weights: .* on process 0, None on process 2"),
         (
             "rows of b",
-            r"b must be spread like A: on the processes A has \[6, 6, 6\] rows, and b has \[6, 6, 4\]",
+            r"b must be distributed like A: on the processes A has \[6, 6, 6\] rows, and b has \[6, 6, 4\]",
         ),
-        ("b", "b is not spread over processes, and A is"),
-        ("A", "A is not spread over processes, and another operand is"),
+        ("b", "b is not distributed over processes, and A is"),
+        ("A", "A is not distributed over processes, and another operand is"),
     ],
 )
 def test_processes_that_disagree(processes: Processes, what: str, message: str) -> None:
@@ -79,7 +79,7 @@ def test_what_needs_the_whole_matrix(processes: Processes) -> None:
 def test_what_takes_whole_matrices(processes: Processes) -> None:
     for name in ("pinv", "cholesky"):
         found = the_same_error(processes.run(2, tasks.whole, name))
-        assert found.message.startswith("A is spread over processes")
+        assert found.message.startswith("A is distributed over processes")
         assert found.message.endswith("pass A.full()")
 
 

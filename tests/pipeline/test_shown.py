@@ -122,7 +122,7 @@ def test_what_is_said() -> None:
     assert ", 2, ..., 17, 18, 19]" in said
     with pytest.warns(neula.IllConditionedWarning):
         said = repr(neula.solve(np.vander(np.arange(20.0)), np.ones(20)))
-    assert "NOT certified to fp64 accuracy, no digit of x is sure" in said
+    assert "NOT certified to fp64 accuracy, no digit of x is guaranteed" in said
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,22 @@ def test_overloads_have_the_keywords_of_the_function(function: Callable[..., Any
         assert sorted(typing.get_type_hints(getattr(signatures, name))) == sorted(keywords)
 
 
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_arrays_are_called_array_like(function: Callable[..., Any]) -> None:
+    parameters = inspect.signature(function).parameters
+    arrays = {"A", "B", "b", "damps", "leverage", "x0", "ydata"} & {*parameters}
+    assert arrays
+    assert {parameters[name].annotation for name in arrays} == {"ArrayLike"}
+
+
+def test_only_public_names_are_listed() -> None:
+    """Rooms are there when they are asked for, and no part of the interface."""
+    names = {name for name in dir(neula) if not name.startswith("__")}
+    modules = {"algorithms", "compat", "distributed", "engines", "io", "ops", "sklearn"}
+    assert names == {*neula.__all__, *modules}
+    assert neula.problems.signatures is signatures
+
+
 def named(annotation: Any) -> set[str]:
     """The names in the literals of a type."""
     if typing.get_origin(annotation) is Literal:

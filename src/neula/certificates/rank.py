@@ -78,7 +78,7 @@ def rank_doubt(
         return ""
     if kept < GAP * float(dropped[0]):
         return (
-            f"rank {rank} is doubtful: the smallest singular value that counts is only "
+            f"rank {rank} is ambiguous: the smallest singular value that counts is only "
             f"{kept / float(dropped[0]):.1f} times the largest that does not: pass another rcond, or damp="
         )
     real = dropped > rounding
@@ -95,6 +95,6 @@ def rank_doubt(
     if not chance < SIGNIFICANT:
         return ""
     return (
-        f"rank {rank} is doubtful: directions that count as zero explain {1 - least:.0%} of the squared "
+        f"rank {rank} is ambiguous: directions that count as zero explain {1 - least:.0%} of the squared "
         "residual, more than noise does: center the columns, or pass a smaller rcond"
     )

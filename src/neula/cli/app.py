@@ -96,12 +96,12 @@ class Command(TyperCommand):
 app = typer.Typer(
     name="neula",
     cls=Program,
-    help="Dense linear algebra on neural engines: you say the accuracy, the answer is certified.\n\n"
+    help="Dense linear algebra on neural engines: you choose the accuracy, and the answer is certified.\n\n"
     "Matrices are files: .npy, .npz, .csv, .tsv, .txt (also .gz), .parquet, .h5, .mat, .mtx, or - for the "
-    "standard input. What is behind a colon is chosen from the file: an array (file.npz:A, file.h5:/run/A, "
+    "standard input. A colon and a name choose a part of the file: an array (file.npz:A, file.h5:/run/A, "
     "file.mat:A) or columns (table.csv:x1,x2). Answers go to the standard output or to files, reports to the "
     "standard error.",
-    epilog="Exit codes: 0 solved and certified; 1 solved, but not to the accuracy asked for, or so "
+    epilog="Exit codes: 0 solved and certified; 1 solved, but not to the requested accuracy, or so "
     "ill-conditioned that no digit is guaranteed to be correct; 2 bad input; 130 interrupted.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

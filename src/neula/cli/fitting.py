@@ -166,7 +166,7 @@ def _response(
     if len(rest) == 1 or "y" in rest:
         return rest[0] if len(rest) == 1 else "y"
     raise ValueError(
-        f"what is to be fitted? Columns that are not in the formula: {listed(rest)}; name one by --response"
+        f"several columns are not in the formula: {listed(rest)}; name the one to fit by --response"
     )
 
 

@@ -66,25 +66,25 @@ AccuracyOption = Annotated[
         metavar="FORMAT|NUMBER",
         callback=_check_accuracy,
         autocompletion=_complete_accuracy,
-        help="Accuracy of the answer: a format (fp16, bf16, tf32, fp32, fp64) or the largest backward error "
-        "that will do, as 1e-6. The default is that of the input's dtype.",
+        help="Accuracy of the answer: a format (fp16, bf16, tf32, fp32, fp64) or the largest acceptable "
+        "backward error, such as 1e-6. The default is that of the input's dtype.",
     ),
 ]
 CertifyOption = Annotated[
     Certify,
     typer.Option(
         "--certify",
-        help="backward: stop at the backward error; forward: refine until the digits of x are right.",
+        help="Error to refine to the accuracy: the backward error, or the forward error of x.",
     ),
 ]
 RcondOption = Annotated[
     float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
 ]
-EngineOption = Annotated[EngineName, typer.Option("--engine", help="What multiplies.")]
+EngineOption = Annotated[EngineName, typer.Option("--engine", help="Engine that multiplies matrices.")]
 ModeOption = Annotated[Mode, typer.Option(help="Compute Q and R, or R alone.")]
 DecimalOption = Annotated[
     Decimal,
-    typer.Option("--decimal", rich_help_panel=FILES, help="What separates the decimals in text files."),
+    typer.Option("--decimal", rich_help_panel=FILES, help="Decimal separator of text files."),
 ]
 HeaderOption = Annotated[
     bool | None,
@@ -116,7 +116,7 @@ MemoryOption = Annotated[
         "--memory",
         metavar="SIZE",
         rich_help_panel=FILES,
-        help="Memory to use, as 8G; if A does not fit, it is read in blocks. The default is what is free.",
+        help="Memory to use, as 8G; if A does not fit, it is read in blocks. The default is the free memory.",
     ),
 ]
 TraceOption = Annotated[

@@ -249,7 +249,7 @@ class CommandRun:
 
             def keep(message: Warning | str, category: type[Warning], *place: Any) -> None:
                 if issubclass(category, neula.AccuracyWarning):
-                    self.missed = " ".join(str(message).split())
+                    self.missed = show.at_shell(str(message))
                 else:
                     show_others(message, category, *place)
 
@@ -319,8 +319,8 @@ class CommandRun:
             sys.stdout.flush()
         if reached is not None:
             files = [output for output in self._outputs if output != "-"]
-            saved = "; the best that was found is in " + ", ".join(files) if files else ""
-            self.say((self.missed or f"not the accuracy asked for: {reached}") + saved)
+            saved = "; the best answer is in " + ", ".join(files) if files else ""
+            self.say((self.missed or f"the requested accuracy was not reached: {reached}") + saved)
         raise typer.Exit(CERTIFIED if reached is None else NOT_CERTIFIED)
 
     @contextmanager
@@ -369,7 +369,7 @@ def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
         with warnings.catch_warnings():
 
             def in_one_line(message: Warning | str, *_: object) -> None:
-                err.print(f"neula: warning: {message}", soft_wrap=True)
+                err.print(f"neula: warning: {show.at_shell(str(message))}", soft_wrap=True)
 
             warnings.showwarning = in_one_line  # type: ignore[assignment]
             with ProgressReport(err) as progress, ExitStack() as held:
@@ -378,7 +378,7 @@ def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
         raise
     except Exception as error:
         if isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
-            text = " ".join(str(error).split())
+            text = show.at_shell(str(error))
         elif _is_out_of_memory(error):
             text = f"out of memory ({error}); use a smaller matrix, a narrower dtype or a larger machine"
         else:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,21 @@ def is_short(answer: Mapping[str, Any], *, on_terminal: bool) -> bool:
     """Whether an answer goes to the standard output by default."""
     arrays = [getattr(one, "values", one) for one in answer.values()]
     return len(arrays) == 1 and not (on_terminal and (arrays[0].size > SHORT or arrays[0].ndim > 2))
+
+
+KEYWORDS = (
+    "accuracy|algorithm|assume_a|compute|damp|engine|mode|panel|pivot|rcond|storage|tol|variant|weights"
+)
+
+
+def at_shell(message: str) -> str:
+    """A message of a function, one line, with options and commands in place of keywords and functions."""
+
+    def option(match: re.Match[str]) -> str:
+        return f"--{match[1].replace('_', '-')} {match[2]}".rstrip()
+
+    text = re.sub(rf"\b({KEYWORDS})='?([\w.-]*\w|)'?", option, " ".join(message.split()))
+    return re.sub(r"\bneula\.(lstsq|solve|qr)\b", r"'neula \1'", text)
 
 
 def not_kept(answer: Mapping[str, Any]) -> str:

@@ -197,7 +197,7 @@ def copy_pipe(path: Path, copy: IO[bytes]) -> None:
         with suppress(BlockingIOError):  # there is a writer, and nothing to read yet
             while not (beginning := os.read(pipe.fileno(), 1)):
                 if time.monotonic() > end:
-                    raise FileError(f"{path}: is a pipe that nobody has written to for {PATIENCE} seconds")
+                    raise FileError(f"{path}: is a pipe, and no data came from it for {PATIENCE} seconds")
                 time.sleep(0.05)
             copy.write(beginning)
         os.set_blocking(pipe.fileno(), True)

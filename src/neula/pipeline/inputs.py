@@ -131,7 +131,7 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     if is_spread(x):
         whole = f"{name}.full()" if isinstance(x, Spread) else f"{name}.full_tensor()"
         raise TypeError(
-            f"{name} is spread over processes, and this function takes whole matrices: pass {whole}"
+            f"{name} is distributed over processes, and this function takes whole matrices: pass {whole}"
         )
     if isinstance(x, Stack):
         return replace(take(x.tensor, name, differentiable=differentiable), places=x.places)

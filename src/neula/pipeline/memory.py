@@ -65,8 +65,8 @@ class MemoryGuard:
         """
         if self.shortages:
             raise torch.OutOfMemoryError(
-                f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Give back what is not "
-                "needed, or take fewer right-hand sides, smaller batches or a narrower dtype"
+                f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Free memory, or "
+                "pass fewer right-hand sides, smaller batches or a narrower dtype"
             )
 
 

@@ -79,14 +79,14 @@ def _operand(x: Any, name: str) -> _Operand:
         return _Operand(take(x.local, name, differentiable=True), over_rows=x.over_rows)
     if not is_spread(x) and name == "A":
         raise TypeError(
-            "A is not spread over processes, and another operand is: pass neula.distributed.rows(A)"
+            "A is not distributed over processes, and another operand is: pass neula.distributed.rows(A)"
         )
     if isinstance(x, ColumnSharded):
-        raise TypeError(f"{name} is spread by columns, and this function takes rows: pass {name}.full()")
+        raise TypeError(f"{name} is distributed by columns, and this function takes rows: pass {name}.full()")
     if not is_spread(x):
         raise TypeError(
-            f"{name} is not spread over processes, and A is: pass neula.distributed.rows({name}) with as "
-            "many rows on each process as A has there"
+            f"{name} is not distributed over processes, and A is: pass neula.distributed.rows({name}) with "
+            "as many rows on each process as A has there"
         )
     refuse_gradient(x, name)
     from torch.distributed.tensor import Shard
@@ -194,8 +194,8 @@ class OverProcesses:
             of = [count[place] for count in counts]
             if given.get(name) is not None and of != list(over_rows.counts):
                 raise ValueError(
-                    f"{name} must be spread like A: on the processes A has {list(over_rows.counts)} rows, "
-                    f"and {name} has {of}"
+                    f"{name} must be distributed like A: on the processes A has {list(over_rows.counts)} "
+                    f"rows, and {name} has {of}"
                 )
         m, n = over_rows.count(0), a.tensor.shape[1]
         if m < n and not self.wide(given):
@@ -234,7 +234,7 @@ def _group_of(given: Mapping[str, Any]) -> Any:
     (first, group), *_ = groups.items()
     for name, of in ranks.items():
         if of != ranks[first]:
-            raise ValueError(f"{first} is spread over processes {ranks[first]}, and {name} over {of}")
+            raise ValueError(f"{first} is distributed over processes {ranks[first]}, and {name} over {of}")
     return group
 
 

@@ -6,7 +6,7 @@ The functions say the same, with defaults; a test compares the two.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -18,6 +18,12 @@ from neula.pipeline.progress import Progress
 
 Kind = TypeVar("Kind", "np.ndarray[Any, Any]", Tensor)
 """The library of the first array, in which answers are given. Of other array_likes nothing is known."""
+
+ArrayLike: TypeAlias = Any
+"""NumPy array, torch tensor, any array with DLPack, data frame or list; checked when it is passed."""
+
+Array: TypeAlias = Any
+"""An array of the library of the first argument."""
 
 EngineName = Literal["auto", "cpu", "cuda", "emulated"]
 ArithmeticName = FormatName | Literal["fp16_cor"]

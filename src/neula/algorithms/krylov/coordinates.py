@@ -187,4 +187,4 @@ class Shortest:
 
 def _no_gap(s: torch.Tensor, rank: int) -> str:
     around = ", ".join(f"{float(x):.1e}" for x in s[max(0, rank - 1) : rank + 1] / s[0])
-    return f"rank {rank} is in doubt: relative singular values beside the threshold are {around}"
+    return f"rank {rank} is ambiguous: relative singular values next to the threshold are {around}"

@@ -149,9 +149,8 @@ class KeptMatrix:
         # Written so that NaN and Inf are changes.
         if not bool((change < allowed).all()):
             raise ValueError(
-                "A was changed since it was factorized, and factors of another matrix refine nothing: "
-                "factorize it again, or a copy that nobody changes (lu_factor(A.copy())), or pass "
-                "refine=False"
+                "A was changed since it was factorized, so that its factors cannot refine: factorize "
+                "it again, or a copy (lu_factor(A.copy())), or pass refine=False"
             )
 
     def conditioned(self, factors: Factorization) -> Conditioning:

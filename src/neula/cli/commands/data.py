@@ -14,7 +14,7 @@ def data(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A data set; without it all are listed.")
     ] = None,
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to copy it.")] = Path("."),
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to copy it to.")] = Path("."),
 ) -> None:
     """Copy one of the data sets that come with neula into a folder, to try the other commands.
 

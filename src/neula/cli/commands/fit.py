@@ -25,12 +25,13 @@ def fit(
         ),
     ],
     p0: Annotated[
-        str | None, typer.Option("--p0", help='Where to begin, as "a=2,b=0.5" or "2,0.5,0"; ones by default.')
+        str | None,
+        typer.Option("--p0", help='Starting values, such as "a=2,b=0.5" or "2,0.5,0"; ones by default.'),
     ] = None,
     response: Annotated[
         str | None,
         typer.Option(
-            help="The column to fit; by default the left side of the formula, or what is not in it."
+            help="Column to fit; by default the left side of the formula, or the only column not in it."
         ),
     ] = None,
     sigma: Annotated[

@@ -33,7 +33,7 @@ def lstsq(
         Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
     ] = None,
     max_iterations: Annotated[
-        int, typer.Option(min=1, help="Iterations of cgls or lsqr, at most.")
+        int, typer.Option(min=1, help="Largest number of refinement iterations.")
     ] = MAX_ITERATIONS,
     engine: opt.EngineOption = opt.EngineName.auto,
     output: opt.SolutionOption = None,

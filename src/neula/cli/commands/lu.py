@@ -37,13 +37,11 @@ def lu(
     ] = Pivot.partial,
     compute: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT", help="What operands of products are rounded to; by default the cheapest."
-        ),
+        typer.Option(metavar="FORMAT", help="Format of the operands of products; by default the cheapest."),
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="What L and U are kept in; by default that of --compute."),
+        typer.Option(metavar="FORMAT", help="Format of L and U; by default that of --compute."),
     ] = None,
     engine: opt.EngineOption = opt.EngineName.auto,
     output: Annotated[str | None, opt.output_option("L, U and the permutation (.npz, .h5 or .mat)")] = None,

@@ -30,7 +30,7 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def tune(
-    reset: Annotated[bool, typer.Option("--reset", help="Forget what was measured on this machine.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Forget the measurements of this machine.")] = False,
     shown: Annotated[
         bool, typer.Option("--show", help="Show the thresholds in force, measure nothing.")
     ] = False,
@@ -86,7 +86,9 @@ def bench(
         Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Of sweep, what takes less than a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Of sweep, only cases that take less than a minute together.")
+    ] = False,
     condition: Annotated[
         float | None,
         typer.Option(help="Of sweep, the condition number of all matrices, which are normal by default."),

@@ -18,7 +18,7 @@ def matmul(
         str | None,
         typer.Option(
             metavar="FORMAT",
-            help="What operands are rounded to: fp16, bf16, tf32, with _cor for error correction, fp32 "
+            help="Format of the operands: fp16, bf16, tf32, with _cor for error correction, fp32 "
             "or fp64. The default is as accurate as the input's dtype.",
         ),
     ] = None,

@@ -15,7 +15,7 @@ def svd(
     a: opt.MatrixFile,
     rank: Annotated[int | None, typer.Option(help="How many singular values and vectors.")] = None,
     tol: Annotated[
-        float | None, typer.Option(help="As many as make the relative error of the approximation this small.")
+        float | None, typer.Option(help="Relative error of the approximation; takes as few as reach it.")
     ] = None,
     accuracy: opt.AccuracyOption = None,
     engine: opt.EngineOption = opt.EngineName.auto,

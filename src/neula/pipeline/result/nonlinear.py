@@ -334,7 +334,7 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
         """
         if self.predict is None:
             raise ValueError(
-                "nothing is left of the model after pickling: ask for the band where it was fitted"
+                "the band needs the model, which pickles do not keep: compute it where it was fitted"
             )
         y, slopes = self.predict(xdata)
         inverse, give = self.result._inverse(self.absolute_sigma)

@@ -160,7 +160,7 @@ class Statistics:
     def _known(self) -> FittedProblem:
         if self._fit is None:
             raise ValueError(
-                "nothing is left of A, from which statistics are computed: neither over processes nor after "
-                "pickling; ask for them where the result was made"
+                "statistics need A, which this result does not keep (over processes, and after pickling): "
+                "compute them where the result was made"
             )
         return self._fit

@@ -15,7 +15,7 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
 from neula.problems.bounded.run import solve_bounded
 from neula.problems.operators.bounded import traced_lsq_linear
-from neula.problems.signatures import Kind, LsqLinearKeywords
+from neula.problems.signatures import ArrayLike, Kind, LsqLinearKeywords
 
 METHODS, SOLVERS = ("trf", "bvls"), ("exact", "lsmr")
 
@@ -54,8 +54,8 @@ def lsq_linear(
 ) -> LsqLinearResult[Any]: ...
 @with_operator(traced_lsq_linear)
 def lsq_linear(
-    A: Any,
-    b: Any,
+    A: ArrayLike,
+    b: ArrayLike,
     bounds: Any = (-math.inf, math.inf),
     method: str = "trf",
     tol: float = 1e-10,
@@ -74,7 +74,6 @@ def lsq_linear(
 
     Returns SciPy's fields, with a bound on the error of every solution. A is factorized once for all
     right-hand sides.
-
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import NNLSResult
 from neula.problems.bounded.run import solve_bounded
 from neula.problems.operators.bounded import traced_nnls
-from neula.problems.signatures import Kind, NNLSKeywords
+from neula.problems.signatures import ArrayLike, Kind, NNLSKeywords
 
 
 @overload
@@ -22,8 +22,8 @@ def nnls(A: Kind, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Kind]:
 def nnls(A: Any, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Any]: ...
 @with_operator(traced_nnls)
 def nnls(
-    A: Any,
-    b: Any,
+    A: ArrayLike,
+    b: ArrayLike,
     *,
     maxiter: int | None = None,
     accuracy: Accuracy | None = None,
@@ -35,7 +35,6 @@ def nnls(
 
     Returns ``x, rnorm`` as SciPy does, with a bound on the error of every solution. A is factorized once for
     all right-hand sides.
-
 
     Parameters
     ----------

@@ -25,7 +25,7 @@ from neula.problems.definite.links import chain
 from neula.problems.definite.plan import LARGEST, CholeskyPlan, launched_plan
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
 from neula.problems.operators.factorizations import traced_cholesky
-from neula.problems.signatures import CholeskyKeywords, Kind
+from neula.problems.signatures import ArrayLike, CholeskyKeywords, Kind
 
 
 @overload
@@ -41,7 +41,7 @@ def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any
     ),
 )
 def cholesky(
-    A: Any,
+    A: ArrayLike,
     *,
     upper: bool = False,
     accuracy: Accuracy | None = None,
@@ -53,7 +53,6 @@ def cholesky(
     """Cholesky factorization ``A = L L^T``, certified to the requested accuracy.
 
     Returns L, or U with ``upper=True``, with its measured residual.
-
 
     Parameters
     ----------

@@ -319,7 +319,7 @@ class _Rest:
         if not all((*of_c.values(), *of_a.values())):
             return (
                 f"C of shape {tuple(self.null.c.shape)} has numerical rank {self.null.rank}, but {which} is "
-                f"nearly a combination of its rows, and not exactly: no digit of x is sure; {advice}"
+                f"nearly a combination of its rows, and not exactly: no digit of x is guaranteed; {advice}"
             ), ""
         if not of_c and not of_a:
             return "", ""

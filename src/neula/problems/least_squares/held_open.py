@@ -34,6 +34,7 @@ from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.signatures import ArrayLike
 
 
 class LeastSquares:
@@ -41,7 +42,6 @@ class LeastSquares:
 
     Rows can be added, weighted down and removed. The memory is that of ``(n + k)^2`` numbers, whatever the
     number of rows.
-
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class LeastSquares:
     (array([ 3., -2.]), True, 500)
     """
 
-    def __init__(self, n: int, *, scales: Any = None, engine: str | Engine = "auto") -> None:
+    def __init__(self, n: int, *, scales: ArrayLike | None = None, engine: str | Engine = "auto") -> None:
         self.n = whole_number("n", n, wanted="a number of columns, at least 1")
         self._engine = select_engine(engine, torch.device("cpu")).using(FP64)
         given = take(np.ones(self.n) if scales is None else scales, "scales").tensor.double()
@@ -110,7 +110,7 @@ class LeastSquares:
 
     # --- rows come and go ---
 
-    def update(self, A: Any, b: Any, *, weights: Any = None) -> None:
+    def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Take new rows.
 
         Parameters
@@ -152,7 +152,7 @@ class LeastSquares:
         if self._sums is not None:
             self._sums = self._sums.times(math.sqrt(factor))
 
-    def downdate(self, A: Any, b: Any, *, weights: Any = None) -> None:
+    def downdate(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Remove rows that were taken before.
 
         Parameters

@@ -30,7 +30,7 @@ from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquar
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
-from neula.problems.signatures import Kind, LstsqKeywords
+from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
@@ -56,18 +56,18 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 )
 # item: Q (1); V future work
 def lstsq(
-    A: Any,
-    b: Any,
+    A: ArrayLike,
+    b: ArrayLike,
     *,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     algorithm: str | None = None,
     compute: str | None = None,
     damp: float = 0.0,
-    weights: Any = None,
-    constraints: tuple[Any, Any] | None = None,
-    covariance: Any = None,
-    covariance_factor: Any = None,
+    weights: ArrayLike | None = None,
+    constraints: tuple[ArrayLike, ArrayLike] | None = None,
+    covariance: ArrayLike | None = None,
+    covariance_factor: ArrayLike | None = None,
     rcond: float | None = None,
     max_iterations: int = 60,
     certify: str = "backward",
@@ -80,7 +80,6 @@ def lstsq(
     Returns x with a bound on its error, which guarantees its number of correct digits. Wide and
     rank-deficient problems have the minimum-norm solution. Damping, weights, equality constraints and
     correlated errors are options.
-
 
     Parameters
     ----------

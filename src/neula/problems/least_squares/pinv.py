@@ -25,7 +25,7 @@ from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
-from neula.problems.signatures import Common, Kind
+from neula.problems.signatures import Array, ArrayLike, Common, Kind
 
 
 @overload
@@ -34,14 +34,14 @@ def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
 @with_operator(traced_pinv, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def pinv(
-    A: Any,
+    A: ArrayLike,
     rcond: float | None = None,
     *,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
-) -> Any:
+) -> Array:
     """Moore-Penrose pseudoinverse of A, certified as a least-squares solution for every column (row, if A is
     tall).
 

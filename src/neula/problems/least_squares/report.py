@@ -90,15 +90,15 @@ def why(
             f"condition number {result.condition:.1e} ({run.label})"
         )
     if accurate and run.doubt:
-        return f"no digit of x is sure: {run.doubt} ({run.label})"
+        return f"no digit of x is guaranteed: {run.doubt} ({run.label})"
     if accurate and not unsure(run):
         return run.attempts[-1].reason
     if accurate:
         return (
-            f"A is ill-conditioned, no digit of x is sure: condition number {result.condition:.1e}, "
+            f"A is ill-conditioned, no digit of x is guaranteed: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({run.label})"
         )
-    digits = ", no digit of x is sure" if unsure(run) else ""
+    digits = ", no digit of x is guaranteed" if unsure(run) else ""
     return (
         f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}{digits} ({run.label})"
         + rounded_away(run, result.tolerance, options.dtype)

@@ -21,7 +21,7 @@ from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.ridge_refined import Estimates
 from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
-from neula.problems.signatures import Kind, RidgeKeywords
+from neula.problems.signatures import ArrayLike, Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
 """Numbers that must each have a guaranteed digit."""
@@ -33,11 +33,11 @@ def ridge_path(A: Kind, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -
 def ridge_path(A: Any, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -> RidgePath[Any]: ...
 @eager
 def ridge_path(
-    A: Any,
-    b: Any,
-    damps: Any,
+    A: ArrayLike,
+    b: ArrayLike,
+    damps: ArrayLike,
     *,
-    leverage: Any = 0.0,
+    leverage: ArrayLike = 0.0,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -48,7 +48,6 @@ def ridge_path(
 
     Returns all solutions, and error bounds on them and on their cross-validation errors. A is factorized
     once.
-
 
     Parameters
     ----------
@@ -227,7 +226,7 @@ def _result(
     if result.converged:
         return result, ""
     unsure = [name for name, each in zip(ANSWERS, sure.all(2).all(1).tolist(), strict=True) if not each]
-    why = f"no digit of {', '.join(unsure)} is sure" if unsure else ""
+    why = f"no digit of {', '.join(unsure)} is guaranteed" if unsure else ""
     why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
     return result, f"{int((~accepted).any(1).sum())} of {len(damps)} dampings: {why}"
 

@@ -33,7 +33,7 @@ from neula.problems.low_rank.judge import SVDJudge
 from neula.problems.low_rank.links import chain
 from neula.problems.low_rank.problem import SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
-from neula.problems.signatures import Kind, SVDKeywords
+from neula.problems.signatures import ArrayLike, Kind, SVDKeywords
 
 ALGORITHMS = ("iteration", "gram-svd", "qr-svd")
 
@@ -63,7 +63,7 @@ def svd_lowrank(A: Any, rank: int | None = ..., **keywords: Unpack[SVDKeywords])
 )
 @eager
 def svd_lowrank(
-    A: Any,
+    A: ArrayLike,
     rank: int | None = None,
     *,
     tol: float | None = None,
@@ -77,7 +77,6 @@ def svd_lowrank(
 
     Returns the triplets with bounds on the errors of the singular values. ``rank`` fixes their number,
     ``tol`` the error of the approximation.
-
 
     Parameters
     ----------

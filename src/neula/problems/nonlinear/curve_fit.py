@@ -30,7 +30,7 @@ from neula.problems.nonlinear.problem import (
     tolerances_of,
 )
 from neula.problems.nonlinear.residuals import Residuals
-from neula.problems.signatures import CurveFitKeywords, Kind
+from neula.problems.signatures import ArrayLike, CurveFitKeywords, Kind
 
 
 @overload
@@ -65,9 +65,9 @@ def curve_fit(
 def curve_fit(
     f: Callable[..., Any],
     xdata: Any,
-    ydata: Any,
-    p0: Any = None,
-    sigma: Any = None,
+    ydata: ArrayLike,
+    p0: ArrayLike | None = None,
+    sigma: ArrayLike | None = None,
     absolute_sigma: bool = False,
     check_finite: bool | None = None,
     bounds: Any = NOWHERE,

@@ -80,7 +80,7 @@ class NonlinearFit:
         if not left <= self.tolerance:
             reasons.append(f"stationarity {left:.1e}, at most {self.tolerance:.1e} asked for")
         if bool(found.full[place]) and not float(found.forward_error[place]) <= SURE:
-            reasons.append("no digit of x is sure")
+            reasons.append("no digit of x is guaranteed")
         return "; ".join([*reasons, *([uncertified] if uncertified else [])])
 
 

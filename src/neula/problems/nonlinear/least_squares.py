@@ -20,7 +20,7 @@ from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, re
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
-from neula.problems.signatures import Kind, LeastSquaresKeywords
+from neula.problems.signatures import ArrayLike, Kind, LeastSquaresKeywords
 
 NOWHERE = (-np.inf, np.inf)
 
@@ -46,7 +46,7 @@ def least_squares(
 @eager
 def least_squares(
     fun: Callable[..., Any],
-    x0: Any,
+    x0: ArrayLike,
     jac: Any = None,
     bounds: Any = NOWHERE,
     method: str = "trf",
@@ -73,7 +73,6 @@ def least_squares(
 
     Returns SciPy's fields, with an estimate of the error of x. Parameters are those of
     :func:`scipy.optimize.least_squares`, unless said otherwise.
-
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ from neula.problems.orthogonal.plan import factors_by_plan, range_plan_of
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
-from neula.problems.signatures import Kind, OrthKeywords
+from neula.problems.signatures import Array, ArrayLike, Kind, OrthKeywords
 
 METHODS = ("qr", "polar")
 
@@ -45,7 +45,7 @@ def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) ->
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(
-    A: Any,
+    A: ArrayLike,
     rcond: float | None = None,
     *,
     method: str = "qr",
@@ -54,7 +54,7 @@ def orth(
     strict: bool = False,
     progress: Progress | None = None,
     wait: bool = True,
-) -> Any:
+) -> Array:
     """Orthonormal basis of the columns of A: the Q of :func:`qr`, or with ``rcond`` a basis of the numerical
     range.
 

@@ -28,7 +28,7 @@ from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivot
 from neula.problems.orthogonal.plan import plan_of, solved_by_plan
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
-from neula.problems.signatures import Kind, QRKeywords, QRMode
+from neula.problems.signatures import ArrayLike, Kind, QRKeywords, QRMode
 
 MODES = ("reduced", "r", "complete", "raw")
 ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder")
@@ -46,7 +46,7 @@ def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[A
 )
 @over_lists(QRResult._member)
 def qr(
-    A: Any,
+    A: ArrayLike,
     mode: str = "reduced",
     *,
     pivoting: bool = False,
@@ -65,7 +65,6 @@ def qr(
 
     Returns factors whose residual and orthogonality were measured. Column pivoting, a complete Q and the
     Householder form are options; a batch is factorized together.
-
 
     Parameters
     ----------

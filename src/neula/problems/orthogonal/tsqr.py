@@ -26,7 +26,7 @@ from neula.problems.orthogonal.factors import QRFactors, as_result, give_factors
 from neula.problems.orthogonal.links import chain_tall, chain_together, go_together
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.ways import QRLink, together
-from neula.problems.signatures import Kind, QRMode, TsqrKeywords
+from neula.problems.signatures import ArrayLike, Kind, QRMode, TsqrKeywords
 
 MODES = ("reduced", "r")
 
@@ -53,7 +53,7 @@ def tsqr(A: Any, mode: QRMode = ..., **keywords: Unpack[TsqrKeywords]) -> QRResu
 @OverProcesses(give_factors_back)
 @with_operator(traced_tsqr)
 def tsqr(
-    A: Any,
+    A: ArrayLike,
     mode: str = "reduced",
     *,
     compute: str = "auto",
@@ -64,7 +64,6 @@ def tsqr(
 
     By default the fastest sufficient algorithm runs. ``compute`` names the Householder tree of [1]_ in one
     arithmetic instead.
-
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ from neula.problems.operators.polar import traced_polar
 from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
-from neula.problems.signatures import Kind, PolarKeywords
+from neula.problems.signatures import ArrayLike, Kind, PolarKeywords
 
 
 def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> PolarResult:
@@ -45,7 +45,7 @@ def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
 @OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
 @over_lists(PolarResult._member)
 def polar(
-    A: Any,
+    A: ArrayLike,
     *,
     side: str | None = None,
     rcond: float | None = None,
@@ -60,7 +60,6 @@ def polar(
 
     U is the nearest matrix to A with orthonormal columns (rows, if there are fewer), by which Muon and other
     optimizers replace a gradient. H is symmetric positive semidefinite and computed if ``side`` is given.
-
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ from neula.pipeline.operators import engine_for
 from neula.pipeline.shapes import broadcast_batch
 from neula.problems.operators.products import traced_matmul
 from neula.problems.products.product import MODES, Product
-from neula.problems.signatures import Kind, MatmulKeywords
+from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
 
 
 @overload
@@ -28,22 +28,21 @@ def matmul(A: Kind, B: Any, **keywords: Unpack[MatmulKeywords]) -> Kind: ...
 def matmul(A: Any, B: Any, **keywords: Unpack[MatmulKeywords]) -> Any: ...
 @with_operator(traced_matmul)
 def matmul(
-    A: Any,
-    B: Any,
+    A: ArrayLike,
+    B: ArrayLike,
     *,
     compute: str | None = None,
     alpha: float = 1.0,
     beta: float = 0.0,
-    out: Any = None,
+    out: ArrayLike | None = None,
     engine: str | Engine = "auto",
-) -> Any:
+) -> Array:
     """Matrix product ``alpha A B + beta out`` in a given arithmetic.
 
     ``fp16_cor`` multiplies float32 matrices on half-precision tensor cores as accurately as in float32: each
     operand is split into two fp16 numbers, and three of the partial products are added (Ootomo and Yokota,
     "TSQR on TensorCores with error correction", 2021). The unit, which truncates, sums 64 products; these
     sums are added in float32.
-
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ def multiply_over_processes(
     if not is_transposed:
         raise TypeError(
             "over processes matmul takes A^T B of tall matrices: pass A.T, the transpose of a matrix whose "
-            "rows are spread. For A B with a B that every process has, multiply the rows of each"
+            "rows are distributed. For A B with a B that every process has, multiply the rows of each"
         )
     return _transposed_product(A.T, B, compute=compute, alpha=alpha, engine=engine)
 

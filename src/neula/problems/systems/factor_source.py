@@ -89,8 +89,8 @@ def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Facto
         place = int((info > 0).nonzero()[0, 0])
         raise SingularMember(
             place,
-            f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); neula.lstsq "
-            "gives the solution of minimum norm",
+            f"A is singular: pivot {int(info[place]) - 1} is exactly zero (counted from 0); use "
+            "neula.lstsq for the minimum-norm solution",
         )
     inverted = inverted_lu(lu, pivots, engine.tuning) if format is FP64 else None
     growth = over(_largest_of_u(lu).double(), largest_magnitude(scaled.a, (1, 2)))

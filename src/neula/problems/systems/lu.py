@@ -29,7 +29,7 @@ from neula.pipeline.inputs import check_finite
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
-from neula.problems.signatures import Kind, LUKeywords, LUSolveKeywords
+from neula.problems.signatures import Array, ArrayLike, Kind, LUKeywords, LUSolveKeywords
 from neula.problems.systems.lu_batch import RightHandSides, naming, stacked
 from neula.problems.systems.lu_checks import (
     check_factors,
@@ -52,7 +52,7 @@ def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LU
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
 @partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
 def lu_factor(
-    A: Any,
+    A: ArrayLike,
     variant: str = "5.2/5.1",
     *,
     panel: int | None = None,
@@ -69,7 +69,6 @@ def lu_factor(
     Returns factors for :func:`lu_solve`, which refines solutions to the accuracy of the dtype. A is not
     scaled. The factors are as accurate as their format; in half precision they take half the memory of single
     precision.
-
 
     Parameters
     ----------
@@ -217,11 +216,10 @@ def lu_solve(F: LUFactors[Any], b: Kind, **keywords: Unpack[LUSolveKeywords]) ->
 @overload
 def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> Any: ...
 @eager
-def lu_solve(F: LUFactors, b: Any, *, refine: bool | None = None, strict: bool = False) -> Any:
+def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: bool = False) -> Array:
     """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
 
     Returns x; the warnings say if it is not certified.
-
 
     Parameters
     ----------

@@ -132,16 +132,16 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
         call.report_missed(
             f"the solution is not refined to {target.name} accuracy",
             f"backward error {worst:.1e}, asked for {limits.backward_error:.1e}, and factors in fp64 do not "
-            "do better: use neula.solve, which has other ones, or neula.lstsq if A is singular",
+            "reach it: use neula.solve, or neula.lstsq if A is singular",
             x,
             list(inaccurate),
         )
     if singular:
         condition = max(e.condition for e in singular.values())
         call.report_missed(
-            "no digit of the solution is sure",
+            "no digit of the solution is guaranteed",
             f"A is singular to {target.name} accuracy, its condition number about {condition:.1e}; "
-            "neula.lstsq with rcond finds the shortest of all solutions that are as good",
+            "use neula.lstsq with rcond= for the minimum-norm solution",
             x,
             list(singular),
             unsure=True,
@@ -149,7 +149,7 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
     if unknown:
         condition = max(e.condition for e in unknown.values())
         call.report_missed(
-            "it is not known how many digits of the solution are sure",
+            "the number of correct digits of the solution is unknown",
             f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
             "larger it is: use neula.solve, or neula.lstsq if A is singular",
             x,

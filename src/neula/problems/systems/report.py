@@ -21,7 +21,7 @@ def why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]
         return f"backward error {result.backward_error:.1e}, {asked}{lost}{singular}"
     if not result.forward_error <= SURE:
         return (
-            f"A is ill-conditioned or singular, no digit of x is sure: condition number "
+            f"A is ill-conditioned or singular, no digit of x is guaranteed: condition number "
             f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
         )
     if not result.forward_error <= options.largest_error:
@@ -30,7 +30,7 @@ def why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]
             f"condition number {result.condition:.1e} ({result.method})"
         )
     return (
-        f"A is so ill-conditioned that the residual is longer than b once x is rounded: condition number "
+        f"A is so ill-conditioned that the residual of the rounded x exceeds b: condition number "
         f"{result.condition:.1e} ({result.method})"
     )
 

@@ -33,7 +33,7 @@ from neula.pipeline.solutions import (
     unread,
 )
 from neula.problems.operators.solutions import traced_solve
-from neula.problems.signatures import Kind, SolveKeywords
+from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
 from neula.problems.systems.by_core import suits
 from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.judge import SystemsJudge
@@ -60,8 +60,8 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
     ),
 )
 def solve(
-    A: Any,
-    b: Any,
+    A: ArrayLike,
+    b: ArrayLike,
     *,
     assume_a: str = "gen",
     accuracy: Accuracy | None = None,
@@ -77,7 +77,6 @@ def solve(
     """Solve ``A x = b`` for square A to the requested accuracy.
 
     Returns x with a bound on its error, which guarantees its number of correct digits.
-
 
     Parameters
     ----------

@@ -144,7 +144,7 @@ def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
         lu = library_lu(a, system.options.engine)
     except SingularMatrixError as error:
         raise np.linalg.LinAlgError(
-            f"A is singular: {error} (counted from 0); neula.lstsq gives the solution of minimum norm"
+            f"A is singular: {error} (counted from 0); use neula.lstsq for the minimum-norm solution"
         ) from None
     report(1.0)
     factors = lu if scales.trivial else Equilibrated(lu, scales)
