@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from neula import engines
-from neula.engines import cpu, graphs, tuned
+from neula.engines import cpu, graphs
 from neula.pipeline import plans
 
 KEPT_BETWEEN_TESTS = 1 << 30
@@ -35,7 +35,7 @@ def shipped_thresholds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     """Whatever ``neula tune`` has kept for the user of this machine."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuned.platformdirs, "user_cache_path", lambda name: folder / name)
+        patch.setenv("NEULA_CACHE_DIR", str(folder))
         yield
 
 

@@ -836,7 +836,7 @@ def test_tune_measures_keeps_shows_and_forgets(monkeypatch: pytest.MonkeyPatch, 
     from neula.cli import tune
     from neula.engines import CpuEngine, tuned
 
-    monkeypatch.setattr(tuned.platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tune, "measure", lambda device, progress: {"direct": 4321})
     _ = CpuEngine("cpu").tuning  # which is read once in a process, before anything is kept
     result = succeed("tune", "--cpu")

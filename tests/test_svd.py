@@ -295,11 +295,6 @@ def test_bad_parameters(kwargs, message, rng):
         neula.svd_lowrank(rng.standard_normal((10, 4)), **kwargs)
 
 
-def test_one_matrix_at_a_time(rng):
-    with pytest.raises(ValueError, match=r"one matrix at a time, got shape \(2, 5, 3\)"):
-        neula.svd_lowrank(rng.standard_normal((2, 5, 3)), 1)
-
-
 def test_an_unsigned_rank(rng):
     A = rng.standard_normal((100, 40))
     assert neula.svd_lowrank(A, rank=np.uint8(5)).s.shape == (5,)

@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache folder of its own, and engines that have read nothing yet."""
-    monkeypatch.setattr(tuned.platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path))
     _tuning_of.cache_clear()
     yield tmp_path
     _tuning_of.cache_clear()
@@ -134,7 +134,7 @@ def test_nothing_is_left_of_a_file_that_cannot_be_written(
     monkeypatch.setattr(whole_file.os, "replace", full)
     with pytest.raises(OSError, match="no space"):
         tuned.write(tuned.machine_of(CPU), {"direct": 3})
-    assert list((folder / "neula" / "tuning").iterdir()) == []
+    assert list((folder / "tuning").iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from neula.kernels import cuda_source
-from neula.kernels.whole_file import read_checked
+from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 
 class Nvrtc:
@@ -50,7 +51,7 @@ class Nvrtc:
 @pytest.fixture(name="utils")
 def _utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """In the place of ``torch.cuda._utils``; binaries are loaded that are in capitals."""
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache" / name)
+    monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path / "cache"))
 
     def load(binary: bytes) -> bytes:
         if binary != binary.upper():
@@ -130,6 +131,28 @@ def test_one_thread_compiles(utils: SimpleNamespace) -> None:
     assert len(utils.nvrtc.sources) == 1
 
 
+def test_a_folder_that_cannot_be_written_is_said_once(
+    utils: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is where the folder would be."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path / "file"))
+    folder = cuda_source.kept_in((9, 0))[0]
+    with pytest.warns(RuntimeWarning, match="NEULA_CACHE_DIR") as said:
+        keep(folder / "kernel", b"code")
+    assert [str(folder) in str(each.message) for each in said] == [True]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
+
+
+def test_the_cache_folder_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NEULA_CACHE_DIR")
+    assert cache_folder() == platformdirs.user_cache_path("neula")
+    monkeypatch.setenv("NEULA_CACHE_DIR", "~/elsewhere")
+    assert cache_folder() == Path.home() / "elsewhere"
+
+
 def test_what_is_included_is_in_its_place() -> None:
     for file in Path(cuda_source.__file__).parent.glob("*.cu"):
         assert "#include" not in cuda_source.source_of(file.stem), file
@@ -172,7 +195,7 @@ def test_arguments_as_they_lie() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, and loaded from the cache folder."""
-    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / name)
+    monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cuda_source, "_binaries", {})
     monkeypatch.setattr(cuda_source, "__file__", str(tmp_path / "cuda_source.py"))
     body = "{ if (threadIdx.x < n) x[threadIdx.x] += PLUS; }"
@@ -185,6 +208,6 @@ def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             known.cache_clear()
         cuda_source.compiled("sum", "add", device, "#define PLUS 1.5\n")((1, 1, 1), (32, 1, 1), [x, 2])
         assert x.tolist() == [1.5 * times, 1.5 * times, 0]
-        assert len(list((tmp_path / "neula" / "kernels").rglob("*.cubin"))) == 1
+        assert len(list((tmp_path / "kernels").rglob("*.cubin"))) == 1
     for known in (cuda_source.compiled, cuda_source._module, cuda_source.source_of):
         known.cache_clear()

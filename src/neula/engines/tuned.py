@@ -17,12 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
 import neula
 from neula.engines.tuning import Tuning
-from neula.kernels.whole_file import write_whole
+from neula.kernels.whole_file import cache_folder, write_whole
 
 MEASURED = (
     *("direct", "direct_definite", "direct_single"),
@@ -47,7 +46,7 @@ def file_of(machine: Machine) -> Path:
     """Where the thresholds of a machine are kept."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
-    return platformdirs.user_cache_path("neula") / "tuning" / f"{name}-{digest}.toml"
+    return cache_folder() / "tuning" / f"{name}-{digest}.toml"
 
 
 def read(machine: Machine) -> dict[str, int]:

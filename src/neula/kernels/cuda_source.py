@@ -19,10 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
-from neula.kernels.whole_file import read_checked, write_checked
+from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 Launch = Callable[..., None]
 """``launch(grid, block, arguments, shared_bytes=0)`` queues a kernel on the current stream of its device."""
@@ -119,7 +118,7 @@ def kept_in(capability: Capability) -> list[Path]:
     # GPUs of generation 8 run what is compiled for the first of them.
     alike = {capability, (8, 0)} if capability[0] == 8 else {capability}
     names = ["sm_{}{}".format(*found) for found in sorted(alike, reverse=True)]
-    return [platformdirs.user_cache_path("neula") / "kernels" / names[0], *(ahead / name for name in names)]
+    return [cache_folder() / "kernels" / names[0], *(ahead / name for name in names)]
 
 
 @lru_cache
@@ -198,8 +197,7 @@ def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -
     try:
         library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
         binary = by_nvrtc(source_of(name, macros), capability, library)
-        with suppress(OSError):
-            write_checked(kept_in(capability)[0] / file_name(name, macros), binary)
+        keep(kept_in(capability)[0] / file_name(name, macros), binary)
         made.set_result(binary)
     except BaseException as error:
         made.set_exception(error)

@@ -25,7 +25,7 @@ import torch
 
 from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
 from neula.kernels.tensor_map import OLDEST, Tiles
-from neula.kernels.whole_file import read_checked, write_checked
+from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
 """Multiples that the compiler is told of, of addresses in bytes and of sizes and strides in elements."""
@@ -204,8 +204,7 @@ class TritonKernel:
             with suppress(OSError, RuntimeError):  # it is not there, is damaged, or too new for the driver
                 return _Ready.from_content(read_checked(folder / name), device)
         content = self.compiled(variant, options, capability)
-        with suppress(OSError):
-            write_checked(kept_in(capability)[0] / name, content)
+        keep(kept_in(capability)[0] / name, content)
         return _Ready.from_content(content, device)
 
     def file_name(self, variant: Variant, options: tuple) -> str:

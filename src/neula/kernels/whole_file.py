@@ -5,7 +5,41 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from functools import cache
 from pathlib import Path
+
+import platformdirs
+
+from neula.errors import warn
+
+
+def cache_folder() -> Path:
+    """The folder in ``NEULA_CACHE_DIR``, or where the operating system keeps the user's caches."""
+    named = os.environ.get("NEULA_CACHE_DIR")
+    return Path(named).expanduser() if named else platformdirs.user_cache_path("neula")
+
+
+def keep(file: Path, content: bytes) -> None:
+    """Write a checked file into the cache folder if that is possible.
+
+    Warns
+    -----
+    RuntimeWarning
+        If it is not, once for each folder.
+    """
+    try:
+        write_checked(file, content)
+    except OSError as error:
+        _warn_once(file.parent, str(error))
+
+
+@cache
+def _warn_once(folder: Path, error: str) -> None:
+    warn(
+        f"compiled kernels cannot be kept in {folder} ({error}), and each process compiles them again: set "
+        "NEULA_CACHE_DIR to a folder that can be written",
+        RuntimeWarning,
+    )
 
 
 def write_whole(file: Path, content: bytes) -> None:

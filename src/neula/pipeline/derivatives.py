@@ -7,6 +7,7 @@ input (forward). All are differentiable operations, so that gradients have gradi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import Function, forward_ad
 
+from neula.algorithms.krylov.cg import cg
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
 
@@ -243,6 +245,123 @@ class Lyapunov(Function):
     @staticmethod
     def vmap(info: Any, dims: Any, h: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int]:
         return Lyapunov.apply(*leading((h, k), dims)), 0
+
+
+# --- leading singular triplets ---
+
+
+ACCURATE = 1e-12
+"""Residual of the systems behind the leading singular vectors, relative to their right-hand sides."""
+
+MOST = 1000
+"""Iterations for these systems: about ``15 (1 - (s_(k+1) / s_k)^2)^(-1/2)`` are needed."""
+
+Triplets = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def triplets_backward(
+    a: torch.Tensor, triplets: Triplets, ties: torch.Tensor, gradients: Triplets
+) -> torch.Tensor:
+    """Gradient of A from those of U, s and V, in double precision (:func:`attach_triplets`)."""
+    (u, s, v), (du, ds, dv) = triplets, gradients
+    asked = ((du != 0).any(-2) | (dv != 0).any(-2)).unsqueeze(-2)
+    left, right = (x.mT @ dx - dx.mT @ x for x, dx in ((u, du), (v, dv)))
+    minus, plus = _by_pairs(left + right, left - right, s, ties, asked)
+    x, z = (dy - y @ (y.mT @ dy) for y, dy in ((u, du), (v, dv)))
+    x, z = _beyond(a, triplets, ties, asked, x, z)
+    return u @ (minus + plus + torch.diag_embed(ds)) @ v.mT + x @ v.mT + u @ z.mT
+
+
+def triplets_forward(a: torch.Tensor, triplets: Triplets, ties: torch.Tensor, da: torch.Tensor) -> Triplets:
+    """Changes of U, s and V, in double precision (:func:`attach_triplets`)."""
+    u, s, v = triplets
+    image, transposed = da @ v, da.mT @ u
+    inner, asked = u.mT @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
+    both = inner + inner.mT
+    both = both - torch.diag_embed(both.diagonal(0, -2, -1))
+    minus, plus = _by_pairs(both, inner - inner.mT, s, ties, asked)
+    x, z = _beyond(a, triplets, ties, asked, image - u @ inner, transposed - v @ inner.mT)
+    return u @ (minus + plus) + x, inner.diagonal(0, -2, -1), v @ (minus - plus) + z
+
+
+def _by_pairs(
+    minus: torch.Tensor, plus: torch.Tensor, s: torch.Tensor, ties: torch.Tensor, asked: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
+    rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
+    tie = ties.unsqueeze(-1) + ties.unsqueeze(-2)
+    asked = (asked | asked.mT) & ~torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
+    found = (_quotient(x, y, tie, asked) / 2 for x, y in ((minus, columns - rows), (plus, columns + rows)))
+    return next(found), next(found)
+
+
+def _quotient(x: torch.Tensor, gap: torch.Tensor, tie: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+    """``x / gap``; where no digit of the gap is sure NaN, or 0 where nobody asks for these vectors.
+
+    There x vanishes for ``U diag(s) V^T``, whose quotient does not, and for ``U V^T``, whose quotient does.
+    """
+    tied = gap.abs() <= tie
+    return torch.where(tied, torch.where(asked, math.nan, 0.0), x / torch.where(tied, 1.0, gap))
+
+
+def _beyond(
+    a: torch.Tensor,
+    triplets: Triplets,
+    ties: torch.Tensor,
+    asked: torch.Tensor,
+    x: torch.Tensor,
+    z: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns p and q with ``s p - D q = x`` and ``s q - D^T p = z``, where ``D = A - U diag(s) V^T``."""
+    u, s, v = triplets
+    rest, s = a - u @ (s.unsqueeze(-1) * v.mT), s.unsqueeze(-2)
+    q = ShiftedGram.apply(rest, s, s * z + rest.mT @ x)
+    return _quotient(x + rest @ q, s, ties.unsqueeze(-2), asked), q
+
+
+class ShiftedGram(Function):
+    """Y of ``Y diag(s)^2 - D^T D Y = C``, for s above the norm of D: linear in C, and its own adjoint.
+
+    By conjugate gradients; a column that does not converge, because its s is too close to that norm, is NaN.
+    """
+
+    @staticmethod
+    def forward(d: torch.Tensor, s: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if d.ndim > 2:
+            found = [ShiftedGram.forward(*each) for each in zip(d, s, c, strict=True)]
+            return torch.stack(found) if found else torch.zeros_like(c)
+        if not c.numel():
+            return torch.zeros_like(c)
+
+        def times(y: torch.Tensor) -> torch.Tensor:
+            return s * s * y - d.mT @ (d @ y)
+
+        y, _ = cg(times, lambda residual: residual, c, tolerance=ACCURATE, max_iterations=MOST)
+        left = torch.linalg.vector_norm(c - times(y), dim=0)
+        return torch.where(left <= 100 * ACCURATE * torch.linalg.vector_norm(c, dim=0), y, math.nan)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs[:2], output)
+        ctx.save_for_forward(*inputs[:2], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Triplets:
+        d, s, y = ctx.saved_tensors
+        z = ShiftedGram.apply(d, s, gradient)
+        return (d @ y) @ z.mT + (d @ z) @ y.mT, -2 * s * (y * z).sum(-2, keepdim=True), z
+
+    @staticmethod
+    def jvp(
+        ctx: Any, dd: torch.Tensor | None, ds: torch.Tensor | None, dc: torch.Tensor | None
+    ) -> torch.Tensor:
+        with pushing_forward(ctx) as (d, s, y):
+            right = torch.zeros_like(y) if dc is None else dc
+            if ds is not None:
+                right = right - 2 * s * ds * y
+            if dd is not None:
+                right = right + dd.mT @ (d @ y) + d.mT @ (dd @ y)
+            return ShiftedGram.apply(d, s, right)
 
 
 # --- what all share ---

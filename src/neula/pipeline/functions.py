@@ -30,9 +30,14 @@ from neula.pipeline.derivatives import (
     solution_forward,
     system_backward,
     system_forward,
+    triplets_backward,
+    triplets_forward,
 )
 
 Tensors = tuple[torch.Tensor, ...]
+
+UNSURE = 10.0
+"""No digit of a difference of two numbers is sure up to so many times the sum of their errors."""
 
 is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
@@ -183,6 +188,30 @@ class Polar(Attached):
         a, u, deficient = _of_full_rank(*kept)
         du = polar_forward(a, u, changes[0].double())
         return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
+
+
+class TripletsFunction(Attached):
+    """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s."""
+
+    answers = 3
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return operands[0], *output[:4]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        a, u, s, v, errors = (x.double() for x in kept)
+        du, ds, dv = (x.double() for x in gradients)
+        return (triplets_backward(a, (u, s, v), UNSURE * errors, (du, ds, dv)).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, u, s, v, errors = (x.double() for x in kept)
+        found = triplets_forward(a, (u, s, v), UNSURE * errors, changes[0].double())
+        return tuple(x.to(kept[1].dtype) for x in found)
 
 
 def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tensors:

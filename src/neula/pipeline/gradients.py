@@ -22,6 +22,7 @@ from neula.pipeline.functions import (
     ProductFunction,
     QRFunction,
     Solution,
+    TripletsFunction,
     no_answer,
 )
 
@@ -142,6 +143,49 @@ def attach_polar(
     a = a.to(u.device, dtype)
     u, _ = Polar.apply(a, known(u.to(dtype), ranks))
     return u, None if side is None else symmetric_part(a, u, side)
+
+
+def attach_triplets(
+    a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, *, errors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """U, s and V of the leading singular triplets ``A V = U diag(s)`` with the gradient of A.
+
+    Changes of U and V inside their subspaces divide by differences of singular values [1]_. Changes p and q
+    out of them solve ``s p - D q = x`` and ``s q - D^T p = z``, where D is the rest of A, column by column.
+    That divides by differences to the singular values that were not computed; conjugate gradients need only
+    products with D. Where no digit of a difference is sure, gradients of U and V are NaN.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n)
+        With ``m >= n``.
+    u, s, v : Tensor, shape (..., m, k), (..., k) and (..., n, k)
+    errors : Tensor, shape (..., k)
+        Bounds on the errors of s.
+
+    Returns
+    -------
+    u, s, v : Tensor
+        At least float32.
+
+    References
+    ----------
+    .. [1] J. Townsend, "Differentiating the singular value decomposition", 2016.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.pipeline.gradients import attach_triplets
+    >>> A = torch.tensor([[3.0], [4.0]], requires_grad=True)
+    >>> known = torch.tensor([[0.6], [0.8]]), torch.tensor([5.0]), torch.tensor([[1.0]])
+    >>> U, s, V = attach_triplets(A, *known, errors=torch.tensor([1e-6]))
+    >>> torch.autograd.grad(s.sum(), A)[0].flatten()  # s is the norm of A
+    tensor([0.6000, 0.8000])
+    """
+    dtype = torch.promote_types(u.dtype, torch.float32)
+    answer = (x.to(u.device, dtype) for x in (u, s, v))
+    found = TripletsFunction.apply(a.to(u.device, dtype), known(*answer, errors.to(u.device)))
+    return found[0], found[1], found[2]
 
 
 def symmetric_part(a: torch.Tensor, u: torch.Tensor, side: str) -> torch.Tensor:

@@ -17,20 +17,20 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     Attributes
     ----------
-    U : array, shape (m, k)
-    s : array, shape (k,)
+    U : array, shape (..., m, k)
+    s : array, shape (..., k)
         Singular values, descending.
-    Vh : array, shape (k, n)
+    Vh : array, shape (..., k, n)
     relative_error : float
         ``||A - U diag(s) Vh||_F / ||A||_F``, estimated from a few random vectors, or by Pythagoras from the
-        norms of A and s, which is exact.
-    errors : array, shape (k,)
+        norms of A and s, which is exact. Of a batch the largest.
+    errors : array, shape (..., k)
         Bounds on the errors of the singular values: ``s[i]`` is not farther from the i-th largest singular
         value of A. Infinite where the triplets were not good enough to say so.
-    certificate : SVDCertificate
-        The measured errors and their bounds.
+    certificate : SVDCertificate or sequence of SVDCertificate
+        The measured errors and their bounds, one for each matrix of a batch.
     converged : bool
-        Whether the certificate is accepted.
+        Whether all certificates are accepted.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
@@ -57,7 +57,14 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     def _headline(self) -> str:
         s: Any = self.s
-        return f"rank {len(s)}, {super()._headline()}"
+        return f"rank {s.shape[-1]}, {super()._headline()}"
+
+    def _worst(self) -> str:
+        """The certificate; of a batch that of the matrix that exceeds its bounds most."""
+        found = self.certificate
+        if isinstance(found, list):
+            found = max(found, key=lambda x: max(x.excess), default="")
+        return str(found)
 
     def _rows(self) -> shown.Rows:
         return {
@@ -67,6 +74,6 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             "errors of s": shown.array(self.errors),
             "relative error": f"{self.relative_error:.1e}",
             "method": shown.attempted(self.attempts),
-            "certificate": str(self.certificate),
+            "certificate": self._worst(),
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

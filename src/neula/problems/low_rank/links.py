@@ -39,6 +39,7 @@ class SVDTuning:
     gram_part: float  # part of all triplets up to which the leading ones are computed by themselves
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
     iteration: float  # price of a product by A^T A beside its operations, in operations in float32
+    block: float  # price of that product for each element of A and column of the block, in the same unit
     direct_svd: int  # m n^2 up to which the library's SVD takes no longer
 
 
@@ -83,7 +84,8 @@ def block_width(n: int, rank: int) -> int:
 def worth(m: int, n: int, rank: int, tuning: Tuning) -> int:
     """Products of a block by ``A^T A`` for the price of the Gram matrix with its eigenvectors."""
     operations = (m + tuning[SVDTuning].eigenvectors * n) * n * n
-    return int(operations / (4 * m * n * block_width(n, rank) + tuning[SVDTuning].iteration))
+    product = tuning[SVDTuning].block * m * n * block_width(n, rank) + tuning[SVDTuning].iteration
+    return int(operations / product)
 
 
 def _iteration(case: SVDCase, label: str, name: str) -> SVDLink:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Unpack, overload
 
@@ -24,7 +24,8 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import Taken, check_finite, check_matrices
+from neula.pipeline.gradients import attach_triplets
+from neula.pipeline.inputs import Taken, check_finite, check_matrices, flattened
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
@@ -80,15 +81,16 @@ def svd_lowrank(
 
     Parameters
     ----------
-    A : array_like, shape (m, n)
-        NumPy array, torch tensor or DLPack object; not modified. Or a matrix whose rows are distributed over
-        processes (:func:`neula.distributed.rows`), or one that is larger than memory, as for
-        :func:`neula.lstsq`: it is read three times, and U, of as many rows, kept.
+    A : array_like, shape (..., m, n)
+        NumPy array, torch tensor or DLPack object; not modified. The matrices of a batch are factorized one
+        after another. Or a matrix whose rows are distributed over processes (:func:`neula.distributed.rows`),
+        or one that is larger than memory, as for :func:`neula.lstsq`: it is read three times, and U, of as
+        many rows, kept.
     rank : int, optional
         Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
         Instead of ``rank``: the fewest for which ``||A - U diag(s) Vh||_F <= tol ||A||_F``. With neither,
-        all of them.
+        all of them. In a batch every matrix has as many as the one that needs most.
     accuracy : str, dtype or float, optional
         A format, as for :func:`neula.qr`: errors are small multiples of its unit roundoff,
         relative to ``||A||_F``. Or a number, the largest error of each singular value and its vectors as a
@@ -141,6 +143,10 @@ def svd_lowrank(
     (:func:`neula.certificates.low_rank.largest_beyond`). Singular values that do not decay near the rank take
     many products; a rank beyond the numerical rank costs no more than another.
 
+    Gradients of a torch tensor, of any order and in both modes, are those of the exact triplets, not of the
+    iterations. Those of U and Vh need singular values that differ from each other, and from the largest that
+    is left out, by more than their errors, and are NaN elsewhere; those of s always exist.
+
     The truncation error usually exceeds rounding errors by far; ``accuracy="fp16"``, or a number, then loses
     nothing ([2]_, table 4).
 
@@ -169,12 +175,17 @@ def svd_lowrank(
     if is_source(A):
         return _of_source(A, rank, tol, accuracy, engine, algorithm, strict, progress)
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
-    call = Call.begin({"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict)
+    spread = isinstance(engine, Engine) and engine.over_rows.spread  # gradients would be sums over processes
+    call = Call.begin(
+        {"A": A},
+        engine=engine,
+        accuracy=None if number else accuracy,
+        strict=strict,
+        gradients=not spread,
+    )
     a = call.first.tensor
     check_matrices(a, "A")
-    if a.ndim > 2:
-        raise ValueError(f"svd_lowrank takes one matrix at a time, got shape {tuple(a.shape)}")
-    shape = (call.engine.over_rows.count(a.shape[0]), a.shape[1])
+    shape = (call.engine.over_rows.count(a.shape[-2]), a.shape[-1])
     _check_truncation(rank, tol, min(shape))
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     if rank is None and algorithm not in (None, "qr-svd"):
@@ -182,29 +193,57 @@ def svd_lowrank(
     options = _options(call, rank, tol, accuracy, algorithm, progress)
     if 0 in a.shape:
         return _of_nothing(call, options)
-    transposed = shape[0] < shape[1]
     with plain_arithmetic(a.device), call.computing():
-        matrix, scale = _prepared(a, a.T if transposed else a, options)
-        m, n = options.shape_of(matrix.a.shape)
-        judge = SVDJudge.for_shape(m, n, options)
-        run = run_chain(chain(m, n, options), matrix, judge)
-        found = run.found
-        u, s, v, errors = (x[0] for x in (found.u, found.s, found.v, found.errors))
-        error = _relative_error(matrix, u, s, v, float(found.remainder[0]))
-        s, errors = s / scale, errors / scale
-    if bool((s > torch.finfo(a.dtype).max).any()):
+        members = flattened(a)
+        found = [_of_matrix(member, a, options) for member in members]
+        most = max(len(each.s) for each in found)
+        of_most = replace(options, rank=most, tol=None)
+        for place, each in enumerate(found):
+            if len(each.s) < most:
+                found[place] = _of_matrix(members[place], a, of_most)
+    if any(bool((each.s > torch.finfo(a.dtype).max).any()) for each in found):
         raise OverflowError(f"the singular values do not fit {a.dtype}: scale A down")
-    if transposed:
-        u, v = v, u
-    result = _result(call, options, (u, s, v.T, errors), error, judge.certificate(run.numbers), run.attempts)
+    result = _result(call, options, found)
     _report(call, result)
     return result
+
+
+@dataclass(frozen=True)
+class _Triplets:
+    """Those of one matrix."""
+
+    u: torch.Tensor
+    s: torch.Tensor
+    v: torch.Tensor
+    errors: torch.Tensor
+    relative_error: float
+    certificate: SVDCertificate
+    attempts: Sequence[Attempt]
+
+
+def _of_matrix(a: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Triplets:
+    """The triplets of a matrix, tall or wide, among those that were given."""
+    transposed = options.shape_of(a.shape)[0] < a.shape[1]
+    matrix, scale = _prepared(given, a.T if transposed else a, options)
+    m, n = options.shape_of(matrix.a.shape)
+    judge = SVDJudge.for_shape(m, n, options)
+    run = run_chain(chain(m, n, options), matrix, judge)
+    found = run.found
+    u, s, v, errors = (x[0] for x in (found.u, found.s, found.v, found.errors))
+    error = _relative_error(matrix, u, s, v, float(found.remainder[0]))
+    u, v = (v, u) if transposed else (u, v)
+    certificate = judge.certificate(run.numbers)
+    return _Triplets(u, s / scale, v, errors / scale, error, certificate, run.attempts)
 
 
 def _report(call: Call, result: SVDResult) -> None:
     if not result.converged:
         what = f"the singular triplets are not certified to accuracy {result.accuracy}"
-        call.report_missed(what, str(result.certificate), result, [()])
+        batch = call.first.tensor.shape[:-2]
+        certificates = result.certificate if batch else [result.certificate]
+        missed = [place for place, found in enumerate(certificates) if not found.accepted]
+        indices = [tuple(map(int, np.unravel_index(place, batch))) for place in missed] if batch else [()]
+        call.report_missed(what, str(certificates[missed[0]]), result, indices)
 
 
 def _options(
@@ -260,43 +299,53 @@ def _of_source(
             x[0] for x in (found.u, found.s / matrix.scale, found.v, found.errors / matrix.scale)
         )
     certificate = judge.certificate(run.numbers)
-    result = _result(call, options, (u, s, v.T, errors), matrix.relative_error, certificate, run.attempts)
+    one = _Triplets(u, s, v, errors, matrix.relative_error, certificate, run.attempts)
+    result = _result(call, options, [one])
     result = replace(result, passes=matrix.reader.passes)
     _report(call, result)
     return result
 
 
-def _result(
-    call: Call,
-    options: SVDOptions,
-    found: tuple[torch.Tensor, ...],
-    relative_error: float,
-    certificate: SVDCertificate,
-    attempts: Sequence[Attempt],
-) -> SVDResult:
-    u, s, vh, errors = found
+def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDResult:
+    """What the user gets, attached to the graph of A."""
+    batch = call.first.tensor.shape[:-2]
+
+    def joined(name: str) -> torch.Tensor:
+        members = torch.stack([getattr(each, name) for each in found])
+        return members[: math.prod(batch)].reshape(*batch, *members.shape[1:])
+
+    u, s, v, errors = map(joined, ("u", "s", "v", "errors"))
+    if call.differentiable:
+        graph = call.first.graph
+        if graph.shape[-2] < graph.shape[-1]:
+            v, s, u = attach_triplets(graph.mT, v, s, u, errors=errors)
+        else:
+            u, s, v = attach_triplets(graph, u, s, v, errors=errors)
+    attempts = max((each.attempts for each in found), key=len)
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s),
-        Vh=call.give_back(vh),
-        relative_error=relative_error,
+        Vh=call.give_back(v.mT),
+        relative_error=max(each.relative_error for each in found),
         errors=call.give_back(errors, torch.float64),
-        certificate=certificate,
+        certificate=[x.certificate for x in found[: math.prod(batch)]] if batch else found[0].certificate,
         attempts=tuple(attempts),
         engine=str(options.engine),
         accuracy=options.target.name if options.part is None else f"{options.part:g}",
-        converged=attempts[-1].accepted,
+        converged=all(each.certificate.accepted for each in found),
         seconds=call.seconds,
     )
 
 
 def _of_nothing(call: Call, options: SVDOptions) -> SVDResult:
-    """The triplets of a matrix without elements."""
+    """The triplets of matrices without elements, or of no matrices."""
     a = call.first.tensor
-    m, n = a.shape
-    found = tuple(a.new_empty(shape) for shape in ((m, 0), (0,), (0, n), (0,)))
+    *batch, m, n = a.shape
+    k = min(m, n) if options.rank is None else options.rank
     perfect = SVDJudge.for_shape(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
-    return _result(call, options, found, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
+    u, s, v = (a.new_empty(shape) for shape in ((m, k), (k,), (n, k)))
+    one = _Triplets(u, s, v, s, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
+    return _result(call, options, [one] * max(math.prod(batch), 1))
 
 
 def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
