@@ -28,7 +28,14 @@ from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
 from neula.papers.figure import LONG_TABLE, ExperimentScale, Figure, Paper, Setting, reproduce
 from neula.papers.lu import LU_PAPER
-from neula.papers.measuring import circumstances, first_run, median_seconds, seconds_of, steady_seconds
+from neula.papers.measuring import (
+    circumstances,
+    first_run,
+    median_seconds,
+    seconds_of,
+    steady_seconds,
+    sustained_seconds,
+)
 from neula.papers.qr import QR_PAPER
 from neula.papers.qr.accuracy import EXPONENTS
 from neula.papers.tsqr import TSQR_PAPER
@@ -222,6 +229,23 @@ def test_a_first_run_counts_where_it_takes_long(
     monkeypatch.setattr("neula.papers.measuring.timed", lambda run: (run(), first))
     monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: 0.01)
     assert first_run(lambda: "x", warmup) == ("x", 0.01 if timed_again else first)
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([9.0, 9.0, 0.01, *[0.02] * 9], 0.01),  # compiles kernels twice
+        ([9.0, 0.01, 0.01, *[0.02] * 9], 0.01),
+        ([9.0, 0.3, 0.3], 0.3),  # long: once more is enough
+    ],
+)
+def test_a_short_run_that_compiles_first_is_repeated_as_often_as_any(
+    found: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(found)
+    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: next(times))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert sustained_seconds(lambda: None) == pytest.approx(expected)
 
 
 def test_seconds_of_one_run() -> None:

@@ -125,14 +125,16 @@ def sustained_seconds(run: Callable[[], Any], at_least: float = 0.02) -> float:
     A run that is as short as its launch is repeated until they take ``at_least`` so many seconds. A GPU has
     all of them in its queue when the clock starts: inside a large computation launches are hidden as well.
     """
-    _, one = seconds_of(run), seconds_of(run)  # the first one may have to compile kernels
+    one = [seconds_of(run) for _ in range(WARM)][-1]  # the first ones may have to compile kernels
+    if one >= LONG:
+        return one
     count = math.ceil(at_least / one)
 
     def several() -> None:
         for _ in range(count):
             run()
 
-    if one >= LONG or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return steady_seconds(several, warmup=0, cold=False) / count
     return statistics.median(_queued_seconds(several, count * one) for _ in range(3)) / count
 
