@@ -15,9 +15,9 @@ the sums. A unit that truncates adds up to 2 u for every block of products, alwa
 errors of a long sum do not cancel. Here it sums only ``run`` products, from zero, and the sums of the runs
 are added in float32, rounded to nearest.
 
-Elements that are small beside the largest of their row of A (or column of B) lose bits when they come close
-to the smallest numbers of fp16, and vanish below them: their absolute error is at most ``2^-50`` times that
-largest element. That is harmless for the error relative to ``max|a_i| max|b_j|``. It is not for ``|A|
+Elements that are small compared with the largest of their row of A (or column of B) lose bits when they come
+close to the smallest numbers of fp16, and vanish below them: their absolute error is at most ``2^-50`` times
+that largest element. That is harmless for the error relative to ``max|a_i| max|b_j|``. It is not for ``|A|
 |B|``, if large elements of A meet nothing but tiny ones of B.
 """
 

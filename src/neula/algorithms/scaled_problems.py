@@ -54,7 +54,7 @@ class ScaledProblems(ScaledUnknowns):
     b: torch.Tensor
     b_low: torch.Tensor | None
     b_columns: torch.Tensor  # int, shape (..., 1, k)
-    wide: bool  # whether a solution of minimum norm is asked for: fewer rows than columns, no damping
+    wide: bool  # whether a minimum-norm solution is requested: fewer rows than columns, no damping
     given: bool = False  # whether nothing was scaled
     over_rows: Reduction = HERE  # where other rows are; those of the damping are with the first
     # bool, shape (..., 1): of which matrices the damping was limited; None for none.

@@ -33,7 +33,7 @@ CONSTANT = 30
 def target_format(
     accuracy: Accuracy | str | None, dtype: torch.dtype, bound: Callable[[Format], float] | None = None
 ) -> Format:
-    """The format whose accuracy is asked for; that of the input when nothing is.
+    """The format whose accuracy is requested; that of the input when nothing is.
 
     Parameters
     ----------

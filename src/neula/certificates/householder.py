@@ -23,7 +23,7 @@ def householder_measures(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        The matrices as they were given.
+        The matrices as given.
     h : Tensor, shape (batch, m, n)
         R, and Householder vectors below its diagonal.
     tau : Tensor, shape (batch, min(m, n))

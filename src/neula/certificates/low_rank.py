@@ -28,7 +28,7 @@ class SVDCertificate:
     """Measured quality of the leading singular triplets ``A V = U diag(s)``.
 
     ``E = A^T U - V diag(s)`` is the residual of the triplets that are returned. Each error is relative to a
-    weight, which is ``||A||_F`` where the accuracy of a format was asked for. Where it was a number, it is
+    weight, which is ``||A||_F`` where the accuracy of a format was requested. Where it was a number, it is
     ``s_i``, plus what rounding errors come to: then every singular value counts by itself.
 
     Attributes

@@ -45,7 +45,7 @@ def qr_certificate(
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        The matrix as it was given.
+        The matrix as given.
     q : Tensor, shape (m, k)
     r : Tensor, shape (k, n)
         Factor of ``a``.
@@ -178,7 +178,7 @@ def qr_measures(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        The matrices as they were given.
+        The matrices as given.
     q : Tensor, shape (batch, m, k)
     r : Tensor, shape (batch, k, n)
     scales : Tensor, shape (batch, n)

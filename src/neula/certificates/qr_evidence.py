@@ -78,7 +78,7 @@ class QRCertificate:
 
 @dataclass(frozen=True, eq=False)
 class QRCertificates(Sequence[QRCertificate]):
-    """A certificate for each matrix of a batch, made when it is asked for: thousands take milliseconds.
+    """A certificate for each matrix of a batch, made when it is requested: thousands take milliseconds.
 
     Attributes
     ----------

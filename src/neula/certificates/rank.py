@@ -1,6 +1,6 @@
 """Whether a numerical rank below full is beyond doubt.
 
-Singular values are those of ``B = A D^-1``, D being the norms of the columns of A. A rank is doubtful in two
+Singular values are those of ``B = A D^-1``, D being the norms of the columns of A. A rank is ambiguous in two
 cases. Where the smallest singular value that is kept is close to the largest one that is dropped, a small
 change of A changes the rank. Where a dropped direction is real and carries the data, x misses part of b: the
 columns 1, t, t^2 near t = 1e8 are dependent to 14 digits, and the curvature of b is in the rest.
@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 
 GAP = 10.0
-"""The rank is doubtful if the smallest singular value that is kept is less than this factor above the largest
-one that is dropped."""
+"""The rank is ambiguous if the smallest singular value that is kept is less than this factor above the
+largest one that is dropped."""
 
 FREEDOM = 3
 """Degrees of freedom of the residual that the F test needs."""
@@ -48,7 +48,7 @@ def rank_doubt(
     rows: int,
     rounding: float,
 ) -> str:
-    """Say why the rank of B is doubtful; empty if it is not.
+    """Say why the rank of B is ambiguous; empty if it is not.
 
     An F test rejects that the real ones of the dropped directions explain nothing of the residual.
 

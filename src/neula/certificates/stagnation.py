@@ -1,4 +1,4 @@
-"""Whether refinement goes on: by bounds on errors, for numbers, arrays and tensors.
+"""Whether refinement continues: by bounds on errors, for numbers, arrays and tensors.
 
 NaN ends a refinement, since no comparison holds for it.
 """

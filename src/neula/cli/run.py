@@ -260,7 +260,7 @@ class CommandRun:
     # --- files out ----------------------------------------------------------------------------------------
 
     def write(self, *answers: tuple[str | None, Answer]) -> None:
-        """Write arrays to the files that were asked for, all or none; keep what goes to the standard output.
+        """Write arrays to the files that were requested, all or none; keep what goes to the standard output.
 
         The first answer is the whole one. Without any file it goes to the standard output if it is one array;
         a terminal gets what is short.

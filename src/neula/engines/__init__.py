@@ -56,7 +56,7 @@ __all__ = [
 
 
 def select_engine(engine: str | Engine, device: torch.device) -> Engine:
-    """The engine that was asked for, on the device where it works.
+    """The engine that was requested, on the device where it works.
 
     Parameters
     ----------

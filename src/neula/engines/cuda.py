@@ -51,8 +51,8 @@ TILE = (128, 256)
 have square tiles."""
 
 FREE = 4
-"""Multiprocessors that products leave to what runs beside them: cuBLAS deals tiles out to all of them before
-it starts, and those of one that is busy would wait."""
+"""Multiprocessors that products leave to concurrent work: cuBLAS deals tiles out to all of them before it
+starts, and those of one that is busy would wait."""
 
 SPARE = 24
 """The same for products that go from tile to tile by themselves, and leave them free all the time (Cholesky
@@ -274,7 +274,7 @@ class CudaEngine(Engine):
 
     @property
     def _runs_beside(self) -> bool:
-        """Whether something else runs beside products."""
+        """Whether something else runs concurrently with products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
     def beside(

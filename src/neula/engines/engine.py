@@ -128,7 +128,7 @@ class Engine(ABC):
 
     @property
     def working_dtype(self) -> torch.dtype:
-        """In which recursive Gram-Schmidt has a matrix between its products, where no more is asked for than
+        """In which recursive Gram-Schmidt has a matrix between its products, where no more is requested than
         the format's accuracy: what is stored is rounded no more often than what is multiplied.
         """
         return torch.float16 if self.format is FP16 and self.tuning.half is not None else self.storage
@@ -244,11 +244,11 @@ class Engine(ABC):
 
     @property
     def spare(self) -> int:
-        """Units that products leave to what runs beside them."""
+        """Units that products leave to concurrent work."""
         return 0
 
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
-        """Parts of a matrix so small that a product into each leaves units to what runs beside it."""
+        """Parts of a matrix so small that a product into each leaves units to concurrent work."""
         yield slice(0, m), slice(0, n)
 
     @property

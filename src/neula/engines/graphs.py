@@ -309,7 +309,7 @@ def _capture(
     """Capture the function on the current stream, which captures nothing any more afterwards."""
     pool = None if memory is None else memory.pool()
     try:
-        # Not torch.cuda.graph, which empties the caches of the user. Other threads may go on.
+        # Not torch.cuda.graph, which empties the caches of the user. Other threads may continue.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         outputs = _Packed.from_tensors(function(*inputs))
         graph.capture_end()

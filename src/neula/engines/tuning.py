@@ -72,7 +72,7 @@ class Tuning:
     batched_elements: int  # of a matrix up to which a batch takes each step of a QR together
     chunk_elements: int  # of problems that are worked on together
     at_a_time: int  # vectors that a large matrix is multiplied by in about the time of one; 0: one
-    _records: dict[type, Any] = field(init=False, repr=False)  # that were asked for
+    _records: dict[type, Any] = field(init=False, repr=False)  # that were requested
 
     def __init__(self, numbers: Mapping[str, Any], **others: Any) -> None:
         if unknown := others.keys() - numbers.keys():

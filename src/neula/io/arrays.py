@@ -72,8 +72,8 @@ def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
 
 def read_npy(file: InputFile) -> np.ndarray:
     """Read a ``.npy`` file."""
-    # Mapping the file first compares the size in the header with the size of the file, so a truncated
-    # file of a terabyte is noticed before its memory is asked for.
+    # Mapping the file first compares the size in the header with the size of the file, so a truncated file of
+    # a terabyte is noticed before its memory is requested.
     with np.errstate(over="ignore"):
         mapped = np.load(file.path, mmap_mode="r", allow_pickle=False)
     check_memory(file.name, (mapped.nbytes // 8,))

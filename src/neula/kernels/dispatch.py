@@ -159,7 +159,7 @@ def _compiles(language: str, device: torch.device) -> bool:
 
 
 def _first_tensor(given: Iterable[object]) -> torch.Tensor:
-    for x in given:  # a generator takes longer than some of what is asked for
+    for x in given:  # a generator takes longer than some of what is requested
         if isinstance(x, torch.Tensor):
             return x
     raise TypeError("a kernel's function takes a tensor")

@@ -1,4 +1,4 @@
-"""Products in the precision that was asked for, whatever the process-wide switches of torch say.
+"""Products in the precision that was requested, whatever the process-wide switches of torch say.
 
 torch takes the precision of a float32 product on CUDA, IEEE or TF32, from a global of the process. neula
 does not write it: another thread would see that, and may write it itself. Inside ATen a guard of the *thread*

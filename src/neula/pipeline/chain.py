@@ -2,7 +2,7 @@
 
 A chain is a list of links, cheapest first, for a batch of problems; one problem is a batch of one. Only
 :func:`run_chain` runs it. After each link a judge measures the answers on their device, in one small tensor;
-that is read once, and the problems whose answers are not good enough go on to the next link.
+that is read once, and the problems whose answers are not good enough go to the next link.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Answer(Generic[V]):
     numbers : array of float, shape (numbers, batch), or None
         What the judge has measured: for a link that inherits.
     factors : object
-        What a link that inherits goes on with.
+        What a link that inherits continues with.
     judged : bool
         Whether another chain has done all that can be done.
     again : bool
@@ -362,7 +362,7 @@ def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
-    """Go on with each open problem by itself; the attempts that are recorded are those of the worst.
+    """Continue with each open problem by itself; the attempts that are recorded are those of the worst.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 A small problem takes a GPU less time than a host takes for records of what was tried and for the worst of a
 batch. A plan launches the first link, reads once what was measured, and makes the result of what the judge of
-the chain accepts. If it does not accept all, the chain goes on from what was found.
+the chain accepts. If it does not accept all, the chain continues from what was found.
 """
 
 from __future__ import annotations

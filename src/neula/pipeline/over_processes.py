@@ -254,5 +254,5 @@ def _group_of_dtensor(x: Any, name: str) -> Any:
 
 
 def in_step(links: Iterable[Link[Some, V]]) -> list[Link[Some, V]]:
-    """Links of several processes, none of which goes on to the next link if it alone runs out of memory."""
+    """Links of several processes, none of which goes to the next link if it alone runs out of memory."""
     return [replace(link, overwrites=True) for link in links]

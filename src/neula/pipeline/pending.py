@@ -23,7 +23,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
     """Answer of the first link, measured on its device; None if the link synchronizes or declines these
     problems.
 
-    :func:`~neula.pipeline.chain.run_chain` goes on from it, when somebody has time to look.
+    :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
     """
     if not links or not links[0].launches_only:
         return None

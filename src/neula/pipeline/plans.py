@@ -1,10 +1,10 @@
 """Problems like some that were solved before: what does not depend on numbers is decided once.
 
-A call of a small problem spends most of its time on what its arrays are, what is asked for, which chain that
+A call of a small problem spends most of its time on what its arrays are, what is requested, which chain that
 makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A planner keeps
 what dtypes and keywords decide, and makes the plan of each new shape. A plan keeps the rest, with the first
 link: what that link solves, and the verdict accepts, is the answer. All else goes through the front end and
-the whole chain, as a first call does, which goes on from what a device has found.
+the whole chain, as a first call does, which continues from what a device has found.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Plan(Protocol):
         """The options of the calls."""
 
     def __call__(self, given: Given) -> Any | Answer[Any] | None:
-        """The result; where it is not accepted None, or an answer from which the chain goes on."""
+        """The result; where it is not accepted None, or an answer from which the chain continues."""
 
 
 class Given(NamedTuple):

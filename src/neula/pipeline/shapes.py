@@ -24,7 +24,7 @@ class BatchedProblem:
     factorized twice. Everything here is a view or a differentiable operation on what was given.
     """
 
-    a: torch.Tensor  # shape (..., m, n): as it was given
+    a: torch.Tensor  # shape (..., m, n): as given
     b: torch.Tensor  # shape (..., m, k): likewise; a vector as a column
     batch: tuple[int, ...]  # the leading dimensions of A and b, broadcast
     # Whether the right-hand sides were given as vectors: then x has no last dimension for them.

@@ -163,7 +163,7 @@ R = TypeVar("R", bound=SolutionResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
-    """Where nothing is asked for, or there are no equations, x is zero, as in NumPy, and certain.
+    """Where nothing is requested, or there are no equations, x is zero, as in NumPy, and certain.
 
     Parameters
     ----------

@@ -113,7 +113,7 @@ def _mixed(a: torch.Tensor, size: torch.Tensor, transform: TwoSided) -> torch.Te
 
 
 def _largest_of_upper(lu: torch.Tensor) -> torch.Tensor:
-    """In strips, copies of which are small beside a large matrix."""
+    """In strips, copies of which are small compared with a large matrix."""
     strips = list(blocks(slice(0, len(lu)), STRIP))
     return torch.stack([_largest(lu[: k.stop, k].triu(-k.start)) for k in strips]).amax()
 

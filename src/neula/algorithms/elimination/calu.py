@@ -57,8 +57,8 @@ def eliminate_rows(
 ) -> torch.Tensor:
     """:func:`by_pivoted_blocks` of a row-major matrix of shape (n, k), k <= n.
 
-    Tournaments keep few multiprocessors busy, so what does not wait for their pivots runs beside them: rows
-    of U of the panel before, and what these and all others contribute to the next panel.
+    Tournaments keep few multiprocessors busy, so what does not wait for their pivots runs concurrently with
+    them: rows of U of the panel before, and what these and all others contribute to the next panel.
     """
     stored = _Stored(matrix, engine)
     n, width = matrix.shape

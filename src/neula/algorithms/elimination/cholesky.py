@@ -249,7 +249,7 @@ class _BlockedCholesky:
             multiply_kept(c, x, y, alpha=-1.0, beta=1.0, spare=spare)
 
     def _update_pieces(self, columns: slice, done: slice) -> None:
-        """The next columns, in products that leave units to what runs beside them."""
+        """The next columns, in products that leave units to concurrent work."""
         n, start = self.a.shape[1], columns.start
         if self.kept:
             self.update(slice(start, n), columns, done, self.engine.spare)

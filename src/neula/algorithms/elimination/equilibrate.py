@@ -29,7 +29,8 @@ UNIFORM = 0.1
 matrix that is well scaled is read twice and not three times."""
 
 _BLOCK = 1 << 24
-"""Elements that are scaled at a time: their copy in float64 is small beside the matrix, and fills a GPU."""
+"""Elements that are scaled at a time: their copy in float64 is small compared with the matrix, and fills a
+GPU."""
 
 
 STRIPS, LEAST = 8, 1024

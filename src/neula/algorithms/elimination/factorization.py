@@ -16,7 +16,7 @@ from neula.engines import Engine, Tuning, format_of
 
 _BLOCK, _BLOCKS = 256, 16
 """Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
-beside it, and launches few."""
+compared with it, and launches few."""
 
 
 class Factorization(Protocol):

@@ -242,7 +242,7 @@ def _partitioned(variant: Variant, factor: Panel, widths: InnerPanel) -> Panel:
 
 
 def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
-    """Whether LAPACK computes pivoted factors in this format: no width is asked for, and no progress."""
+    """Whether LAPACK computes pivoted factors in this format: no width is requested, and no progress."""
     whole = kept == engine.format and kept in (FP32, FP64) and engine.tuning.lapack
     return whole and all(each is None for each in asked)
 

@@ -52,8 +52,9 @@ def cg(
     max_iterations : int
         It ends earlier as soon as the rate of convergence says that they will not be enough.
     late : callable, optional
-        Asked after each iteration for other right-hand sides, which join those of b. Iterations go on until
-        all have joined: without them they might end before anything is seen of the smallest eigenvalues.
+        Asked after each iteration for other right-hand sides, which join those of b. Iterations continue
+        until all have joined: without them they might end before anything is seen of the smallest
+        eigenvalues.
     error : callable, optional
         What the tolerance of the columns of b is for, instead of norms of residuals relative to b.
 

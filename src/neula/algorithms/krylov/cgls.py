@@ -275,7 +275,7 @@ def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool
 
 
 def _iterations_left(progress: list[float], wanted: float) -> float:
-    """Iterations that are still needed if they go on at the mean rate so far."""
+    """Iterations that are still needed if they continue at the mean rate so far."""
     latest = progress[-1]
     if not 0.0 < latest < 1.0 or wanted <= 0:
         return math.inf if latest >= 1.0 else 0.0

@@ -1,8 +1,8 @@
 """Minimum-norm solution of a wide system, with R of its transpose as preconditioner.
 
 Conjugate gradients on ``W^T W z = R^-T b`` with ``W = B R^-1``, ``B = A^T`` (Craig's method, also CGNE: Saad,
-"Iterative Methods for Sparse Linear Systems", section 8.3). Every update lies in the range of B, so x
-stays the solution of minimum norm.
+"Iterative Methods for Sparse Linear Systems", section 8.3). Every update lies in the range of B, so x stays
+the minimum-norm solution.
 """
 
 from __future__ import annotations

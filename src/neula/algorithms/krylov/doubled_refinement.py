@@ -42,7 +42,7 @@ OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class Unknowns(Protocol):
-    """How far a refinement has come: ``high + low``, bounds on their errors, and which columns go on."""
+    """How far a refinement has come: ``high + low``, bounds on their errors, and which columns continue."""
 
     high: torch.Tensor
     low: torch.Tensor

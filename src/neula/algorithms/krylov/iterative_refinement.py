@@ -29,17 +29,17 @@ INNER_TOLERANCE = 1e-12
 """Reduction of the residual by GMRES before it is recomputed: below it, the recursive residual deviates."""
 
 MARGIN = 0.5
-"""Part of what is asked for that is aimed at: norms of solutions change, and so do those of residuals."""
+"""Part of what is requested that is aimed at: norms of solutions change, and so do those of residuals."""
 
 
 COLUMNS = 16
-"""Right-hand sides that GMRES takes at a time: their common basis stays small beside A."""
+"""Right-hand sides that GMRES takes at a time: their common basis stays small compared with A."""
 
 Companions = Generator[torch.Tensor, torch.Tensor, None]
 """Yields what is to be multiplied, or solved for, beside other vectors, and is sent what comes of it."""
 
 UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
-"""Solves ``A d = r`` for the columns of r until residuals are as much smaller as asked for, if it can, in at
+"""Solves ``A d = r`` for the columns of r until residuals are as much smaller as requested, if it can, in at
 most so many iterations; returns d and the iterations."""
 
 
@@ -80,7 +80,7 @@ def refine(
     stagnation : float
         A step that leaves more than this part of the error is the last one.
     start : Refined, optional
-        Where to go on; the zero vector by default, of backward error 1.
+        Solutions to continue from; the zero vector by default, of backward error 1.
     on_step : callable, optional
         Called with the largest backward error after each step.
     beside : Beside, optional
@@ -133,7 +133,7 @@ class Beside:
     """
 
     b: torch.Tensor  # shape (n, m)
-    reduction: float  # norm of a residual, relative to that of b, that is asked for
+    reduction: float  # norm of a residual, relative to that of b, that is requested
     # Shape (n, l): right-hand sides of which nothing is asked: what slows convergence down is found sooner in
     # the spaces of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
     companions: torch.Tensor
@@ -253,7 +253,7 @@ def cg_refinement(
         Work to include in the first call.
     scalings : sequence of Scaling, optional
         Given where the first call begins with the zero vector: it ends as soon as backward errors in these
-        are as small as asked for, in the norms of the x that is there by then. Of a residual relative to b
+        are as small as requested, in the norms of the x that is there by then. Of a residual relative to b
         alone too much may be asked, or so little that a second call has to follow.
     """
     from_zero = bool(scalings)

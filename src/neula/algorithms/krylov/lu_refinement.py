@@ -44,7 +44,7 @@ CLEAR, BLURRED = 1e-3, 0.1
 where the estimate cannot be told from that of a singular matrix."""
 
 FIRST = 1e-8
-"""Backward error of these solutions that is asked for before anything is known of the condition number: GMRES
+"""Backward error of these solutions that is requested before anything is known of the condition number: GMRES
 is hardly slower than with less, since most of its iterations go by before residuals fall."""
 
 FAR = 500
@@ -279,7 +279,7 @@ def refine_with(
     bound : float
         A quarter of it is aimed at.
     start : Refined, optional
-        Where to go on; the zero vector by default.
+        Solutions to continue from; the zero vector by default.
     """
     # Refinement does nothing with A but multiply by it.
     matrix = cast(torch.Tensor, a)

@@ -31,7 +31,7 @@ class Pace:
     """When the host synchronizes with the device during iterative refinement."""
 
     sync: HostSync = HostSync.SYNCHRONOUS
-    # Steps that are launched before the host reads whether to go on; all of them if prelaunched.
+    # Steps that are launched before the host reads whether to continue; all of them if prelaunched.
     steps: int = 1
 
     @classmethod

@@ -44,7 +44,7 @@ def refine_forward(
     problem : ScaledProblems
         The same one with scaled columns, for residuals; b is scaled by powers of two in both.
     start : Refined
-        Where to go on.
+        Solutions to continue from.
     scale : Scale
         Its columns are the reciprocals of the norms of those of A.
     smallest : float

@@ -87,7 +87,7 @@ class Underdetermined(FactoredTallMatrices):
     ) -> tuple[torch.Tensor, Measures]:
         """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967).
 
-        From above: where sums of slices lose what is small beside the largest x, that is added to r.
+        From above: where sums of slices lose what is small compared with the largest x, that is added to r.
         """
         residual = residual - self.t.mT @ self.solution(update)
         of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, b))

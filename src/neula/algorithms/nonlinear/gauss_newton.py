@@ -52,7 +52,7 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
 
 
 def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor) -> torch.Tensor:
-    """Go on from where the trust region has stopped, while steps shrink and the cost does not rise.
+    """Continue from where the trust region has stopped, while steps shrink and the cost does not rise.
 
     Parameters
     ----------

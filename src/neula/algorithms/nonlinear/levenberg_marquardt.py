@@ -254,7 +254,7 @@ def leave_flat_bounds(
     Returns
     -------
     Tensor
-        Numbers of the problems that have moved, and are to go on.
+        Numbers of the problems that have moved, and are to continue.
     """
     if bounds.none:
         return at.open[:0]

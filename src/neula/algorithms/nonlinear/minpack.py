@@ -1,10 +1,10 @@
 """A fit by MINPACK, and the steps after it: to the accuracy that rounding errors allow.
 
 MINPACK is Moré's own program of the method in :mod:`neula.algorithms.nonlinear.levenberg_marquardt`. It stops
-by the cost, as every trust region does; :mod:`neula.algorithms.nonlinear.gauss_newton` says why steps go on.
-Here they are corrected by C. G. Broyden, "A class of methods for solving nonlinear simultaneous equations",
-Math. Comp. 19, 1965: what a Gauss-Newton step leaves is nearly the same multiple each time, which two steps
-tell, and each step that is saved is a Jacobian.
+by the cost, as every trust region does; :mod:`neula.algorithms.nonlinear.gauss_newton` says why steps
+continue. Here they are corrected by C. G. Broyden, "A class of methods for solving nonlinear simultaneous
+equations", Math. Comp. 19, 1965: what a Gauss-Newton step leaves is nearly the same multiple each time, which
+two steps tell, and each step that is saved is a Jacobian.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> t
 
 
 def polished(function: OneFunction, x: np.ndarray) -> tuple[Near, float]:
-    """Go on while steps shrink and the cost does not rise.
+    """Continue while steps shrink and the cost does not rise.
 
     Returns
     -------

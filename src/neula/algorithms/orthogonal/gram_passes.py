@@ -67,7 +67,7 @@ def passes_with_a_look(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, t
 def _more_passes(
     q: torch.Tensor, r: torch.Tensor | None, engine: Engine, passes: int, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All but the last by substitution where that is asked for, after those that have found R, if any."""
+    """All but the last by substitution where that is requested, after those that have found R, if any."""
     for left in reversed(range(passes)):
         gram = lower_gram(q[None])
         if exact and left:

@@ -25,8 +25,8 @@ FLOOR = 0.5
 """``p(x) / x`` is at least this, of polynomials whose largest value is 1."""
 
 NEAR = 0.05
-"""Numbers that are so near 1 on both sides go on to the polynomial of degree 5 that touches 1, whose error is
-of third order. The minimax polynomial would win next to nothing."""
+"""Numbers that are so near 1 on both sides go to the polynomial of degree 5 that touches 1, whose error is of
+third order. The minimax polynomial would win next to nothing."""
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def _beyond_doubt(
     found: Subspaces,
     basis_of: Callable[[torch.Tensor, float], torch.Tensor],
 ) -> MinimumNorm | str:
-    """The solution, or why its rank is doubtful: by a basis of what is real of B beside Z."""
+    """The solution, or why its rank is ambiguous: by a basis of what is real of B beside Z."""
     solution, q, norm = _solution(problem, b_matrix, found), found.q, torch.linalg.vector_norm
     least, rows = problem.rounding, problem.used_rows
     real = q[:, :0]
@@ -337,7 +337,7 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
     last = int((relative > rcond / NEAR).sum())
     if first == last:
         return None
-    # Their squares differ by so little that those of the Gram matrix have the digits that are asked for.
+    # Their squares differ by so little that those of the Gram matrix have the digits that are requested.
     block = r[first:last, first:last] / sizes.amax()
     near = converged_eigvalsh(block.T @ block).flip(0).clamp_min(0).sqrt()
     counting = int((near > rcond).sum())

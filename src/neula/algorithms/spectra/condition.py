@@ -47,12 +47,12 @@ def extreme_singular_values(
 
 
 def expected_decay(diagonal: torch.Tensor, n: int) -> float:
-    """By how much the diagonal of an R of n columns falls, if it goes on as that of the first columns does.
+    """By how much the diagonal of an R of n columns falls, if it continues as that of the first columns does.
 
     Each element is the distance of a column from those before it. Errors of its direction are those of the
     arithmetic divided by that distance, so this says early how good R can become. Medians of eighths are
     compared: a few large singular values show in a few elements, and cost few iterations. How it falls in the
-    later half of what is known says how it will go on.
+    later half of what is known says how it will continue.
 
     Parameters
     ----------

@@ -138,7 +138,7 @@ def half_random(vector: torch.Tensor) -> torch.Tensor:
 
 
 class SharedSolves:
-    """Solves for other right-hand sides together with those that are asked for: factors are read once.
+    """Solves for other right-hand sides together with those that are requested: factors are read once.
 
     Parameters
     ----------

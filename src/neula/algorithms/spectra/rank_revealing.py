@@ -172,7 +172,7 @@ class _RowSpaceCoefficients:
 def _doubt(
     problem: ScaledProblems, u: torch.Tensor, others: torch.Tensor, kept: float, y: torch.Tensor
 ) -> str:
-    """Why the rank is doubtful, by what A makes of the directions that it drops, the columns of ``others``.
+    """Why the rank is ambiguous, by what A makes of the directions that it drops, the columns of ``others``.
 
     Singular vectors err along those that count. In doubled products, what A makes of that is in the space of
     ``u``; the rest has a small relative error however small it is.

@@ -56,7 +56,7 @@ def lstsq(
     trace: opt.TraceOption = False,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Solve the least-squares problem min ||Ax - b||; with m < n, the solution of minimum norm.
+    """Solve the least-squares problem min ||Ax - b||; with m < n, the minimum-norm solution.
 
     Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
 

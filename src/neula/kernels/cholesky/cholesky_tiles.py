@@ -2,7 +2,7 @@
 
 A library factorizes some columns, solves for what is below them, and updates the rest, each after the one
 before: with a matrix of middle size most of a GPU is idle meanwhile. Here what can be done of later columns
-is done beside the chain of square roots.
+is done concurrently with the chain of square roots.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tens
     """One of some rounds of Cholesky QR, without synchronizing.
 
     The component of a vector orthogonal to those before is normalized if it is not small. Otherwise rounding
-    errors of the Gram matrix are too large beside it, and the next round has that of what is left.
+    errors of the Gram matrix are too large compared with it, and the next round has that of what is left.
 
     Parameters
     ----------

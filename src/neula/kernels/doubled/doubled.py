@@ -183,7 +183,9 @@ class Doubled:
         return doubled_product(self._matrix, x, x_low, b)
 
     def _product(self, x: torch.Tensor, x_low: torch.Tensor | None) -> Pair:
-        """``A (x + x_low)`` as a pair whose second is not yet small beside the first, (batch, k, m) each."""
+        """``A (x + x_low)`` as a pair whose second is not yet small compared with the first, (batch, k, m)
+        each.
+        """
         assert self.anchors is not None
         assert self.row_anchors is not None
         x = x.mT

@@ -10,7 +10,7 @@ WAYS = 4
 """Rows that are mixed with each other: those at one place in each quarter."""
 
 _BLOCK = 1 << 24
-"""Elements that the reference mixes at a time: temporaries are small beside the matrix."""
+"""Elements that the reference mixes at a time: temporaries are small compared with the matrix."""
 
 
 @trial("The kernel of butterflies", "the library's operations take several times as long")

@@ -66,7 +66,8 @@ def update(
 ) -> None:
     """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones.
 
-    It does not need the pivots of the next columns, and runs beside the tournament that finds them.
+    It does not need the pivots of the next columns, and runs concurrently with the tournament that finds
+    them.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Kernels of :mod:`neula.kernels.lu.calu`.
 
-*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the
-cache if m is at most 30000 or so. They run beside tournaments, like *rows of U*:
-the same for 32 rows that lie anywhere, by a few thread blocks.
+*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the cache
+if m is at most 30000 or so. They run concurrently with tournaments, like *rows of U*: the same for 32 rows
+that lie anywhere, by a few thread blocks.
 
 *Elimination* of m rows by the last 32 pivots: latency. Columns are solved for and the next ones updated in
 one launch, since a row needs nothing of the others but rows of U, which each thread block finds for itself.

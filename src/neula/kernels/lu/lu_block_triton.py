@@ -1,7 +1,8 @@
 r"""LU of a diagonal block by one thread block, and the solution of what lies beside it by all of them.
 
 *Factorization* of r x r: a chain of r steps, each with a division, whatever the GPU can do: ``2/3 r^3`` flops
-and the bytes are nothing beside that. So it runs beside the products that update the rest of the panel.
+and the bytes are negligible compared with that. So it runs concurrently with the products that update the
+rest of the panel.
 
 A leaf of 16 columns stays in registers, bordered by identities: elimination in ``[[A, I], [I, 0]]`` leaves
 ``[[L \\ U, L^-1], [U^-1, ...]]``, so that both inverses cost no steps of their own. Beyond it there are

@@ -1,7 +1,7 @@
 """The last steps of a panel factorized by tournaments: move rows to their places, and compute rows of U.
 
 As operations of torch these are two dozen launches of a few numbers each, one after the other, while nothing
-else of the factorization can go on: 50 us for each panel on an H200, and three launches by kernels.
+else of the factorization can continue: 50 us for each panel on an H200, and three launches by kernels.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ remainders is dropped. Two things are added here, without which the result is no
 product:
 
 - *Range.* Rows of A and columns of B are scaled by powers of two so that their largest elements lie just
-  below what the format holds, which leaves the most room for elements that are small beside them.
+  below what the format holds, which leaves the most room for elements that are small compared with them.
 - *Rounding.* Tensor cores truncate their sums to float32. Products of leading parts are therefore summed on
   the unit in short runs only, each from zero, and the runs are added to each other in float32, rounded to
   nearest. The corrections are smaller by a factor of ``2^11``, and so are the errors of summing them: they

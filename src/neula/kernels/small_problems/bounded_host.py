@@ -63,7 +63,7 @@ class BoundedMinimum(NamedTuple):
     # Shape (n,): -1.0 at the lower bound, 1.0 at the upper one, 0.0 where the variable is free.
     at: np.ndarray
     sizes: np.ndarray  # shape (n,): D
-    unbounded: np.ndarray  # shape (n,): the solution without bounds, where it was asked for
+    unbounded: np.ndarray  # shape (n,): the solution without bounds, where it was requested
 
 
 def minimum(
@@ -81,7 +81,7 @@ def minimum(
         float64, without gaps.
     limits : BoundedLimits
     of_all : bool
-        Whether norms of all columns and the solution without bounds are asked for.
+        Whether norms of all columns and the solution without bounds are requested.
 
     Examples
     --------

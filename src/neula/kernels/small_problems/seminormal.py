@@ -54,7 +54,7 @@ class RefinementLimits:
     rounding: float  # unit roundoffs, times the condition number, that a solve with factors errs by at most
     noise: float  # relative error of an operation in doubled precision
     floor: float  # multiple of the errors of the residual below which refinement has nothing to gain
-    stagnation: float  # part of the error before that an update must leave at most to go on
+    stagnation: float  # part of the error before that an update must leave at most to continue
     computed: float  # for the rounding errors of the bound itself
 
 
@@ -72,7 +72,7 @@ class SquareSystemLimits:
 class SeminormalSolutions(NamedTuple):
     """Solutions with their evidence, float64 where nothing else is said."""
 
-    x: torch.Tensor  # shape (batch, n, k): rounded to the dtype that was asked for
+    x: torch.Tensor  # shape (batch, n, k): rounded to the dtype that was requested
     # Shape (11, batch). Each row is one of NAMES; linear systems have a 1 in place of the optimality.
     # Problems whose norms are beyond 2^200 or below 2^-200 have infinite forward errors.
     numbers: torch.Tensor

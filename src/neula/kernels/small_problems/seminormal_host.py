@@ -61,7 +61,7 @@ class SeminormalHostSolutions:
         :data:`NUMBERS`.
     forward_error, residual_norm : array, shape (batch, k)
     x : array, shape (batch, n, k)
-        Rounded to the dtype that was asked for.
+        Rounded to the dtype that was requested.
     """
 
     def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:

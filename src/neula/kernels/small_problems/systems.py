@@ -208,7 +208,7 @@ def measured_systems(
     condition: torch.Tensor,
     margins: EvidenceMargins,
 ) -> MeasuredSystems:
-    """The evidence of solutions that are not rounded any further, of systems as they were given.
+    """The evidence of solutions that are not rounded any further, of systems as given.
 
     Parameters
     ----------

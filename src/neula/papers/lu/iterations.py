@@ -120,7 +120,7 @@ def contraction(a: torch.Tensor, factors: Factorization) -> float:
 def classical_iterations(system: PaperSystem, factors: Factorization) -> int | None:
     """Solves until the backward error is that of double precision; None if it never is.
 
-    Unlike :func:`neula.algorithms.krylov.iterative_refinement.refine`, it goes on where an iteration does
+    Unlike :func:`neula.algorithms.krylov.iterative_refinement.refine`, it continues where an iteration does
     not help: before the rate of convergence shows, a step or two may do worse.
     """
     a, b, scaling = system.a, system.b, system.scaling

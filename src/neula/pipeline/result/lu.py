@@ -106,7 +106,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     @property
     def L(self) -> ArrayT:
-        """Unit lower triangular, made when asked for, in the dtype of A.
+        """Unit lower triangular, made when requested, in the dtype of A.
 
         Its shape is (..., n, n), with n rounded up to a multiple of four where butterflies have mixed the
         matrix.
@@ -118,7 +118,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
 
     @property
     def U(self) -> ArrayT:
-        """Upper triangular, of the shape of L: made when asked for, in the dtype of A."""
+        """Upper triangular, of the shape of L: made when requested, in the dtype of A."""
         factor: ArrayT = self.give_back(self.packed.lu.triu())
         return factor
 

@@ -34,7 +34,7 @@ class Statistics:
     """Statistics of a linear fit; a part of :class:`LstsqResult`.
 
     They follow from a QR of A (with weights, damping, covariance and constraints) that is certified in double
-    precision, which is made when the first of them is asked for. A and b must be unchanged since; the result
+    precision, which is made when the first of them is requested. A and b must be unchanged since; the result
     keeps them. Every number is in double precision. Leading dimensions are those of the batch, k counts
     right-hand sides, and has no dimension where b is a vector.
     """

@@ -119,7 +119,7 @@ def solve_by_core(
     options : BoundedOptions
     bounds : array, shape (2, n)
     of_all : bool
-        Whether the solution without bounds is asked for, too.
+        Whether the solution without bounds is requested, too.
     """
     if not _suits(shapes, options):
         return None

@@ -55,13 +55,13 @@ class Whole:
     # Shape (P, m, K): divided by one power of two for each matrix, which brings it near 1, or what bounds
     # make of the solution where that is longer.
     b: torch.Tensor
-    # int, shape (P, n): what solutions are divided by, as exponents: x as it was given is 2^e x.
+    # int, shape (P, n): what solutions are divided by, as exponents: x as given is 2^e x.
     exponents: torch.Tensor
     b_exponents: torch.Tensor  # int, shape (P, 1)
     reduced: Reduced  # with C = P K problems, those of one matrix in a row
     factors: RFactors  # of a and b
-    bounds: tuple[torch.Tensor, torch.Tensor]  # shape (P, n) or (1, n) each: as they were given
-    without_b: torch.Tensor  # bool, shape (C,): whether b was zero as it was given
+    bounds: tuple[torch.Tensor, torch.Tensor]  # shape (P, n) or (1, n) each: as given
+    without_b: torch.Tensor  # bool, shape (C,): whether b was zero as given
     options: BoundedOptions
 
     @classmethod

@@ -148,7 +148,7 @@ def solve_bounded(
 ) -> BoundedSolution | CoreBoundedSolution:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
-    Whether the solutions without bounds are asked for, too, is for what comes before the chain.
+    Whether the solutions without bounds are requested, too, is for what comes before the chain.
 
     Raises
     ------

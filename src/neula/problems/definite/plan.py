@@ -40,7 +40,7 @@ class CholeskyPlan:
     n : int
     options : CholeskyOptions
     upper : bool
-        Whether U is asked for, of the upper triangle.
+        Whether U is requested, of the upper triangle.
     """
 
     def __init__(self, n: int, options: CholeskyOptions, *, upper: bool) -> None:
@@ -97,7 +97,7 @@ class LaunchedCholeskyPlan:
     link : Link
     options : CholeskyOptions
     upper : bool
-        Whether U is asked for, of the upper triangle.
+        Whether U is requested, of the upper triangle.
     """
 
     def __init__(

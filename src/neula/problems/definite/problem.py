@@ -39,7 +39,7 @@ class CholeskyOptions:
 
 @dataclass(frozen=True)
 class Symmetric(Batch):
-    """A batch of symmetric matrices as they were given."""
+    """A batch of symmetric matrices as given."""
 
     a: torch.Tensor  # shape (batch, n, n): only the lower triangles count
     options: CholeskyOptions

@@ -1,4 +1,4 @@
-"""Problems that are solved as they are given, without a scaled copy: in numbers near 1, which most are."""
+"""Problems that are solved as given, without a scaled copy: in numbers near 1, which most are."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
 def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether problems of a shape are for the core.
 
-    Weighted ones are solved with rounded elements, unless more digits than these leave are asked for, or the
+    Weighted ones are solved with rounded elements, unless more digits than these leave are requested, or the
     minimum-norm solution.
     """
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))

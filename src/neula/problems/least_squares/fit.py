@@ -1,4 +1,4 @@
-"""Statistics of linear fits, from a certified R: no inverse of ``A^T A`` is formed unless it is asked for."""
+"""Statistics of linear fits, from a certified R: no inverse of ``A^T A`` is formed unless it is requested."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class LinearFit:
         places = torch.arange(len(x), device=x.device)
         return x[self.shapes.of_members(places)]
 
-    # --- what is asked for ---
+    # --- what is requested ---
 
     def covariance(self, x: Any, absolute: bool) -> Any:
         """Covariance matrices of the parameters."""

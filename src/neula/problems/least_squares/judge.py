@@ -24,7 +24,7 @@ class LeastSquaresJudge:
     """Solutions are accepted by their evidence; of links that found some, which one is best."""
 
     limits: Limits
-    enough: float  # forward error up to which no other link is tried, even if more digits were asked for
+    enough: float  # forward error up to which no other link is tried, even if more digits were requested
     together: bool  # whether problems were solved together
 
     @classmethod

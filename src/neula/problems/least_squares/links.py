@@ -101,7 +101,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def gram(self) -> str:
-        """Arithmetic of the Gram matrix of a tall matrix as it is given; empty where none pays.
+        """Arithmetic of the Gram matrix of a tall matrix as given; empty where none pays.
 
         A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would
         (262144 x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes

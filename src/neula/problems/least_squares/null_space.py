@@ -123,7 +123,7 @@ class NullSpace:
         return NEGLIGIBLE * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
-        """Refuse constraints, as they were given, that no x fulfils.
+        """Refuse constraints, as given, that no x fulfils.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Least-squares problems as they were given, and one of them prepared for refinement in double precision."""
+"""Least-squares problems as given, and one of them prepared for refinement in double precision."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class LeastSquaresProblems(Batch):
-    """A batch of problems as they were given; one problem is a batch of one."""
+    """A batch of problems as given; one problem is a batch of one."""
 
     a: torch.Tensor  # shape (batch, m, n)
     b: torch.Tensor  # shape (batch, m, k)

@@ -23,7 +23,7 @@ class LeastSquaresTuning:
     """Which link comes first, by the size of a problem."""
 
     together: int  # m n^2 up to which each step is taken for all problems, with an R in double precision
-    svd: int  # m n^2 up to which what is left goes on to the SVD at once
+    svd: int  # m n^2 up to which what is left goes to the SVD at once
     doubled_elements: float  # elements up to which residuals have twice the working precision unasked
     small_r: tuple[str, ...]  # where R of small problems comes from, in the order to try
 
@@ -68,7 +68,7 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         return few or self.forward or self.is_wide(m, n)
 
     def is_wide(self, m: int, n: int) -> bool:
-        """Whether a solution of minimum norm is asked for: fewer rows than columns, no damping."""
+        """Whether a minimum-norm solution is requested: fewer rows than columns, no damping."""
         return m < n and not self.damp
 
     def full_rank(self, m: int, n: int) -> int:

@@ -32,7 +32,7 @@ class RSource:
     # twice the working precision, and few random vectors measure the rate of convergence.
     half_precision: bool = False
     narrow: bool = False  # whether A may have any dtype
-    # Whether no step takes residuals in twice the working precision unless digits are asked for.
+    # Whether no step takes residuals in twice the working precision unless digits are requested.
     plain_residuals: bool = False
 
     @property

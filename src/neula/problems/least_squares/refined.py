@@ -218,7 +218,7 @@ def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> No
 def _evidence_of_wide(
     problem: PreparedProblem, preconditioner: Preconditioner, scale: Scale
 ) -> LeastSquaresErrorBounds:
-    """For a solution of minimum norm; its rank is decided in the matrix with normalized columns."""
+    """For a minimum-norm solution; its rank is decided in the matrix with normalized columns."""
     largest, smallest, spread = _condition_of_wide(problem, preconditioner)
     _check_rank(problem, largest, smallest)
     rows = float(scale.norm / preconditioner.extremes[1]) * smallest / largest
@@ -247,7 +247,7 @@ def _condition_of_wide(
 
 
 def _unscale(r: UpperTriangular, scales: torch.Tensor) -> UpperTriangular:
-    """R of the matrix as it was given."""
+    """R of the matrix as given."""
     return r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
 
 

@@ -54,7 +54,7 @@ def solve_system(
     weights: torch.Tensor | None,
     begun: Answer[LeastSquaresSolutions] | None = None,
 ) -> LeastSquaresOutcome:
-    """Run the chain, or go on with it, and attach the solution to the graphs of the operands and weights."""
+    """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
     if begun is None:
         soon = solved_by_plan(call, shapes, options)
         if isinstance(soon, LstsqResult):

@@ -345,7 +345,7 @@ def by_gram(
 def by_householder(
     problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
 ) -> Answer[LeastSquaresSolutions]:
-    """R by Householder reflections, for any condition number; solutions of minimum norm below full rank."""
+    """R by Householder reflections, for any condition number; minimum-norm solutions below full rank."""
     if problem.reader.passes > MOST_PASSES - 2:
         raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")
     sums = HouseholderSums.begin(problem.n, problem.k, problem.device)

@@ -18,7 +18,7 @@ class SVDOptions:
 
     # The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
     target: Format
-    # Largest error of each singular value and its vectors, as a part of it, if that was asked for instead.
+    # Largest error of each singular value and its vectors, as a part of it, if that was requested instead.
     part: float | None
     engine: Engine
     rank: int | None = None

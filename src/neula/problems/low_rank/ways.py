@@ -76,7 +76,7 @@ class _TripletMeasurements:
         self.remainder = math.nan
 
     def excess(self, found: Ritz) -> float:
-        """By how much errors exceed what is asked for."""
+        """By how much errors exceed what is requested."""
         problems, k = self.problems, self.rank
         m, n = problems.options.shape_of(problems.a.shape)
         bound = problems.options.bound(m, n)

@@ -208,7 +208,7 @@ def curve_fit(
 def clean_data(
     xdata: Any, ydata: Any, sigma: Any, check_finite: bool | None, nan_policy: str | None
 ) -> tuple[Any, Any, Any]:
-    """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if asked for.
+    """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if requested.
 
     Raises
     ------

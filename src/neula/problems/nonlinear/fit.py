@@ -143,10 +143,10 @@ def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
 def _refine(
     problem: Residuals, at: Iterates, start: Start, which: torch.Tensor, *, rescale: bool
 ) -> torch.Tensor:
-    """Go on to what rounding errors allow; returns by what the last steps shrank.
+    """Continue to what rounding errors allow; returns by what the last steps shrank.
 
-    Gauss-Newton steps do, but where a valley is curved they may lead up its side: there the trust region goes
-    on, with tight tolerances, before they are tried again.
+    Gauss-Newton steps do, but where a valley is curved they may lead up its side: there the trust region
+    continues, with tight tolerances, before they are tried again.
     """
     if problem.jacobian.take_care():
         x = picked(at.x, which)

@@ -185,7 +185,7 @@ class Jacobian:
         return max(torch.finfo(dtype).eps for dtype in (self.typical.dtype, self.values))
 
     def take_care(self) -> bool:
-        """Go on with the best differences where one-sided ones were not named; False where there are none."""
+        """Switch to the best differences unless one-sided ones were named; False if there are none."""
         found = self.default and self.mode == "2-point"
         if found:
             self.mode = "5-point"

@@ -1,4 +1,4 @@
-"""An R that is certified in double precision, for whatever goes on with it in place of A.
+"""An R that is certified in double precision, for whatever continues with it in place of A.
 
 Bounds, constraints, statistics and steps of non-linear fits are small problems on R once A is factorized. The
 R of a preconditioner will not do for them: it errs by its unit roundoff times the condition number. Cholesky

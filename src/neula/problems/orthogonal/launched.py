@@ -43,7 +43,7 @@ def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
 
 
 def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Factors of the matrix as it was given, with what is measured of them."""
+    """Factors of the matrix as given, with what is measured of them."""
     options = matrix.options
     if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
         options.engine.fill(r, r, matrix.scales.reciprocal())
@@ -53,7 +53,7 @@ def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.T
 
 
 def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
-    """Cholesky QR in double precision, Q as its accuracy is asked for."""
+    """Cholesky QR in double precision, Q as its accuracy is requested."""
     exact, options = matrix.options.target is FP64, matrix.options
     q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
     return (q, r) if exact else (q.to(options.low_engine.storage), r)

@@ -100,6 +100,7 @@ def orth(
     See Also
     --------
     qr : returns R as well.
+    scipy.linalg.orth : by the SVD of A; without ``rcond`` it takes ``max(m, n)`` times the precision of A.
 
     Notes
     -----

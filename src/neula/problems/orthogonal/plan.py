@@ -157,7 +157,7 @@ def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] |
 
 
 def factors_by_plan(call: Call, options: QROptions) -> QRFactors | None:
-    """Factors where the first link is accepted, or the chain that goes on from it; None without a plan."""
+    """Factors where the first link is accepted, or the chain that continues from it; None without a plan."""
     plan = _of_call(call, options, "reduced")
     with call.computing():
         found, certificate = (None, None) if plan is None else plan.first(call.first.tensor)

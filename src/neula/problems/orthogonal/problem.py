@@ -116,7 +116,7 @@ def raw_dtype(given: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class QRMatrices(Batch):
-    """A batch of matrices as they were given, and how their factors are kept and measured."""
+    """A batch of matrices as given, and how their factors are kept and measured."""
 
     a: torch.Tensor  # shape (batch, m, n)
     options: QROptions
@@ -272,7 +272,7 @@ class Matrix:
         return engine.working_dtype if options.target in (FP16, BF16) and not chosen else engine.storage
 
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
-        """R of the matrix as it was given: scales undone, zero columns zero, those of a wide one added."""
+        """R of the matrix as given: scales undone, zero columns zero, those of a wide one added."""
         leading, options = self.leading, self.options
         r = r_scaled.to(self.scales.dtype) / leading.scales
         if leading.zero is not None:

@@ -173,7 +173,7 @@ def _answer(
 
 
 Case = tuple[int, QROptions]
-"""Rows, and what is asked for."""
+"""Rows, and what is requested."""
 
 _when = Rule[Case, bool]
 

@@ -42,7 +42,7 @@ CORRECTED = " + correction"
 
 SURELY_CORRECTED = 0.03
 """How far from orthonormal Q may be for a correction that must not leave a residual, since what comes next
-goes on from it."""
+continues from it."""
 
 LAST = (24, 12, 4)
 """Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
@@ -164,7 +164,7 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to go on from.
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to continue from.
 
     Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
     R, and more often than not too ill-conditioned for anything but reflections.
@@ -280,7 +280,7 @@ def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
 
 
 def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
-    """Factors of the matrix as it was given, with what is measured of them."""
+    """Factors of the matrix as given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
     r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)

@@ -92,7 +92,7 @@ class PolarOptions:
 
 @dataclass(frozen=True)
 class PolarMatrices(Batch):
-    """A batch of matrices as they were given."""
+    """A batch of matrices as given."""
 
     a: torch.Tensor  # shape (batch, m, n)
     options: PolarOptions

@@ -117,9 +117,9 @@ def matmul(
     to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of ``d = 2^-39`` of
     it below, with ``fp16_cor`` of ``d = 2^-50``. To the bound of element (i, j) that adds ``d (max|a_i|
     sum|b_j| + max|b_j| sum|a_i|)``, with the maxima and sums of row i of A and column j of B. It is harmless
-    beside the rounding errors of the largest products, unless these are all absent: where every large element
-    of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are those of
-    float32. In the other modes float32 itself must hold the products.
+    compared with the rounding errors of the largest products, unless these are all absent: where every large
+    element of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are
+    those of float32. In the other modes float32 itself must hold the products.
 
     Examples
     --------

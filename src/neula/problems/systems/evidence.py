@@ -235,7 +235,7 @@ class InverseProbe:
     def from_factors(
         cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor, companions: int = 0
     ) -> InverseProbe:
-        """Before anything is solved for with A itself; with some random vectors beside it, if asked for."""
+        """Before anything is solved for with A itself; with some random vectors beside it, if requested."""
         n = len(sizes)
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
         vector = half_random(vector)

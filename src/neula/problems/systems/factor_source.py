@@ -166,7 +166,7 @@ def _by_substitution(lower: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def check_diagonal(a: torch.Tensor) -> None:
-    """Refuse matrices as they were given that are not positive definite at first sight.
+    """Refuse matrices as given that are not positive definite at first sight.
 
     Raises
     ------

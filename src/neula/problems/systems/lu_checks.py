@@ -1,4 +1,4 @@
-"""LU: formats that go together, what cannot be factorized, and solutions that are not what was asked for."""
+"""LU: formats that go together, what cannot be factorized, and solutions that are not what was requested."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def largest_of(a: torch.Tensor) -> torch.Tensor:
 
 
 def growth_of_factors(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> Callable[[], float]:
-    """Makes the growth of packed factors when it is asked for."""
+    """Makes the growth of packed factors when it is requested."""
     return partial(growth_of, lu, largest, engine)
 
 
@@ -117,7 +117,7 @@ def evidence_of(solution: RefinedSolution, target: Format) -> Evidence[float]:
 
 
 def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Format, call: Call) -> None:
-    """Warn of solutions that are not what was asked for, or of which a small backward error says nothing."""
+    """Warn of solutions that are not what was requested, or of which a small backward error says nothing."""
     limits = limits_of(target, F.shape[-1])
     inaccurate, singular, unknown = RefinedSolutions(), RefinedSolutions(), RefinedSolutions()
     for index, solution in found.items():

@@ -33,7 +33,7 @@ class DirectTuning:
     direct_definite: int
     direct_single: float  # from which on its LU in single precision comes first where that is enough
     lu_in_blocks: int  # up to which the compiled core's LU is faster
-    swaps: bool  # whether interchanging rows costs little beside the products
+    swaps: bool  # whether interchanging rows costs little compared with the products
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class QueuedTuning:
 
 @dataclass(frozen=True)
 class DoubledTuning:
-    """Where residuals in twice the working precision cost little beside the factors."""
+    """Where residuals in twice the working precision cost little compared with the factors."""
 
     doubled_order: int  # largest order
     doubled_columns: float  # most right-hand sides
@@ -82,8 +82,8 @@ class SystemsOptions(solutions.SolutionOptions):
         return list(self.engine.tuning.definite)
 
     def doubled(self, n: int, k: int) -> bool:
-        """Whether residuals of systems of order n with k right-hand sides are in twice the working
-        precision: where that costs little beside the factors, or more is asked for.
+        """Whether residuals of systems of order n with k right-hand sides are in twice the working precision:
+        where that costs little compared with the factors, or more is requested.
         """
         most = self.engine.tuning[DoubledTuning]
         return self.forward or (n <= most.doubled_order and k <= most.doubled_columns)
@@ -114,7 +114,7 @@ class SystemsSolutions(Solutions):
 
 @dataclass(frozen=True)
 class Systems(Batch):
-    """A batch of systems as they were given."""
+    """A batch of systems as given."""
 
     a: torch.Tensor  # shape (batch, n, n)
     b: torch.Tensor  # shape (batch, n, k)

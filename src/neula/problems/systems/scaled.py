@@ -85,7 +85,7 @@ class ScaledSystems(ScaledUnknowns):
         size_of_b: torch.Tensor,
         frobenius: torch.Tensor | None = None,
     ) -> ScaledSystems:
-        """Systems that stay as they were given, or others of their shapes; nothing looks at the numbers."""
+        """Systems that stay as given, or others of their shapes; nothing looks at the numbers."""
         rows = _no_exponents(len(a), a.shape[1], 1, a.device)
         b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
         sizes = InfinityNorms(size_of_a, size_of_b)
@@ -98,7 +98,7 @@ class ScaledSystems(ScaledUnknowns):
 
     @cached_property
     def trivial(self) -> bool:
-        """Whether it is the systems as they were given, as far as the host knows."""
+        """Whether it is the systems as given, as far as the host knows."""
         return self.given or (not self.has_rows and not bool(self.columns.any()))
 
     @cached_property
@@ -118,7 +118,7 @@ class ScaledSystems(ScaledUnknowns):
         return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
 
     def backward_error(self, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The larger normwise backward error of A as it was given and with rows and columns scaled.
+        """The larger normwise backward error of A as given and with rows and columns scaled.
 
         In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
         """

@@ -56,7 +56,7 @@ class SolvedSystems(NamedTuple):
     forward_error: torch.Tensor  # shape (batch, k)
     numbers: torch.Tensor  # shape (numbers, batch): what the judge reads, SystemsSolutions.names
     read: torch.Tensor | None = None  # the same in the memory of the host, where that has waited for it
-    factors: ButterfliedInverses | None = None  # of a matrix as it was given, where nothing was replayed
+    factors: ButterfliedInverses | None = None  # of a matrix as given, where nothing was replayed
     # Shape (steps + 1,): the largest backward error before each step and at the end, where the host has read
     # after each.
     history: torch.Tensor | None = None
@@ -215,7 +215,7 @@ def _spares_a_step(options: SystemsOptions) -> bool:
     """Whether one prelaunched step less is taken, and only what is finished after it is accepted.
 
     All of them do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
-    1e10, and what it leaves unfinished goes on to the library.
+    1e10, and what it leaves unfinished goes to the library.
     """
     return options.positive and options.may_wait
 

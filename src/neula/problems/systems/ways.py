@@ -258,7 +258,8 @@ def _refine(
         rows, sizes = system.scales.rows, system.sizes[:, None]
         if by_cg:
             probe, way = probe_on_the_way(rows[:, None], sizes) if large else (None, None)
-            # For less than double precision residuals that are small beside ``||A|| ||x||`` leave no digit.
+            # For less than double precision residuals that are small compared with ``||A|| ||x||`` leave no
+            # digit.
             first = system.scalings if refined is None and options.target is FP64 else ()
             update = cg_refinement(system.a, factors, way, first)
         else:
