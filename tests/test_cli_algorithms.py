@@ -125,6 +125,20 @@ def test_trace(command: str, options: list[str], texts: list[str]) -> None:
     assert "trace of" not in plain.stderr
 
 
+def test_json_has_each_step_with_its_numbers() -> None:
+    """The blocks of R together are R, of columns that were scaled by powers of two."""
+    found = facts("qr", "A.npy", "--accuracy", "fp16", "--cutoff", "8", "--trace", "-o", "F.npz")
+    built = np.zeros((32, 32))
+    for step in found["trace"]:
+        if step["kind"] == "block of R":
+            built[slice(*step["columns"]), slice(*step["right"])] = step["value"]
+    kept = np.load("F.npz")["R"]
+    scales = np.exp2(np.round(np.log2(np.abs(built.diagonal() / kept.diagonal()))))
+    np.testing.assert_allclose(np.abs(built), np.abs(kept * scales), rtol=0, atol=1e-6 * np.abs(built).max())
+    assert len(facts("tsqr", "A.npy", "--mode", "fp16_slides", "--trace", "-o", "F.npz")["trace"]) > 60
+    assert "trace" not in facts("qr", "A.npy", "-o", "F.npz")
+
+
 def test_trace_is_of_one_matrix() -> None:
     np.save("batch.npy", np.ones((2, 4, 3)))
     assert "--trace shows the steps of one matrix" in run("qr", "batch.npy", "--trace").stderr

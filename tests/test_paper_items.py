@@ -9,9 +9,10 @@ from types import ModuleType
 
 import pytest
 
-from neula.papers.data import ExperimentData
+from neula.papers.data import ExperimentData, Measurements
 from neula.papers.lu import LU_PAPER
 from neula.papers.qr import QR_PAPER
+from neula.papers.qr.least_squares import _cases
 from neula.papers.tsqr import TSQR_PAPER
 from neula.papers.verdicts import Outcome
 
@@ -94,3 +95,33 @@ def test_the_part_of_the_peak_is_that_of_the_data(paper_items: ModuleType) -> No
         assert f"{rate:.0f} " in became
         assert f"({rate / peak:.0%})" in became
     assert f"of {peak:.0f} TFLOP/s" in became
+
+
+def test_the_overview_has_the_numbers_of_the_data() -> None:
+    """Some from each paper, of those that another measurement changes."""
+
+    def rows(name: str) -> Measurements:
+        return ExperimentData.read(DOCS / "experiments" / f"{name}.json").rows
+
+    text = " ".join((DOCS / "experiments" / "index.md").read_text(encoding="utf-8").split())
+    speed, tree = rows("qr-paper/figure6"), rows("tsqr-paper/performance")
+    lu, refined = rows("lu-paper/figure6"), rows("qr-paper/figure8")
+    caqr, default = (
+        speed.where(method=f"RGSQRF, {x} panel").column("speedup") for x in ("CAQR", "cholesky32")
+    )
+    cases = [case for case in _cases(refined) if case.accurate and case.speedup > 1]
+    cusolver = tree.ratios("ms", "torch.linalg.qr", "fp16_cor", "method")
+    auto = tree.ratios("ms", "fp16_cor", "auto", "method")
+    rates = {x: lu.where(n=65536, algorithm=x)[0]["tflops"] for x in ("5.2/5.1", "library, no pivoting")}
+    stored = rows("lu-paper/table-qr").where(storage="fp16 storage").column("residual")
+    for told in (
+        f"is {min(caqr):.1f} to {max(caqr):.1f} times as fast as cuSOLVER's QR",
+        f"it is {min(default):.1f} to {max(default):.1f} times",
+        f"{len(cases)} of {len(refined) // 3} cases are faster",
+        f"({cusolver[0]:.1f} times as fast at 1024 rows, {cusolver[-1]:.1f} at 4194304)",
+        f"is {auto[-1]:.0f} times as fast as `fp16_cor` there",
+        f"{rates['5.2/5.1']:.0f} at 65536",
+        f"{rates['5.2/5.1'] / rates['library, no pivoting']:.0f} times cuSOLVER without pivoting",
+        f"{stored[0]:.1e} (t = 4) to {stored[-1]:.1e} (16)".replace("e-0", "e-"),
+    ):
+        assert told in text

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from rich.progress import Progress
 
+    from neula.algorithms.trace import Trace
     from neula.io.paths import InputFile
     from neula.io.table import Table
 
@@ -107,6 +108,8 @@ class CommandRun:
         self._seconds: dict[str, float] = {}
         self.missed: str | None = None
         """The text of a warning that the accuracy, or the rank, was missed."""
+        self.steps: Trace | None = None
+        """What ``--trace`` has shown."""
 
     # --- files in -----------------------------------------------------------------------------------------
 
@@ -306,7 +309,8 @@ class CommandRun:
             common = {"command": self.command, "inputs": self._inputs, "outputs": self._outputs}
             answer = self._not_kept if len(self._not_kept) == 1 else {}
             values = {name: getattr(array, "values", array) for name, array in answer.items()}
-            show.print_json({**common, **facts, **values, "seconds": self._seconds})
+            traced = {} if self.steps is None else {"trace": self.steps}
+            show.print_json({**common, **facts, **values, **traced, "seconds": self._seconds})
             if len(self._not_kept) > 1:
                 self.say(show.not_kept(self._not_kept))
         else:

@@ -130,6 +130,6 @@ def _shown(trace: Trace, title: str) -> Trace:
         table.add_row(*map(escape, row.values()))
     console.print(table)
     if len(trace) > LONGEST:
-        console.print(f"and {len(trace) - LONGEST} more steps", highlight=False)
+        console.print(f"and {len(trace) - LONGEST} more steps, which --json has", highlight=False)
     console.print(trace.picture(), markup=False, highlight=False, soft_wrap=True)
     return trace

@@ -103,7 +103,9 @@ def lstsq(
         result = run.compute(function, table.values, given["b"].values, **keywords)
         if trace:
             method = algorithm.value if algorithm else "cgls"
-            tracing.show_lstsq(table.values, given["b"].values, engine.value, method, max_iterations)
+            run.steps = tracing.show_lstsq(
+                table.values, given["b"].values, engine.value, method, max_iterations
+            )
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
             write_report(report, table, given["b"].values, result)

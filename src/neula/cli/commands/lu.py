@@ -69,7 +69,9 @@ def lu(
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine} | widths
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
         if trace:
-            tracing.show_lu(matrix, engine.value, compute, storage, pivoting=pivot is Pivot.partial, **widths)
+            run.steps = tracing.show_lu(
+                matrix, engine.value, compute, storage, pivoting=pivot is Pivot.partial, **widths
+            )
         lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation, dtype=np.int64)
         run.write((output, {"L": lower, "U": upper, "permutation": permutation}))
     rows = np.take_along_axis(matrix, permutation[..., np.newaxis], axis=-2)

@@ -37,7 +37,7 @@ def matmul(
         given = run.read({"A": a, "B": b}, decimal=decimal.value, header=header)
         product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
         if trace:
-            tracing.show_matmul(given["A"].values, given["B"].values, engine.value, compute)
+            run.steps = tracing.show_matmul(given["A"].values, given["B"].values, engine.value, compute)
         # The columns of the product are those of B, unless A is a row, which it does not have.
         names = given["B"].columns if given["A"].values.ndim > 1 else None
         run.write((output, {"C": Table(product, names)}))

@@ -46,7 +46,7 @@ def qr(
         options = {"algorithm": algorithm, "panel": panel, "cutoff": cutoff, "progress": run.progress}
         result = run.compute("qr", table.values, mode=mode, accuracy=accuracy, engine=engine, **options)
         if trace:
-            tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff)
+            run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff)
         write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)

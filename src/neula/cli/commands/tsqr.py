@@ -48,7 +48,7 @@ def tsqr(
         table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         result = run.compute("tsqr", table.values, mode=mode.lower(), compute=compute, engine=engine)
         if trace:
-            tracing.show_tsqr(table.values, engine.value, compute)
+            run.steps = tracing.show_tsqr(table.values, engine.value, compute)
         write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)
