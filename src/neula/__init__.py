@@ -121,6 +121,7 @@ _MODULES = {
     "distributed": "distributed",
     "engines": "engines",
     "io": "io",
+    "jax": "jax",
     "ops": "problems.operators.registered",
     "sklearn": "sklearn",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,12 @@ def refuse_no_array(x: Any, name: str) -> None:
         raise TypeError(
             f"{name} is text, {os.fsdecode(x)!r}: pass an array. If it is the name of a file, read that "
             "first, e.g. by numpy.load, pandas.read_csv, or read_matrix of neula.io.files"
+        )
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a tracer of JAX, which has no numbers yet (jit, vmap and grad trace functions): call "
+            "lstsq, solve, cholesky or qr of neula.jax there, and other functions of neula outside"
         )
     if isinstance(x, Mapping):
         raise TypeError(

@@ -1,0 +1,365 @@
+"""Least squares, linear systems and factorizations inside JAX's transformations.
+
+Functions that JAX traces have no numbers, and neula decides by numbers. So the functions here are called back
+by the compiled program (:func:`jax.pure_callback`), on the host, with ``jit``, ``vmap`` (a batch is one call)
+and derivatives of any order in both modes. Outside of traced functions those of :mod:`neula` take the arrays
+of JAX where they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from neula.errors import needs_extra
+
+if find_spec("jax") is None:
+    raise needs_extra("neula.jax", "JAX", "jax")
+
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from jax.scipy.linalg import solve_triangular
+
+from neula.pipeline.operators import Operator
+from neula.problems.operators.factorizations import CHOLESKY, QR
+from neula.problems.operators.solutions import LSTSQ, SOLVE
+from neula.problems.signatures import Structure
+
+__all__ = ["cholesky", "lstsq", "qr", "solve"]
+
+HALF = {"float16": "fp16", "bfloat16": "bf16"}
+"""Accuracies of dtypes that are computed with, and returned, in float32."""
+
+Options = tuple[Any, ...]
+"""Of an operator, behind the operands."""
+
+
+class TracedSolution(NamedTuple):
+    """A solution with its evidence, one number for each system of a batch.
+
+    Attributes
+    ----------
+    x : Array
+    backward_errors : Array, shape (*batch,)
+    forward_errors : Array
+        Bounds on the errors of x, for each right-hand side.
+    accepted : Array of bool, shape (*batch,)
+        Whether x is certified to the accuracy asked for.
+    ranks : Array of int, shape (*batch,), or None
+        Of least squares.
+    """
+
+    x: jax.Array
+    backward_errors: jax.Array
+    forward_errors: jax.Array
+    accepted: jax.Array
+    ranks: jax.Array | None = None
+
+
+class TracedQR(NamedTuple):
+    """Q and R, and for each matrix of a batch whether they are certified to the accuracy asked for."""
+
+    Q: jax.Array
+    R: jax.Array
+    accepted: jax.Array
+
+
+class TracedCholesky(NamedTuple):
+    """L, and for each matrix of a batch whether it is certified to the accuracy asked for."""
+
+    L: jax.Array
+    accepted: jax.Array
+
+
+def lstsq(
+    A: Any,
+    b: Any,
+    *,
+    accuracy: str | None = None,
+    engine: str = "auto",
+    rcond: float | None = None,
+    strict: bool = False,
+) -> TracedSolution:
+    """Least squares ``min ||b - A x||`` by :func:`neula.lstsq`.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+    b : array_like, shape (m,) or (..., m, k)
+    accuracy, engine, rcond, strict : optional
+        As for :func:`neula.lstsq`; the engine by its name.
+
+    Returns
+    -------
+    TracedSolution
+        Derivatives of x are those of the exact solution, computed in the dtype of x, and NaN below full rank.
+
+    Warns
+    -----
+    AccuracyWarning
+        When the compiled program runs, if x is not certified.
+
+    Examples
+    --------
+    >>> from jax import config, grad, numpy as jnp
+    >>> config.update("jax_enable_x64", True)
+    >>> from neula.jax import lstsq
+    >>> A, b = jnp.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]), jnp.array([1.0, 3.0, 5.0])
+    >>> lstsq(A, b).x.round(12)
+    Array([1., 2.], dtype=float64)
+    >>> grad(lambda b: lstsq(A, b).x[1])(b).round(12)
+    Array([-0.5,  0. ,  0.5], dtype=float64)
+    """
+    (matrix, rhs), accuracy = _operands(accuracy, A, b)
+    options = accuracy, engine, strict, None, None, rcond
+    x, ranks, *evidence = _lstsq(*_system(matrix, rhs), options)
+    return _solution(x, *evidence, ranks, is_vector=rhs.ndim == 1)
+
+
+def solve(
+    A: Any,
+    b: Any,
+    *,
+    assume_a: Structure = "gen",
+    accuracy: str | None = None,
+    engine: str = "auto",
+    strict: bool = False,
+) -> TracedSolution:
+    """Linear systems ``A x = b`` by :func:`neula.solve`.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+    b : array_like, shape (n,) or (..., n, k)
+    assume_a, accuracy, engine, strict : optional
+        As for :func:`neula.solve`; the engine by its name.
+
+    Returns
+    -------
+    TracedSolution
+        Derivatives of x are solutions of systems with A, or its transpose, by :func:`neula.solve`.
+
+    Warns
+    -----
+    AccuracyWarning
+        When the compiled program runs, if x is not certified.
+
+    Examples
+    --------
+    >>> from jax import jit, numpy as jnp
+    >>> from neula.jax import solve
+    >>> jit(solve)(jnp.array([[2.0, 1.0], [1.0, 3.0]]), jnp.array([4.0, 7.0])).x.round(5).tolist()
+    [1.0, 2.0]
+    """
+    (matrix, rhs), accuracy = _operands(accuracy, A, b)
+    options = accuracy, engine, strict, assume_a
+    matrix, columns = _system(matrix, rhs)
+
+    def solved(a: jax.Array, right: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        x, *evidence = _called(SOLVE, (a, right), options)
+        return x, tuple(evidence)
+
+    x, evidence = jax.lax.custom_linear_solve(
+        lambda y: matrix @ y,
+        columns,
+        lambda _, right: solved(matrix, right),
+        lambda _, right: solved(matrix.mT, right),
+        has_aux=True,
+    )
+    return _solution(x, *map(jax.lax.stop_gradient, evidence), is_vector=rhs.ndim == 1)
+
+
+def qr(A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: bool = False) -> TracedQR:
+    """Reduced QR factorization by :func:`neula.qr`; the diagonal of R is nonnegative.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., m, n)
+    accuracy, engine, strict : optional
+        As for :func:`neula.qr`; the engine by its name.
+
+    Returns
+    -------
+    TracedQR
+
+    Warns
+    -----
+    AccuracyWarning
+        When the compiled program runs, if the factors are not certified.
+
+    Examples
+    --------
+    >>> from jax import grad, numpy as jnp
+    >>> from neula.jax import qr
+    >>> grad(lambda A: qr(A).R.sum())(jnp.array([[3.0], [4.0]])).round(5).tolist()  # R is the norm of A
+    [[0.6...], [0.8...]]
+    """
+    (matrix,), accuracy = _operands(accuracy, A)
+    return TracedQR(*_qr(matrix, (accuracy, engine, strict)))
+
+
+def cholesky(
+    A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: bool = False
+) -> TracedCholesky:
+    """Cholesky factorization ``A = L L^T`` by :func:`neula.cholesky`, which reads the lower triangle.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+    accuracy, engine, strict : optional
+        As for :func:`neula.cholesky`; the engine by its name.
+
+    Returns
+    -------
+    TracedCholesky
+        The gradient is symmetric. If A is not positive definite, the compiled program ends with an error.
+
+    Warns
+    -----
+    AccuracyWarning
+        When the compiled program runs, if L is not certified.
+
+    Examples
+    --------
+    >>> from jax import numpy as jnp, vmap
+    >>> from neula.jax import cholesky
+    >>> vmap(lambda x: cholesky(x * jnp.eye(2)).L[0, 0])(jnp.array([4.0, 9.0])).tolist()
+    [2.0, 3.0]
+    """
+    (matrix,), accuracy = _operands(accuracy, A)
+    return TracedCholesky(*_cholesky(matrix, (accuracy, engine, strict)))
+
+
+def _operands(accuracy: str | None, *arrays: Any) -> tuple[list[jax.Array], str | None]:
+    """Arrays in their common dtype, at least float32, and the accuracy asked for."""
+    dtype = jnp.result_type(*arrays)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(f"an operand is complex ({dtype}), which is not supported yet: pass real numbers")
+    if not jnp.issubdtype(dtype, jnp.floating):
+        dtype = jnp.result_type(float)
+    accuracy = accuracy or HALF.get(str(dtype))
+    return [jnp.asarray(x, jnp.promote_types(dtype, jnp.float32)) for x in arrays], accuracy
+
+
+def _system(A: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A, and the columns of b, with the same leading dimensions."""
+    columns = b[:, None] if b.ndim == 1 else b
+    batch = jnp.broadcast_shapes(A.shape[:-2], columns.shape[:-2])
+    return tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (A, columns))  # type: ignore[return-value]
+
+
+def _solution(
+    x: jax.Array,
+    backward_errors: jax.Array,
+    forward_errors: jax.Array,
+    accepted: jax.Array,
+    ranks: jax.Array | None = None,
+    *,
+    is_vector: bool,
+) -> TracedSolution:
+    if is_vector:
+        x, forward_errors = x[..., 0], forward_errors[..., 0]
+    return TracedSolution(x, backward_errors, forward_errors, accepted, ranks)
+
+
+def _called(operator: Operator, operands: tuple[jax.Array, ...], options: Options) -> tuple[jax.Array, ...]:
+    """The results of an operator of torch, by a function that the compiled program calls back."""
+    function = operator.packet.default
+    like = [torch.empty(x.shape, dtype=getattr(torch, str(x.dtype)), device="meta") for x in operands]
+    shapes = [
+        jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(str(x.dtype).removeprefix("torch.")))
+        for x in function(*like, *options)
+    ]
+
+    def on_host(*arrays: Any) -> list[np.ndarray]:
+        with _subnormal_numbers():
+            found = function(*(torch.from_numpy(np.array(x)) for x in arrays), *options)
+        return [x.numpy().astype(shape.dtype, copy=False) for x, shape in zip(found, shapes, strict=True)]
+
+    called: list[jax.Array] = jax.pure_callback(on_host, shapes, *operands, vmap_method="expand_dims")
+    return tuple(called)
+
+
+@contextmanager
+def _subnormal_numbers() -> Iterator[None]:
+    """JAX's programs make this thread flush subnormal numbers to zero, which bounds on errors rely on."""
+    flushed = sys.float_info.min / 2 == 0
+    torch.set_flush_denormal(False)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(flushed)
+
+
+def _without_tangents(evidence: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+    """Zeros, of the dtype that JAX wants where there are no derivatives."""
+    return tuple(
+        jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.floating) else np.zeros(x.shape, jax.dtypes.float0)
+        for x in evidence
+    )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _lstsq(A: jax.Array, b: jax.Array, options: Options) -> tuple[jax.Array, ...]:
+    return _called(LSTSQ, (A, b), options)
+
+
+@_lstsq.defjvp
+def _change_of_lstsq(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
+    """As :func:`neula.pipeline.derivatives.solution_forward`."""
+    (A, b), (dA, db) = operands, changes
+    found = x, ranks, *_ = _lstsq(A, b, options)
+    rest = db - dA @ x
+    tall = A.shape[-2] >= A.shape[-1]
+    Q, R, _ = _qr(A if tall else A.mT, (None, options[1]))
+    if tall:
+        image = Q.mT @ rest + solve_triangular(R.mT, dA.mT @ (b - A @ x), lower=True)
+        dx = solve_triangular(R, image)
+    else:
+        y = dA.mT @ solve_triangular(R, Q.mT @ x)
+        dx = Q @ solve_triangular(R.mT, rest, lower=True) + y - Q @ (Q.mT @ y)
+    dx = jnp.where((ranks < min(A.shape[-2:]))[..., None, None], jnp.nan, dx)
+    return found, (dx, *_without_tangents(found[1:]))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _qr(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
+    Q, R, *_, accepted = _called(QR, (A,), options)
+    return Q, R, accepted
+
+
+@_qr.defjvp
+def _change_of_qr(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
+    """As :func:`neula.pipeline.derivatives.factors_forward`."""
+    Q, R, accepted = found = _qr(*operands, options)
+    k = Q.shape[-1]
+    (U, V), (dX, dY) = (jnp.split(x, [k], axis=-1) for x in (R, changes[0]))
+    scaled = solve_triangular(U.mT, dX.mT, lower=True).mT
+    W = Q.mT @ scaled
+    lower = jnp.tril(W, -1)
+    triangle = jnp.triu(W - lower + lower.mT)
+    dQ = scaled - Q @ triangle
+    dR = jnp.concatenate([triangle @ U, dQ.mT @ (Q @ V) + Q.mT @ dY], axis=-1)
+    return found, (dQ, dR, *_without_tangents((accepted,)))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _cholesky(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
+    lower, _, accepted = _called(CHOLESKY, (A,), options)
+    return lower, accepted
+
+
+@_cholesky.defjvp
+def _change_of_cholesky(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
+    """As :func:`neula.pipeline.derivatives.cholesky_forward`."""
+    L, accepted = found = _cholesky(*operands, options)
+    dA = (changes[0] + changes[0].mT) / 2
+    M = solve_triangular(L, solve_triangular(L, dA, lower=True).mT, lower=True)
+    dL = L @ (jnp.tril(M) - jnp.eye(L.shape[-1], dtype=L.dtype) * M / 2)
+    return found, (dL, *_without_tangents((accepted,)))

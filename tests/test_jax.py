@@ -1,0 +1,171 @@
+"""``neula.jax`` against finite differences and JAX's own functions, inside jit, vmap and grad."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import neula
+
+jax = pytest.importorskip("jax")
+
+from jax import numpy as jnp  # noqa: E402
+from jax.test_util import check_grads  # noqa: E402
+
+import neula.jax  # noqa: E402
+
+SHAPES = [(6, 3), (3, 5), (4, 4), (2, 5, 3)]
+
+
+@pytest.fixture(autouse=True)
+def double_precision() -> Iterator[None]:
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+def random(*shape: int, seed: int = 0) -> Any:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+
+
+def check(function: Callable[..., Any], *operands: Any, order: int = 1) -> None:
+    """Derivatives, forward and backward."""
+    check_grads(jax.jit(function), operands, order=order, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_derivatives_of_least_squares(shape: tuple[int, ...]) -> None:
+    A, b = random(*shape), random(*shape[:-1], 2, seed=1)
+    check(lambda A, b: neula.jax.lstsq(A, b).x, A, b, order=2 if shape == SHAPES[0] else 1)
+    exact = jnp.linalg.pinv(A) @ b
+    np.testing.assert_allclose(neula.jax.lstsq(A, b).x, exact, rtol=1e-10)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_derivatives_of_qr(shape: tuple[int, ...]) -> None:
+    A = random(*shape)
+    check(lambda A: neula.jax.qr(A)[:2], A)
+    Q, R, accepted = jax.jit(neula.jax.qr)(A)
+    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
+    assert accepted.all()
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_derivatives_of_systems_and_cholesky(batch: tuple[int, ...]) -> None:
+    A, b = random(*batch, 4, 4), random(*batch, 4, 2, seed=1)
+    check(lambda A, b: neula.jax.solve(A, b).x, A, b)
+    np.testing.assert_allclose(neula.jax.solve(A, b).x, jnp.linalg.solve(A, b), rtol=1e-10)
+    check(lambda A: neula.jax.cholesky(A @ A.mT + jnp.eye(4)).L, A)
+    spd = A @ A.mT + jnp.eye(4)
+    np.testing.assert_allclose(neula.jax.cholesky(spd).L, jnp.linalg.cholesky(spd), rtol=1e-10)
+    inner, outer = (jax.grad(lambda S, f=f: f(S)[-1].sum())(spd) for f in (neula_factor, jnp.linalg.cholesky))
+    np.testing.assert_allclose(inner, (outer + outer.mT) / 2, rtol=1e-10, atol=1e-12)
+
+
+def neula_factor(spd: Any) -> Any:
+    return neula.jax.cholesky(spd).L
+
+
+def test_batches_by_vmap_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    A, b = random(7, 5, 3), random(7, 5, seed=1)
+    calls = []
+    called = neula.jax.LSTSQ.packet.default
+
+    def counted(*args: Any) -> Any:
+        calls.append(args[0].device.type)
+        return called(*args)
+
+    monkeypatch.setattr(neula.jax.LSTSQ.packet, "default", counted)
+    found = jax.vmap(neula.jax.lstsq)(A, b)
+    assert calls.count("cpu") == 1
+    assert found.ranks.tolist() == [3] * 7
+    expected = np.stack([np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(A, b, strict=True)])
+    np.testing.assert_allclose(found.x, expected, rtol=1e-10)
+    assert (found.forward_errors < 1e-12).all()
+    many = jax.vmap(neula.jax.lstsq, (None, 0))(A[0], b)
+    np.testing.assert_allclose(many.x, jnp.linalg.lstsq(A[0], b.T)[0].T, rtol=1e-10)
+    gradients = jax.vmap(jax.grad(lambda A, b: neula.jax.lstsq(A, b).x.sum()))(A, b)
+    one = jax.grad(lambda A: (jnp.linalg.pinv(A) @ b[3]).sum())(A[3])
+    np.testing.assert_allclose(gradients[3], one, rtol=1e-9, atol=1e-12)
+
+
+def test_a_hessian_and_evidence() -> None:
+    """Of the sum of squared residuals: twice the projector onto what A does not reach."""
+    A, b = random(6, 2), random(6, seed=1)
+    hessian = jax.hessian(lambda b: ((b - A @ neula.jax.lstsq(A, b).x) ** 2).sum())(b)
+    np.testing.assert_allclose(hessian, 2 * (np.eye(6) - A @ np.linalg.pinv(A)), atol=1e-12)
+    found = jax.jit(neula.jax.solve)(A[:2], b[:2])
+    assert found.accepted
+    assert float(found.backward_errors) <= 1e-15
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64"])
+def test_dtypes(dtype: str) -> None:
+    A = jnp.asarray([[2, 1], [1, 3], [0, 1]], dtype)
+    found = jax.jit(neula.jax.lstsq)(A, jnp.asarray([3, 4, 1], dtype))
+    assert found.x.dtype == (jnp.float64 if dtype == "int64" else jnp.float32)
+    np.testing.assert_allclose(found.x, [1, 1], rtol=1e-6)
+    assert found.accepted
+
+
+def test_below_full_rank_there_is_no_gradient() -> None:
+    A, b = jnp.ones((4, 2)), jnp.arange(4.0)
+    np.testing.assert_allclose(neula.jax.lstsq(A, b).x, [0.75, 0.75], rtol=1e-12)
+    assert jnp.isnan(jax.grad(lambda b: neula.jax.lstsq(A, b).x.sum())(b)).all()
+
+
+def test_what_is_not_certified_is_said_when_the_program_runs() -> None:
+    hilbert = jnp.asarray([[1 / (i + j + 1) for i in range(20)] for j in range(20)])
+    with pytest.warns(neula.AccuracyWarning):
+        found = jax.block_until_ready(jax.jit(neula.jax.solve)(hilbert, jnp.ones(20)))
+    assert not found.accepted
+    with pytest.raises(Exception, match="not positive definite"):
+        jax.block_until_ready(neula.jax.cholesky(-jnp.eye(3)))
+    with pytest.raises(TypeError, match="complex"):
+        neula.jax.qr(jnp.eye(2) * 1j)
+
+
+def test_subnormal_numbers_are_there_again() -> None:
+    """JAX's programs flush them to zero in the thread that calls back."""
+    tiny = 1e-310
+    found = jax.jit(lambda A: neula.jax.qr(A).R)(jnp.eye(2))
+    assert found.tolist() == [[1, 0], [0, 1]]
+    assert tiny / 2 > 0
+    flushed = []
+
+    def inside(x: Any) -> Any:
+        flushed.append(sys.float_info.min / 2 == 0)
+        with neula.jax._subnormal_numbers():
+            assert sys.float_info.min / 2 > 0
+        flushed.append(sys.float_info.min / 2 == 0)
+        return np.asarray(x)
+
+    jax.block_until_ready(jax.pure_callback(inside, jnp.eye(2), jnp.eye(2)))
+    assert flushed[0] == flushed[1]
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "qr": neula.qr,
+    "lstsq": lambda A: neula.lstsq(A, np.ones(3)),
+    "solve": lambda A: neula.solve(A, np.ones(3)),
+    "cholesky": neula.cholesky,
+    "svd_lowrank": lambda A: neula.svd_lowrank(A, 1),
+    "polar": neula.polar,
+    "pinv": neula.pinv,
+    "nnls": lambda A: neula.nnls(A, np.ones(3)),
+    "matmul": lambda A: neula.matmul(A, A),
+    "b": lambda A: neula.lstsq(np.eye(3), A[0]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("transform", ["jit", "vmap", "grad"])
+def test_a_tracer_gets_an_error_that_says_what_to_call(name: str, transform: str) -> None:
+    operand = jnp.eye(3)[None] if transform == "vmap" else jnp.eye(3)
+    with pytest.raises(TypeError, match=r"is a tracer of JAX.*of neula\.jax"):
+        getattr(jax, transform)(CALLS[name])(operand)
