@@ -162,11 +162,6 @@ def test_intercept(dtype: type) -> None:
     assert "4 of 4" in result.stderr
 
 
-def test_an_intercept_is_not_damped() -> None:
-    result = run("lstsq", "reg.csv:x1", "reg.csv:y", "--intercept", "--damp", "1", code=cli.BAD_INPUT)
-    assert "subtract the mean of each column" in result.stderr
-
-
 def test_json_has_the_names() -> None:
     facts = json.loads(run("lstsq", "reg.csv:x1,x2", "reg.csv:y", "--intercept", "--json").stdout)
     assert facts["names"] == ["intercept", "x1", "x2"]
@@ -459,3 +454,59 @@ def test_an_interruption_while_the_program_is_imported(
         main()
     assert stop.value.code == cli.INTERRUPTED
     assert capsys.readouterr().err == "neula: interrupted\n"
+
+
+# --- standard errors --------------------------------------------------------------------------------------
+
+
+def test_standard_errors_of_named_columns() -> None:
+    arguments = "lstsq", "reg.csv:x1,x2", "reg.csv:y", "--intercept"
+    expected = neula.lstsq(A[:, :2], B, intercept=True)
+    facts = json.loads(run(*arguments, "--json").stdout)
+    assert facts["names"] == ["intercept", "x1", "x2"]
+    np.testing.assert_allclose(facts["x"], expected.x, rtol=1e-13)
+    np.testing.assert_allclose(facts["standard_errors"], expected.standard_errors(), rtol=1e-12)
+    ends = np.transpose([facts["lower"], facts["upper"]])
+    np.testing.assert_allclose(ends, expected.confidence_intervals(), rtol=1e-12)
+    assert facts["degrees_of_freedom"] == 37
+    shown = run(*arguments, "--level", "0.9").stderr
+    low, high = expected.confidence_intervals(0.9)[2]
+    assert f"{expected.x[2]:.8g} +- {expected.standard_errors()[2]:.2g}" in shown
+    assert f"(90%: {low:.6g} to {high:.6g})" in shown
+    assert "R-squared" in shown
+    assert "+-" not in run(*arguments, "--no-errors").stderr
+
+
+def test_standard_errors_of_columns_without_names() -> None:
+    arguments = "lstsq", "problem.npz:A", "problem.npz:b"
+    assert "standard_errors" not in json.loads(run(*arguments, "--json").stdout)
+    facts = json.loads(run(*arguments, "--errors", "--json").stdout)
+    np.testing.assert_allclose(facts["standard_errors"], neula.lstsq(A, B).standard_errors(), rtol=1e-12)
+    assert "x3" in run(*arguments, "--errors").stderr
+
+
+def test_why_there_are_no_standard_errors() -> None:
+    twice = run("lstsq", "reg.csv:x1,x1", "reg.csv:y", "--json")
+    assert "lacks full rank" in json.loads(twice.stdout)["no_standard_errors"]
+    bounded = run("lstsq", "reg.csv:x1,x2", "reg.csv:y", "--nonnegative", "--errors")
+    assert "standard errors none: solutions with bounds have none" in " ".join(bounded.stderr.split())
+
+
+def test_standard_deviations() -> None:
+    sigma = np.linspace(0.5, 2.0, 40)
+    np.savetxt("s.csv", sigma)
+    arguments = "lstsq", "reg.csv:x1,x2", "reg.csv:y", "--sigma", "s.csv"
+    expected = neula.lstsq(A[:, :2], B, sigma=sigma)
+    for option, absolute in (((), False), (("--absolute-sigma",), True)):
+        facts = json.loads(run(*arguments, *option, "--json").stdout)
+        np.testing.assert_allclose(facts["x"], expected.x, rtol=1e-13)
+        errors = expected.standard_errors(absolute=absolute)
+        np.testing.assert_allclose(facts["standard_errors"], errors, rtol=1e-12)
+    assert "needs standard deviations" in run(*arguments[:3], "--absolute-sigma", code=2).stderr
+    assert "does not go together with bounds" in run(*arguments, "--nonnegative", code=2).stderr
+
+
+def test_the_intercept_is_not_damped() -> None:
+    run("lstsq", "reg.csv:x1,x2", "reg.csv:y", "--intercept", "--damp", "3", "-o", "x.npy")
+    expected = neula.lstsq(A[:, :2], B, intercept=True, damp=3.0).x
+    np.testing.assert_allclose(np.load("x.npy"), expected, rtol=1e-13)

@@ -23,6 +23,12 @@ X = np.array([0.25, 0.5, 0.75])
         ("  sqrt(abs(-x))\n", np.sqrt(X)),
         ("7", 7 + 0 * X),
         ("exp(1) * x", math.e * X),
+        ("min(x, a, 0.5)", np.minimum(X, 0.5)),
+        ("max(0.3, x) * a", 2 * np.maximum(X, 0.3)),
+        ("max(a, b)", 3 + 0 * X),
+        ("where(x < 0.5, a, x)", np.where(X < 0.5, 2.0, X)),
+        ("where(a != 2, x, 1) + x", 1 + X),
+        ("gamma(a + b)", 24 + 0 * X),
     ],
 )
 def test_values(text, value):
@@ -37,6 +43,18 @@ def test_values(text, value):
 def test_functions_of_both_libraries(name):
     formula = Formula.parse(f"{name}(x)")
     np.testing.assert_allclose(formula({"x": torch.from_numpy(X)}), formula({"x": X}), rtol=1e-13)
+
+
+def test_the_gamma_function_of_negative_numbers():
+    x = np.array([-0.5, -1.5, -2.5, 0.5, 4.0, 20.0])
+    formula = Formula.parse("gamma(x)")
+    np.testing.assert_allclose(formula({"x": torch.from_numpy(x)}), formula({"x": x}), rtol=1e-13)
+
+
+def test_gamma_is_a_name_as_well():
+    formula = Formula.parse("gamma * gamma(x)")
+    assert formula.names == ("gamma", "x")
+    np.testing.assert_allclose(formula({"gamma": 2.0, "x": 5.0}), 48.0)
 
 
 def test_names_in_order():
@@ -68,6 +86,11 @@ def test_names_in_order():
         ("exp(*a)", "allowed are"),
         ("exp + a", "write exp"),
         ("a^2", r"\*\*"),
+        ("min(a)", "unknown function"),
+        ("where(a, b, c)", "allowed are"),
+        ("where(a < b < c, a, b)", "allowed are"),
+        ("where(a in b, a, b)", "allowed are"),
+        ("max(*a, b)", "allowed are"),
         ("a b", "not understood"),
         ("a = b", "not understood"),
         ("a; b", "not understood"),

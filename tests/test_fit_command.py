@@ -119,6 +119,8 @@ def test_a_fit_that_cannot_be_certified():
         (("data.csv", "y = a*x", "--plot", "fit.txt"), "fit.txt: the name must end with"),
         (("data.csv", "y = log(a - 2 - x)"), "not finite at x0"),
         (("nothing.csv", "y = a*x"), "nothing.csv"),
+        (("data.csv", "y = a*X"), "no column is named 'X': did you mean 'x'?"),
+        (("data.csv", "y = a*x", "--absolute-sigma"), "needs standard deviations"),
     ],
 )
 def test_refusals(arguments, message):
@@ -133,3 +135,33 @@ def test_what_is_to_be_fitted(folder):
     result = fit("many.csv", "a*x")
     assert result.exit_code == 2
     assert "--response" in result.stderr
+
+
+def test_a_parameter_that_looks_like_a_column(folder):
+    result = fit("data.csv", "y = a*exp(-X*x)+c", "--p0", "X=1")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose([v for v, _ in answer(result).values()], EXPECTED.popt, rtol=1e-8)
+
+
+def test_deviations_that_are_believed(folder):
+    pytest.importorskip("matplotlib")
+    sigma = np.loadtxt("data.csv", delimiter=",", skiprows=1)[:, 2]
+    expected = neula.curve_fit(
+        lambda x, a, b, c: a * np.exp(-b * x) + c, X, Y, sigma=sigma, absolute_sigma=True
+    )
+    result = fit("data.csv", "y = a*exp(-b*x)+c", "--sigma", "s", "--absolute-sigma", "--plot", "bars.svg")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose([e for _, e in answer(result).values()], expected.standard_errors(), rtol=1e-6)
+    without = fit("data.csv", "y = a*exp(-b*x)+c", "--sigma", "s", "--plot", "bars.svg")
+    assert [e for _, e in answer(without).values()] != [e for _, e in answer(result).values()]
+
+
+def test_error_bars(folder, monkeypatch):
+    Axes = pytest.importorskip("matplotlib.axes").Axes
+    drawn = []
+    monkeypatch.setattr(Axes, "errorbar", lambda self, x, y, yerr, **_: drawn.append(yerr))
+    fit("data.csv", "y = a*exp(-b*x)+c", "--sigma", "s", "--plot", "bars.png")
+    sigma = np.loadtxt("data.csv", delimiter=",", skiprows=1)[:, 2]
+    assert len(drawn) == 2  # of data, and of residuals
+    for bars in drawn:
+        np.testing.assert_allclose(bars, sigma)

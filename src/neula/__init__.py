@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from neula.problems.bounded.lsq_linear import lsq_linear
     from neula.problems.bounded.nnls import nnls
     from neula.problems.definite.cholesky import cholesky
+    from neula.problems.least_squares.formula import fit_formula
     from neula.problems.least_squares.held_open import LeastSquares
     from neula.problems.least_squares.lstsq import lstsq
     from neula.problems.least_squares.pinv import pinv
@@ -74,6 +75,7 @@ __all__ = [
     "cholesky",
     "curve_fit",
     "finish",
+    "fit_formula",
     "least_squares",
     "lsq_linear",
     "lstsq",
@@ -96,6 +98,7 @@ _HOMES = {
     "QRCertificate": "certificates.qr_evidence",
     "cholesky": "problems.definite.cholesky",
     "finish": "pipeline.pending",
+    "fit_formula": "problems.least_squares.formula",
     "lsq_linear": "problems.bounded.lsq_linear",
     "curve_fit": "problems.nonlinear.curve_fit",
     "least_squares": "problems.nonlinear.least_squares",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 WITHOUT_BOUNDS = {
     "damp": 0.0,
     "weights": None,
+    "sigma": None,
     "rcond": None,
     "certify": "backward",
     "algorithm": None,
@@ -69,7 +70,7 @@ def call_for(
         raise ValueError("--constraints do not go together with bounds: leave one of them out")
     for name, default in WITHOUT_BOUNDS.items():
         value = options.get(name, default)
-        if value is not default and value != default:
+        if value is not default and (hasattr(value, "shape") or value != default):
             raise ValueError(
                 f"--{name.replace('_', '-')} does not go together with bounds: leave one of them out"
             )

@@ -21,6 +21,7 @@ class FitPicture:
     # Points of the curve, and half the width of its band there.
     curve: tuple[np.ndarray, np.ndarray, np.ndarray]
     level: float  # the probability of the band
+    deviations: np.ndarray | None = None  # of the observations, drawn as error bars
 
 
 def draw(path: Path, picture: FitPicture) -> None:
@@ -38,17 +39,20 @@ def draw(path: Path, picture: FitPicture) -> None:
         label=f"{picture.level:.0%} band",
     )
     above.plot(at, curve, color="tab:blue", label="fit")
-    above.plot(x, y, "o", color="0.2", markersize=4, label="data")
+    bars = {"fmt": "o", "color": "0.2", "ecolor": "0.6", "elinewidth": 0.8}
+    above.errorbar(x, y, picture.deviations, markersize=4, label="data", **bars)
     # A band may have no width, or none that is known, and data decide what is shown.
-    low, high = min(y.min(), curve.min()), max(y.max(), curve.max())
+    bar = 0.0 if picture.deviations is None else picture.deviations
+    low, high = min((y - bar).min(), curve.min()), max((y + bar).max(), curve.max())
     margin = 0.08 * (high - low) or 1.0
     above.set_ylim(low - margin, high + margin)
     above.set_ylabel(picture.labels[1])
     above.set_title(picture.title, fontsize=11, wrap=True)
     above.legend(frameon=False)
     below.axhline(0.0, color="tab:blue", linewidth=1)
-    below.vlines(x, 0.0, picture.residuals, color="0.6", linewidth=0.8)
-    below.plot(x, picture.residuals, "o", color="0.2", markersize=3)
+    if picture.deviations is None:
+        below.vlines(x, 0.0, picture.residuals, color="0.6", linewidth=0.8)
+    below.errorbar(x, picture.residuals, picture.deviations, markersize=3, **bars)
     below.set_xlabel(picture.labels[0])
     below.set_ylabel("residual")
     for axes in (above, below):

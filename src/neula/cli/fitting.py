@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -57,6 +59,7 @@ def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0
     if strange:
         raise ValueError(f"{label!r} is not made of columns: there are {listed(list(columns))}")
     parameters = tuple(name for name in formula.names if name not in columns)
+    _check_spelling(parameters, columns, p0)
     if not parameters:
         raise ValueError(
             f"every name in {right!r} is a column ({listed(list(formula.names))}): there is nothing to fit"
@@ -71,6 +74,24 @@ def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0
         parameters=parameters,
         start=_start(p0, parameters),
     )
+
+
+def _check_spelling(parameters: tuple[str, ...], columns: Mapping[str, np.ndarray], p0: str | None) -> None:
+    """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it.
+
+    Raises
+    ------
+    ValueError
+    """
+    started = {part.partition("=")[0].strip() for part in (p0 or "").split(",") if "=" in part}
+    lower = {name.lower(): name for name in columns}
+    for name in parameters:
+        near = get_close_matches(name.lower(), lower, 1, cutoff=0.75)
+        if near and name not in started:
+            raise ValueError(
+                f"no column is named {name!r}: did you mean {lower[near[0]]!r}? If it is a parameter, say "
+                f'where it begins: --p0 "{name}=1"'
+            )
 
 
 def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], dict[str, str], Table]:
@@ -125,6 +146,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
             observed - fitted,
             (fitted[order], fitted[order], spread[order]),
             level,
+            wanted.deviations,
         )
     ((name, x),) = wanted.predictors.items()
     grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
@@ -136,6 +158,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
         observed - fitted,
         (grid.numpy(), curve, band),
         level,
+        wanted.deviations,
     )
 
 

@@ -40,6 +40,21 @@ FactorsOption = Annotated[str | None, output_option("Q and R (.npz, .h5 or .mat)
 QFileOption = Annotated[str | None, _file_option("--q", "for Q alone")]
 RFileOption = Annotated[str | None, _file_option("--r", "for R alone")]
 WeightsOption = Annotated[str | None, _file_option("--weights", "of one weight per row")]
+SigmaOption = Annotated[str | None, _file_option("--sigma", "of one standard deviation of b per row")]
+AbsoluteSigmaOption = Annotated[
+    bool,
+    typer.Option(
+        "--absolute-sigma",
+        help="Take the standard deviations of --sigma as they are; by default they are scaled by the "
+        "residuals.",
+    ),
+]
+
+
+def check_absolute_sigma(absolute: bool, sigma: str | None) -> None:
+    """Raise where there are no standard deviations to be taken as they are."""
+    if absolute and sigma is None:
+        raise ValueError("--absolute-sigma needs standard deviations: name them by --sigma")
 
 
 def _complete_accuracy(incomplete: str) -> list[str]:

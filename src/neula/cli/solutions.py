@@ -46,6 +46,37 @@ def named(x: np.ndarray, a: Table, b: Table) -> Table:
     return Table(x, columns=b.columns or unnamed, rows=a.columns)
 
 
+def with_errors(
+    found: show.Shown, result: Any, a: Table, level: float, *, absolute: bool, all_shown: bool
+) -> show.Shown:
+    """A solution with standard errors and confidence intervals, or with the reason why there are none."""
+    import numpy as np
+
+    facts, rows = found
+    try:
+        if not hasattr(result, "standard_errors"):
+            raise ValueError("solutions with bounds have none")
+        errors = np.asarray(result.standard_errors(absolute=absolute))
+        lower, upper = np.moveaxis(np.asarray(result.confidence_intervals(level, absolute=absolute)), -1, 0)
+        of_fit = {name: getattr(result, name) for name in ("degrees_of_freedom", "residual_variance")}
+        of_fit["r_squared"] = result.r_squared
+    except ValueError as why:
+        return {**facts, "no_standard_errors": str(why)}, {**rows, "standard errors": f"none: {why}"}
+    facts = {**facts, "standard_errors": errors, "lower": lower, "upper": upper, "level": level, **of_fit}
+    if errors.ndim != 1:
+        return facts, rows
+    names = a.columns or tuple(f"x{i + 1}" for i in range(len(errors)))
+    lines = {
+        name: f"{x:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
+        for name, x, error, low, high in zip(names, result.x, errors, lower, upper, strict=True)
+    }
+    if len(lines) > show.SHORT and not all_shown:
+        more = f"{len(lines) - show.SHORT} more: --errors shows all, --json has them"
+        lines = {**dict(list(lines.items())[: show.SHORT]), "...": more}
+    fit = f"R-squared {result.r_squared:.4g}, {result.degrees_of_freedom:.6g} degrees of freedom"
+    return facts, {**rows, "fit": fit, **lines}
+
+
 def finish_solution(run: CommandRun, result: LstsqResult | SolveResult, shown: show.Shown, a: Table) -> None:
     """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
     facts, rows = shown

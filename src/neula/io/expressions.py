@@ -57,8 +57,31 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     **{name: (getattr(np, long), getattr(torch, long)) for name, long in _NAMES.items()},
     "erf": (scipy.special.erf, torch.special.erf),
     "erfc": (scipy.special.erfc, torch.special.erfc),
+    "gamma": (scipy.special.gamma, lambda x: _gamma(x)),
 }
 """By name, of arrays of NumPy and of tensors."""
+
+OF_SEVERAL = {"min": (np.minimum, torch.minimum), "max": (np.maximum, torch.maximum)}
+"""The same of two arguments and more, one after the other."""
+
+COMPARISONS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+"""What may be the first argument of ``where``."""
+
+NAMES_TOO = ("gamma",)
+"""Functions that are names as well where nothing is in parentheses behind them: parameters of many models."""
+
+
+def _gamma(x: torch.Tensor) -> torch.Tensor:
+    """The gamma function, which torch has as a logarithm of its absolute value."""
+    negative = (x < 0) & (torch.remainder(torch.floor(x), 2) != 0)
+    return torch.where(negative, -1.0, 1.0).to(x) * torch.lgamma(x).exp()
 
 
 @dataclass(frozen=True)
@@ -136,7 +159,7 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
         case ast.Constant(value=value) if type(value) in (int, float):
             return
         case ast.Name(id=name):
-            if name in FUNCTIONS:
+            if name in FUNCTIONS and name not in NAMES_TOO:
                 raise ValueError(f"{name} in the formula {text!r} is a function: write {name}(...)")
             if name not in CONSTANTS:
                 yield name
@@ -147,9 +170,20 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
             yield from _variables(operand, text)
         case ast.Call(func=ast.Name(id="Q"), args=[ast.Constant(value=str(name))], keywords=[]):
             yield name
+        case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as several, keywords=[]) if name in OF_SEVERAL:
+            for argument in several:
+                yield from _variables(argument, text)
+        case ast.Call(
+            func=ast.Name(id="where"),
+            args=[ast.Compare(left=left, ops=[op], comparators=[right]), first, second],
+            keywords=[],
+        ) if type(op) in COMPARISONS:
+            for argument in (left, right, first, second):
+                yield from _variables(argument, text)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
             if name not in FUNCTIONS:
-                raise unknown_name(f"function in the formula {text!r}:", name, sorted(FUNCTIONS))
+                known = sorted([*FUNCTIONS, *OF_SEVERAL, "where"])
+                raise unknown_name(f"function in the formula {text!r}:", name, known)
             yield from _variables(argument, text)
         case ast.BinOp(op=ast.BitXor()):
             raise ValueError(f"^ in the formula {text!r}: powers are written with **")
@@ -157,8 +191,15 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
             part = ast.get_source_segment(text.strip(), node) if isinstance(node, ast.expr) else None
             raise ValueError(
                 f"{_short(part or text)} in a formula: allowed are numbers, names (any in backticks), "
-                f"+ - * / **, parentheses and functions of one argument ({', '.join(FUNCTIONS)})"
+                f"+ - * / **, parentheses, functions of one argument ({', '.join(FUNCTIONS)}), min(x, y), "
+                "max(x, y) and where(x < y, a, b)"
             )
+
+
+def _alike(given: list[Any]) -> list[Any]:
+    """Numbers and tensors as tensors, where there is one."""
+    like = next((x for x in given if isinstance(x, torch.Tensor)), None)
+    return [x if like is None or isinstance(x, torch.Tensor) else like.new_tensor(x) for x in given]
 
 
 def _value(node: ast.AST, values: Mapping[str, Any]) -> Any:
@@ -173,6 +214,15 @@ def _value(node: ast.AST, values: Mapping[str, Any]) -> Any:
             return OPERATORS[type(op)](_value(operand, values))
         case ast.Call(func=ast.Name(id="Q"), args=[ast.Constant(value=str(name))]):
             return values[name]
+        case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as several) if name in OF_SEVERAL:
+            found, *others = _alike([_value(argument, values) for argument in several])
+            for other in others:
+                found = OF_SEVERAL[name][isinstance(found, torch.Tensor)](found, other)
+            return found
+        case ast.Call(args=[ast.Compare(left=left, ops=[op], comparators=[right]), first, second]):
+            x, y, *choices = _alike([_value(part, values) for part in (left, right, first, second)])
+            where = torch.where if isinstance(x, torch.Tensor) else np.where
+            return where(COMPARISONS[type(op)](x, y), *choices)
         case ast.Call(func=ast.Name(id=name), args=[argument]):
             given = _value(argument, values)
             return FUNCTIONS[name][isinstance(given, torch.Tensor)](given)

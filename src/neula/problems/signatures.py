@@ -54,7 +54,10 @@ class LstsqKeywords(Waiting, total=False):
     algorithm: Literal["cgls", "lsqr", "direct", "normal", "householder", "svd"] | None
     compute: ArithmeticName | None
     damp: float
+    intercept: bool
     weights: Any
+    sigma: Any
+    sample_weight: Any
     constraints: tuple[Any, Any] | None
     covariance: Any
     covariance_factor: Any

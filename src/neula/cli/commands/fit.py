@@ -37,6 +37,7 @@ def fit(
     sigma: Annotated[
         str | None, typer.Option(help="The column of standard deviations of the observations.")
     ] = None,
+    absolute_sigma: opt.AbsoluteSigmaOption = False,
     loss: Annotated[
         str, typer.Option(help="linear, or for outliers soft_l1, huber, cauchy or arctan.")
     ] = "linear",
@@ -56,6 +57,7 @@ def fit(
     """Fit a formula to the columns of a table by non-linear least squares."""
     with running("fit", as_json) as run:
         run.check([data], (output, 1))
+        opt.check_absolute_sigma(absolute_sigma, sigma)
         if plot is not None:
             from neula.cli.bench import check_picture
 
@@ -71,7 +73,7 @@ def fit(
             ydata=wanted.observed,
             p0=wanted.start,
             sigma=wanted.deviations,
-            absolute_sigma=False,
+            absolute_sigma=absolute_sigma,
             loss=loss,
             f_scale=f_scale,
             engine=engine,

@@ -12,7 +12,7 @@ from neula.cli import constrained, tracing
 from neula.cli import options as opt
 from neula.cli.report import check_report, write_report
 from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, unread, with_intercept
+from neula.cli.solutions import finish_solution, named, unread, with_errors, with_intercept
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
 MAX_ITERATIONS = 60
@@ -26,7 +26,8 @@ def lstsq(
     certify: opt.CertifyOption = opt.Certify.backward,
     damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
     intercept: Annotated[
-        bool, typer.Option("--intercept", help="Add a column of ones to A, before the others.")
+        bool,
+        typer.Option("--intercept", help="Add a column of ones to A, before the others; never damped."),
     ] = False,
     rcond: opt.RcondOption = None,
     algorithm: Annotated[
@@ -38,6 +39,16 @@ def lstsq(
     engine: opt.EngineOption = opt.EngineName.auto,
     output: opt.SolutionOption = None,
     weights: opt.WeightsOption = None,
+    sigma: opt.SigmaOption = None,
+    absolute_sigma: opt.AbsoluteSigmaOption = False,
+    errors: Annotated[
+        bool | None,
+        typer.Option(
+            "--errors/--no-errors",
+            help="Standard errors and confidence intervals; by default of columns that have names.",
+        ),
+    ] = None,
+    level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.95,
     nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
     bounds: Annotated[
         str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
@@ -63,17 +74,13 @@ def lstsq(
     An A in a .npy, Parquet or HDF5 file that does not fit into memory is read in blocks, two or three times.
     """
     with running("lstsq", as_json) as run:
-        if intercept and damp:
-            raise ValueError(
-                "--damp would damp the intercept, too: leave out --intercept, and subtract the mean of each "
-                "column from A and b"
-            )
+        opt.check_absolute_sigma(absolute_sigma, sigma)
         if trace:
             bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
             others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
             tracing.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
         c, d = (None, None) if constraints is None else constrained.two_files(constraints)
-        run.check([a, b, weights, c, d], (output, 1))
+        run.check([a, b, weights, sigma, c, d], (output, 1))
         if report is not None:
             check_report(report)
         whole = (
@@ -85,13 +92,15 @@ def lstsq(
                 "--report and --trace need all of A: leave out one of the two"
             )
         rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
-        files = {"A": a if rows is None else None, "b": b, "weights": weights}
+        files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
         given = run.read(files, decimal=decimal.value, header=header, missing=missing)
         given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
         table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
         options = {
             "damp": damp,
             "weights": given["weights"].values if weights else None,
+            **({"sigma": given["sigma"].values} if sigma else {}),
+            **({"intercept": True} if intercept and not (nonnegative or bounds) else {}),
             "rcond": rcond,
             "certify": certify.value,
             "algorithm": algorithm,
@@ -100,7 +109,11 @@ def lstsq(
         pair = None if c is None else (given["C"].values, given["d"].values)
         function, options = constrained.call_for(options, nonnegative, bounds, pair)
         keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
-        result = run.compute(function, table.values, given["b"].values, **keywords)
+        added = bool(options.get("intercept"))  # by the function
+        result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
+        shown = constrained.shown(result)
+        if errors or (errors is None and table.columns is not None and function == "lstsq"):
+            shown = with_errors(shown, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
         if trace:
             method = algorithm.value if algorithm else "cgls"
             run.steps = tracing.show_lstsq(
@@ -109,4 +122,4 @@ def lstsq(
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
             write_report(report, table, given["b"].values, result)
-    finish_solution(run, result, constrained.shown(result), table)
+    finish_solution(run, result, shown, table)

@@ -8,12 +8,13 @@ from typing import Any, Generic
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import Unpacked
 from neula.pipeline.result.deferred import Deferrable
+from neula.pipeline.result.named import Named
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class BoundedResult(SolutionResult[ArrayT], Generic[ArrayT]):
+class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
     """Solution of least squares with bounds, or of many: a :class:`SolutionResult`, and where x is at a
     bound.
 

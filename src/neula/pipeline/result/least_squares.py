@@ -7,13 +7,13 @@ from typing import Any, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.deferred import Deferrable
+from neula.pipeline.result.regression import Regression
 from neula.pipeline.result.shown import ArrayT
 from neula.pipeline.result.solution import SolutionResult
-from neula.pipeline.result.statistics import Statistics
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LstsqResult(SolutionResult[ArrayT], Statistics, Generic[ArrayT]):
+class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
     """Solution of a least-squares problem, or of a batch: a :class:`SolutionResult` with the numerical rank.
 
     Below full rank, measured errors refer to the problem of the numerical rank. Problems of a batch that hold

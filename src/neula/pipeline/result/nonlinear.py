@@ -12,6 +12,7 @@ import torch
 
 from neula.kernels import scipy_linalg
 from neula.pipeline.result import shown
+from neula.pipeline.result.named import Named, as_numpy
 from neula.pipeline.result.shown import ArrayT
 
 ROWS = 1 << 16
@@ -19,7 +20,7 @@ ROWS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
+class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
     """Minimum of a sum of squares, or of a batch: SciPy's fields, with the measured errors.
 
     Of a batch ``status``, ``nit``, ``refused``, ``rank`` and all floats are arrays of shape (*batch,), and
@@ -88,6 +89,9 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
         Time of the call.
     """
 
+    _axis = -1
+    _facts = ("converged", "message", "cost", "residual_variance", "degrees_of_freedom", "rank", "digits")
+
     x: ArrayT
     cost: Any
     fun: ArrayT | None
@@ -115,6 +119,9 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
     accepted: Any
     engine: str = ""
     seconds: float = math.nan
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        return _table(self)
 
     def __getitem__(self, name: str) -> Any:
         """A field by its name, as SciPy's results have it."""
@@ -252,7 +259,7 @@ class LeastSquaresResult(shown.Shown, Generic[ArrayT]):
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class CurveFitResult(shown.Shown, Generic[ArrayT]):
+class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
     """Fitted parameters and their errors: ``popt, pcov = result``, as from ``scipy.optimize.curve_fit``.
 
     With ``full_output`` it unpacks into ``popt, pcov, infodict, mesg, ier``.
@@ -273,6 +280,8 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
     """
 
     _arrays: ClassVar[str] = ".popt"
+    _axis = -1
+    _facts = ("absolute_sigma",)
 
     popt: ArrayT
     pcov: ArrayT
@@ -297,6 +306,18 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
 
     def __getitem__(self, place: int) -> Any:
         return tuple(self)[place]
+
+    @property
+    def x(self) -> ArrayT:  # type: ignore[override]
+        """The parameters, :attr:`popt`."""
+        return self.popt
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        return _table(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Parameters, errors and measures of the fit as numbers, lists and dictionaries of Python."""
+        return {**self.result.to_dict(), **super().to_dict()}
 
     @property
     def converged(self) -> bool:
@@ -352,6 +373,15 @@ class CurveFitResult(shown.Shown, Generic[ArrayT]):
             ("standard errors", shown.array(self.standard_errors())),
             *rest,
         ]
+
+
+def _table(result: Any) -> dict[str, np.ndarray]:
+    """What is known of each of the parameters of one problem."""
+    if (found := result._coefficients()).ndim > 1:
+        raise ValueError(f"a table is for one problem, and there are {found[0].size}")
+    lower, upper = as_numpy(result.confidence_intervals()).T
+    errors = as_numpy(result.standard_errors())
+    return {"coefficient": found, "standard_error": errors, "lower": lower, "upper": upper}
 
 
 def quantile(level: float, dof: float) -> float:

@@ -10,11 +10,12 @@ import numpy as np
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult
+from neula.pipeline.result.named import Named, as_numpy
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class RidgePath(CertifiedResult, Generic[ArrayT]):
+class RidgePath(CertifiedResult, Named, Generic[ArrayT]):
     """Solutions of ``min ||A x - b||^2 + damp^2 ||x||^2`` for many dampings, and how well each predicts.
 
     A :class:`CertifiedResult`. With k right-hand sides arrays have one more dimension.
@@ -49,6 +50,9 @@ class RidgePath(CertifiedResult, Generic[ArrayT]):
         Whether all solutions are accepted.
     """
 
+    _axis = 1
+    _facts = ("converged", "accuracy", "damps", "residual_norms", "gcv", "leave_one_out", "forward_errors")
+
     damps: Any
     x: ArrayT
     residual_norms: Any
@@ -77,6 +81,13 @@ class RidgePath(CertifiedResult, Generic[ArrayT]):
             raise ValueError(f"unknown error {by!r}: choose 'gcv' or 'leave_one_out'")
         found = np.nan_to_num(np.array(getattr(self, by).tolist()), nan=math.inf).argmin(0)
         return found if found.ndim else int(found)
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        """A column for each damping."""
+        found = self._coefficients()
+        if found.ndim > 2:
+            raise ValueError(f"a table is for one right-hand side, and there are {found.shape[2]}")
+        return dict(zip((f"{damp:.6g}" for damp in as_numpy(self.damps)), found.T, strict=True))
 
     def _rows(self) -> shown.Rows:
         def largest(x: Any) -> float:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from neula.errors import check_name
 
 
 class FittedProblem(Protocol):
@@ -30,6 +35,37 @@ class FittedProblem(Protocol):
         """Rows less effective degrees of freedom."""
 
 
+@dataclass(frozen=True, eq=False)
+class Robust:
+    """A covariance that does not rely on equal variances of b."""
+
+    kind: str | None  # HC0 to HC3; None where there are groups
+    groups: np.ndarray | None = None  # the number of the group of each row
+
+    @classmethod
+    def checked(cls, absolute: bool, kind: str | None, groups: Any) -> Self | None:
+        """What is asked for; None for the covariance that relies on them.
+
+        Raises
+        ------
+        ValueError
+        """
+        if kind is None and groups is None:
+            return None
+        if absolute or (kind is not None and groups is not None):
+            raise ValueError("absolute=True, robust= and groups= exclude one another: pass one of them")
+        if groups is None:
+            check_name("robust", kind, ("HC0", "HC1", "HC2", "HC3"))
+            return cls(kind)
+        labels, places = np.unique(np.asarray(groups), return_inverse=True)
+        if np.ndim(groups) != 1 or len(labels) < 2:
+            raise ValueError(
+                f"groups must be a vector with at least two different labels, got {len(labels)} in shape "
+                f"{np.shape(groups)}"
+            )
+        return cls(None, places)
+
+
 class Statistics:
     """Statistics of a linear fit; a part of :class:`LstsqResult`.
 
@@ -42,7 +78,7 @@ class Statistics:
     x: Any
     _fit: FittedProblem | None
 
-    def covariance(self, *, absolute: bool = False) -> Any:
+    def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
         """Covariance matrix of the parameters, ``s^2 (A^T W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
 
         With damping that of the linear map from b to x, ``s^2 (A^T A + damp^2 I)^-1 A^T A (A^T A + damp^2
@@ -53,6 +89,14 @@ class Statistics:
         absolute : bool, optional
             Take the covariance of b as given: s is 1, and not estimated from the residual. Weights are
             reciprocal standard deviations then.
+        robust : {"HC0", "HC1", "HC2", "HC3"}, optional
+            Robust to variances of b that differ from row to row (MacKinnon and White): the squared residual
+            of each row estimates its variance, divided by ``1 - leverage`` with ``"HC2"``, by its square with
+            ``"HC3"``; ``"HC1"`` multiplies by rows / degrees of freedom.
+        groups : array_like, shape (m,), optional
+            Robust to errors of b that are correlated within groups of rows (clustered), with the usual
+            correction for few groups. Intervals and p values have as many degrees of freedom as there are
+            groups, less one.
 
         Returns
         -------
@@ -62,7 +106,8 @@ class Statistics:
         ------
         ValueError
             If A lacks full rank, or A or b have changed; with fewer than one degree of freedom; where nothing
-            is known of A: over processes, and after pickling.
+            is known of A: over processes, and after pickling; with ``"HC2"`` and ``"HC3"`` if the leverage of
+            a row is 1.
 
         Examples
         --------
@@ -73,14 +118,18 @@ class Statistics:
         array([[ 0.0063, -0.0027],
                [-0.0027,  0.0018]])
         """
-        return self._known.covariance(self.x, absolute)
+        if (how := Robust.checked(absolute, robust, groups)) is None:
+            return self._known.covariance(self.x, absolute)
+        return self._of_rows.robust_covariance(how)
 
-    def standard_errors(self, *, absolute: bool = False) -> Any:
+    def standard_errors(
+        self, *, absolute: bool = False, robust: str | None = None, groups: Any = None
+    ) -> Any:
         """Standard errors of the parameters, roots of the diagonal of the covariance, which is not formed.
 
         Parameters
         ----------
-        absolute : bool, optional
+        absolute, robust, groups : optional
             As for :meth:`covariance`.
 
         Returns
@@ -92,9 +141,13 @@ class Statistics:
         ValueError
             As :meth:`covariance`.
         """
-        return self._known.standard_errors(self.x, absolute)
+        if (how := Robust.checked(absolute, robust, groups)) is None:
+            return self._known.standard_errors(self.x, absolute)
+        return self._of_rows.robust_errors(how)
 
-    def confidence_intervals(self, level: float = 0.95, *, absolute: bool = False) -> Any:
+    def confidence_intervals(
+        self, level: float = 0.95, *, absolute: bool = False, robust: str | None = None, groups: Any = None
+    ) -> Any:
         """Intervals that hold each parameter with a probability, for errors of b that are normally
         distributed.
 
@@ -102,8 +155,8 @@ class Statistics:
         ----------
         level : float, optional
             Between 0 and 1.
-        absolute : bool, optional
-            As for :meth:`covariance`: the normal distribution in place of Student's.
+        absolute, robust, groups : optional
+            As for :meth:`covariance`. With ``absolute=True`` the normal distribution in place of Student's.
 
         Returns
         -------
@@ -117,7 +170,9 @@ class Statistics:
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level}")
-        return self._known.confidence_intervals(self.x, level, absolute)
+        if (how := Robust.checked(absolute, robust, groups)) is None:
+            return self._known.confidence_intervals(self.x, level, absolute)
+        return self._of_rows.robust_intervals(self.x, level, how)
 
     def leverage(self, *, samples: int | None = None) -> Any:
         """Diagonal of the matrix that takes b to ``A x``: how much each row pulls the fit to itself.
@@ -155,6 +210,16 @@ class Statistics:
     def effective_degrees_of_freedom(self) -> Any:
         """The sum of leverages: n, less one for each independent constraint; with damping less than n."""
         return self._known.effective_degrees_of_freedom()
+
+    @property
+    def _of_rows(self) -> Any:
+        """The fit with the rows of A and b, a ``RegressionFit``."""
+        if not hasattr(self._known, "robust_covariance"):
+            raise ValueError(
+                "residuals and robust covariances need the rows of A and b, which this result does not keep: "
+                "solve with all rows in memory"
+            )
+        return self._known
 
     @property
     def _known(self) -> FittedProblem:

@@ -11,6 +11,7 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import check_name, whole_number
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.names import keeps_names
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
 from neula.problems.bounded.run import solve_bounded
@@ -53,6 +54,7 @@ def lsq_linear(
     **keywords: Unpack[LsqLinearKeywords],
 ) -> LsqLinearResult[Any]: ...
 @with_operator(traced_lsq_linear)
+@keeps_names
 def lsq_linear(
     A: ArrayLike,
     b: ArrayLike,

@@ -9,6 +9,7 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import whole_number
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.names import keeps_names
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import NNLSResult
 from neula.problems.bounded.run import solve_bounded
@@ -21,6 +22,7 @@ def nnls(A: Kind, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Kind]:
 @overload
 def nnls(A: Any, b: Any, **keywords: Unpack[NNLSKeywords]) -> NNLSResult[Any]: ...
 @with_operator(traced_nnls)
+@keeps_names
 def nnls(
     A: ArrayLike,
     b: ArrayLike,

@@ -65,7 +65,7 @@ class ConstrainedSolution:
         image = shift(a @ rounded, self.of_x - self.problem.b_columns)
         return lengths(b - image).where(rounding > 0, measured)
 
-    def fit_in_units(self, call: Call, rows: int, *, is_vector: bool) -> Any:
+    def fit_in_units(self, call: Call, rows: int, factor: torch.Tensor | None, *, is_vector: bool) -> Any:
         """Data for the statistics, in the user's units.
 
         Parameters
@@ -73,6 +73,8 @@ class ConstrainedSolution:
         call : Call
         rows : int
             How many are data, and not damping.
+        factor : Tensor, optional
+            Of the covariance of b.
         is_vector : bool
         """
         fit = self.solved.result._fit
@@ -93,6 +95,7 @@ class ConstrainedSolution:
             x=shift(fit.x, of_b - of_a),
             norms=shift(fit.norms, of_b[:, 0]),
             rows=rows,
+            factor=factor,
             basis=basis,
             exponents=(of_a, of_b),
         )

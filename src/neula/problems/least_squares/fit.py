@@ -22,7 +22,7 @@ from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10
-"""Largest relative change of a recomputed residual norm: rounding errors are far smaller."""
+"""Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class LinearFit:
     basis: torch.Tensor | None = None
     # Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
     exponents: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Of the covariance of b: lower Cholesky factor, shape (m, m), or standard deviations, shape (m,).
+    factor: torch.Tensor | None = None
 
     def __reduce__(self) -> Any:
         """Matrices do not travel with a result."""
@@ -60,7 +62,8 @@ class LinearFit:
     @property
     def _data(self) -> int:
         """Rows that are data."""
-        return self.shapes.matrices.shape[1] if self.rows is None else self.rows
+        given = self.options.observations if self.rows is None else self.rows
+        return self.shapes.matrices.shape[1] if given is None else given
 
     @cached_property
     def _factors(self) -> CertifiedQR:
@@ -85,18 +88,24 @@ class LinearFit:
         return found
 
     @cached_property
+    def _inverse(self) -> torch.Tensor:
+        """``R^-1``, by which ``Q^T b`` becomes x, shape (P, n, q)."""
+        r = self._factors.r
+        identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+        inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+        return inverse if self.basis is None else self.basis @ inverse
+
+    @cached_property
     def _map(self) -> torch.Tensor:
         """M, the covariance of the scaled problem being ``M M^T``, shape (P, n, q).
 
         ``R^-1``, or damped less than that.
         """
-        q, r = self._factors.q, self._factors.r
-        identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
-        inverse = torch.linalg.solve_triangular(r, identity, upper=True)
-        if q.shape[1] > self._data:
-            # The triangle of a QR of the rows that are data is as good as they are.
-            inverse = inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mT
-        return inverse if self.basis is None else self.basis @ inverse
+        q = self._factors.q
+        if q.shape[1] == self._data:
+            return self._inverse
+        # The triangle of a QR of the rows that are data is as good as they are.
+        return self._inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mT
 
     # --- numbers of each matrix, and of each right-hand side ---
 
@@ -199,14 +208,17 @@ class LinearFit:
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
         """Ends of intervals about x, standard errors times a quantile to either side."""
+        return self._intervals(x, level, self._errors(absolute), None if absolute else self._free)
+
+    def _intervals(self, x: Any, level: float, errors: torch.Tensor, free: torch.Tensor | None) -> Any:
+        """Intervals by Student's distribution for degrees of freedom of each matrix, or by the normal one."""
         from scipy.special import ndtri, stdtrit
 
-        errors, tail = self._errors(absolute), 0.5 + level / 2
-        if absolute:
+        tail = 0.5 + level / 2
+        if free is None:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))
         else:
-            free = self._free.cpu().numpy()
-            quantiles = torch.from_numpy(stdtrit(free, tail)).to(errors)
+            quantiles = torch.from_numpy(stdtrit(free.cpu().numpy(), tail)).to(errors)
         half = self._of_matrices(quantiles)[(..., *[None] * (1 if self.shapes.is_vector else 2))] * errors
         centre = torch.as_tensor(x, dtype=torch.float64, device=half.device).detach()
         return self._given(torch.stack([centre - half, centre + half], -1))

@@ -22,6 +22,7 @@ from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
+from neula.problems.least_squares.observations import with_intercept_of_constraints
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome
 
@@ -37,8 +38,17 @@ class General:
     computed: bool  # whether it was made here from a covariance, and not given
 
 
-def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) -> General | None:
+def checked_general(
+    call: Call, constraints: Any, covariance: Any, factor: Any, rows: int | None, *, intercept: bool
+) -> General | None:
     """Constraints and covariance on the device of the engine; None where there are none.
+
+    Parameters
+    ----------
+    rows : int, optional
+        Rows that are data; those below are damping, of unit variance.
+    intercept : bool
+        Whether A has a column for it.
 
     Raises
     ------
@@ -55,13 +65,16 @@ def checked_general(call: Call, constraints: Any, covariance: Any, factor: Any) 
         raise ValueError("covariance and covariance_factor say the same: pass one of them")
     if call.weights is not None and (covariance is not None or factor is not None):
         raise ValueError("weights and a covariance say the same: pass one of them")
-    m, n = call.first.tensor.shape[-2:]
-    pair = None if constraints is None else _checked_constraints(call, constraints, n)
+    (below, n), m = call.first.tensor.shape[-2:], rows or call.first.tensor.shape[-2]
+    pair = None if constraints is None else _checked_constraints(call, constraints, n, intercept=intercept)
     lower: torch.Tensor | None = None
     if covariance is not None:
         lower = _factor_of(_array(call, covariance, "covariance"), m)
     elif factor is not None:
         lower = _checked_factor(_array(call, factor, "covariance_factor"), m)
+    if lower is not None and below > m:
+        ones = lower.new_ones(below - m)
+        lower = torch.cat([lower, ones]) if lower.ndim == 1 else torch.block_diag(lower, ones.diag())
     return General(pair, lower, computed=factor is None)
 
 
@@ -71,10 +84,13 @@ def _array(call: Call, x: Any, name: str) -> torch.Tensor:
     return found
 
 
-def _checked_constraints(call: Call, constraints: Any, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _checked_constraints(
+    call: Call, constraints: Any, n: int, *, intercept: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(constraints, (tuple, list)) or len(constraints) != 2:
         raise ValueError("constraints must be a pair (C, d) of a matrix and a vector, for C x = d")
     c, d = (_array(call, x, name) for x, name in zip(constraints, "Cd", strict=True))
+    c = with_intercept_of_constraints(c, n) if intercept else c
     if c.ndim != 2 or c.shape[1] != n:
         raise ValueError(f"C must have shape (p, {n}), a column for each unknown, got {tuple(c.shape)}")
     if d.ndim not in (1, 2) or len(d) != len(c):
@@ -162,7 +178,7 @@ def solve_general(
         found = constrained(call, problem, plain, general.constraints, noise)
         if found.remark and not found.doubt:
             warn(found.remark, IllConditionedWarning)
-    return _given_back(call, shapes, options, found, rows=a.shape[-2])
+    return _given_back(call, shapes, options, found, a.shape[-2], factor)
 
 
 def _noise(factor: torch.Tensor, *, computed: bool) -> float:
@@ -204,7 +220,12 @@ def _in_range(solution: torch.Tensor, dtype: torch.dtype, *, doubtful: bool) -> 
 
 
 def _given_back(
-    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, found: ConstrainedSolution, rows: int
+    call: Call,
+    shapes: BatchedProblem,
+    options: LeastSquaresOptions,
+    found: ConstrainedSolution,
+    rows: int,
+    factor: torch.Tensor | None,
 ) -> LeastSquaresOutcome:
     """The result as the user gets it: x, residuals and what statistics need in the user's units."""
     solved, x, norms = found.solved, found.x, found.norms[..., None]
@@ -249,7 +270,7 @@ def _given_back(
     solution = solution.squeeze(-1) if shapes.is_vector else solution
     result = replace(
         result,
-        _fit=found.fit_in_units(call, rows, is_vector=shapes.is_vector),
+        _fit=found.fit_in_units(call, options.observations or rows, factor, is_vector=shapes.is_vector),
         x=call.give_back(solution, call.dtype),
         converged=bool(accepted.all()),
         backward_error=of_data,

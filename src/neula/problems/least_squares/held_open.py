@@ -25,6 +25,7 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.inputs import Taken, take
+from neula.pipeline.names import check_aligned, column_names, in_order, row_labels
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
@@ -58,6 +59,9 @@ class LeastSquares:
     n : int
     rows : int
         Number of rows added, minus those removed.
+    names : tuple of str or None
+        Column names of the first table. Columns of later tables are taken by these names, in any order, and
+        results have them.
 
     Raises
     ------
@@ -99,6 +103,7 @@ class LeastSquares:
         self._sums: HeldSums | None = None
         self._like: Any = torch.Tensor.numpy
         self._is_vector = True
+        self.names: tuple[str, ...] | None = None
 
     @property
     def rows(self) -> int:
@@ -133,6 +138,7 @@ class LeastSquares:
             for rows, right, units in self._blocks(sources, whole=not is_source(A)):
                 sums = sums.plus_rows(rows, right, self._vectors, units)
         self._take(sums, sources, like)
+        self.names = self.names or column_names(A)
 
     def forget(self, factor: float) -> None:
         """Let what was there count for less.
@@ -189,8 +195,11 @@ class LeastSquares:
         """
         if self.n != other.n or not torch.equal(self._scales.cpu(), other._scales.cpu()):
             raise ValueError(f"{other} has other columns or scales than {self}")
+        if self.names and other.names and self.names != other.names:
+            raise ValueError(f"columns are {', '.join(other.names)}, and {', '.join(self.names)} here")
         if other._sums is None:
             return
+        self.names = self.names or other.names
         theirs = other._sums.each(lambda x: x.to(self._engine.device))
         if self._sums is None:
             self._sums, self._is_vector, self._like = theirs, other._is_vector, other._like
@@ -257,6 +266,7 @@ class LeastSquares:
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
         report = Report(call, broadcast_system(a, right), options, run)
         result = replace(collect(report, passes=1), tolerance=held.bound)
+        vars(result)["names"] = self.names
         return LeastSquaresOutcome.from_report(result, report).reported(call)
 
     def _call(self, accuracy: Accuracy | None, strict: bool) -> Call:
@@ -282,6 +292,8 @@ class LeastSquares:
         """
         # Sizes of which the scales are made: powers of two.
         arrays = {"n": np.array(self.n), "scales": (0.5 / self._scales).cpu().numpy()}
+        if self.names:
+            arrays["names"] = np.array(self.names)
         if self._sums is not None:
             counts = {"is_vector": self._is_vector, "rows": self.rows}
             counts |= {name: getattr(self._sums, name) for name in ("updates", "roundings", "of_a")}
@@ -300,10 +312,12 @@ class LeastSquares:
         """
         with np.load(path, allow_pickle=False) as file:
             found = dict(file)
+        names = found.pop("names", None)
         kept = {"n", "scales", "is_vector", *HeldSums.__dataclass_fields__}
         if set(found) not in (kept, {"n", "scales"}):
             raise ValueError(f"{path} holds no LeastSquares, but {', '.join(sorted(found)) or 'nothing'}")
         fit = cls(int(found.pop("n")), scales=found.pop("scales"), engine=engine)
+        fit.names = None if names is None else tuple(map(str, names))
         if found:
             fit._is_vector = bool(found.pop("is_vector"))
             counts: dict[str, Any] = {
@@ -330,6 +344,9 @@ class LeastSquares:
     def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], Any]:
         """Row blocks of A, b and weights, and a function that makes an array like b."""
         sources, like = {}, self._like
+        if not is_source(A):
+            check_aligned(row_labels(A), {"b": b, "weights": weights})
+            A = in_order(A, self.names, "A")
         given = {"A": A, "b": b} | ({} if weights is None else {"weights": weights})
         for name, x in given.items():
             if is_source(x):

@@ -17,16 +17,18 @@ from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
+from neula.pipeline.names import keeps_names
 from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.problems.least_squares import by_core
-from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
+from neula.problems.least_squares.observations import row_factors, with_intercept
 from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.solution import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
@@ -47,6 +49,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
     ),
 )
+@keeps_names
 @OverProcesses(
     lambda result, tall, replicated: replace(result, x=replicated(result.x)),
     operands=("A", "b", "weights"),
@@ -64,7 +67,10 @@ def lstsq(
     algorithm: str | None = None,
     compute: str | None = None,
     damp: float = 0.0,
+    intercept: bool = False,
     weights: ArrayLike | None = None,
+    sigma: ArrayLike | None = None,
+    sample_weight: ArrayLike | None = None,
     constraints: tuple[ArrayLike, ArrayLike] | None = None,
     covariance: ArrayLike | None = None,
     covariance_factor: ArrayLike | None = None,
@@ -89,7 +95,8 @@ def lstsq(
         solution is computed. Or a matrix whose rows are distributed over processes
         (:func:`neula.distributed.rows`), or one that is larger than memory: a source of row blocks
         (:func:`neula.io.sources.row_blocks`), an array of Dask, or a memory map, h5py dataset or array of
-        Zarr of more than 256 MB.
+        Zarr of more than 256 MB. If A is a table (pandas, Polars, Arrow, xarray), the result keeps
+        its column names, and b and weights must have the same row labels.
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
         and b are broadcast as in NumPy. A source of rows if A is one.
@@ -108,13 +115,22 @@ def lstsq(
         correction on a GPU; the engine's preference by default.
     damp : float, optional
         Solve ``min ||A x - b||^2 + damp^2 ||x||^2`` (ridge regression, Tikhonov).
+    intercept : bool, optional
+        Add a column of ones before those of A: ``x[0]`` is the intercept, which ``damp`` does not damp.
     weights : array_like, shape (m,), optional
         Factors of the rows, square roots of statistical weights: ``min ||diag(weights) (A x - b)||``, as in
-        :func:`numpy.polyfit`.
+        :func:`numpy.polyfit`. Signs do not matter.
+    sigma : array_like, shape (m,), optional
+        Standard deviations of b, the reciprocals of ``weights``, as in :func:`scipy.optimize.curve_fit`. Must
+        be positive.
+    sample_weight : array_like, shape (m,), optional
+        Statistical weights, the squares of ``weights``, as in scikit-learn and statsmodels: a row of weight 2
+        counts twice. Must not be negative.
     constraints : pair of array_like, optional
         C of shape (p, n) and d of shape (p,), or (p, k) for each right-hand side: x satisfies ``C x = d``,
         for every matrix of a batch. Rows of C may be dependent if d is consistent with them;
-        ``constraint_rank`` of the result is the numerical rank used.
+        ``constraint_rank`` of the result is the numerical rank used. With ``intercept=True`` C may have a
+        first column for it.
     covariance : array_like, shape (m, m) or (m,), optional
         Covariance V of b, or a vector of variances: ``min (A x - b)^T V^-1 (A x - b)`` (generalized least
         squares).
@@ -233,9 +249,12 @@ def lstsq(
     check_name("certify", certify, CERTIFIED)
     max_iterations = whole_number("max_iterations", max_iterations)
     rcond, damp = part_of_one("rcond", rcond), check_damp(damp)
+    weights = row_factors(weights, sigma, sample_weight)
     if is_source(A):
-        if any(x is not None for x in (constraints, covariance, covariance_factor)):
-            raise ValueError("constraints and covariances need A in memory: leave them out, or load A first")
+        if intercept or any(x is not None for x in (constraints, covariance, covariance_factor)):
+            raise ValueError(
+                "intercept, constraints and covariances need A in memory: leave them out, or load A first"
+            )
         asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
         return lstsq_streamed(A, b, *asked)
     call, shapes, options = _asked(
@@ -246,6 +265,7 @@ def lstsq(
         algorithm=algorithm,
         compute=compute,
         damp=damp,
+        intercept=intercept,
         weights=weights,
         rcond=rcond,
         max_iterations=max_iterations,
@@ -257,16 +277,19 @@ def lstsq(
     )
     w = call.weights
     weight = None if w is None else w.graph
-    general = checked_general(call, constraints, covariance, covariance_factor)
+    general = checked_general(
+        call, constraints, covariance, covariance_factor, options.observations, intercept=intercept
+    )
     if general is not None:
         solved = solve_general(call, shapes, options, weight, general)
     elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
         return pending
     else:
         solved = solve_system(call, shapes, options, weight)
-        if damp and not solved.result.converged and not call.engine.over_rows.spread:
+        if options.damp and not solved.result.converged and not call.engine.over_rows.spread:
             limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
             solved = limited if limited.result.converged else solved
+    vars(solved.result)["intercept"] = intercept
     return solved.reported(call)
 
 
@@ -279,6 +302,7 @@ def _asked(
     algorithm: str | None = None,
     compute: str | None = None,
     damp: float = 0.0,
+    intercept: bool = False,
     weights: Any = None,
     rcond: float | None = None,
     max_iterations: int = 60,
@@ -298,13 +322,19 @@ def _asked(
         gradients=True,
         weights=weights,
     )
+    given, observations = call.first.tensor, None
+    if call.weights is not None and given.ndim > 1:
+        _check_weights(call.weights.tensor, given.shape[-2], call.engine)
+    if intercept:
+        observations = given.shape[-2] if damp and given.ndim > 1 else None
+        call, damp = with_intercept(call, damp), 0.0
     if wait and algorithm is None and compute is None:
         plain = not (damp or general) and weights is None
         dtype, most = call.dtype, call.engine.tuning[HostTuning].by_host_kernel
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(a.dtype).u
+    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(given.dtype).u
     options = LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
@@ -312,13 +342,14 @@ def _asked(
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=damp,
-        weights=None if w is None else _check_weights(w.tensor, a.shape[-2], call.engine),
+        weights=None if w is None else w.tensor.to(call.engine.device).double(),
         rcond=default_rcond((m, a.shape[-1]), unit) if rcond is None else rcond,
         unit=unit,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
         by_host=engine == "auto",
+        observations=observations,
     )
     return call, shapes, options
 
@@ -338,8 +369,8 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
     keywords["damp"] = check_damp(keywords.get("damp", 0.0))
     options = _asked(A, b, wait=wait, **keywords)[2]
 
-    def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
-        return LinearFit(*_asked(*operands, **keywords), x, norms)
+    def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
+        return RegressionFit(*_asked(*operands, **keywords), x, norms)
 
     def plan(a: Any, b: Any) -> Plan | None:
         rcond = keywords["rcond"] if "rcond" in keywords else default_rcond(a.shape, options.unit)
@@ -373,10 +404,9 @@ def check_damp(damp: Any) -> float:
     return number("damp", damp, "finite and not negative", lambda x: 0 <= x < math.inf)
 
 
-def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> torch.Tensor:
+def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> None:
     if w.shape != (m,):
         raise ValueError(f"weights must have shape ({m},), one for each row of A, got {tuple(w.shape)}")
     if m > 0:
         largest = engine.over_rows.largest(w.abs().max().reshape(1))
         check_finite(w, largest, "weights", engine.over_rows)
-    return w.to(engine.device).double()

@@ -22,15 +22,15 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most_right, takes
-from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
+from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
 
-FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], LinearFit | None]
+FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | None]
 
 ZERO = LeastSquaresSolutions.names.index("zero")
 """Where the core says that a solution is zero, which the chain looks at."""
@@ -89,7 +89,7 @@ class LeastSquaresPlan:
         errors, norms = numbers[len(NUMBERS) : len(NUMBERS) + k], numbers[len(NUMBERS) + k :]
         label, bound = LABELS[SolutionMethod(int(way))], self._limits.backward_error
 
-        def fit() -> LinearFit | None:
+        def fit() -> RegressionFit | None:
             return self._fit_of(
                 given.operands, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
             )
@@ -197,8 +197,8 @@ def solved_by_plan(
 ) -> LstsqResult[Any] | Answer[LeastSquaresSolutions] | None:
     """The result where all problems are accepted, else what the first link of a device has found, if any."""
 
-    def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> LinearFit:
-        return LinearFit(call, shapes, options, x, norms)
+    def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
+        return RegressionFit(call, shapes, options, x, norms)
 
     plan = plan_for(shapes, options, fit_of)
     if not isinstance(plan, LeastSquaresPlan):

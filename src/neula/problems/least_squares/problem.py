@@ -43,6 +43,7 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     weights: torch.Tensor | None  # shape (m,)
     rcond: float
     unit: float = FP64.u  # unit roundoff of the format in which A is stored
+    observations: int | None = None  # rows that are data, those below are damping; None: all
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """Singular values above it make the rank certain: rounding errors look like small ones."""

@@ -14,6 +14,7 @@ from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
+from neula.pipeline.names import keeps_names
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
@@ -32,6 +33,7 @@ def ridge_path(A: Kind, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -
 @overload
 def ridge_path(A: Any, b: Any, damps: Any, **keywords: Unpack[RidgeKeywords]) -> RidgePath[Any]: ...
 @eager
+@keeps_names
 def ridge_path(
     A: ArrayLike,
     b: ArrayLike,

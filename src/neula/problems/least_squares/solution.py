@@ -16,10 +16,10 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
-from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect
 from neula.problems.least_squares.run import begin_problems, solve_problems, with_exact_zeros
 from neula.problems.orthogonal.qr import qr
@@ -73,7 +73,7 @@ def solve_system(
     report = Report(call, shapes, options, run, spoilt)
     fit = None
     if spoilt is None and not options.over_rows.spread:
-        fit = LinearFit(call, shapes, options, run.found.x, run.found.residual_norm)
+        fit = RegressionFit(call, shapes, options, run.found.x, run.found.residual_norm)
     found = collect(report, fit=fit)
     result = _attached(call, shapes, options, weights, found)
     return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)

@@ -12,13 +12,22 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.errors import check_name
 from neula.pipeline.compilation import eager
+from neula.pipeline.names import by_name, check_aligned, row_labels
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
 from neula.problems.nonlinear.fit import run_fit
 from neula.problems.nonlinear.functions import Jacobian
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
-from neula.problems.nonlinear.models import Model, Observations, Prediction, floats, parameters_of, spread_of
+from neula.problems.nonlinear.models import (
+    Model,
+    Observations,
+    Prediction,
+    floats,
+    names_of_parameters,
+    parameters_of,
+    spread_of,
+)
 from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import (
     Start,
@@ -108,7 +117,8 @@ def curve_fit(
     ydata : array_like, shape (m,) or (*batch, m)
         Observations: of one curve, or of many, each with parameters of its own.
     p0 : array_like, shape (n,) or (*batch, n), optional
-        Starting point; by default ones, or the middle of the bounds.
+        Starting point; by default ones, or the middle of the bounds. A dictionary or series has the
+        names of the parameters of f.
     sigma : array_like, optional
         Standard deviations of ``ydata``, broadcast with it; or their covariance matrix, shape (m, m) or
         (*batch, m, m).
@@ -158,7 +168,9 @@ def curve_fit(
     (array([3. , 1.5, 0.5]), True)
     """
     check_names(method, verbose)
-    is_tensor = isinstance(ydata, torch.Tensor)
+    is_tensor, names = isinstance(ydata, torch.Tensor), names_of_parameters(f)
+    check_aligned(row_labels(xdata), {"ydata": ydata, "sigma": sigma}, "xdata")
+    p0 = by_name(p0, names, "p0")
     xdata, ydata, sigma = clean_data(xdata, ydata, sigma, check_finite, nan_policy)
     call = begin({"ydata": ydata}, [xdata, sigma, p0], engine, strict)
     dtype = call.dtype if is_tensor else torch.float64
@@ -195,7 +207,9 @@ def curve_fit(
         )
         result = result_of(fit, problem, call, start)
     found = torch.as_tensor(result.x, device=y.device).reshape(-1, guess.shape[-1])
-    return CurveFitResult(
+    names = names if names and len(names) == guess.shape[-1] else None
+    vars(result)["names"] = names
+    fitted: CurveFitResult[Any] = CurveFitResult(
         popt=result.x,
         pcov=result.covariance(absolute=absolute_sigma),
         result=result,
@@ -203,6 +217,8 @@ def curve_fit(
         full_output=full_output,
         predict=Prediction(model, jac, found, shape),
     )
+    vars(fitted)["names"] = names
+    return fitted
 
 
 def clean_data(

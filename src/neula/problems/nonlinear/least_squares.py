@@ -12,6 +12,7 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
+from neula.pipeline.names import keeps_names_of_start
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
@@ -44,6 +45,7 @@ def least_squares(
     **keywords: Unpack[LeastSquaresKeywords],
 ) -> LeastSquaresResult[Any]: ...
 @eager
+@keeps_names_of_start
 def least_squares(
     fun: Callable[..., Any],
     x0: ArrayLike,

@@ -190,11 +190,21 @@ def parameters_of(f: Callable[..., Any]) -> int:
     ValueError
         If that does not say.
     """
-    parameters = list(inspect.signature(f).parameters.values())
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(named) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+    if (names := names_of_parameters(f)) is None:
         raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
-    return len(named) - 1
+    return len(names)
+
+
+def names_of_parameters(f: Callable[..., Any]) -> tuple[str, ...] | None:
+    """What a model calls its parameters; None if its signature does not say."""
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):  # of some functions of C
+        return None
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(named) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return tuple(named[1:])
 
 
 def spread_of(

@@ -72,7 +72,10 @@ def traced_lstsq(
     algorithm: str | None = None,
     compute: str | None = None,
     damp: float = 0.0,
+    intercept: bool = False,
     weights: Any = None,
+    sigma: Any = None,
+    sample_weight: Any = None,
     rcond: float | None = None,
     max_iterations: int = 60,
     certify: str = "backward",
@@ -85,7 +88,8 @@ def traced_lstsq(
     """:func:`neula.lstsq` in a graph."""
     if not are_simple(engine, A, b) or may_be_vectors(A, b):
         return None
-    if any(x is not None for x in (constraints, covariance, covariance_factor)):
+    general = (constraints, covariance, covariance_factor, sigma, sample_weight)
+    if intercept or any(x is not None for x in general):
         return None
     refuse_variable(damp, "damp")
     is_vector, dtype, target = b.ndim == 1, common_dtype(A, b), name_of(accuracy)

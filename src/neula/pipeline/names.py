@@ -1,0 +1,164 @@
+"""Names of columns and labels of rows: read from the tables that a function is given, kept by its results."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+
+from neula.io.sources import is_source
+from neula.pipeline.result import AccuracyError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+INTERCEPT = "intercept"
+
+
+def column_names(x: Any) -> tuple[str, ...] | None:
+    """Names of the columns of a table of pandas, Polars or Arrow, or of a labelled DataArray of xarray.
+
+    Anything that narwhals reads has ``columns``, or ``column_names``.
+    """
+    if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)) or is_source(x):
+        return None
+    if (labels := _coordinates(x, 1)) is not None:
+        return tuple(map(str, labels))
+    found: Any = getattr(x, "column_names", None) or getattr(x, "columns", None)
+    is_table = found is not None and (hasattr(x, "column_names") or hasattr(x, "dtypes"))
+    return tuple(map(str, found)) if is_table else None
+
+
+def row_labels(x: Any) -> Any:
+    """The index of the rows of a table or series of pandas, or of a DataArray; None of what has none."""
+    return x.index if hasattr(x, "iloc") else _coordinates(x, 0)
+
+
+def _coordinates(x: Any, axis: int) -> Any:
+    """The labels of a dimension of a DataArray, as an index of pandas."""
+    if not hasattr(x, "indexes") or len(dims := getattr(x, "dims", ())) <= axis:
+        return None
+    return x.indexes.get(dims[axis])
+
+
+def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> None:
+    """Refuse arguments whose rows have labels other than those of A: rows go by position.
+
+    Raises
+    ------
+    ValueError
+    """
+    for other, x in others.items():
+        theirs = None if isinstance(x, (np.ndarray, torch.Tensor)) else row_labels(x)
+        if theirs is None or labels is None or len(theirs) != len(labels) or labels.equals(theirs):
+            continue
+        place = int(np.flatnonzero(np.asarray(labels != theirs))[0])
+        raise ValueError(
+            f"{other} has other row labels than {name}: at row {place} {theirs[place]!r}, and {name} has "
+            f"{labels[place]!r}; pass {other}.loc[{name}.index] to match rows by label, or "
+            f"{other}.to_numpy() to go by position"
+        )
+
+
+def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
+    """The columns of a table in the order of their names; what is no table stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If a name is missing.
+    """
+    theirs = column_names(x)
+    if names is None or theirs is None or theirs == names:
+        return x
+    missing = [repr(one) for one in names if one not in theirs]
+    if missing:
+        raise ValueError(f"{name} has no column {', '.join(missing)}: it has {', '.join(theirs) or 'none'}")
+    places = [theirs.index(one) for one in names]
+    if hasattr(x, "iloc"):
+        return x.iloc[:, places]
+    if hasattr(x, "indexes"):
+        return x[:, places]
+    return x.select([(getattr(x, "column_names", None) or x.columns)[i] for i in places])
+
+
+def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of A and b whose result keeps the names of A's and b's columns, where they are tables.
+
+    Raises
+    ------
+    ValueError
+        If rows of A and of another argument have different labels.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        a = args[0] if args else kwargs.get("A")
+        if type(a) is np.ndarray or type(a) is torch.Tensor:  # microseconds count
+            return function(*args, **kwargs)
+        others = {"b": args[1] if len(args) > 1 else kwargs.get("b"), **kwargs}
+        check_aligned(row_labels(a), {name: x for name, x in others.items() if name != "A"})
+        names = column_names(a)
+        if names is None:
+            return function(*args, **kwargs)
+        if isinstance(pair := kwargs.get("constraints"), (tuple, list)) and len(pair) == 2:
+            kwargs["constraints"] = in_order(pair[0], _of_constraints(pair[0], names), "C"), pair[1]
+        known = {
+            "names": (INTERCEPT, *names) if kwargs.get("intercept") else names,
+            "responses": column_names(others["b"]) or _series_name(others["b"]),
+            "_library": type(a).__module__.partition(".")[0],
+        }
+        try:
+            result = function(*args, **kwargs)
+        except AccuracyError as missed:
+            vars(missed.result).update(known)
+            raise
+        vars(result).update(known)
+        return result
+
+    return call
+
+
+def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
+    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        x0 = args[1] if len(args) > 1 else kwargs.get("x0")
+        result = function(*args, **kwargs)
+        labels = None if isinstance(x0, (np.ndarray, torch.Tensor)) else row_labels(x0)
+        if labels is not None:
+            vars(result)["names"] = tuple(map(str, labels))
+        return result
+
+    return call
+
+
+def by_name(values: Any, names: tuple[str, ...] | None, name: str) -> Any:
+    """Values of a mapping or series in the order of names; what is neither stays as it is.
+
+    Raises
+    ------
+    ValueError
+        If a name is missing, or strange.
+    """
+    is_labelled = isinstance(values, Mapping) or (row_labels(values) is not None and hasattr(values, "items"))
+    if names is None or not is_labelled:
+        return values
+    given = {str(key): value for key, value in values.items()}
+    if set(given) != set(names):
+        raise ValueError(f"{name} has {', '.join(given)}, and the parameters are {', '.join(names)}")
+    return [given[one] for one in names]
+
+
+def _of_constraints(c: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the columns of C in the order of A's, with an intercept where C has one."""
+    return (INTERCEPT, *names) if INTERCEPT in (column_names(c) or ()) and INTERCEPT not in names else names
+
+
+def _series_name(x: Any) -> tuple[str, ...] | None:
+    name = None if isinstance(x, (np.ndarray, torch.Tensor)) else getattr(x, "name", None)
+    return None if name is None else (str(name),)

@@ -1,0 +1,195 @@
+"""What a table of regression says of a linear fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from neula.pipeline.result.named import Named, as_numpy
+from neula.pipeline.result.statistics import Robust, Statistics
+from neula.pipeline.result.summary import Summary, summarized
+
+
+def _statistic(name: str, text: str) -> Any:
+    """A number of the table of regression, or one of each right-hand side."""
+    return property(lambda self: self._of_rows.numbers()[name], doc=text)
+
+
+class Regression(Named, Statistics):
+    """Statistics of a linear fit under the names of its coefficients; a part of :class:`LstsqResult`."""
+
+    digits: float
+    condition: float
+    intercept: bool = False
+    """Whether the first coefficient belongs to a column of ones that ``intercept=True`` has added."""
+    _design: Any = None  # from a table to A, of a formula
+
+    def predict(self, A: Any) -> Any:
+        """``A x`` for new rows.
+
+        Parameters
+        ----------
+        A : array_like, shape (..., m, n), or table
+            As A was given, without a column for the intercept. Of a table the columns are taken by their
+            names, others are ignored; after a formula it has the variables of the formula.
+
+        Returns
+        -------
+        array, shape (..., m) or (..., m, k)
+            In the library of A.
+
+        Raises
+        ------
+        ValueError
+            If a column is missing, or shapes do not fit.
+        """
+        from neula.pipeline.inputs import take
+        from neula.pipeline.names import in_order
+
+        if self._design is not None:
+            A = self._design(A)
+        a = take(in_order(A, self.names[self.intercept :] if self.names else None, "A"), "A")
+        x = take(self.x, "x", differentiable=True).tensor.to(a.tensor)
+        matrix = x[:, None] if x.ndim == 1 else x
+        first, matrix = matrix[..., : self.intercept, :], matrix[..., self.intercept :, :]
+        if a.tensor.shape[-1] != matrix.shape[-2]:
+            without = " without the intercept" if self.intercept else ""
+            raise ValueError(
+                f"A has {a.tensor.shape[-1]} columns, and the fit {matrix.shape[-2]}{without}: pass A with "
+                "the columns that were fitted"
+            )
+        found = a.tensor @ matrix + first.sum(-2, keepdim=True)
+        return a.wrap(found[..., 0] if x.ndim == 1 else found)
+
+    @property
+    def residuals(self) -> Any:
+        """``b - A x``, without weights, of the shape of b."""
+        return self._of_rows.residuals(self.x)
+
+    r_squared = _statistic(
+        "r_squared",
+        """Part of the variance of b that the fit explains, ``1 - ||r||^2 / ||b - mean||^2``.
+
+        Weights and a covariance of b count. The mean is subtracted if ``A x`` may be any constant: with an
+        intercept, a column of ones, or dummy variables of all categories.""",
+    )
+    adjusted_r_squared = _statistic(
+        "adjusted_r_squared", """The same with unbiased variances: it does not grow with every column."""
+    )
+    f_statistic = _statistic(
+        "f_statistic", """F test that all but the constant are zero; NaN with damping or constraints."""
+    )
+    f_p_value = _statistic("f_p_value", """Probability of a larger F statistic if they are.""")
+    model_degrees_of_freedom = _statistic(
+        "model_degrees_of_freedom", """Effective degrees of freedom, without that of the constant."""
+    )
+    log_likelihood = _statistic(
+        "log_likelihood", """Logarithm of the likelihood of normally distributed errors, at its maximum."""
+    )
+    aic = _statistic(
+        "aic", """Akaike's criterion, ``2 p - 2 log_likelihood``, p effective degrees of freedom."""
+    )
+    bic = _statistic("bic", """Schwarz's criterion, ``log(m) p - 2 log_likelihood``.""")
+
+    def t_values(self, **how: Any) -> Any:
+        """Coefficients by their standard errors.
+
+        Parameters
+        ----------
+        **how : optional
+            ``absolute``, ``robust`` and ``groups``, as for :meth:`covariance`.
+        """
+        from neula.pipeline.inputs import take
+
+        x = take(self.x, "x", differentiable=True)
+        return x.wrap(x.tensor.double() / take(self.standard_errors(**how), "errors").tensor)
+
+    def p_values(self, **how: Any) -> Any:
+        """Probability of a larger ``|t|`` if the coefficient is zero, by Student's t.
+
+        Parameters
+        ----------
+        **how : optional
+            ``absolute``, ``robust`` and ``groups``, as for :meth:`covariance`. With ``absolute=True`` by the
+            normal distribution; with groups as many degrees of freedom as there are groups, less one.
+        """
+        import torch
+        from scipy.special import ndtr, stdtr
+
+        from neula.pipeline.inputs import take
+
+        t = take(self.t_values(**how), "t")
+        tail = -np.abs(as_numpy(t.tensor))
+        robust = Robust.checked(how.get("absolute", False), how.get("robust"), how.get("groups"))
+        if robust is not None and robust.groups is not None:
+            free = np.array(float(robust.groups.max()))
+        else:
+            free = np.asarray(as_numpy(self.degrees_of_freedom))
+        free = free.reshape(free.shape + (1,) * (tail.ndim - free.ndim))
+        found = 2 * (ndtr(tail) if how.get("absolute") else stdtr(free, tail))
+        return t.wrap(torch.from_numpy(np.asarray(found)).to(t.tensor.device))
+
+    def summary(self, level: float = 0.95, **how: Any) -> Summary:
+        """A table of regression as text, which reads like that of statsmodels.
+
+        Parameters
+        ----------
+        level : float, optional
+            Of the confidence intervals.
+        **how : optional
+            ``absolute``, ``robust`` and ``groups``, as for :meth:`covariance`.
+
+        Raises
+        ------
+        ValueError
+            For batches and several right-hand sides, and as :meth:`covariance`.
+        """
+        if len(self.x.shape) != 1:
+            raise ValueError(f"a summary is for one right-hand side, and x has shape {tuple(self.x.shape)}")
+        return summarized(self, level, how)
+
+    def to_dict(self, level: float = 0.95, **how: Any) -> dict[str, Any]:
+        """Coefficients, errors and measures of the fit as numbers, lists and dictionaries of Python.
+
+        Parameters
+        ----------
+        level, **how
+            As for :meth:`summary`.
+
+        Returns
+        -------
+        dict
+            Below full rank, and without degrees of freedom, without statistics: ``no_statistics`` says why.
+        """
+        found = super().to_dict()
+        try:
+            if len(self.x.shape) == 1:
+                columns = self._table(level, **how)
+                found |= {name: self._by_name(columns[name]) for name in list(columns)[1:]}
+                found |= {"level": level, "residual_variance": self.residual_variance}
+                found |= {"degrees_of_freedom": self.degrees_of_freedom, **self._of_rows.numbers()}
+        except ValueError as why:
+            found["no_statistics"] = str(why)
+        return found
+
+    def _table(self, level: float = 0.95, **how: Any) -> dict[str, np.ndarray]:
+        """Coefficients of one right-hand side with standard errors, t and p values, and intervals."""
+        lower, upper = as_numpy(self.confidence_intervals(level, **how)).T
+        values = {"standard_error": self.standard_errors, "t": self.t_values, "p": self.p_values}
+        columns = {"coefficient": as_numpy(self.x)}
+        columns |= {name: as_numpy(value(**how)) for name, value in values.items()}
+        return {**columns, "lower": lower, "upper": upper}
+
+    def _labels(self, count: int) -> tuple[str, ...]:
+        if self.names is None and self.intercept:
+            return "intercept", *super()._labels(count - 1)
+        return super()._labels(count)
+
+    def _columns(self) -> dict[str, np.ndarray]:
+        if len(self.x.shape) != 1:
+            return super()._columns()
+        try:
+            return self._table()
+        except ValueError:
+            return super()._columns()

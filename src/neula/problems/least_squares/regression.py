@@ -1,0 +1,209 @@
+"""Numbers of a table of regression, and robust covariances, from the certified QR and the rows of A and b."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from neula.kernels.shift import shift
+from neula.pipeline.result.statistics import Robust
+from neula.problems.least_squares.fit import UNCHANGED, LinearFit
+
+
+@dataclass(frozen=True)
+class RegressionFit(LinearFit):
+    """A linear fit with the rows of A and b."""
+
+    # --- rows, whitened: with weights, or multiplied by the inverse factor of the covariance of b ---
+
+    def _whitened(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of shape (P, m, K)."""
+        if self.call.weights is not None:
+            return self._weights[:, None] * rows
+        if self.factor is None:
+            return rows
+        if self.factor.ndim == 1:
+            return rows / self.factor[: self._data, None]
+        lower = self.factor[: self._data, : self._data]
+        return torch.linalg.solve_triangular(lower, rows, upper=False)
+
+    @property
+    def _weights(self) -> torch.Tensor:
+        assert self.call.weights is not None
+        return self.call.here(self.call.weights.tensor).double()[: self._data]
+
+    @cached_property
+    def _b(self) -> torch.Tensor:
+        """Data of b as they were given, divided by powers of two where squares need it, shape (P, m, K)."""
+        given = self.call.here(self.call.tensors[1]).double()
+        given = given[..., None] if self.shapes.is_vector else given
+        return shift(replace(self.shapes, b=given).columns[:, : self._data], -self._scaled.b_columns)
+
+    @property
+    def _errors_of_rows(self) -> torch.Tensor:
+        """Whitened residuals of the data, in the same units."""
+        return self._residuals[:, : self._data]
+
+    def whitened_residuals(self) -> Any:
+        """``W (b - A x)``, as b has a shape."""
+        self._check_unchanged()
+        return self._in_units(self._errors_of_rows)
+
+    def residuals(self, x: Any) -> Any:
+        """``b - A x``, as b has a shape."""
+        self._check_unchanged()
+        left = self._errors_of_rows
+        if self.call.weights is not None:
+            w = self._weights[:, None]
+            left = left / torch.where(w == 0, 1.0, w)
+        elif self.factor is not None:
+            factor = self.factor[: self._data]
+            left = factor[:, None] * left if factor.ndim == 1 else factor[:, : self._data] @ left
+        left = self.shapes.solutions(shift(left, self._scaled.b_columns))
+        if self.call.weights is not None and bool((self._weights == 0).any()):
+            a, b = (self.call.here(y).double() for y in self.call.tensors)
+            x = torch.as_tensor(x, dtype=torch.float64, device=a.device).detach()
+            zero = self._weights == 0
+            if self.shapes.is_vector:
+                left = torch.where(zero, (b - (a @ x[..., None])[..., 0])[..., : self._data], left)
+            else:
+                left = torch.where(zero[:, None], (b - a @ x)[..., : self._data, :], left)
+        return self._given(left)
+
+    def _in_units(self, rows: torch.Tensor) -> Any:
+        return self._given(self.shapes.solutions(shift(rows, self._scaled.b_columns)))
+
+    # --- sums of squares ---
+
+    @cached_property
+    def _ones(self) -> torch.Tensor:
+        """A constant, whitened, of length one, shape (1, m, 1)."""
+        ones = self._whitened(self._b.new_ones(1, self._data, 1))
+        return ones / torch.linalg.vector_norm(ones, dim=1, keepdim=True)
+
+    @cached_property
+    def _constant(self) -> torch.Tensor:
+        """Whether A x may be any constant, shape (P, 1): 1 or 0."""
+        q = self._factors.q
+        ones = torch.nn.functional.pad(self._ones, (0, 0, 0, q.shape[1] - self._data))
+        outside = torch.linalg.vector_norm(ones - q @ (q.mT @ ones), dim=1)
+        a = replace(self.shapes, a=self.call.here(self.call.first.tensor)).matrices[:, : self._data]
+        column = ((a == a[:, :1]) & (a != 0)).all(1).any(1) & (self.basis is None)
+        return ((outside <= UNCHANGED) | column[:, None]).double()
+
+    @cached_property
+    def _centred(self) -> torch.Tensor:
+        """Whitened b, without its mean where A x may be any constant, shape (P, m, K)."""
+        b, ones = self._whitened(self._b), self._ones
+        return b - self._constant[:, None] * ones * (ones.mT @ b)
+
+    @cached_property
+    def _sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Sums of squares of residuals, of b, and of fitted values, the latter without means, (P, K) each."""
+        self._check_unchanged()
+        fitted = self._factors.q[:, : self._data].mT @ self._centred
+        left, given = self._errors_of_rows, self._centred
+        return left.square().sum(1), given.square().sum(1), fitted.square().sum(1)
+
+    def numbers(self) -> dict[str, Any]:
+        """Of a table of regression, by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
+        from scipy.special import fdtrc
+
+        of_residuals, of_b, of_fitted = self._sums
+        m, p, free = self._data, self._effective[:, None], self._free[:, None]
+        constant, model = self._constant, self._effective[:, None] - self._constant
+        r_squared = 1 - of_residuals / of_b
+        f = (of_fitted / model) / (of_residuals / free)
+        if self.basis is not None or self._factors.q.shape[1] > m:
+            f = torch.full_like(f, math.nan)
+        tail = fdtrc(model.cpu().numpy(), free.cpu().numpy(), f.cpu().numpy())
+        likelihood = -m / 2 * (torch.log(2 * math.pi * of_residuals / m) + 1)
+        units = m * math.log(2) * self._scaled.b_columns[:, 0].double()
+        likelihood = likelihood - self._log_scale - units
+        found = {
+            "r_squared": r_squared,
+            "adjusted_r_squared": 1 - (m - constant) / free * (1 - r_squared),
+            "f_statistic": f,
+            "f_p_value": torch.from_numpy(tail).to(f),
+            "log_likelihood": likelihood,
+            "aic": 2 * p - 2 * likelihood,
+            "bic": math.log(max(m, 1)) * p - 2 * likelihood,
+            "model_degrees_of_freedom": model.expand_as(f),
+        }
+        return {name: self._number(self._of_columns(x)) for name, x in found.items()}
+
+    @property
+    def _log_scale(self) -> Any:
+        """Half of the logarithm of the determinant of the covariance of b, up to s."""
+        if self.call.weights is not None:
+            return -self._weights.abs().log().sum()
+        if self.factor is None:
+            return 0.0
+        diagonal = self.factor if self.factor.ndim == 1 else self.factor.diagonal()
+        return diagonal[: self._data].abs().log().sum()
+
+    # --- robust covariances ---
+
+    def _robust(self, how: Robust) -> torch.Tensor:
+        """``M S M^T``, S being the sum of squared residuals times rows of Q, shape (P, K, n, n)."""
+        self._check_unchanged()
+        q, left = self._factors.q[:, : self._data], self._errors_of_rows
+        if how.groups is not None:
+            meat = self._of_groups(q, left, torch.from_numpy(how.groups).to(q.device))
+        else:
+            squares = left.square()
+            if how.kind == "HC1":
+                squares = squares * (self._data / self._free[:, None, None])
+            elif how.kind in ("HC2", "HC3"):
+                rest = 1 - q.square().sum(2)
+                if bool((rest <= UNCHANGED).any()):
+                    row = int((rest <= UNCHANGED).nonzero()[0, 1])
+                    raise ValueError(
+                        f"row {row} has leverage 1, and {how.kind} divides by 1 - leverage: pass robust='HC1'"
+                    )
+                squares = squares / rest[..., None] ** (1 if how.kind == "HC2" else 2)
+            meat = torch.stack([q.mT @ (s[..., None] * q) for s in squares.unbind(2)], 1)
+        return self._inverse[:, None] @ meat @ self._inverse.mT[:, None]
+
+    def _of_groups(self, q: torch.Tensor, left: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        """Products of sums over groups, with the correction for few of them, shape (P, K, q, q)."""
+        if len(groups) != self._data:
+            raise ValueError(f"groups must have shape ({self._data},), as A has rows, got ({len(groups)},)")
+        count = int(groups.max()) + 1
+        correction = count / (count - 1) * (self._data - 1) / self._free[:, None, None, None]
+        sums = torch.stack([q * one[..., None] for one in left.unbind(2)], 1)
+        scores = sums.new_zeros(*sums.shape[:2], count, q.shape[2]).index_add(2, groups, sums)
+        return correction * (scores.mT @ scores)
+
+    def robust_covariance(self, how: Robust) -> Any:
+        """Covariance matrices of the parameters from squared residuals."""
+        found, exponents = self._robust(how), self._exponents[..., None, None]
+        found = shift(shift(found, exponents), exponents)
+        p, k, n, _ = found.shape
+        given = self.shapes.solutions(found.reshape(p, k, n * n).mT)  # k last, where there is one
+        given = given if self.shapes.is_vector else given.movedim(-1, -2)
+        return self._given(given.unflatten(-1, (n, n)))
+
+    def robust_errors(self, how: Robust) -> Any:
+        """Roots of the diagonals of the robust covariance matrices."""
+        return self._given(self._roots(how))
+
+    def robust_intervals(self, x: Any, level: float, how: Robust) -> Any:
+        """Ends of intervals about x."""
+        free = self._free
+        if how.groups is not None:
+            free = torch.full_like(free, float(how.groups.max()))
+        return self._intervals(x, level, self._roots(how), free)
+
+    def _roots(self, how: Robust) -> torch.Tensor:
+        roots = self._robust(how).diagonal(dim1=2, dim2=3).clamp(min=0).sqrt()
+        return self.shapes.solutions(shift(roots, self._exponents[..., None]).mT)
+
+    @property
+    def _exponents(self) -> torch.Tensor:
+        """Binary exponents of x of the scaled problem, shape (P, K)."""
+        return self._scaled.b_columns[:, 0] - self._scaled.columns[:, 0]
