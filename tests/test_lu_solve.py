@@ -368,9 +368,9 @@ def test_threads_share_factors() -> None:
         thread.join()
     assert len(together) == 4
     assert all(backward_error(A, x, b) <= solve_bound(FP64, 60) for x in together)
-    kept = dict(F.solvers.substitutions)
+    kept = dict(F._solvers.substitutions)
     lu_solve(F, b)
-    assert all(F.solvers.substitutions[dtype] is solver for dtype, solver in kept.items())
+    assert all(F._solvers.substitutions[dtype] is solver for dtype, solver in kept.items())
 
 
 # ---------------------------------------------------------------- on a GPU

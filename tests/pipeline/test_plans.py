@@ -326,7 +326,7 @@ def test_solutions_with_factors_are_measured(wrap: Any, n: int, dtype: Any, k: t
     for x in (first, second):
         error = np.linalg.norm(np.asarray(x) - exact) / np.linalg.norm(exact)
         assert error <= (8 + n**0.5) * np.finfo(dtype).eps * condition
-    measured = factors.solvers.measured
+    measured = factors._solvers.measured
     assert measured is not None
     assert np.array_equal(measured(wrap(b)), second)
     assert measured(wrap(0 * b)) is None

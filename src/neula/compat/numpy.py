@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
+import torch
 from numpy import linalg
 
 import neula
+from neula.compat.determinants import Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     drop_in,
     has_safe_diagonal,
@@ -28,6 +30,8 @@ LinAlgError = linalg.LinAlgError
 
 _QRResult = type(linalg.qr(np.eye(1)))
 """The named tuple, whose module has moved from one version of NumPy to the next."""
+
+_SlogdetResult = type(linalg.slogdet(np.eye(1)))
 
 
 @drop_in(linalg)
@@ -209,6 +213,77 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
 
 
 @drop_in(linalg)
+def slogdet(a: Any) -> Any:
+    """Sign and logarithm of determinants as by :func:`numpy.linalg.slogdet`, with a measured error.
+
+    Parameters, results and exceptions are those of NumPy.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If no digit of a determinant is sure.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> sign, logabsdet = la.slogdet(np.array([[1.0, 2.0], [3.0, 4.0]]))
+    >>> float(sign), float(round(logabsdet, 6))
+    (-1.0, 0.693147)
+    """
+    found = _determinants(a)
+    return _SlogdetResult(_as_number(found.sign), _as_number(found.logabsdet))
+
+
+@drop_in(linalg)
+def det(a: Any) -> Any:
+    """Determinants as by :func:`numpy.linalg.det`, with a measured error.
+
+    Parameters, results and exceptions are those of NumPy.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If no digit of a determinant is sure.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> float(la.det(np.array([[1.0, 2.0], [3.0, 4.0]])).round(12))
+    -2.0
+    """
+    return _as_number(_determinants(a).product)
+
+
+@drop_in(linalg)
+def inv(a: Any) -> Any:
+    """Inverse by :func:`numpy.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
+
+    It is returned as it is where half of its digits, or more, are measured to be correct.
+
+    Parameters, results and exceptions are those of NumPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the inverse is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> la.inv(np.array([[2.0, 0.0], [0.0, 4.0]]))
+    array([[0.5 , 0.  ],
+           [0.  , 0.25]])
+    """
+    A = _real(a)
+    found = linalg.inv(a)
+    better = measured_inverse(A, np.asarray(found))
+    return found if better is found else _as(a, better)
+
+
+@drop_in(linalg)
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
     """Pseudoinverse by :func:`numpy.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
@@ -264,6 +339,18 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     if not (s[..., -1] > np.asarray(rcond) * s[..., 0]).all():
         return found
     return _as(a, neula.pinv(A, 0.0))
+
+
+def _determinants(a: Any) -> Determinants:
+    work = np.ascontiguousarray(_real(a))
+    return measured_determinants(
+        torch.from_numpy(work if work.dtype.kind == "f" else work.astype(np.float64))
+    )
+
+
+def _as_number(x: torch.Tensor) -> Any:
+    """An array, or a number of NumPy where there is one."""
+    return x.numpy()[()]
 
 
 def _real(x: Any) -> np.ndarray:

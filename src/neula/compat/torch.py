@@ -14,6 +14,7 @@ from torch import Tensor, linalg
 from torch.autograd import forward_ad
 
 import neula
+from neula.compat.determinants import Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     Refused,
     drop_in,
@@ -24,6 +25,7 @@ from neula.compat.drop_in import (
     with_nonnegative_diagonal,
 )
 from neula.compat.least_squares import is_accurate_inverse
+from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
 
@@ -239,6 +241,78 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
 
 
 @drop_in(linalg)
+def slogdet(A: Tensor, *, out: Any = None) -> Any:
+    """Sign and logarithm of determinants as by :func:`torch.linalg.slogdet`, with a measured error.
+
+    Parameters, results and exceptions are those of torch, with their derivatives.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If no digit of a determinant is sure.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.slogdet(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sign
+    tensor(-1.)
+    """
+    found = _determinants(A, out)
+    if is_variable(A):
+        return linalg.slogdet(A)
+    return return_types.linalg_slogdet((found.sign, found.logabsdet))
+
+
+@drop_in(linalg)
+def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Determinants as by :func:`torch.linalg.det`, with a measured error.
+
+    Parameters, results and exceptions are those of torch, with their derivatives.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If no digit of a determinant is sure.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.det(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
+    tensor(8.)
+    """
+    found = _determinants(A, out)
+    return linalg.det(A) if is_variable(A) else found.product
+
+
+@drop_in(linalg)
+def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Inverse by :func:`torch.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
+
+    It is returned as it is where half of its digits, or more, are measured to be correct.
+
+    Parameters, results and exceptions are those of torch, with their derivatives.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the inverse is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.inv(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.2500]])
+    """
+    need(out is None and _same_kind(A) and not is_traced((A,)))
+    inverse: Tensor = measured_inverse(A, linalg.inv(A))
+    return inverse
+
+
+@drop_in(linalg)
 def pinv(
     A: Tensor,
     *,
@@ -295,6 +369,11 @@ def pinv(
     by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
     cut = (s[..., 0] * (by_precision if rtol is None else rtol)).clamp_min(atol or 0.0)
     return neula.pinv(A, 0.0) if bool((s[..., -1] > cut).all()) else found
+
+
+def _determinants(A: Any, out: Any) -> Determinants:
+    need(out is None and _same_kind(A) and not is_traced((A,)))
+    return measured_determinants(A.detach())
 
 
 def _same_kind(*tensors: Any) -> bool:

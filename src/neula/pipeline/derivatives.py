@@ -86,6 +86,23 @@ def cholesky_forward(lower: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
     return exact_matmul(lower, 0.5 * (m.tril() + m.tril(-1)))
 
 
+# --- LU ---
+
+
+def lu_backward(lower: torch.Tensor, upper: torch.Tensor, dl: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
+    """Gradient of A from those of L and U: ``L^-T (tril(L^T dL, -1) + triu(dU U^T)) U^-T``."""
+    inner = exact_matmul(lower.mT, dl).tril(-1) + exact_matmul(du, upper.mT).triu()
+    solve = torch.linalg.solve_triangular
+    return solve(upper.mT, solve(lower.mT, inner, upper=True), upper=False, left=False)
+
+
+def lu_forward(lower: torch.Tensor, upper: torch.Tensor, da: torch.Tensor) -> Pair:
+    """Changes of L and U: with ``M = L^-1 dA U^-1``, L times the strict lower triangle, the rest times U."""
+    solve = torch.linalg.solve_triangular
+    m = solve(upper, solve(lower, da, upper=False), upper=True, left=False)
+    return exact_matmul(lower, m.tril(-1)), exact_matmul(m.triu(), upper)
+
+
 # --- linear systems ---
 
 

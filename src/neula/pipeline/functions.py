@@ -21,6 +21,8 @@ from neula.pipeline.derivatives import (
     factors_backward,
     factors_forward,
     leading,
+    lu_backward,
+    lu_forward,
     polar_backward,
     polar_forward,
     product_backward,
@@ -219,6 +221,62 @@ def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tens
     deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
     instead = torch.eye(*a.shape[-2:], dtype=torch.float64, device=a.device)
     return *(torch.where(deficient, instead, x.double()) for x in (a, u)), deficient
+
+
+class LUFunction(Attached):
+    """L and U, without pivoting."""
+
+    answers = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:2]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        return (lu_backward(*kept, *gradients),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return lu_forward(*kept, *changes)
+
+
+class SymmetricFunction(Attached):
+    """A symmetric matrix of which one triangle was read; its gradient is symmetric, as that of L is."""
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:1]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        return ((gradients[0] + gradients[0].mT) / 2,)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return ((changes[0] + changes[0].mT) / 2,)
+
+
+class LogDeterminant(Attached):
+    """``log |det A|``, whose gradient is ``A^-T``."""
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return tuple(operands)
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        return (gradients[0][..., None, None] * answerer.again(*kept).mT,)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return ((answerer.again(*kept).mT * changes[0]).sum((-2, -1)),)
 
 
 class LinearSystem(Attached):

@@ -18,10 +18,13 @@ from neula.pipeline.functions import (
     Answerer,
     CholeskyFunction,
     LinearSystem,
+    LogDeterminant,
+    LUFunction,
     Polar,
     ProductFunction,
     QRFunction,
     Solution,
+    SymmetricFunction,
     TripletsFunction,
     no_answer,
 )
@@ -100,6 +103,25 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
     """
     dtype = torch.promote_types(lower.dtype, torch.float32)
     return CholeskyFunction.apply(a.to(lower.device, dtype), known(lower.to(dtype)))[0]
+
+
+def attach_lu(a: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """L and U of ``A = L U``, rows of A being interchanged already, with the gradient of A."""
+    return LUFunction.apply(a, known(lower, upper))
+
+
+def attach_symmetric(a: torch.Tensor, symmetric: torch.Tensor) -> torch.Tensor:
+    """A symmetric matrix, made of one triangle of A, with a symmetric gradient of A, as in torch."""
+    return SymmetricFunction.apply(a.to(symmetric.dtype), known(symmetric))[0]
+
+
+def attach_logdet(
+    a: torch.Tensor, logdet: torch.Tensor, inverse: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """``log |det A|`` with the gradient of A, ``A^-T`` (Giles 2008, section 2.2.4), from a differentiable
+    ``inverse``, called in the backward pass.
+    """
+    return LogDeterminant.apply(a, known(logdet, again=inverse))[0]
 
 
 def attach_polar(

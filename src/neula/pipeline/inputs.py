@@ -34,8 +34,7 @@ class Taken:
     @property
     def is_variable(self) -> bool:
         """Whether somebody differentiates with respect to it, in either mode."""
-        backward = self.graph.requires_grad and torch.is_grad_enabled()
-        return backward or has_tangent(self.graph)
+        return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
@@ -174,6 +173,13 @@ def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
             "tensor: pass torch.as_tensor(A), or detach the other"
         )
     return wanted
+
+
+def is_variable(x: Any) -> bool:
+    """Whether somebody differentiates with respect to a tensor, in either mode."""
+    if not isinstance(x, torch.Tensor):
+        return False
+    return (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x)
 
 
 def has_tangent(x: torch.Tensor) -> bool:

@@ -166,6 +166,7 @@ class CholeskyKeywords(Common, total=False):
     """Of :func:`neula.cholesky`."""
 
     upper: bool
+    jitter: Literal["auto"] | None
     wait: bool
 
 

@@ -114,6 +114,12 @@ class PackedLU:
             pivots[index] = Interchanges.leading_to(pivots[index]).pivots
         return pivots
 
+    def lower(self) -> torch.Tensor:
+        """L, with its diagonal."""
+        lower = self.lu.tril(-1)
+        lower.diagonal(dim1=-2, dim2=-1).fill_(1)
+        return lower
+
     @property
     def storage_bytes(self) -> int:
         """Bytes that the factors take."""

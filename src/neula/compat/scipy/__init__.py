@@ -11,16 +11,20 @@ from typing import Any
 from scipy import linalg
 
 from neula.compat.drop_in import names_of
-from neula.compat.scipy.definite import cho_factor, cholesky
+from neula.compat.scipy.definite import CholeskyPair, cho_factor, cho_solve, cholesky
 from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
 from neula.compat.scipy.orthogonal import lstsq, orth, pinv, qr
-from neula.compat.scipy.systems import AccuracyLinAlgWarning, solve
+from neula.compat.scipy.systems import AccuracyLinAlgWarning, det, inv, solve
 
 __all__ = [
     "AccuracyLinAlgWarning",
+    "CholeskyPair",
     "LUPair",
     "cho_factor",
+    "cho_solve",
     "cholesky",
+    "det",
+    "inv",
     "lstsq",
     "lu_factor",
     "lu_solve",

@@ -134,7 +134,7 @@ def lu_solve(
     factors = lu_and_piv.factors
     (B,) = lapack_arrays(b)
     need(factors is not None and B.ndim in (1, 2))
-    measured = factors.solvers.measured
+    measured = factors._solvers.measured
     if measured is not None and (soon := measured(B)) is not None:
         return soon
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from scipy import linalg
 
 import neula
+from neula.compat.determinants import measured_determinants, measured_inverse
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
-from neula.compat.scipy.inputs import solved_in
+from neula.compat.scipy.inputs import lapack_arrays, solved_in
 from neula.errors import warn
 from neula.problems.signatures import Structure
 
@@ -88,6 +90,61 @@ def solve(
         if assume_a not in GENERAL[:2]:
             A = _mirrored(A, lower=lower)
     return _first(A, right_hand_sides(A, B), structures)
+
+
+@drop_in(linalg)
+def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
+    """Determinants as by :func:`scipy.linalg.det`, with a measured error.
+
+    Parameters, results and exceptions are those of SciPy.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If no digit of a determinant is sure.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> float(la.det([[1.0, 2.0], [3.0, 4.0]]).round(12))
+    -2.0
+    """
+    (A,) = lapack_arrays(a)
+    found = measured_determinants(torch.from_numpy(np.ascontiguousarray(A, dtype=np.float64)))
+    return found.product.numpy()[()]
+
+
+@drop_in(linalg)
+def inv(
+    a: Any,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    *,
+    assume_a: str | None = None,
+    lower: bool = False,
+) -> np.ndarray:
+    """Inverse by :func:`scipy.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
+
+    It is returned as it is where half of its digits, or more, are measured to be correct.
+
+    Parameters, results and exceptions are those of SciPy.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the inverse is not certified.
+
+    Examples
+    --------
+    >>> import neula.compat.scipy as la
+    >>> la.inv([[2.0, 0.0], [0.0, 4.0]])
+    array([[0.5 , 0.  ],
+           [0.  , 0.25]])
+    """
+    need(assume_a is None and not overwrite_a)
+    (A,) = lapack_arrays(a)
+    inverse: np.ndarray = measured_inverse(A, linalg.inv(A, check_finite=check_finite))
+    return inverse
 
 
 def _structures(a: np.ndarray) -> tuple[Structure, ...]:

@@ -11,6 +11,7 @@ from neula.pipeline.result.attempts import (
 from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
 from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.cholesky import CholeskyResult
+from neula.pipeline.result.factored import Factored, FactorSolution, FactorValue, SlogdetResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
 from neula.pipeline.result.nonlinear import CurveFitResult, LeastSquaresResult
@@ -29,6 +30,9 @@ __all__ = [
     "CertifiedResult",
     "CholeskyResult",
     "CurveFitResult",
+    "FactorSolution",
+    "FactorValue",
+    "Factored",
     "IllConditionedWarning",
     "LUFactors",
     "LeastSquaresResult",
@@ -39,6 +43,7 @@ __all__ = [
     "QRResult",
     "RidgePath",
     "SVDResult",
+    "SlogdetResult",
     "SolutionResult",
     "SolveResult",
     "logged",

@@ -9,12 +9,14 @@ from typing import Any, ClassVar, Generic
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.deferred import Deferrable
+from neula.pipeline.result.factored import Factored, in_words
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class CholeskyResult(CertifiedResult, Generic[ArrayT]):
-    """Cholesky factor of a matrix, or of a batch: a :class:`CertifiedResult` with ``L`` and ``U = L^T``.
+class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
+    """Cholesky factor of a matrix, or of a batch: a :class:`CertifiedResult` with ``L``, ``U = L^T`` and the
+    methods of :class:`Factored`.
 
     For a batch, scalars describe the worst matrix, and arrays have one entry a matrix.
 
@@ -34,6 +36,9 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
         Largest accepted ``residual``.
     residuals : array of float64, shape (*batch,)
     accepted : array of bool, shape (*batch,)
+    jitter : float, or array of float64, shape (*batch,)
+        What was added to the diagonal of A, with ``jitter="auto"``; an array where a matrix of a batch needs
+        it, else 0. The factor, what is measured of it and all methods are those of the sum.
     """
 
     _arrays: ClassVar[str] = ".L"
@@ -45,7 +50,9 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
     bound: float
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
+    jitter: Any = 0.0
     _pending: Callable[[], Any] | None = None
+    _factors: Any = None
 
     @property
     def L(self) -> ArrayT:
@@ -57,13 +64,18 @@ class CholeskyResult(CertifiedResult, Generic[ArrayT]):
         """The upper factor; without ``upper=True`` the transpose of L."""
         return self.factor if self.upper else _transposed(self.factor)
 
+    @property
+    def _has_jitter(self) -> bool:
+        return not isinstance(self.jitter, float) or self.jitter > 0
+
     def _headline(self) -> str:
         return super()._headline() + shown.members(self.accepted)
 
     def _rows(self) -> shown.Rows:
         return {
             "U" if self.upper else "L": shown.array(self.factor),
-            "method": shown.attempted(self.attempts),
+            "method": shown.attempted(self.attempts)
+            + (f", jitter {in_words(self.jitter)}" if self._has_jitter else ""),
             "residual": f"{self.residual:.1e}, at most {self.bound:.1e} asked for",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

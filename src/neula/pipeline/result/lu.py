@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
+from neula.pipeline.result.factored import Factored
 from neula.pipeline.result.shown import ArrayT
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ class KeptSolvers:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LUFactors(shown.Shown, Generic[ArrayT]):
-    """LU factors ``A[permutation] = L U`` of a matrix or a batch, and how they were computed.
+class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
+    """LU factors ``A[permutation] = L U`` of a matrix or a batch, how they were computed, and the methods of
+    :class:`~neula.pipeline.result.Factored`.
 
     Attributes
     ----------
@@ -62,17 +64,11 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         That of A.
     transform : TwoSided or None
         How A was mixed, with ``pivot="rbt"``.
-    measure_growth : callable
-        Makes :attr:`growth`.
-    give_back : callable
-        Turns a tensor into an array of the library and on the device of A, in its dtype or another.
     kept : KeptMatrix or None
         A itself, by reference, for :func:`neula.lu_solve` to refine with; None after ``keep_a=False``, and of
         a batch, whose members have theirs.
     members : tuple of LUFactors, or None
         The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
-    solvers : KeptSolvers
-        What :func:`neula.lu_solve` keeps from one solve to the next.
     seconds : float
         Time of the factorization.
     """
@@ -87,13 +83,16 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
     storage: str
     engine: str
     dtype: Any
-    measure_growth: Callable[[], Any]
-    give_back: Callable[..., Any]
+    _measure_growth: Callable[[], Any]
+    # Turns a tensor into an array of the library and on the device of A, in its dtype or another.
+    _give_back: Callable[..., Any]
     transform: TwoSided | None = None
     kept: KeptMatrix | None = None
     members: tuple[LUFactors[Any], ...] | None = None
-    solvers: KeptSolvers = field(default_factory=KeptSolvers)
     seconds: float = math.nan
+    # What neula.lu_solve keeps from one solve to the next.
+    _solvers: KeptSolvers = field(default_factory=KeptSolvers)
+    _factors: Any = None
 
     @cached_property
     def growth(self) -> Any:
@@ -102,7 +101,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         It says how much elimination magnified rounding errors; beyond the inverse of the unit roundoff of the
         format the factors hold nothing else. A float, of a batch an array of them.
         """
-        return self.measure_growth()
+        return self._measure_growth()
 
     @property
     def L(self) -> ArrayT:
@@ -111,15 +110,17 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         Its shape is (..., n, n), with n rounded up to a multiple of four where butterflies have mixed the
         matrix.
         """
-        lower = self.packed.lu.tril(-1)
-        lower.diagonal(dim1=-2, dim2=-1).fill_(1)
-        factor: ArrayT = self.give_back(lower)
-        return factor
+        return self._attached(self.packed.lower, 0)
 
     @property
     def U(self) -> ArrayT:
         """Upper triangular, of the shape of L: made when requested, in the dtype of A."""
-        factor: ArrayT = self.give_back(self.packed.lu.triu())
+        return self._attached(self.packed.lu.triu, 1)
+
+    def _attached(self, make: Callable[[], Tensor], place: int) -> ArrayT:
+        """A factor, where somebody differentiates with respect to A attached to its graph."""
+        variable = self._factors is not None and self._factors.is_variable
+        factor: ArrayT = self._give_back(self._factors.triangles()[place] if variable else make())
         return factor
 
     @property
@@ -158,7 +159,7 @@ class LUFactors(shown.Shown, Generic[ArrayT]):
         return all(member.keeps_a for member in self.members)
 
     def _integers(self, numbers: Tensor) -> Any:
-        return numbers.tolist() if self.members is None else self.give_back(numbers, numbers.dtype)
+        return numbers.tolist() if self.members is None else self._give_back(numbers, numbers.dtype)
 
     def _headline(self) -> str:
         return f"LU factors of {self.shape} {str(self.dtype).rpartition('.')[2]}"

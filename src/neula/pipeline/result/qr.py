@@ -9,12 +9,14 @@ from typing import Any, ClassVar, Generic
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult, Unpacked
 from neula.pipeline.result.deferred import Deferrable
+from neula.pipeline.result.factored import Factored
 from neula.pipeline.result.shown import ArrayT
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
-    """QR factors, with the certificate and attempts of a :class:`CertifiedResult`: ``Q, R = result``.
+class QRResult(Factored[ArrayT], CertifiedResult, Unpacked, Generic[ArrayT]):
+    """QR factors, with the certificate and attempts of a :class:`CertifiedResult`: ``Q, R = result``. For
+    square matrices, with Q and without pivoting, it has the methods of :class:`Factored`.
 
     With column pivoting ``Q, R, P = result``, as from ``scipy.linalg.qr``; with ``mode="raw"`` ``H, tau =
     result``, as from ``torch.geqrf``.
@@ -45,6 +47,7 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     tau: ArrayT | None = None
     accepted: Any = Deferrable(None)  # noqa: RUF009
     _pending: Callable[[], Any] | None = None
+    _factors: Any = None
 
     def _parts(self) -> tuple[Any, ...]:
         if self.tau is not None:
@@ -59,7 +62,8 @@ class QRResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             attempts = (*attempts[:-1], replace(attempts[-1], accepted=found.accepted, reason=str(found)))
         factors: dict[str, Any] = {"Q": self.Q, "R": self.R, "P": self.P}
         of_one: dict[str, Any] = {name: None if x is None else x[place] for name, x in factors.items()}
-        of_one |= {"certificate": found, "attempts": attempts}
+        methods = None if self._factors is None else self._factors.of_member(place)
+        of_one |= {"certificate": found, "attempts": attempts, "_factors": methods}
         return replace(self, **of_one)
 
     @property

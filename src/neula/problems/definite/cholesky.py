@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.jitter import least_jitter
 from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
+from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, run_chain
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.pending import first_answer
@@ -44,6 +48,7 @@ def cholesky(
     A: ArrayLike,
     *,
     upper: bool = False,
+    jitter: str | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -63,6 +68,10 @@ def cholesky(
     upper : bool, optional
         Whether to return ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky`` does
         so by default.
+    jitter : {"auto"}, optional
+        Add to the diagonal of each matrix that is not positive definite the number that makes it so, at most
+        3.4 times the least one; the result has it as ``jitter``. By default such a matrix is an error, which
+        names the number.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of A's dtype. A number is the largest acceptable residual
         relative to A; the cheapest sufficient format is used.
@@ -80,13 +89,15 @@ def cholesky(
     Returns
     -------
     CholeskyResult
-        The factor as ``L`` (and, transposed, as ``U``), with its residual.
+        The factor as ``L`` (and, transposed, as ``U``), with its residual; ``solve``, ``logdet``,
+        ``inv_quad`` and others of :class:`~neula.pipeline.result.Factored` compute with it. It keeps A, by
+        reference.
 
     Raises
     ------
     numpy.linalg.LinAlgError
         If A is not positive definite in double precision. The message has the order of the first leading
-        minor that is not positive and, for a batch, the index of the matrix.
+        minor that is not positive, a jitter that makes A definite and, for a batch, the index of the matrix.
     ValueError
         If A is not square, or the triangle that is read has NaN or Inf; for unknown names.
     TypeError
@@ -132,8 +143,10 @@ def cholesky(
     >>> neula.cholesky(A, upper=True).U
     array([[2., 1.],
            [0., 2.]])
+    >>> round(result.logdet().value, 6), result.inv_quad(np.array([4.0, 2.0])).value  # log 16
+    (2.772589, 4.0)
     """
-    call, options = _asked(A, accuracy, engine, strict, progress)
+    call, options = _asked(A, accuracy, engine, strict, progress, jitter)
     given, n = call.first.tensor, call.first.tensor.shape[-1]
     if not wait and given.numel() > 0:
         with call.computing():
@@ -151,8 +164,10 @@ def _asked(
     engine: str | Engine = "auto",
     strict: bool = False,
     progress: Progress | None = None,
+    jitter: str | None = None,
 ) -> tuple[Call, CholeskyOptions]:
     """Check the arguments of :func:`cholesky`."""
+    check_name("jitter", jitter, ("auto",), optional=True)
     call = Call.begin(
         {"A": A},
         engine=engine,
@@ -166,7 +181,7 @@ def _asked(
     n = given.shape[-1]
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use qr for other shapes")
-    return call, CholeskyOptions(call.target, call.engine, progress)
+    return call, CholeskyOptions(call.target, call.engine, progress, jitter is not None)
 
 
 def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> Plan | None:
@@ -202,8 +217,9 @@ def _pending(
         accepted = judge.accept(found)
     lower = _attached(call, begun.values.lower, upper=upper)
     of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
+    factor = call.hand_back(lower.mT if upper else lower)
     return CholeskyResult(
-        factor=call.hand_back(lower.mT if upper else lower),
+        factor=factor,
         upper=upper,
         **of_all,
         bound=judge.bound,
@@ -212,6 +228,7 @@ def _pending(
         engine=str(options.engine),
         accuracy=options.target.name,
         _pending=lambda: _finished(call, options, begun, upper=upper),
+        _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
     )
 
 
@@ -220,14 +237,35 @@ def _finished(
 ) -> CholeskyResult:
     given = call.first.tensor
     if begun is None and (plan := launched_plan(given, options, upper=upper)) is not None:
-        mine = Given((), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
+        mine = Given(
+            (call.first.graph,), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype)
+        )
         soon = plan.solved(mine, given, partial(_attached, call, upper=upper))
         if isinstance(soon, CholeskyResult):
             return soon
         begun = soon
-    with call.computing():
-        run = _factorize(_lower(call, upper=upper), given, options, begun, upper=upper)
+    try:
+        with call.computing():
+            run = _factorize(_lower(call, upper=upper), given, options, begun, upper=upper)
+    except np.linalg.LinAlgError:
+        if not options.jitter:
+            raise
+        return _with_jitter(call, replace(options, jitter=False), upper=upper)
     return _collect(call, options, run, upper=upper)
+
+
+def _with_jitter(call: Call, options: CholeskyOptions, *, upper: bool) -> CholeskyResult:
+    """The factors of matrices with a multiple of the identity added to those that need it."""
+    with call.computing():
+        added = [least_jitter(a) for a in _lower(call, upper=upper)]
+    first, (*batch, n, _) = call.first, call.first.tensor.shape
+    device = first.tensor.device
+    jitter = torch.tensor(added, dtype=torch.float64, device=device).reshape(batch)
+    shift = jitter[..., None, None] * torch.eye(n, dtype=torch.float64, device=device)
+    graph = first.graph + shift.to(first.tensor)
+    shifted = replace(first, tensor=graph.detach(), graph=graph)
+    result = _finished(replace(call, operands={"A": shifted}), options, upper=upper)
+    return replace(result, jitter=call.hand_back(jitter, jitter.dtype) if batch else added[0])
 
 
 def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
@@ -258,7 +296,11 @@ def _factorize(
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])
         which = f"A[{', '.join(map(str, where))}] of the batch" if given.ndim > 2 else "A"
-        raise np.linalg.LinAlgError(f"{which} is not positive definite: {error}") from None
+        enough = least_jitter(lower[error.place])
+        raise np.linalg.LinAlgError(
+            f"{which} is not positive definite: {error}; {enough:g} added to its diagonal makes it so, as "
+            'jitter="auto" does'
+        ) from None
     if not run.accepted.all():
         _check_triangle(given, upper=upper)
     return run
@@ -289,8 +331,9 @@ def _collect(
     lower = _attached(call, run.found.lower, upper=upper)
     judge = CholeskyJudge.for_shape(max(n, 1), options)
     found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
+    factor = call.give_back(lower.mT if upper else lower)
     result = CholeskyResult(
-        factor=call.give_back(lower.mT if upper else lower),
+        factor=factor,
         upper=upper,
         converged=bool(run.accepted.all()),
         residual=float(run.numbers[0].max(initial=0.0)),
@@ -301,6 +344,7 @@ def _collect(
         engine=str(options.engine),
         accuracy=options.target.name,
         seconds=call.seconds,
+        _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
     )
     if not result.converged:
         missed = np.argwhere(~run.accepted.reshape(batch)).tolist()

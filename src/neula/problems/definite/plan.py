@@ -15,6 +15,7 @@ from neula.errors import of_batch
 from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Link
+from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.inputs import flattened
 from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.plans import Given, accepted_result
@@ -151,6 +152,7 @@ def _accepted(
 ) -> CholeskyResult[Any]:
     fields = {"factor": factor, "upper": upper, "converged": True, "residual": residual, "bound": bound}
     fields |= {"residuals": residuals, "accepted": Later(accepted)}
+    fields["_factors"] = CholeskyMethods(given.arrays[0], factor, upper, bound)
     return accepted_result(CholeskyResult, given, options, label, reason, fields)
 
 

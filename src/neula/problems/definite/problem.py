@@ -21,6 +21,7 @@ class CholeskyOptions:
     target: Format  # the format whose accuracy the factors are to have
     engine: Engine
     progress: Progress | None = None
+    jitter: bool = False  # whether to add to the diagonals of matrices that are not definite
 
     @cached_property
     def tuning(self) -> Tuning:

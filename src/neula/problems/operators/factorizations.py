@@ -162,10 +162,11 @@ def traced_cholesky(
     accuracy: Accuracy | None = None,
     engine: Any = "auto",
     strict: bool = False,
+    jitter: str | None = None,
     **others: Any,
 ) -> CholeskyResult[Any] | None:
-    """:func:`neula.cholesky` in a graph."""
-    if not are_simple(engine, A):
+    """:func:`neula.cholesky` in a graph; how much jitter it takes depends on the numbers."""
+    if jitter is not None or not are_simple(engine, A):
         return None
     lower, residuals, accepted = CHOLESKY(A.mT if upper else A, name_of(accuracy), engine, strict)
     known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals), "bound": math.nan}

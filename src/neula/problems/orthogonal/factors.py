@@ -15,6 +15,7 @@ from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
+from neula.pipeline.factors import QRMethods
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.over_processes import Give
 from neula.pipeline.plans import Given, accepted_result
@@ -93,13 +94,15 @@ def as_pending(
     if call.differentiable:
         q, r = attach_factors(call.first.graph, q, r)
     fits = (r.to(call.dtype).isfinite() == r.isfinite()).flatten(len(batch)).all(-1)
+    Q, R = None if mode == "r" else call.hand_back(q), call.hand_back(r)
     return QRResult(
-        Q=None if mode == "r" else call.hand_back(q),
-        R=call.hand_back(r),
+        Q=Q,
+        R=R,
         engine=str(call.engine),
         accuracy=call.target.name,
         accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
         _pending=finish,
+        _factors=_methods(call.first.graph, Q, R),
     )
 
 
@@ -122,12 +125,20 @@ def as_accepted(
     }
     if order is not None:
         fields["P"] = give(order)
+    elif given.arrays:
+        fields["_factors"] = _methods(given.arrays[0], fields["Q"], fields["R"])
     return accepted_result(QRResult, given, options, label, lambda: certificate.in_words, fields)
 
 
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:
     """Of a matrix over processes: Q as A came, R on all of them."""
-    return replace(result, Q=None if result.Q is None else tall(result.Q), R=replicated(result.R))
+    Q = None if result.Q is None else tall(result.Q)
+    return replace(result, Q=Q, R=replicated(result.R), _factors=None)
+
+
+def _methods(matrix: Any, Q: Any, R: Any) -> QRMethods | None:
+    """Methods of the result; None unless Q has as many columns as R has rows."""
+    return None if Q is None or Q.shape[-1] != R.shape[-1] else QRMethods(matrix, Q, R)
 
 
 def as_result(
@@ -153,6 +164,7 @@ def as_result(
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
         seconds=call.seconds,
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
+        _factors=None if order is not None or options.in_place else _methods(call.first.graph, Q, R),
     )
     if not result.converged:
         call.report_missed(

@@ -151,7 +151,7 @@ def _of_core(
 def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:
     """The result where the first link is accepted, else what it has found, if anything."""
     plan = _of_call(call, options, mode)
-    given = Given((), call.first.wrap_array, call.begun, call.first.wrap)
+    given = Given((call.first.graph,), call.first.wrap_array, call.begun, call.first.wrap)
     with call.computing():
         return None if plan is None else plan.solved(given, call.first.tensor)
 

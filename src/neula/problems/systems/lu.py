@@ -25,7 +25,8 @@ from neula.engines import Engine, Format, format_of, select_engine
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
-from neula.pipeline.inputs import check_finite
+from neula.pipeline.factors import LUMethods
+from neula.pipeline.inputs import check_finite, is_variable
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -161,8 +162,8 @@ def lu_factor(
     >>> F.storage_bytes
     80000
     """
-    call = Call.begin({"A": A}, engine=engine)
-    a = call.first.tensor
+    call = Call.begin({"A": A}, engine=engine, gradients=keep_a)
+    a, graph = call.first.tensor, call.first.graph
     check_square(a)
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
@@ -182,7 +183,7 @@ def lu_factor(
                 found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
     # Factors that do not keep A must not keep it alive.
     nothing = a.new_empty(0)
-    give_back = replace(call.first, tensor=nothing, graph=nothing).give_back
+    like = replace(call.first, tensor=nothing, graph=nothing)
     make = partial(
         LUFactors,
         variant="lapack" if by_lapack else variant,
@@ -192,23 +193,30 @@ def lu_factor(
         storage=kept.name,
         engine=str(chosen),
         dtype=a.dtype,
-        give_back=give_back,
+        _give_back=like.give_back,
         transform=transform,
         seconds=call.seconds,
     )
 
-    def one(packed: PackedLU, of: _Factorized) -> LUFactors:
+    def methods(packed: PackedLU, index: tuple[int, ...], *of: _Factorized) -> LUMethods | None:
+        kept = tuple(each.matrix for each in of if each.matrix is not None)
+        return LUMethods(graph[index], packed, transform is not None, like, kept) if keep_a else None
+
+    def one(packed: PackedLU, index: tuple[int, ...], of: _Factorized) -> LUFactors:
         growth = growth_of_factors(packed.lu, of.largest, chosen)
-        return make(packed=packed, kept=of.matrix, measure_growth=growth)
+        return make(
+            packed=packed, kept=of.matrix, _measure_growth=growth, _factors=methods(packed, index, of)
+        )
 
     if not batch:
-        return one(found[0].packed, found[0])
+        return one(found[0].packed, (), found[0])
     packed = stacked([each.packed for each in found], batch, n, kept, chosen.device)
     members = tuple(
-        one(PackedLU(packed.lu[index], packed.permutation[index], kept), each)
+        one(PackedLU(packed.lu[index], packed.permutation[index], kept), index, each)
         for index, each in zip(indices, found, strict=True)
     )
-    return make(packed=packed, members=members, measure_growth=partial(_growths, members, batch, give_back))
+    growths = partial(_growths, members, batch, like.give_back)
+    return make(packed=packed, members=members, _measure_growth=growths, _factors=methods(packed, (), *found))
 
 
 @overload
@@ -287,9 +295,11 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
     """
     if not isinstance(F, LUFactors):
         raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
-    if F.solvers.measured is not None and F.kept is not None and refine in (None, True):
+    if refine is not False and F._factors is not None and (F._factors.is_variable or is_variable(b)):
+        return F.solve(b).x
+    if F._solvers.measured is not None and F.kept is not None and refine in (None, True):
         F.kept.products()  # A is what it was
-        if (soon := F.solvers.measured(b)) is not None:
+        if (soon := F._solvers.measured(b)) is not None:
             return soon
     device = F.packed.lu.device
     call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict)
@@ -318,7 +328,7 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
                     _check_solution(solution)
                     sides.put(x, i, solution)
     if refine:
-        F.solvers.measured = F.solvers.measured or MeasuredSubstitution.from_used(F)
+        F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
     answer = call.give_back(x.reshape(sides.shape), dtype)
     report_solutions(evidence, answer, F, target, call)
     return answer

@@ -18,6 +18,7 @@ from neula.engines import Engine, Format, format_of
 from neula.errors import check_name
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
+from neula.pipeline.factors import LUMethods
 from neula.pipeline.inputs import Taken, take
 from neula.pipeline.plans import Given, host_arrays
 from neula.pipeline.result import LUFactors
@@ -103,8 +104,10 @@ def _factors(
 ) -> LUFactors[Any]:
     engine, storage, _ = options
     interchanges, nothing = Interchanges(pivots), lu.new_empty(0)
+    packed = PackedLU(lu, interchanges.permutation(), storage, interchanges)
+    like = Taken(nothing, wrap, nothing)
     return LUFactors(
-        packed=PackedLU(lu, interchanges.permutation(), storage, interchanges),
+        packed=packed,
         variant="lapack",
         panel=None,
         inner_panel=None,
@@ -112,8 +115,9 @@ def _factors(
         storage=storage.name,
         engine=str(engine),
         dtype=lu.dtype,
-        measure_growth=growth_of_factors(lu, largest, engine),
-        give_back=Taken(nothing, wrap, nothing).give_back,
+        _measure_growth=growth_of_factors(lu, largest, engine),
+        _give_back=like.give_back,
+        _factors=None if kept is None else LUMethods(kept.a, packed, False, like, (kept,)),
         kept=kept,
         seconds=perf_counter() - begun,
     )
@@ -170,7 +174,7 @@ class MeasuredSubstitution:
     def from_used(cls, factors: LUFactors[Any]) -> Self | None:
         """For factors that have solved once; None where they are not LAPACK's, or A has to be scaled."""
         kept = factors.kept
-        if factors.variant != "lapack" or kept is None or factors.solvers.better is not None:
+        if factors.variant != "lapack" or kept is None or factors._solvers.better is not None:
             return None
         if not kept.a.is_cpu or kept.a.is_neg():
             return None

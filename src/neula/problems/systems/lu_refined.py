@@ -42,7 +42,7 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
     """With the factors, and if they do not suffice, with factors in double precision that are kept."""
     assert F.kept is not None
-    solvers, limits = F.solvers, limits_of(target, F.shape[-1])
+    solvers, limits = F._solvers, limits_of(target, F.shape[-1])
     if solvers.better is not None:
         return _refined(solvers.better, b, target)
     found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, limits.backward_error)
@@ -65,10 +65,10 @@ def _refactorized(F: LUFactors) -> LUFactors | None:
     permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
     packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept)
     solvers = KeptSolvers(none_better=True)
-    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", solvers=solvers)
+    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", _solvers=solvers)
 
 
 def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
     """The factors to solve with, made once: of two threads that make them, one is heard by both."""
-    kept = F.solvers.substitutions
+    kept = F._solvers.substitutions
     return kept.get(dtype) or kept.setdefault(dtype, Substitution.prepared(F.packed, dtype))

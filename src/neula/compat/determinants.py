@@ -1,0 +1,105 @@
+"""Determinants and inverses by LU factors, measured: what the drop-ins of all three libraries share."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import neula
+from neula.certificates.factored import logdet_error
+from neula.certificates.forward_error import SURE
+from neula.certificates.orthogonality import directions
+from neula.compat.drop_in import need
+from neula.compat.least_squares import is_accurate_inverse
+from neula.engines import format_of
+from neula.errors import warn
+from neula.kernels import scipy_linalg
+from neula.kernels.precision import plain_arithmetic
+
+
+class Determinants(NamedTuple):
+    """Determinants of matrices, shape (...), in the dtype that they were factorized in."""
+
+    sign: torch.Tensor
+    logabsdet: torch.Tensor
+    product: torch.Tensor  # the determinant itself, which may overflow
+
+
+def measured_determinants(a: torch.Tensor) -> Determinants:
+    """Determinants by LU with partial pivoting, with a warning where no digit is sure.
+
+    Where that is so in single precision, they are computed in double precision. The factors solve for
+    products of A with Gaussian vectors, from which :mod:`neula.certificates.factored` bounds the error.
+
+    Raises
+    ------
+    Unsuited
+        If a matrix is not square, is empty, or its factors are singular or not finite.
+
+    Warns
+    -----
+    IllConditionedWarning
+        If a determinant may be off by more than a tenth.
+    """
+    need(a.ndim >= 2 and a.numel() > 0 and a.shape[-2] == a.shape[-1])
+    sign, logs, error = _of_one(a.numpy()) if a.is_cpu and a.ndim == 2 else _of_batch(a)
+    error = error + a.shape[-1] * format_of(a.dtype).u * abs(logs).sum(-1)
+    worst, logabsdet = float(error.max()), logs.sum(-1)
+    need(worst == worst)  # not NaN
+    if not worst <= SURE and a.dtype == torch.float32:
+        return Determinants(*(x.float() for x in measured_determinants(a.double())))
+    if not worst <= SURE:
+        text = f"no digit of the determinant is sure: the bound on its relative error is {worst:.1e}"
+        warn(text, neula.IllConditionedWarning)
+    sign, logabsdet = (torch.as_tensor(x, dtype=torch.float64, device=a.device) for x in (sign, logabsdet))
+    return Determinants(*(x.to(a.dtype) for x in (sign, logabsdet, sign * logabsdet.exp())))
+
+
+def _of_one(a: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+    """Sign, logarithms of pivots and the bound of one matrix: microseconds count.
+
+    Of the transpose, which is a matrix in Fortran's order and has the same determinant.
+    """
+    a = a.T
+    kind, g = "s" if a.dtype == np.float32 else "d", directions(len(a), torch.device("cpu")).numpy()
+    factorize, solve = (getattr(scipy_linalg.lapack, f"{kind}getr{x}") for x in "fs")
+    lu, pivots, singular = factorize(a)
+    need(not singular)
+    with np.errstate(all="ignore"):  # NaN is not accepted
+        image = solve(lu, pivots, a @ g.astype(a.dtype, copy=False))[0] - g
+        diagonal = lu.diagonal()
+        negative = (diagonal < 0).sum() + (pivots != np.arange(len(a))).sum()
+        logs = np.log(abs(diagonal.astype(np.float64)))
+        return 1 - 2 * (negative % 2), logs, logdet_error(image, g)
+
+
+def _of_batch(a: torch.Tensor) -> tuple[Any, torch.Tensor, Any]:
+    """Signs, logarithms of pivots and bounds of several matrices, on any device."""
+    n, g = a.shape[-1], directions(a.shape[-1], a.device).to(a.dtype)
+    with plain_arithmetic(a.device):
+        lu, pivots, info = torch.linalg.lu_factor_ex(a)
+        need(not bool(info.any()))
+        image = torch.linalg.lu_solve(lu, pivots, a @ g) - g
+        diagonal = lu.diagonal(dim1=-2, dim2=-1)
+        swapped = pivots != torch.arange(1, n + 1, dtype=pivots.dtype, device=a.device)
+        negative = (diagonal < 0).sum(-1) + swapped.sum(-1)
+        return 1 - 2 * (negative % 2), diagonal.double().abs().log(), logdet_error(image, g)
+
+
+def measured_inverse(a: Any, found: Any) -> Any:
+    """An inverse by another library, or where fewer than half of its digits are correct neula's.
+
+    Parameters
+    ----------
+    a, found : ndarray or Tensor, shape (..., n, n)
+    """
+    need(a.size > 0 if isinstance(a, np.ndarray) else a.numel() > 0)
+    if isinstance(a, torch.Tensor):
+        if is_accurate_inverse(a.detach(), found.detach()):
+            return found
+        return neula.solve(a, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).x
+    if is_accurate_inverse(a, found):
+        return found
+    return neula.solve(a, np.eye(a.shape[-1], dtype=a.dtype)).x

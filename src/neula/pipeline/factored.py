@@ -1,0 +1,300 @@
+"""Solutions, determinants and inverses by factors ``A = M1 M2`` that are there, with evidence and gradients.
+
+The factors may be as inaccurate as any: solutions are refined with A in double precision, and
+:mod:`neula.certificates.factored` measures how far ``M1 M2`` is from A. Everything is that of ``R A C``,
+where R and C are powers of two that bring columns, and of definite matrices rows and columns, near norm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, Self
+
+import torch
+
+from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS
+from neula.algorithms.scaling import power_of_two_scales
+from neula.certificates.factored import logdet_error, norm_margin, shown_norm
+from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, where
+from neula.certificates.orthogonality import DIRECTIONS, directions
+from neula.certificates.residuals import quotient
+from neula.engines import FP64
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.gradients import attach_logdet, attach_system
+
+Tensor = torch.Tensor
+
+
+class FactorErrors(NamedTuple):
+    """Measured errors of factors, shape (P, 1), for the logarithm (P,)."""
+
+    rate: Tensor  # ||E||_2
+    left: Tensor  # ||M1^-1||_2
+    right: Tensor  # ||M2^-1||_2
+    inverse: Tensor  # ||M2^-1 M1^-1||_2
+    logdet: Tensor  # | log |det A| - log |det M1 M2| |
+    condition: Tensor  # ||R A C||_F ||M2^-1 M1^-1||_2
+
+
+class RefinedColumns(NamedTuple):
+    """Solutions of ``A x = b`` in double precision, and what is left of their errors."""
+
+    x: Tensor  # shape (P, n, K): of A as it was given
+    size: Tensor  # ||C^-1 x||, shape (P, K)
+    error: Tensor  # bound on that of the difference from the solution
+    energy: Tensor  # bound on ||M2 C^-1 (x - x*)||, for b^T x
+    backward_error: Tensor  # of the solution before its last correction, in the 2-norm
+    steps: int  # solves with the factors
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredMatrix:
+    """Factors of a batch of square matrices, all in double precision."""
+
+    a: Tensor  # shape (P, n, n): A as it was given, symmetric if its factors are L L^T
+    scales: tuple[Tensor, Tensor]  # R, shape (P, n, 1), and C, shape (P, 1, n)
+    left: Tensor  # M1 of R A C: lower triangular, with a diagonal of ones, or orthonormal
+    right: Tensor  # M2: upper triangular
+    kind: str  # {"lower", "unit", "orthonormal"}: which of these M1 is
+    order: Tensor | None = None  # shape (P, n, 1): M1 M2 has the rows of A in this order
+    swaps: Tensor | None = None  # shape (P,): interchanges of two rows that lead to it
+
+    @classmethod
+    def definite(cls, a: Tensor, lower: Tensor) -> Self:
+        """Of ``A = L L^T``, shape (P, n, n), of which the lower triangle is read."""
+        a = a.to(lower.device, torch.float64)
+        a = a.tril() + a.tril(-1).mT
+        diagonal = a.diagonal(dim1=-2, dim2=-1)
+        rows = torch.ldexp(torch.ones_like(diagonal), -(torch.frexp(diagonal)[1] // 2))[..., None]
+        left = _times(lower.double(), rows)
+        return cls(a, (rows, rows.mT), left, left.mT, "lower")
+
+    @classmethod
+    def general(
+        cls,
+        a: Tensor,
+        left: Tensor,
+        right: Tensor,
+        kind: str,
+        order: Tensor | None = None,
+        swaps: Tensor | None = None,
+    ) -> Self:
+        """Of ``A = M1 M2``, shape (P, n, n), with rows in an order, shape (P, n)."""
+        a = a.to(left.device, torch.float64)
+        nothing = a.new_zeros(len(a), 1, a.shape[-1])
+        columns = power_of_two_scales(a.abs().amax(-2, keepdim=True) if a.numel() else nothing)
+        scales = torch.ones_like(columns.mT), columns
+        where = None if order is None else order[..., None]
+        return cls(a, scales, left.double(), _times(right.double(), columns), kind, where, swaps)
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        """``R A C``."""
+        rows, columns = self.scales
+        return _times(_times(self.a, rows), columns)
+
+    # --- solving with the factors alone ---
+
+    def by_left(self, y: Tensor) -> Tensor:
+        """``M1^-1 y``."""
+        if self.order is not None:
+            y = torch.take_along_dim(y, self.order, -2)
+        if self.kind == "orthonormal":
+            return self.left.mT @ y
+        unit = self.kind == "unit"
+        return torch.linalg.solve_triangular(self.left, y, upper=False, unitriangular=unit)
+
+    def by_right(self, y: Tensor) -> Tensor:
+        """``M2^-1 y``."""
+        return torch.linalg.solve_triangular(self.right, y, upper=True)
+
+    def by_right_transposed(self, y: Tensor) -> Tensor:
+        """``M2^-T y``."""
+        return torch.linalg.solve_triangular(self.right.mT, y, upper=False)
+
+    def by_transposed(self, y: Tensor) -> Tensor:
+        """``M1^-T M2^-T y``."""
+        y = self.by_right_transposed(y)
+        if self.kind == "orthonormal":
+            y = self.left @ y
+        else:
+            unit = self.kind == "unit"
+            y = torch.linalg.solve_triangular(self.left.mT, y, upper=True, unitriangular=unit)
+        return y if self.order is None else torch.take_along_dim(y, self.order.argsort(-2), -2)
+
+    # --- what the factors are worth ---
+
+    @cached_property
+    def errors(self) -> FactorErrors:
+        """How far the product of the factors is from A, and norms of their inverses."""
+        n, norm = self.a.shape[-1], torch.linalg.vector_norm
+        g = directions(n, self.a.device).expand(len(self.a), -1, -1)
+        beside = g.shape[-1]
+        v = self.by_right(g)
+        y = self.by_left(torch.cat([self.scaled @ v, g], -1))
+        image, y = y[..., :beside] - g, y[..., beside:]
+        rate, left, right, inverse = (shown_norm(x) for x in (image, y, v, self.by_right(y)))
+        logdet = logdet_error(image, g)
+        if self.kind == "orthonormal":  # log |det Q| is half of that of Q^T Q
+            logdet = logdet + logdet_error(self.left.mT @ (self.left @ g) - g, g) / 2
+        condition = inverse * norm(self.scaled, dim=(-2, -1))[..., None]
+        return FactorErrors(rate, left, right, inverse, logdet, condition)
+
+    def refactorized(self, bound: float) -> FactoredMatrix:
+        """LAPACK's factors in double precision where these are too inaccurate to refine with.
+
+        Parameters
+        ----------
+        bound : float
+            What the residual of the factors was when they were made.
+
+        Raises
+        ------
+        ValueError
+            If they are not those of A.
+        """
+        if bool((self.errors.rate <= MAX_RATE).all()):
+            return self
+        norm, g = torch.linalg.vector_norm, directions(self.a.shape[-1], self.a.device)
+        image = self.scaled @ g
+        lost = norm(image - self.left @ (self.right @ g), dim=(-2, -1))
+        bound *= DIRECTIONS**0.5 * norm_margin(len(g))  # which was that of an estimate
+        if bound < torch.inf and not bool((lost <= bound * norm(image, dim=(-2, -1))).all()):
+            raise ValueError(
+                "A was changed since it was factorized: factorize it again, or a copy that nobody changes"
+            )
+        found = self.by_lapack()
+        if found is None or not bool((found.errors.rate < self.errors.rate).any()):
+            return self
+        return found
+
+    def by_lapack(self) -> FactoredMatrix | None:
+        """The LU factors of LAPACK in double precision; None if a matrix is singular."""
+        lu, pivots, info = torch.linalg.lu_factor_ex(self.scaled)
+        if bool(info.any()):
+            return None
+        rows = torch.arange(lu.shape[-1], device=lu.device, dtype=lu.dtype)
+        order = (torch.lu_unpack(lu, pivots, unpack_data=False)[0].mT @ rows[:, None]).long()
+        swaps = (pivots != rows + 1).sum(-1)
+        return replace(self, left=lu, right=lu.triu(), kind="unit", order=order, swaps=swaps)
+
+    # --- solutions ---
+
+    def refined(self, b: Tensor, u: float) -> RefinedColumns:
+        """Solve for columns of b, shape (P, n, K), in float64, until x has an error of a few u.
+
+        With the residual r of x, and ``y = M1^-1 r``, the error of ``x + M2^-1 y`` is ``M2^-1 ((I + E)^-1 -
+        I) y``, and what the rounding errors of r become.
+        """
+        a, norm, (rows, columns) = self.scaled, torch.linalg.vector_norm, self.scales
+        b = rows * b
+        n, rate = b.shape[-2], self.errors.rate
+        size_a, size_b = norm(a, dim=(-2, -1))[..., None], norm(b, dim=-2)
+        z, before = self.by_left(b), None
+        x, steps = self.by_right(z), 1
+        while steps < MAX_ITERATIONS:
+            steps += 1
+            r = b - a @ x
+            y = self.by_left(r)
+            d = self.by_right(y)
+            step, terms = norm(d, dim=-2), size_a * norm(x, dim=-2) + size_b
+            x = x + d
+            noise = math.sqrt(n) * FP64.u * terms
+            if before is None:  # y is E z: larger ones are those of another matrix
+                known = norm(y, dim=-2) <= 2 * rate * norm(z, dim=-2) + DIRECTIONS * self.errors.left * noise
+                before = torch.full_like(step, torch.inf)
+            enough = torch.maximum(u / 2 * norm(x, dim=-2), self.errors.inverse * noise)
+            solved = (step <= enough) & (norm(r, dim=-2) <= u * terms + noise / 4)
+            if bool((solved | ~(step <= before / 2)).all()):
+                break
+            before = step
+        energy = left_by_update(rate) * norm(y, dim=-2)
+        size = norm(x, dim=-2)
+        error = self.errors.right * energy + enlarged(self.errors.inverse * noise, rate) + FP64.u * size
+        energy = energy + enlarged(self.errors.left * noise, rate)
+        error, energy = (where(known, e, torch.inf) for e in (error, energy))
+        return RefinedColumns(columns.mT * x, size, error, energy, quotient(norm(r, dim=-2), terms), steps)
+
+    def attached(self, graph: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        """Solutions with the gradients of A and b, all by these factors."""
+        return attach_system(graph, b, x, self._again)
+
+    def _again(self, a: Tensor, b: Tensor) -> Tensor:
+        """``A^-1 b``, or of the transpose of A, differentiable."""
+        with plain_arithmetic(a.device):
+            straight = torch.equal(a, self.a)
+            (rows, columns), matrix = self.scales, self.scaled
+            if straight:
+                solve, left, right = lambda y: self.by_right(self.by_left(y)), rows, columns.mT
+            else:
+                solve, left, right, matrix = self.by_transposed, columns.mT, rows, matrix.mT
+            x = solve(left * b)
+            x = right * (x + solve(left * b - matrix @ x))
+        return attach_system(a, b, x, self._again)
+
+    # --- numbers ---
+
+    @property
+    def logdet(self) -> tuple[Tensor, Tensor]:
+        """``log |det A|``, and a bound on its error, shape (P,).
+
+        A sum of n numbers has an error of ``n u`` times the sum of their magnitudes (Higham 2002, section
+        4.2), and each logarithm one of u.
+        """
+        logs = self.right.diagonal(dim1=-2, dim2=-1).abs().log()
+        scales = torch.cat([x.flatten(1).log() for x in self.scales], -1)
+        twice = 2 if self.kind == "lower" else 1
+        value = twice * logs.sum(-1) - scales.sum(-1)
+        size = twice * logs.abs().sum(-1) + scales.abs().sum(-1)
+        return value, self.errors.logdet + (2 * logs.shape[-1] + 1) * FP64.u * size
+
+    @property
+    def sign(self) -> Tensor:
+        """Sign of the determinant, shape (P,)."""
+        if self.kind == "lower":
+            return torch.ones_like(self.right[:, 0].sum(-1))
+        sign = self.right.diagonal(dim1=-2, dim2=-1).sign().prod(-1)
+        if self.kind == "orthonormal":
+            return sign * torch.linalg.slogdet(self.left).sign
+        return sign if self.swaps is None else sign * (1 - 2 * (self.swaps.to(sign) % 2))
+
+    def attached_logdet(self, graph: Tensor, value: Tensor) -> Tensor:
+        """The logarithm with the gradient of A."""
+        return attach_logdet(graph, value, self._inverse)
+
+    def _inverse(self, a: Tensor) -> Tensor:
+        with plain_arithmetic(a.device):
+            eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
+            if self.kind == "lower":
+                x = torch.cholesky_inverse(self.left)
+            else:
+                x = self.by_right(self.by_left(eye))
+            rows, columns = self.scales
+            x = columns.mT * x * rows.mT
+        return attach_system(a, eye, x, self._again)
+
+    def inverse_quadratic(self, b: Tensor, u: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Diagonal of ``b^T A^-1 b``, shape (P, K), bounds on its errors, and ``A^-1 b``.
+
+        ``b^T (x - x*)`` is the inner product of ``M2^-T C b`` and ``M2 C^-1 (x - x*)``.
+        """
+        found, columns = self.refined(b, u), self.scales[1].mT
+        norm = torch.linalg.vector_norm
+        side = norm(self.by_right_transposed(columns * b), dim=-2)
+        summed = len(b[0]) * FP64.u * norm(columns * b, dim=-2) * found.size
+        return (b * found.x).sum(-2), side * found.energy + summed, found.x
+
+
+def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:
+    """Bound on the condition number of triangular matrices with columns near norm 1, shape (P, 1)."""
+    t = t * power_of_two_scales(t.abs().amax(-2, keepdim=True))
+    g, norm = directions(t.shape[-1], t.device).expand(len(t), -1, -1), torch.linalg.vector_norm
+    image = torch.linalg.solve_triangular(t, g, upper=upper)
+    return shown_norm(image) * norm(t, dim=(1, 2))[:, None]
+
+
+def _times(x: Tensor, scales: Tensor) -> Tensor:
+    """With scaled rows or columns; without a copy where all scales are 1."""
+    return x if bool((scales == 1).all()) else x * scales

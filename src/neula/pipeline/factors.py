@@ -1,0 +1,377 @@
+"""Methods of factorizations: arrays in and out, gradients, warnings where no digit is guaranteed."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.krylov.lu_refinement import KeptMatrix
+from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import SURE, digits_of, measured_error
+from neula.certificates.verdict import within
+from neula.engines import FP64, format_of
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.compilation import eager
+from neula.pipeline.factored import FactoredMatrix, triangular_condition
+from neula.pipeline.gradients import attach_lu, attach_symmetric
+from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
+from neula.pipeline.result import Attempt, FactorSolution, FactorValue, SlogdetResult, report_missed
+from neula.pipeline.shapes import broadcast_system
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class KnownFactors(ABC):
+    """Factors of a matrix, or a batch, that is kept by reference."""
+
+    matrix: Any  # A as it was given: a tensor attached to its graph, or an array of NumPy
+
+    def __reduce__(self) -> Any:
+        """Matrices do not travel with a result."""
+        return _forgotten, ()
+
+    @property
+    @abstractmethod
+    def like(self) -> Taken:
+        """An array whose library, device and dtype results have."""
+
+    @property
+    @abstractmethod
+    def triangle(self) -> tuple[Any, bool, bool]:
+        """A factor, whether it is upper triangular, and whether :meth:`solve_triangular` transposes it."""
+
+    @abstractmethod
+    def factorized(self, a: Tensor) -> FactoredMatrix:
+        """The factors of A, shape (P, n, n)."""
+
+    @property
+    def residual(self) -> float:
+        """Bound on the relative residual of the factors; infinite if nothing is known."""
+        return math.inf
+
+    def operand(self, a: Tensor) -> Tensor:
+        """A, shape (P, n, n), as derivatives are taken with respect to it, in double precision."""
+        return a.to(self.factored.a)
+
+    # --- methods ---
+
+    @eager
+    def solve(self, b: Any) -> FactorSolution[Any]:
+        """Solve ``A x = b``, with evidence."""
+        sides = self.sides(b)
+        with self.computing():
+            found = self.factored.refined(sides.columns, sides.u)
+            error = measured_error(found.error, found.size, sides.rounding)
+        x = self.attached(sides.graph, found.x)
+        bound = solve_bound(format_of(sides.dtype), x.shape[-2])
+        kappa = self.factored.errors.condition
+        return sides.solution(x, found.backward_error, error, kappa, bound, found.steps)
+
+    @eager
+    def solve_triangular(self, b: Any, transposed: bool) -> FactorSolution[Any]:
+        """Solve with a triangular factor."""
+        factor, upper, turned = self.triangle
+        triangle = take(factor, "the factor", differentiable=True)
+        sides = RightSides(triangle, b)
+        t = flattened(triangle.graph).double()
+        t, upper = (t.mT, not upper) if transposed != turned else (t, upper)
+        x = torch.linalg.solve_triangular(t, sides.graph, upper=upper)
+        bound = math.sqrt(t.shape[-1]) * FP64.u
+        with self.computing():
+            kappa = triangular_condition(t, upper=upper)
+            backward = torch.full_like(x[:, 0], bound)
+            error = measured_error(kappa * backward, torch.ones_like(backward), sides.rounding)
+        return sides.solution(x, backward, error, kappa, bound, 1)
+
+    @eager
+    def logdet(self) -> FactorValue[Any]:
+        """Logarithms of determinants."""
+        value, error = self._logdet()
+        return FactorValue(value=value, error=error)
+
+    @eager
+    def slogdet(self) -> SlogdetResult[Any]:
+        """Signs and logarithms of determinants."""
+        with self.computing():
+            sign = self.numbers(self.factored.sign)
+        value, error = self._logdet()
+        return SlogdetResult(sign=sign, logabsdet=value, error=error)
+
+    @eager
+    def inv_quad(self, b: Any) -> FactorValue[Any]:
+        """``b^T A^-1 b`` of each right-hand side."""
+        return self._quadratic(self.sides(b))
+
+    @eager
+    def diag_inverse(self) -> FactorValue[Any]:
+        """Diagonals of inverses."""
+        a = self.given.tensor
+        return self._quadratic(self.sides(torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)))
+
+    # --- what they share ---
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether somebody differentiates with respect to A."""
+        return is_variable(self.matrix)
+
+    @property
+    def given(self) -> Taken:
+        """A, of which derivatives may be wanted."""
+        return replace(take(self.matrix, "A", differentiable=True), wrap=self.like.wrap)
+
+    @cached_property
+    def factored(self) -> FactoredMatrix:
+        """The factors with what is measured of them, once for all methods."""
+        a = flattened(self.given.tensor)
+        if a.shape[-2] != a.shape[-1]:
+            raise ValueError(
+                f"A is {a.shape[-2]} x {a.shape[-1]}, and only square matrices have inverses and "
+                "determinants: for least squares use neula.lstsq"
+            )
+        with self.computing():
+            return self.factorized(a).refactorized(self.residual)
+
+    def computing(self) -> plain_arithmetic:
+        """Where numbers are computed, without gradients."""
+        return plain_arithmetic(self.like.tensor.device)
+
+    def sides(self, b: Any) -> RightSides:
+        """Right-hand sides in the shapes of NumPy."""
+        return RightSides(self.given, b, self.factored.a.device)
+
+    def attached(self, b: Tensor, x: Tensor) -> Tensor:
+        """Solutions with their gradients, where somebody wants them."""
+        if not (self.is_variable or is_variable(b)):
+            return x
+        return self.factored.attached(self.operand(flattened(self.given.graph)), b, x)
+
+    def numbers(self, x: Tensor) -> Any:
+        """One number for each matrix."""
+        batch, like = self.given.tensor.shape[:-2], self.like
+        return like.give_back(x.reshape(batch), at_least_single(like.tensor.dtype))
+
+    def _logdet(self) -> tuple[Any, Any]:
+        """The logarithm of the determinant, and bounds on its error."""
+        with self.computing():
+            logs, error = self.factored.logdet
+        given, like = self.given, self.like
+        value = logs
+        if self.is_variable:
+            value = self.factored.attached_logdet(self.operand(flattened(given.graph)), logs)
+        error = (error + _unit(like.tensor.dtype) * logs.abs()).reshape(given.tensor.shape[:-2])
+        _report_numbers("the logarithm of the determinant", logs.reshape(error.shape), error, 1.0)
+        return self.numbers(value), like.wrap(error.to(like.tensor.device))
+
+    def _quadratic(self, sides: RightSides) -> FactorValue[Any]:
+        """``b^T A^-1 b`` of right-hand sides."""
+        with self.computing():
+            value, error, x = self.factored.inverse_quadratic(sides.columns, sides.u)
+            error = error + sides.rounding * value.abs()
+        of = sides.shapes.of_columns
+        _report_numbers("b^T A^-1 b", of(value), of(error), 0.0)
+        x = self.attached(sides.graph, x)
+        value = (sides.graph * x).sum(-2) if is_variable(x) else value
+        return FactorValue(value=sides.give(of(value)), error=sides.hand(of(error)))
+
+
+@dataclass(frozen=True, eq=False)
+class CholeskyMethods(KnownFactors):
+    """``A = L L^T``, or ``U^T U``."""
+
+    factor: Any
+    upper: bool
+    bound: float  # on the residual
+
+    @property
+    def like(self) -> Taken:
+        return take(self.factor, "the factor", differentiable=True)
+
+    @property
+    def triangle(self) -> tuple[Any, bool, bool]:
+        return self.factor, self.upper, self.upper
+
+    @property
+    def residual(self) -> float:
+        return self.bound
+
+    def factorized(self, a: Tensor) -> FactoredMatrix:
+        lower = flattened(self.like.tensor)
+        a, lower = (a.mT, lower.mT) if self.upper else (a, lower)
+        return FactoredMatrix.definite(a, lower)
+
+    def operand(self, a: Tensor) -> Tensor:
+        return attach_symmetric(a, self.factored.a)
+
+
+@dataclass(frozen=True, eq=False)
+class LUMethods(KnownFactors):
+    """``A[permutation] = L U``."""
+
+    packed: PackedLU
+    mixed: bool  # whether they are those of A mixed by butterflies
+    nothing: Taken  # an empty array like A
+    kept: tuple[KeptMatrix, ...]  # which tell whether A was changed
+
+    @property
+    def like(self) -> Taken:
+        return self.nothing
+
+    @property
+    def triangle(self) -> tuple[Any, bool, bool]:
+        return self.like.wrap(self.triangles()[1].to(self.like.tensor.device)), True, False
+
+    def triangles(self) -> tuple[Tensor, Tensor]:
+        """L and U with the gradient of A, at least in single precision."""
+        if self.mixed and self.is_variable:
+            raise ValueError(
+                "L and U of a matrix mixed by butterflies have no gradient: pass pivot='partial'"
+            )
+        dtype = at_least_single(self.packed.lu.dtype)
+        lower, upper = self.packed.lower().to(dtype), self.packed.lu.triu().to(dtype)
+        if not self.is_variable:
+            return lower, upper
+        order = self.packed.permutation[..., None]
+        return attach_lu(torch.take_along_dim(self.given.graph.to(lower), order, -2), lower, upper)
+
+    def factorized(self, a: Tensor) -> FactoredMatrix:
+        for one in self.kept:
+            one.products()  # A is what it was
+        lu, n = flattened(self.packed.lu), a.shape[-1]
+        if self.mixed or lu.dtype not in (torch.float32, torch.float64):
+            start = FactoredMatrix.general(a.to(lu.device), a, a, "unit")
+            return start.by_lapack() or start
+        pivots = self.packed.pivots.reshape(len(lu), n)
+        swaps = (pivots != torch.arange(n, device=pivots.device)).sum(-1).to(lu.device)
+        order = self.packed.permutation.reshape(len(lu), n)
+        return FactoredMatrix.general(a, lu, lu.triu(), "unit", order, swaps)
+
+
+@dataclass(frozen=True, eq=False)
+class QRMethods(KnownFactors):
+    """``A = Q R``."""
+
+    q: Any
+    r: Any
+
+    @property
+    def like(self) -> Taken:
+        return take(self.r, "R", differentiable=True)
+
+    def of_member(self, place: int) -> QRMethods:
+        """Methods of one matrix of a batch."""
+        return QRMethods(self.matrix[place], self.q[place], self.r[place])
+
+    @property
+    def triangle(self) -> tuple[Any, bool, bool]:
+        return self.r, True, False
+
+    def factorized(self, a: Tensor) -> FactoredMatrix:
+        q = take(self.q, "Q", differentiable=True).tensor
+        return FactoredMatrix.general(a, flattened(q), flattened(self.like.tensor), "orthonormal")
+
+
+class RightSides:
+    """Columns that go with each matrix, in double precision."""
+
+    def __init__(self, like: Taken, b: Any, device: torch.device | None = None) -> None:
+        self._begun, taken = perf_counter(), take(b, "b", differentiable=True)
+        gradient_wanted(like, taken)
+        self.like, self.shapes = like, broadcast_system(like.tensor, taken.tensor)
+        if taken.tensor.numel():
+            check_finite(taken.tensor, taken.tensor.abs().amax(), "b")
+        self.dtype = at_least_single(torch.promote_types(like.tensor.dtype, taken.tensor.dtype))
+        where = like.tensor.device if device is None else device
+        self.columns = self.shapes.columns.to(where, torch.float64)
+        graph = broadcast_system(like.tensor, taken.graph).columns if taken.is_variable else self.columns
+        self.graph = graph.to(self.columns)
+
+    @property
+    def u(self) -> float:
+        """Unit roundoff of the result."""
+        return format_of(self.dtype).u
+
+    @property
+    def rounding(self) -> float:
+        """Relative error of rounding the result."""
+        return _unit(self.dtype)
+
+    def give(self, x: Tensor) -> Any:
+        """Numbers in the dtype of the result."""
+        return self.like.give_back(x, self.dtype)
+
+    def hand(self, x: Tensor) -> Any:
+        """Evidence in its own dtype."""
+        return self.like.wrap(x.to(self.like.tensor.device))
+
+    def solution(
+        self, x: Tensor, backward: Tensor, error: Tensor, kappa: Tensor, bound: float, steps: int
+    ) -> FactorSolution[Any]:
+        """The result, with a warning where it is not what was asked for."""
+        method = "substitution, refined" if steps > 1 else "substitution"
+        backward = backward + self.rounding * (backward == backward)
+        bound += self.rounding
+        good = within((backward, bound), (error, SURE))
+        each = [self.shapes.of_columns(y) for y in (backward, error, kappa.expand_as(error), good)]
+        of_problems = [y if self.shapes.is_vector else y.amax(-1) for y in (each[0], each[2])]
+        accepted = each[3] if self.shapes.is_vector else each[3].all(-1)
+        worst = [float(y.amax()) if y.numel() else 0.0 for y in each[:3]]
+        target, converged = format_of(self.dtype), bool(accepted.all())
+        reason = f"backward error {worst[0]:.1e} (bound {bound:.1e}), forward error {worst[1]:.1e}"
+        result: FactorSolution[Any] = FactorSolution(
+            x=self.give(self.shapes.solutions(x)),
+            converged=converged,
+            iterations=steps,
+            backward_error=worst[0],
+            tolerance=bound,
+            condition=worst[2],
+            forward_error=worst[1],
+            digits=digits_of(worst[1], self.dtype),
+            accepted=self.hand(accepted),
+            backward_errors=self.hand(of_problems[0]),
+            conditions=self.hand(of_problems[1]),
+            forward_errors=self.hand(each[1]),
+            attempts=(Attempt(method, converged, reason),),
+            engine=str(x.device.type),
+            accuracy=target.name,
+            method=method,
+            seconds=perf_counter() - self._begun,
+        )
+        if not converged:
+            unsure = not worst[1] <= SURE
+            what = (
+                "no digit of the solution is sure" if unsure else f"x is not solved to {target.name} accuracy"
+            )
+            report_missed(what, reason, result, (~accepted).nonzero().tolist(), strict=False, unsure=unsure)
+        return result
+
+
+def at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of numbers of factors in some dtype."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _unit(dtype: torch.dtype) -> float:
+    """Relative error of rounding double precision to a dtype."""
+    return 0.0 if dtype == torch.float64 else format_of(at_least_single(dtype)).u
+
+
+def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> None:
+    """Warn where no digit of a number is sure, relative to that or to another number."""
+    sure = error <= SURE * value.abs().clamp_min(least)
+    if not bool(sure.all()):
+        why = f"the bound on its error is {float(error.amax()):.1e}"
+        lost = (~sure).nonzero().tolist()
+        report_missed(f"no digit of {what} is sure", why, None, lost, strict=False, unsure=True)
+
+
+def _forgotten() -> None:
+    """None: copies of results do not keep the matrix."""

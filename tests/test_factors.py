@@ -1,0 +1,370 @@
+"""Methods of factorizations: against exact rational arithmetic, finite differences and scikit-learn."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import flint
+import numpy as np
+import pytest
+import torch
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import neula
+from neula.io.matrices import random_matrix
+
+FACTORIZE: dict[str, Callable[[Any], Any]] = {
+    "cholesky": neula.cholesky,
+    "cholesky upper": lambda a: neula.cholesky(a, upper=True),
+    "cholesky fp16": lambda a: neula.cholesky(a, accuracy="fp16", engine="emulated"),
+    "lu": neula.lu_factor,
+    "lu fp16": lambda a: neula.lu_factor(a, engine="emulated"),
+    "lu mixed": lambda a: neula.lu_factor(a, engine="emulated", pivot="rbt"),
+    "qr": neula.qr,
+}
+KINDS = pytest.mark.parametrize("kind", FACTORIZE)
+
+
+def matrix(kind: str, n: int, cond: float, dtype: Any = np.float64, seed: int = 1) -> np.ndarray:
+    a = random_matrix("geometric", n, n, cond=cond, seed=seed).double().numpy()
+    if kind.startswith("cholesky"):
+        q = np.linalg.qr(a)[0]
+        a = (q * np.geomspace(1, 1 / cond, n)) @ q.T
+        a = np.tril(a) + np.tril(a, -1).T
+    return a.astype(dtype)
+
+
+def rational(a: np.ndarray) -> flint.fmpq_mat:
+    values = [flint.fmpq(*float(x).as_integer_ratio()) for x in a.ravel()]
+    return flint.fmpq_mat(a.shape[0], math.prod(a.shape[1:]), values)
+
+
+def number(x: flint.fmpq) -> float:
+    return float(flint.arb(x).mid())
+
+
+def log(x: flint.fmpq) -> float:
+    return float(flint.arb(abs(x)).log().mid())
+
+
+@KINDS
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("n", "cond"), [(1, 1.0), (6, 1e2), (20, 1e3), (20, 1e7)])
+def test_errors_are_below_their_bounds(kind: str, n: int, cond: float, dtype: Any) -> None:
+    """Those of exact arithmetic for the numbers as they are stored."""
+    if cond > 1e4 and (dtype is np.float32 or "fp16" in kind):
+        pytest.skip("the matrix, as it is rounded, need not be definite")
+    a = matrix(kind, n, cond, dtype)
+    b = np.random.default_rng(2).standard_normal((n, 2)).astype(dtype)
+    factors, exact, sides = FACTORIZE[kind](a), rational(a), rational(b)
+    x = exact.solve(sides)
+    u = np.finfo(dtype).eps / 2
+
+    sign, logabsdet = found = factors.slogdet()
+    assert sign == (1 if exact.det() > 0 else -1)
+    assert abs(float(logabsdet) - log(exact.det())) <= found.error
+    assert factors.logdet().value == logabsdet
+
+    solved = factors.solve(b)
+    truth = np.array([[number(x[i, j]) for j in range(2)] for i in range(n)])
+    scales = np.linalg.norm(a.astype(float), axis=0)[:, None]
+    errors = np.linalg.norm(scales * (solved.x - truth), axis=0) / np.linalg.norm(scales * truth, axis=0)
+    # Norms with powers of two in the place of norms of columns: within a factor of 2 n^(1/2) each way.
+    assert (errors <= 4 * math.sqrt(n) * solved.forward_errors).all()
+    assert solved.converged
+    assert solved.x.dtype == dtype
+    assert solved.forward_error <= 4 * u + 1e3 * n * cond * 2.0**-53
+
+    quadratic = factors.inv_quad(b)
+    expected = [number((sides.transpose() * x)[j, j]) for j in range(2)]
+    assert (np.abs(quadratic.value - expected) <= quadratic.error).all()
+
+    diagonal, inverse = factors.diag_inverse(), exact.inv()
+    expected = np.array([number(inverse[i, i]) for i in range(n)])
+    assert (np.abs(diagonal.value - expected) <= diagonal.error).all()
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
+def test_bounds_say_something(kind: str) -> None:
+    """``log |det|`` changes by at most ``n ||A^-1|| ||A - M1 M2||``, and that norm is below ``n u ||A||``."""
+    n, cond = 60, 1e6
+    factors = FACTORIZE[kind](matrix(kind, n, cond))
+    assert factors.logdet().error <= n**2 * cond * 2.0**-53
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "cholesky upper", "lu", "qr"])
+def test_triangles(kind: str) -> None:
+    factors = FACTORIZE[kind](matrix(kind, 12, 1e3))
+    triangle = {"lu": "U", "qr": "R"}.get(kind, "L")
+    t, b = getattr(factors, triangle), np.random.default_rng(3).standard_normal((12, 2))
+    for transposed in (False, True):
+        found = factors.solve_triangular(b, transposed=transposed)
+        x = rational(t.T if transposed else t).solve(rational(b))
+        truth = np.array([[number(x[i, j]) for j in range(2)] for i in range(12)])
+        assert found.converged
+        errors = np.linalg.norm(found.x - truth, axis=0) / np.linalg.norm(truth, axis=0)
+        assert (errors <= np.linalg.cond(t) * found.forward_errors).all()
+        assert np.abs(found.x - truth).max() <= 1e3 * 2.0**-53 * np.linalg.cond(t) * np.abs(truth).max()
+
+
+# ---------------------------------------------------------------- gradients
+
+METHODS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "solve": lambda factors, b: factors.solve(b).x,
+    "solve_triangular": lambda factors, b: factors.solve_triangular(b).x,
+    "transposed": lambda factors, b: factors.solve_triangular(b, transposed=True).x,
+    "inv_quad": lambda factors, b: factors.inv_quad(b).value,
+    "logdet": lambda factors, b: factors.logdet().value,
+    "slogdet": lambda factors, b: factors.slogdet().logabsdet,
+    "diag_inverse": lambda factors, b: factors.diag_inverse().value,
+}
+VARIABLE = {
+    "cholesky": lambda g: neula.cholesky(g @ g.mT + torch.eye(g.shape[-1], dtype=g.dtype)),
+    "cholesky upper": lambda g: neula.cholesky(g @ g.mT + torch.eye(g.shape[-1], dtype=g.dtype), upper=True),
+    "lu": neula.lu_factor,
+    "qr": neula.qr,
+}
+
+
+def variable(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", VARIABLE)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(4, 4), (2, 3, 3)], ids=["4x4", "2x3x3"])
+def test_gradients(shape: tuple[int, ...], method: str, kind: str) -> None:
+    for b in (variable(shape[-1], seed=1), variable(*shape[:-1], 2, seed=2)):
+        function = lambda g, b: METHODS[method](VARIABLE[kind](g), b)  # noqa: E731
+        assert gradcheck(function, (variable(*shape), b), nondet_tol=1e-12)
+        assert gradgradcheck(function, (variable(*shape), b), nondet_tol=1e-12, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", ["L", "U"])
+def test_gradients_of_lu(name: str) -> None:
+    assert gradcheck(lambda a: getattr(neula.lu_factor(a), name), (variable(4, 4),))
+    assert gradgradcheck(lambda a: getattr(neula.lu_factor(a), name), (variable(4, 4),), fast_mode=True)
+    assert gradcheck(
+        lambda a, b: neula.lu_solve(neula.lu_factor(a), b), (variable(4, 4), variable(4, seed=1))
+    )
+    mixed = neula.lu_factor(variable(4, 4), engine="emulated", pivot="rbt")
+    with pytest.raises(ValueError, match="have no gradient: pass pivot='partial'"):
+        getattr(mixed, name)
+    with pytest.raises(ValueError, match="A requires a gradient"):
+        neula.lu_factor(variable(4, 4), keep_a=False)
+
+
+@pytest.mark.parametrize("method", ["solve", "inv_quad", "logdet", "diag_inverse"])
+def test_forward_mode(method: str) -> None:
+    a, change, b = (x.detach() for x in (variable(5, 5), variable(5, 5, seed=1), variable(5, seed=2)))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return METHODS[method](neula.lu_factor(x), b)
+
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(function(forward_ad.make_dual(a, change))).tangent
+    expected = torch.func.jvp(lambda x: _by_torch(method, x, b), (a,), (change,))[1]
+    assert torch.allclose(tangent, expected, rtol=1e-9)
+
+
+def _by_torch(method: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    x = torch.linalg.inv(a)
+    expected = {"solve": x @ b, "inv_quad": b @ x @ b, "diag_inverse": x.diagonal()}
+    return torch.linalg.slogdet(a).logabsdet if method == "logdet" else expected[method]
+
+
+def test_the_gradient_of_one_triangle_is_symmetric() -> None:
+    a = torch.tensor([[4.0, math.nan], [2.0, 5.0]], dtype=torch.float64, requires_grad=True)
+    neula.cholesky(a).logdet().value.backward()
+    assert torch.allclose(a.grad, torch.tensor([[5.0, -2.0], [-2.0, 4.0]], dtype=torch.float64) / 16)
+
+
+def test_a_likelihood_factorizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("cholesky_ex", "lu_factor_ex", "qr", "solve"):
+        function = getattr(torch.linalg, name)
+        monkeypatch.setattr(
+            torch.linalg, name, lambda *a, f=function, n=name, **k: (calls.append(n), f(*a, **k))[1]
+        )
+    g = variable(300, 300)
+    factors = neula.cholesky(g @ g.mT / 300 + torch.eye(300, dtype=torch.float64))
+    y = variable(300, seed=1)
+    (factors.inv_quad(y).value + factors.logdet().value).backward()
+    assert calls == ["cholesky_ex"]
+    assert g.grad is not None
+
+
+# ---------------------------------------------------------------- shapes and kinds of arrays
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
+def test_batches_are_broadcast(kind: str) -> None:
+    a = np.stack([matrix(kind, 5, 10.0, seed=i) for i in range(6)]).reshape(2, 3, 5, 5)
+    factors, rng = FACTORIZE[kind](a), np.random.default_rng(4)
+    for shape, values in [((5,), (2, 3)), ((5, 4), (2, 3, 4)), ((7, 1, 3, 5, 2), (7, 2, 3, 2))]:
+        b = rng.standard_normal(shape)
+        full = b[:, None] if b.ndim == 1 else b
+        expected = np.linalg.solve(a, full)
+        expected = expected[..., 0] if b.ndim == 1 else expected
+        found = factors.solve(b)
+        assert found.x.shape == expected.shape
+        assert np.allclose(found.x, expected, rtol=1e-10)
+        assert found.accepted.all()
+        assert factors.inv_quad(b).value.shape == factors.inv_quad(b).error.shape == values
+        assert np.allclose(
+            factors.inv_quad(b).value, (full * np.linalg.solve(a, full)).sum(-2).reshape(values)
+        )
+    assert factors.logdet().value.shape == (2, 3)
+    assert np.allclose(factors.diag_inverse().value, np.diagonal(np.linalg.inv(a), axis1=-2, axis2=-1))
+    with pytest.raises(ValueError, match="shape"):
+        factors.solve(np.ones(4))
+    with pytest.raises(ValueError, match="must be finite"):
+        factors.solve(np.full(5, np.nan))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_tensors(dtype: torch.dtype) -> None:
+    a = torch.tensor([[4.0, 2.0], [2.0, 5.0]], dtype=dtype)
+    factors = neula.cholesky(a)
+    assert factors.solve(torch.tensor([8.0, 12.0], dtype=dtype)).x.tolist() == pytest.approx([1, 2], rel=1e-6)
+    assert factors.logdet().value.dtype == torch.promote_types(dtype, torch.float32)
+    assert isinstance(factors.logdet().error, torch.Tensor)
+    assert factors.inv_quad(torch.ones(2, dtype=torch.float64)).value.dtype == torch.float64
+
+
+def test_badly_scaled_matrices_keep_their_digits() -> None:
+    a, d = matrix("cholesky", 10, 1e2), np.logspace(-80, 80, 10)
+    factors, plain = neula.cholesky(a * d[:, None] * d), neula.cholesky(a)
+    assert factors.logdet().value == pytest.approx(plain.logdet().value + 2 * np.log(d).sum(), abs=1e-9)
+    found = factors.solve(d)
+    assert found.digits > 10
+    assert np.allclose(found.x * d, plain.solve(np.ones(10)).x, rtol=1e-11)
+
+
+def test_without_elements() -> None:
+    for kind in ("cholesky", "lu", "qr"):
+        factors = FACTORIZE[kind](np.zeros((0, 0)))
+        assert factors.logdet().value == 0
+        assert factors.solve(np.zeros(0)).x.shape == (0,)
+        assert FACTORIZE[kind](np.zeros((0, 3, 3))).logdet().value.shape == (0,)
+
+
+# ---------------------------------------------------------------- what is not known
+
+
+def test_a_matrix_that_was_changed() -> None:
+    a = 0.75 * np.eye(20) + 0.01 * matrix("lu", 20, 10.0)  # columns that are not scaled are not copied
+    factors = neula.lu_factor(a)
+    factors.logdet()
+    a += np.eye(20)
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is sure"):
+        factors.solve(np.ones(20))
+    for kind in ("cholesky", "lu"):
+        a = matrix(kind, 20, 10.0)
+        factors = FACTORIZE[kind](a)
+        a *= 3
+        with pytest.raises(ValueError, match="A was changed since it was factorized"):
+            factors.logdet()
+
+
+def test_what_keeps_no_matrix() -> None:
+    a = matrix("lu", 5, 10.0)
+    results = [
+        neula.lu_factor(a, keep_a=False),
+        pickle.loads(pickle.dumps(neula.cholesky(np.eye(5)))),
+        neula.qr(a, mode="r"),
+        neula.qr(a, pivoting=True),
+    ]
+    for result in results:
+        with pytest.raises(ValueError, match="nothing is left of A"):
+            result.logdet()
+    with pytest.raises(ValueError, match="only square matrices have inverses and determinants"):
+        neula.qr(np.ones((5, 2)) + np.eye(5, 2)).logdet()
+
+
+def test_singular_to_working_precision() -> None:
+    a = np.vander(np.linspace(0, 1, 20))
+    factors = neula.lu_factor(a @ a.T)
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is sure"):
+        assert not factors.solve(np.ones(20)).converged
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of the logarithm of the determinant"):
+        assert factors.logdet().error == math.inf
+
+
+# ---------------------------------------------------------------- jitter
+
+
+def smooth_kernel(n: int, dtype: Any = np.float64) -> np.ndarray:
+    x = np.linspace(0, 10, n)
+    return np.exp(-0.5 * (x[:, None] - x) ** 2).astype(dtype)
+
+
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize(
+    "a",
+    [smooth_kernel(200), smooth_kernel(100, np.float32), -np.eye(3), 1e-200 * (np.eye(3) - 2), np.eye(2) - 1],
+    ids=["float64", "float32", "negative", "tiny", "indefinite"],
+)
+def test_jitter_is_near_the_least(a: np.ndarray, upper: bool) -> None:
+    with pytest.raises(np.linalg.LinAlgError, match=r"A is not positive definite: .* makes it so") as error:
+        neula.cholesky(a, upper=upper)
+    jitter = float(str(error.value).split("; ")[1].split()[0])
+    result = neula.cholesky(a, jitter="auto", upper=upper)
+    assert result.jitter == pytest.approx(jitter, rel=1e-5)
+    eye = np.eye(len(a), dtype=a.dtype)
+    assert neula.cholesky(a + a.dtype.type(jitter) * eye, upper=upper).converged
+    with pytest.raises(np.linalg.LinAlgError):
+        neula.cholesky(a + a.dtype.type(jitter / 10) * eye, upper=upper)
+    shifted = (a + a.dtype.type(jitter) * eye).astype(float)
+    assert np.linalg.norm(result.L.astype(float) @ result.L.T - shifted) <= 1e-5 * np.linalg.norm(shifted)
+
+
+def test_jitter_of_batches_and_where_none_is_needed() -> None:
+    k = smooth_kernel(60)
+    result = neula.cholesky(np.stack([k, k + np.eye(60)]), jitter="auto")
+    assert result.jitter[0] > 0 == result.jitter[1]
+    assert neula.cholesky(np.eye(3), jitter="auto").jitter == 0
+    with pytest.raises(ValueError, match="unknown jitter 'much'"):
+        neula.cholesky(np.eye(3), jitter="much")
+    with pytest.raises(ValueError, match="must be finite"):
+        neula.cholesky(np.full((2, 2), np.nan), jitter="auto")
+
+
+def test_jitter_has_gradients() -> None:
+    a = torch.from_numpy(smooth_kernel(30)).requires_grad_()
+    result = neula.cholesky(a, jitter="auto")
+    result.L.sum().backward()
+    assert bool(a.grad.isfinite().all())
+
+
+# ---------------------------------------------------------------- Gaussian processes
+
+
+def test_likelihood_and_gradient_of_scikit_learn() -> None:
+    gaussian_process = pytest.importorskip("sklearn.gaussian_process")
+    kernels = gaussian_process.kernels
+    rng = np.random.default_rng(5)
+    x = rng.uniform(0, 5, (80, 2))
+    y = np.sin(x).sum(1) + 0.1 * rng.standard_normal(80)
+    theirs = gaussian_process.GaussianProcessRegressor(
+        kernels.ConstantKernel(2.0) * kernels.RBF([0.7, 1.3]) + kernels.WhiteKernel(0.02),
+        alpha=0.0,
+        optimizer=None,
+    ).fit(x, y)
+    theta = torch.from_numpy(theirs.kernel_.theta.copy()).requires_grad_()
+    value, gradient = theirs.log_marginal_likelihood(theirs.kernel_.theta, eval_gradient=True)
+
+    variance, lengths, noise = theta[0].exp(), theta[1:3].exp(), theta[3].exp()
+    z = torch.from_numpy(x) / lengths
+    k = variance * torch.exp(-0.5 * (z[:, None] - z).square().sum(-1))
+    factors = neula.cholesky(k + noise * torch.eye(80, dtype=torch.float64))
+    quadratic, logdet = factors.inv_quad(torch.from_numpy(y)), factors.logdet()
+    ours = -0.5 * (quadratic.value + logdet.value + 80 * math.log(2 * math.pi))
+    # Theirs has the rounding errors of a Cholesky factorization as well.
+    assert abs(float(ours.detach()) - value) <= 2 * float(quadratic.error + logdet.error)
+    ours.backward()
+    assert np.allclose(theta.grad.numpy(), gradient, rtol=1e-9, atol=1e-9 * np.abs(gradient).max())
