@@ -40,19 +40,27 @@ def loss(a: torch.Tensor, b: torch.Tensor, *, tall: bool) -> torch.Tensor:
 
 @pytest.mark.parametrize("fullgraph", [False, True], ids=["around tsqr", "one graph"])
 def test_values_and_gradients_of_a_compiled_function(fullgraph: bool) -> None:
-    """Also of a shape that it is compiled for anew."""
     function = partial(loss, tall=not fullgraph)
     compiled = torch.compile(function, backend="aot_eager", fullgraph=fullgraph)
     generator = torch.Generator().manual_seed(0)
-    for shape in ((30, 4), (2, 9, 4))[: 1 + fullgraph]:
-        a, b = (
-            torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_()
-            for s in (shape, shape[:-1])
-        )
-        expected, found = function(a, b[..., None]), compiled(a, b[..., None])
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-        gradients = torch.autograd.grad(found, (a, b))
-        torch.testing.assert_close(gradients, torch.autograd.grad(expected, (a, b)), rtol=1e-11, atol=1e-11)
+    shape = (2, 9, 4) if fullgraph else (30, 4)
+    a, b = (
+        torch.randn(*s, generator=generator, dtype=torch.float64).requires_grad_()
+        for s in (shape, shape[:-1])
+    )
+    expected, found = function(a, b[..., None]), compiled(a, b[..., None])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    gradients = torch.autograd.grad(found, (a, b))
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, (a, b)), rtol=1e-11, atol=1e-11)
+
+
+def test_a_shape_that_a_function_is_compiled_for_anew():
+    compiled = torch.compile(lambda a: neula.qr(2 * a).R.exp().sum(), backend="aot_eager", fullgraph=True)
+    for shape in ((30, 4), (2, 9, 4), (2, 11, 4)):
+        a = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        (found,) = torch.autograd.grad(compiled(a.requires_grad_()), a)
+        (expected,) = torch.autograd.grad(neula.qr(2 * a).R.exp().sum(), a)
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
 
 
 def test_a_function_is_one_call_of_a_graph():

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ if INTERPRETED:
 
 @pytest.fixture(scope="session")
 def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., ctypes.CDLL]:
-    """Compiles a kernel in CUDA C++ for the CPU, given its name and macros; a GPU runs it as it is."""
+    """Compiles a kernel in CUDA C++ for the CPU, given its name and macros, once; a GPU runs it as it is."""
     compiler = shutil.which("g++")
     if torch.cuda.is_available() or compiler is None:
         pytest.skip("no g++, or a GPU")
@@ -49,17 +50,16 @@ def compiled_for_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         assert made.returncode == 0, made.stderr
         return ctypes.CDLL(str(library))
 
-    return compiled
+    return cache(compiled)
 
 
 @pytest.fixture(scope="session")
 def compiled_on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[..., Callable[..., None]]:
     """In the place of :func:`neula.kernels.cuda_source.compiled`, for kernels that are ``LAUNCHED``."""
-    library = cache(compiled_for_host)
 
     def compiled(name: str, function: str, device: torch.device, macros: str = "") -> Callable[..., None]:
         defined = dict(line.split()[1:] for line in macros.splitlines())
-        launch = getattr(library(name, **defined), f"launch_{function}")
+        launch = getattr(compiled_for_host(name, **defined), f"launch_{function}")
 
         def launched(grid: tuple, block: tuple, arguments: list[object]) -> None:
             room, _ = laid_out(arguments)
@@ -75,7 +75,8 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
     """Launches of the kernel that factorizes by tiles are calls on the CPU."""
 
     def compiled(name: str, _function: str, _device: object, macros: str, shared_bytes: int) -> Callable:
-        factorize = _library(compiled_for_host, name, macros, shared_bytes).factorize
+        defined = dict(line.split()[1:] for line in macros.splitlines())
+        factorize = compiled_for_host(name, BYTES=shared_bytes, **defined).factorize
 
         def launch(_grid: object, _block: object, arguments: list, _bytes: int) -> None:
             values = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
@@ -86,9 +87,13 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
     monkeypatch.setattr(cholesky_tiles_cuda, "compiled", compiled)
 
 
-@cache
-def _library(compile: Callable[..., ctypes.CDLL], name: str, macros: str, shared_bytes: int) -> ctypes.CDLL:
-    return compile(name, BYTES=shared_bytes, **dict(line.split()[1:] for line in macros.splitlines()))
+@pytest.fixture
+def sums_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partial Gram matrices are added by torch where kernels are interpreted: row by row, that takes long."""
+    if INTERPRETED and "triton" in sys.modules:
+        for module in ("panel_gram", "projection", "tall_gram"):
+            place = f"neula.kernels.qr.{module}_triton.sum_of_blocks"
+            monkeypatch.setattr(place, lambda parts, total: total.copy_(parts.double().sum(0)))
 
 
 @pytest.fixture
@@ -126,6 +131,20 @@ def _patch_builtin(package: object, *rest: object) -> None:
             _patch_attr(package, name, getattr(package, name), *rest)
 
 
+@cache
+def _remembering(numpy_dtype: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Triton's function, which makes a table of all dtypes at each call, called once a dtype."""
+    known: dict[str, Any] = {}
+
+    def remembered(dtype: Any) -> Any:
+        name = dtype.scalar.name
+        if name not in known:
+            known[name] = numpy_dtype(dtype)
+        return known[name]
+
+    return remembered
+
+
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton reads the choice again while a kernel runs."""
@@ -135,4 +154,11 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if "triton" in sys.modules:
         if not INTERPRETED:
             pytest.skip("Triton was imported before its interpreter could be chosen: run tests/kernels alone")
-        monkeypatch.setattr("triton.runtime.interpreter._patch_builtin", _patch_builtin, raising=False)
+        from triton.language.semantic import TritonSemantic
+        from triton.runtime import interpreter
+
+        monkeypatch.setattr(interpreter, "_patch_builtin", _patch_builtin, raising=False)
+        monkeypatch.setattr(interpreter, "_get_np_dtype", _remembering(interpreter._get_np_dtype))
+        # Integer sums and products are computed again in 64 bits for an assertion that only debug mode makes.
+        unused = "binary_op_sanitize_overflow_impl"
+        monkeypatch.setattr(TritonSemantic, unused, lambda *_: None, raising=False)

@@ -102,7 +102,7 @@ def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) ->
 
 
 @pytest.mark.parametrize("by", ["reference", "on host", pytest.param("kernel", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("n", "width"), [(1, 32), (17, 32), (32, 32), (50, 64)])
+@pytest.mark.parametrize(("n", "width"), [(1, 64), (33, 64), (64, 64)])
 def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: pytest.FixtureRequest) -> None:
     """On the host with room for so many columns."""
     a = definite(3, n)

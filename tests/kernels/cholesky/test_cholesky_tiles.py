@@ -50,9 +50,20 @@ def definite(n: int) -> torch.Tensor:
     return g @ g.mT / n + 1e-3 * torch.eye(n, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("n", "width"), [(1, 1), (64, 64), (65, 128), (150, 64)])
-@pytest.mark.parametrize("layout", ["rows", "columns", "block"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("n", "width", "layout", "dtype"),
+    [
+        (1, 1, "rows", torch.float32),
+        (1, 1, "block", torch.float64),
+        (64, 64, "columns", torch.float32),
+        (64, 64, "rows", torch.float64),
+        (65, 128, "block", torch.float32),
+        (65, 128, "columns", torch.float64),
+        (150, 64, "rows", torch.float32),
+        (150, 64, "columns", torch.float64),
+        (150, 64, "block", torch.float64),
+    ],
+)
 def test_factors_and_inverses(factor: Factor, n: int, width: int, layout: str, dtype: torch.dtype) -> None:
     exact, u = definite(n).to(DEVICE, dtype).double(), torch.finfo(dtype).eps / 2
     given = lower_triangle(exact.cpu()).to(dtype)

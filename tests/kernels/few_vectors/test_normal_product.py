@@ -29,10 +29,11 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     return normal_product_triton.normal_product_triton
 
 
-# Interpreted, sums of several vectors take long: rows that all thread blocks go through twice.
+# One element, rows that all thread blocks go through twice, a ragged column.
 @pytest.mark.usefixtures("uninitialized_is_nan")
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 20), (70, 129)])
-@pytest.mark.parametrize(("k", "with_b"), [(1, False), (5, True)])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "with_b"), [(1, 1, 5, True), (300, 20, 5, True), (300, 20, 1, False), (70, 129, 1, True)]
+)
 def test_errors_are_those_of_float64(multiply: Multiply, m: int, n: int, k: int, with_b: bool) -> None:
     a, x = normal(m, n), normal(n, k)
     b = normal(k, m).T if with_b else None

@@ -27,10 +27,20 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return thin_triton.thin_product_triton
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (300, 20, 4), (130, 129, 5)])
-@pytest.mark.parametrize("low", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
-@pytest.mark.parametrize("transposed", [False, True])
+# Each dtype of A with each of the vectors, and each with each shape.
+@pytest.mark.parametrize(
+    ("m", "n", "k", "low", "wide", "transposed"),
+    [
+        (1, 1, 1, torch.float16, torch.float32, False),
+        (1, 1, 1, torch.float32, torch.float64, True),
+        (300, 20, 4, torch.float32, torch.float32, True),
+        (300, 20, 4, torch.float64, torch.float64, False),
+        (300, 20, 4, torch.float16, torch.float64, True),
+        (130, 129, 5, torch.float64, torch.float32, True),
+        (130, 129, 5, torch.float16, torch.float64, False),
+        (130, 129, 5, torch.float32, torch.float64, False),
+    ],
+)
 def test_errors_are_those_of_the_vectors_precision(
     multiply: Multiply, m: int, n: int, k: int, low: torch.dtype, wide: torch.dtype, transposed: bool
 ) -> None:

@@ -63,11 +63,14 @@ def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tens
 
 
 @pytest.mark.parametrize(
-    ("n", "pieces", "k"),
-    [(1, 1, 1), (PIECE + 100, 1, 3), (2 * PIECE + 100, 2, 8)],
+    ("n", "pieces", "k", "upper", "rows"),
+    [
+        (1, 1, 1, False, False),
+        *((PIECE + 100, 1, 3, upper, rows) for upper in (False, True) for rows in (False, True)),
+        (2 * PIECE + 100, 2, 8, False, True),
+        (2 * PIECE + 100, 2, 8, True, False),
+    ],
 )
-@pytest.mark.parametrize("upper", [False, True])
-@pytest.mark.parametrize("rows", [False, True])
 def test_solves(solve: Solve, n: int, pieces: int, k: int, upper: bool, rows: bool) -> None:
     t, inverses = triangle(n, pieces * PIECE, upper=upper, rows=rows)
     b = torch.randn(n, k, generator=torch.Generator().manual_seed(k)).to(DEVICE)

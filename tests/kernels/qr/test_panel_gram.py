@@ -32,7 +32,7 @@ def by_kernel(function: Kernel) -> Callable:
 
 
 @pytest.fixture(params=["dispatch", KERNEL])
-def chosen(request: pytest.FixtureRequest) -> Callable[[Kernel], Callable]:
+def chosen(request: pytest.FixtureRequest, sums_by_torch: None) -> Callable[[Kernel], Callable]:
     return (lambda function: function) if request.param == "dispatch" else by_kernel
 
 
