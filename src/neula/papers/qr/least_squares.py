@@ -67,10 +67,6 @@ ROUNDING = 10 * FP64.u
 """Optimality that is nothing but rounding errors."""
 ALMOST_ALL = 0.85
 """Seven of the eight matrices, say."""
-FEW, SLOW = (0.0, 9.0), (20.0, 30.0)
-"""Iterations in the paper: "fewer than 10" for most matrices, and those for a geometric spectrum."""
-TYPICALLY = 0.6
-"""More than half of five or six kinds of matrices."""
 TENDENCY = 0.5
 """Correlation from which on there is a tendency."""
 
@@ -228,16 +224,16 @@ def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], flo
 @claim("geometric spectrum of condition 1e3: 20 to 30 iterations")
 def _slow_spectrum(rows: Measurements) -> ClaimCheck:
     count = _median_iterations(rows)[GEOMETRIC]
-    return within([count], SLOW, f"median of the sizes {count:.3g}", tendency=(FEW[1], 100.0))
+    return within([count], (20.0, 30.0), f"median of the sizes {count:.3g}", tendency=(10.0, 100.0))
 
 
 @claim("other matrices typically take fewer than 10 iterations")
 def _few_iterations(rows: Measurements) -> ClaimCheck:
-    """In part if they take fewer than a geometric spectrum."""
+    """At most 9 for more than half of them; in part if fewer than for a geometric spectrum."""
     counts = {kind: count for kind, count in _median_iterations(rows).items() if kind != GEOMETRIC}
     told = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
     text = f"of {len(counts)}, medians of the sizes: {', '.join(told)}"
-    return within(counts.values(), FEW, text, tendency=(0.0, SLOW[0]), least=TYPICALLY)
+    return within(counts.values(), (0.0, 9.0), text, tendency=(0.0, 20.0), least=0.6)
 
 
 @claim("geometric spectrum of condition 1e4: double accuracy cannot be reached profitably", timed=True)
