@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from neula.cli import show
 from neula.cli.fit_picture import FitPicture
 from neula.io.expressions import Formula
 from neula.io.integers import in_float64
@@ -100,10 +101,7 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
     deviation = math.sqrt(result.residual_variance)
     values, errors = found.popt.numpy(), found.standard_errors().numpy()
     lower, upper = found.confidence_intervals(level).numpy().T
-    rows = {
-        name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
-        for name, value, error, low, high in zip(wanted.parameters, values, errors, lower, upper, strict=True)
-    }
+    rows = show.estimates(wanted.parameters, values, errors, lower, upper, level)
     rows |= {
         "residual": f"standard deviation {deviation:.4g}, {result.degrees_of_freedom} degrees of freedom",
         "digits": f"{shown.correct(result.digits)}, condition {result.condition:.1e}",

@@ -157,6 +157,16 @@ def numbers(values: np.ndarray, most: int = 8) -> str:
     return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
 
 
+def estimates(
+    names: Sequence[str], values: Any, errors: Any, lower: Any, upper: Any, level: float
+) -> Labelled:
+    """A line for each coefficient, with its standard error and confidence interval."""
+    return {
+        name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
+        for name, value, error, low, high in zip(names, values, errors, lower, upper, strict=True)
+    }
+
+
 def is_table(array: Any) -> bool:
     """Whether an array is a vector or matrix, which text can hold."""
     return getattr(array, "values", array).ndim <= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,21 +60,19 @@ def with_errors(
         errors = np.asarray(result.standard_errors(absolute=absolute))
         lower, upper = np.moveaxis(np.asarray(result.confidence_intervals(level, absolute=absolute)), -1, 0)
         of_fit = {name: getattr(result, name) for name in ("degrees_of_freedom", "residual_variance")}
-        of_fit["r_squared"] = result.r_squared
+        of_rows: dict[str, Any] = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
+        of_fit["r_squared"] = of_rows.get("r_squared", math.nan)
     except ValueError as why:
         return {**facts, "no_standard_errors": str(why)}, {**rows, "standard errors": f"none: {why}"}
     facts = {**facts, "standard_errors": errors, "lower": lower, "upper": upper, "level": level, **of_fit}
     if errors.ndim != 1:
         return facts, rows
     names = a.columns or tuple(f"x{i + 1}" for i in range(len(errors)))
-    lines = {
-        name: f"{x:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
-        for name, x, error, low, high in zip(names, result.x, errors, lower, upper, strict=True)
-    }
+    lines = show.estimates(names, result.x, errors, lower, upper, level)
     if len(lines) > show.SHORT and not all_shown:
         more = f"{len(lines) - show.SHORT} more: --errors shows all, --json has them"
         lines = {**dict(list(lines.items())[: show.SHORT]), "...": more}
-    fit = f"R-squared {result.r_squared:.4g}, {result.degrees_of_freedom:.6g} degrees of freedom"
+    fit = f"R-squared {of_fit['r_squared']:.4g}, {result.degrees_of_freedom:.6g} degrees of freedom"
     return facts, {**rows, "fit": fit, **lines}
 
 
