@@ -9,12 +9,12 @@ Gaussian vectors G, with which A is multiplied: ``det A = det M1 det M2 det(I + 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from neula.certificates.forward_error import ESTIMATED, enlarged, where
 from neula.certificates.orthogonality import DIRECTIONS, FAILURE, margin
-from neula.certificates.residuals import X
 
 DEVIATIONS = -math.log(FAILURE / 2)
 """x of Laurent and Massart, for a failure on either side with the probability of the other estimates."""
@@ -61,7 +61,7 @@ def shown_norm(image: torch.Tensor) -> torch.Tensor:
     return ESTIMATED * size[..., 0] * (squares / (m * (m - 1))).clamp_min(0)[..., None] ** 0.25
 
 
-def logdet_error(image: X, vectors: X) -> X:
+def logdet_error(image: Any, vectors: Any) -> Any:
     """Bound on ``|log |det(I + E)||``; infinite where ``||E||_F`` may be 1 or more.
 
     The logarithm is ``tr E`` and at most ``||E||_F^2 / (2 (1 - ||E||_F))``. The mean of ``g^T E g`` over

@@ -57,7 +57,7 @@ def measured_determinants(a: torch.Tensor) -> Determinants:
     return Determinants(*(x.to(a.dtype) for x in (sign, logabsdet, sign * logabsdet.exp())))
 
 
-def _of_one(a: np.ndarray) -> tuple[Any, np.ndarray, Any]:
+def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     """Sign, logarithms of pivots and the bound of one matrix: microseconds count.
 
     Of the transpose, which is a matrix in Fortran's order and has the same determinant.
@@ -75,7 +75,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, np.ndarray, Any]:
         return 1 - 2 * (negative % 2), logs, logdet_error(image, g)
 
 
-def _of_batch(a: torch.Tensor) -> tuple[Any, torch.Tensor, Any]:
+def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
     n, g = a.shape[-1], directions(a.shape[-1], a.device).to(a.dtype)
     with plain_arithmetic(a.device):

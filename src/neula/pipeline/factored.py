@@ -22,6 +22,7 @@ from neula.certificates.orthogonality import DIRECTIONS, directions
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.kernels.precision import plain_arithmetic
+from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_logdet, attach_system
 
 Tensor = torch.Tensor
@@ -267,10 +268,7 @@ class FactoredMatrix:
     def _inverse(self, a: Tensor) -> Tensor:
         with plain_arithmetic(a.device):
             eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
-            if self.kind == "lower":
-                x = torch.cholesky_inverse(self.left)
-            else:
-                x = self.by_right(self.by_left(eye))
+            x = definite_inverse(self.left) if self.kind == "lower" else self.by_right(self.by_left(eye))
             rows, columns = self.scales
             x = columns.mT * x * rows.mT
         return attach_system(a, eye, x, self._again)
@@ -285,6 +283,20 @@ class FactoredMatrix:
         side = norm(self.by_right_transposed(columns * b), dim=-2)
         summed = len(b[0]) * FP64.u * norm(columns * b, dim=-2) * found.size
         return (b * found.x).sum(-2), side * found.energy + summed, found.x
+
+
+def definite_inverse(lower: Tensor) -> Tensor:
+    """Inverses of ``L L^T``, shape (P, n, n): on a GPU by products, in half of the operations of solves."""
+    if not lower.is_cuda:
+        return torch.cholesky_inverse(lower)
+    inverse, n = triangular_inverse(lower, upper=False), lower.shape[-1]
+    found, width = torch.empty_like(inverse), max(1, n // 8)
+    for i in range(0, n, width):
+        known = slice(min(i + width, n))
+        torch.bmm(
+            inverse[:, i:, i : known.stop].mT, inverse[:, i:, known], out=found[:, i : known.stop, known]
+        )
+    return found.tril() + found.tril(-1).mT
 
 
 def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:

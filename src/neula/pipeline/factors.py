@@ -132,11 +132,6 @@ class KnownFactors(ABC):
     def factored(self) -> FactoredMatrix:
         """The factors with what is measured of them, once for all methods."""
         a = flattened(self.given.tensor)
-        if a.shape[-2] != a.shape[-1]:
-            raise ValueError(
-                f"A is {a.shape[-2]} x {a.shape[-1]}, and only square matrices have inverses and "
-                "determinants: for least squares use neula.lstsq"
-            )
         with self.computing():
             return self.factorized(a).refactorized(self.residual)
 
@@ -266,9 +261,19 @@ class QRMethods(KnownFactors):
     def like(self) -> Taken:
         return take(self.r, "R", differentiable=True)
 
+    @property
+    def given(self) -> Taken:
+        if self.matrix is None:
+            raise ValueError(
+                f"A is {self.q.shape[-2]} x {self.q.shape[-1]}, and only square matrices have inverses and "
+                "determinants: for least squares use neula.lstsq"
+            )
+        return super().given
+
     def of_member(self, place: int) -> QRMethods:
         """Methods of one matrix of a batch."""
-        return QRMethods(self.matrix[place], self.q[place], self.r[place])
+        matrix = None if self.matrix is None else self.matrix[place]
+        return QRMethods(matrix, self.q[place], self.r[place])
 
     @property
     def triangle(self) -> tuple[Any, bool, bool]:

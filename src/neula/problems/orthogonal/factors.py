@@ -138,7 +138,9 @@ def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResul
 
 def _methods(matrix: Any, Q: Any, R: Any) -> QRMethods | None:
     """Methods of the result; None unless Q has as many columns as R has rows."""
-    return None if Q is None or Q.shape[-1] != R.shape[-1] else QRMethods(matrix, Q, R)
+    if Q is None or Q.shape[-1] != R.shape[-1]:
+        return None
+    return QRMethods(matrix if Q.shape[-2] == Q.shape[-1] else None, Q, R)  # tall ones are not kept alive
 
 
 def as_result(
