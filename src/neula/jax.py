@@ -50,7 +50,7 @@ class TracedSolution(NamedTuple):
     forward_errors : Array
         Bounds on the errors of x, for each right-hand side.
     accepted : Array of bool, shape (*batch,)
-        Whether x is certified to the accuracy asked for.
+        Whether x is certified to the requested accuracy.
     ranks : Array of int, shape (*batch,), or None
         Of least squares.
     """
@@ -63,7 +63,7 @@ class TracedSolution(NamedTuple):
 
 
 class TracedQR(NamedTuple):
-    """Q and R, and for each matrix of a batch whether they are certified to the accuracy asked for."""
+    """Q and R, and for each matrix of a batch whether they are certified to the requested accuracy."""
 
     Q: jax.Array
     R: jax.Array
@@ -71,7 +71,7 @@ class TracedQR(NamedTuple):
 
 
 class TracedCholesky(NamedTuple):
-    """L, and for each matrix of a batch whether it is certified to the accuracy asked for."""
+    """L, and for each matrix of a batch whether it is certified to the requested accuracy."""
 
     L: jax.Array
     accepted: jax.Array
@@ -237,7 +237,7 @@ def cholesky(
 
 
 def _operands(accuracy: str | None, *arrays: Any) -> tuple[list[jax.Array], str | None]:
-    """Arrays in their common dtype, at least float32, and the accuracy asked for."""
+    """Arrays in their common dtype, at least float32, and the requested accuracy."""
     dtype = jnp.result_type(*arrays)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(f"an operand is complex ({dtype}), which is not supported yet: pass real numbers")

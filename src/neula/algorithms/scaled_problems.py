@@ -47,7 +47,7 @@ class ScaledProblems(ScaledUnknowns):
     # Shape (..., m, n): float64, the largest element of each column in [1/2, 1); attached to the graph of
     # what was given.
     a: torch.Tensor
-    a_low: torch.Tensor | None  # what rounding a has lost
+    a_low: torch.Tensor | None  # rounding errors of a
     # int, shape (..., 1, n): exponents by which its columns were divided; 0 for zero columns.
     columns: torch.Tensor
     # b, b_low, shape (..., m, k): likewise.

@@ -36,8 +36,8 @@ STEPS = 10
 """Lanczos steps: an eigenvalue ten times as large as all others is found in four."""
 
 STEPS_OF_H = 6
-"""The same of H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in six
-where it is a third of the largest."""
+"""Lanczos steps for H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in
+six where it is a third of the largest."""
 
 SLIGHTLY = 0.05
 """Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from

@@ -51,7 +51,7 @@ class BenchmarkCase:
     """One problem, for neula and for torch."""
 
     shape: tuple[int, ...]
-    accuracy: str  # what neula is asked for
+    accuracy: str  # requested of neula
     run: Callable[[], Any]
     peer: Callable[[], Any]
     flops: float  # of the classical algorithm, whatever is done instead

@@ -109,7 +109,7 @@ class CommandRun:
         self.missed: str | None = None
         """The text of a warning that the accuracy, or the rank, was missed."""
         self.steps: Trace | None = None
-        """What ``--trace`` has shown."""
+        """Steps shown by ``--trace``."""
 
     # --- files in -----------------------------------------------------------------------------------------
 

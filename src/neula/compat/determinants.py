@@ -28,7 +28,7 @@ class Determinants(NamedTuple):
 
 
 def measured_determinants(a: torch.Tensor) -> Determinants:
-    """Determinants by LU with partial pivoting, with a warning where no digit is sure.
+    """Determinants by LU with partial pivoting, with a warning if no digit is guaranteed.
 
     Where that is so in single precision, they are computed in double precision. The factors solve for
     products of A with Gaussian vectors, from which :mod:`neula.certificates.factored` bounds the error.

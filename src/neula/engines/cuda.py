@@ -55,8 +55,8 @@ FREE = 4
 starts, and those of one that is busy would wait."""
 
 SPARE = 24
-"""The same for products that go from tile to tile by themselves, and leave them free all the time (Cholesky
-factors of order 16384 in ``fp16_cor``: 15.9 ms, 16.9 with 8, and 17.4 with 48)."""
+"""Multiprocessors left by products that go from tile to tile by themselves, and leave them free all the time
+(Cholesky factors of order 16384 in ``fp16_cor``: 15.9 ms, 16.9 with 8, and 17.4 with 48)."""
 
 
 class CudaEngine(Engine):

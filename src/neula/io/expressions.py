@@ -62,7 +62,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 """By name, of arrays of NumPy and of tensors."""
 
 OF_SEVERAL = {"min": (np.minimum, torch.minimum), "max": (np.maximum, torch.maximum)}
-"""The same of two arguments and more, one after the other."""
+"""Functions of two or more arguments, applied one after the other."""
 
 COMPARISONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Lt: operator.lt,
@@ -72,7 +72,7 @@ COMPARISONS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
 }
-"""What may be the first argument of ``where``."""
+"""Functions that may be the first argument of ``where``."""
 
 NAMES_TOO = ("gamma",)
 """Functions that are names as well where nothing is in parentheses behind them: parameters of many models."""

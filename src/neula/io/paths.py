@@ -56,7 +56,7 @@ class InputFile:
 
     path: Path  # where its bytes are
     kind: str  # its extension, one of those that can be read
-    name: str  # what messages call it
+    name: str  # its name in messages
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str]) -> Self:

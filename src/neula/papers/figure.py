@@ -39,8 +39,8 @@ class Figure:
 
     name: str  # on the command line
     title: str
-    shows: str  # what is measured and how, in a sentence or two
-    scaled_down: str  # what ``--scale small`` changes
+    shows: str  # the measurement in a sentence or two
+    scaled_down: str  # change by ``--scale small``
     measure: Callable[[Setting], Iterator[Row]]
     draw: Callable[[Measurements, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]

@@ -313,7 +313,7 @@ def _by_pairs(
 
 
 def _quotient(x: torch.Tensor, gap: torch.Tensor, tie: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-    """``x / gap``; where no digit of the gap is sure NaN, or 0 where nobody asks for these vectors.
+    """``x / gap``; NaN if no digit of the gap is guaranteed, or 0 if these vectors are not needed.
 
     There x vanishes for ``U diag(s) V^T``, whose quotient does not, and for ``U V^T``, whose quotient does.
     """

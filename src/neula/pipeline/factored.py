@@ -42,7 +42,7 @@ class FactorErrors(NamedTuple):
 class RefinedColumns(NamedTuple):
     """Solutions of ``A x = b`` in double precision, and what is left of their errors."""
 
-    x: Tensor  # shape (P, n, K): of A as it was given
+    x: Tensor  # shape (P, n, K): of A as given
     size: Tensor  # ||C^-1 x||, shape (P, K)
     error: Tensor  # bound on that of the difference from the solution
     energy: Tensor  # bound on ||M2 C^-1 (x - x*)||, for b^T x
@@ -54,7 +54,7 @@ class RefinedColumns(NamedTuple):
 class FactoredMatrix:
     """Factors of a batch of square matrices, all in double precision."""
 
-    a: Tensor  # shape (P, n, n): A as it was given, symmetric if its factors are L L^T
+    a: Tensor  # shape (P, n, n): A as given, symmetric if its factors are L L^T
     scales: tuple[Tensor, Tensor]  # R, shape (P, n, 1), and C, shape (P, 1, n)
     left: Tensor  # M1 of R A C: lower triangular, with a diagonal of ones, or orthonormal
     right: Tensor  # M2: upper triangular

@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 class KnownFactors(ABC):
     """Factors of a matrix, or a batch, that is kept by reference."""
 
-    matrix: Any  # A as it was given: a tensor attached to its graph, or an array of NumPy
+    matrix: Any  # A as given: a tensor attached to its graph, or an array of NumPy
 
     def __reduce__(self) -> Any:
         """Matrices do not travel with a result."""
@@ -320,7 +320,7 @@ class RightSides:
     def solution(
         self, x: Tensor, backward: Tensor, error: Tensor, kappa: Tensor, bound: float, steps: int
     ) -> FactorSolution[Any]:
-        """The result, with a warning where it is not what was asked for."""
+        """The result, with a warning where it is not what was requested."""
         method = "substitution, refined" if steps > 1 else "substitution"
         backward = backward + self.rounding * (backward == backward)
         bound += self.rounding

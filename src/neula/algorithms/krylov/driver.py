@@ -46,7 +46,7 @@ class Evaluated(NamedTuple):
     # Shape (., k): what is kept of the best solution: x, and whatever belongs to it.
     vectors: tuple[torch.Tensor, ...]
     numbers: torch.Tensor  # shape (q, k): evidence
-    state: Any = None  # what the next update needs
+    state: Any = None  # state for the next update
 
 
 class BestSolutions(NamedTuple):

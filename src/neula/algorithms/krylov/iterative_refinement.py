@@ -228,7 +228,7 @@ def _with_others(
 
 
 def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Solves with factors; rounding errors of narrow ones are as if these were not quite the same each time.
+    """Solves with factors; rounding errors of narrow factors act like a preconditioner that changes slightly.
 
     GMRES keeps what it has made of its basis, and does not notice; nor does CG, of changes by less than a
     tenth.

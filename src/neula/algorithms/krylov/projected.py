@@ -78,7 +78,7 @@ class ProjectedLeastSquares:
         sizes = np.sqrt(np.square(self._rhs[len(self._r) :]).sum(0))
         return ratio(sizes, self._start)
 
-    @np.errstate(over="ignore", invalid="ignore")  # what is not finite is not accepted
+    @np.errstate(over="ignore", invalid="ignore")  # not accepted unless finite
     def solve(self) -> Array:
         """Coefficients Y of all vectors that have images, shape (images, k)."""
         size = len(self._r)

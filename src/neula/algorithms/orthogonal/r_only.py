@@ -22,8 +22,8 @@ HALVED = 2048
 nine sixteenths of the operations, in products that are still large."""
 
 QUARTERED = 160
-"""The same on a CPU, in blocks of a quarter: five eighths of the operations (one core, 1000 x 400: 6.3
-and 8.6 ms)."""
+"""Columns from which on a CPU computes only the lower triangle, in blocks of a quarter: five eighths of the
+operations (one core, 1000 x 400: 6.3 and 8.6 ms)."""
 
 SAMPLED = 1 << 14
 """Rows, at least, that show how large the elements of a column are."""

@@ -48,7 +48,7 @@ MAGNIFIED = 0.75
 takes rounding errors along the first out of the last as long as they are smaller than that."""
 
 MAGNIFIED_LOW = 0.5
-"""The same in a low format."""
+"""The power in a low format."""
 
 EPSILON = torch.finfo(torch.float64).eps
 

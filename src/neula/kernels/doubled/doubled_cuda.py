@@ -19,7 +19,8 @@ LANES = (8, 32)
 """Threads that have some rows together, where those are contiguous: few if they are short."""
 
 HEIGHTS = (8, 32, THREADS)
-"""The same where columns are: each of these has some rows, and others have other columns of them."""
+"""Threads that have some rows together, where columns are contiguous: each has some rows, and others have
+other columns."""
 
 ROWS, ACROSS = 4, 2
 """Rows that a thread adds up, where they are contiguous and where columns are."""

@@ -36,7 +36,7 @@ SQUARE = {1: BatchedProductConfig(128, 128, 64, 8, 3), 2: BatchedProductConfig(1
 """By the number of parts, of symmetric products: tiles on the diagonal are squares."""
 
 WIDE = {1: BatchedProductConfig(128, 256, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
-"""The same of others."""
+"""By the number of parts, of other products."""
 
 SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 """For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""

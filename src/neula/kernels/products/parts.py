@@ -18,7 +18,7 @@ import torch
 class Scheme:
     """How a float32 number becomes parts of a narrower format."""
 
-    name: str  # what the user calls it
+    name: str  # its name in the user's options
     dtype: torch.dtype  # the narrowest type that holds a part
     significand: int  # bits of a part
     # Two, or three: then products of the second parts, and of first and third ones, count as well. One part

@@ -40,7 +40,7 @@ NAMES = (
     "rank",
     "zero",
 )
-"""What :attr:`SeminormalSolutions.numbers` says of each problem, the first six as the verdict reads them
+"""Names of :attr:`SeminormalSolutions.numbers` of each problem, the first six as the verdict reads them
 (:mod:`neula.certificates.verdict`): of several right-hand sides the worst."""
 
 

@@ -18,7 +18,7 @@ BLOCK, WARPS = 1024, 8
 """Elements of a vector at a time."""
 
 NARROW, FEW_WARPS = 64, 1
-"""The same where vectors have no more."""
+"""Elements at a time of shorter vectors."""
 
 
 def turned_triton(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:

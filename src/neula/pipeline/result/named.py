@@ -77,7 +77,7 @@ class Named:
         return found | {name: _plain(getattr(self, name)) for name in self._facts}
 
     def to_json(self, **options: Any) -> str:
-        """The same as JSON, in which NaN and infinities are null.
+        """The table as JSON, with null for NaN and infinities.
 
         Parameters
         ----------

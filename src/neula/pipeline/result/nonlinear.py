@@ -376,7 +376,7 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
 
 
 def _table(result: Any) -> dict[str, np.ndarray]:
-    """What is known of each of the parameters of one problem."""
+    """Estimates, standard errors and confidence intervals of the parameters of one problem."""
     if (found := result._coefficients()).ndim > 1:
         raise ValueError(f"a table is for one problem, and there are {found[0].size}")
     lower, upper = as_numpy(result.confidence_intervals()).T

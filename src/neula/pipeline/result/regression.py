@@ -1,4 +1,4 @@
-"""What a table of regression says of a linear fit."""
+"""Regression tables of linear fits."""
 
 from __future__ import annotations
 

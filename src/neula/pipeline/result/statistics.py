@@ -44,7 +44,7 @@ class Robust:
 
     @classmethod
     def checked(cls, absolute: bool, kind: str | None, groups: Any) -> Self | None:
-        """What is asked for; None for the covariance that relies on them.
+        """Check the options; None for the covariance that assumes equal variances.
 
         Raises
         ------

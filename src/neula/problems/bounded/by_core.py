@@ -123,7 +123,7 @@ def solve_by_core(
     """
     if not _suits(shapes, options):
         return None
-    with np.errstate(all="ignore"), suppress(MemoryError):  # what is not finite is not accepted
+    with np.errstate(all="ignore"), suppress(MemoryError):  # not accepted unless finite
         solve = partial(minimum, _taken(shapes.a), _taken(shapes.b), bounds, limits_of(options))
         if (found := solve(of_all=of_all)) is None:
             return None

@@ -55,7 +55,7 @@ class CholeskyPlan:
     def __call__(self, given: Given) -> CholeskyResult[Any] | None:
         """The result; None where it is not accepted."""
         (a,), upper = given.arrays, self._upper
-        with np.errstate(all="ignore"):  # what is not finite is not accepted
+        with np.errstate(all="ignore"):  # not accepted unless finite
             diagonal, most = a.diagonal(), 2.0**SAFE_EXPONENT
             if self._double and not (diagonal.min() >= 1 / most and diagonal.max() <= most):
                 return None

@@ -122,7 +122,7 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
     of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
     n = a.shape[-1]
     sizes = torch.linalg.vector_norm(a, dim=1).numpy()
-    with np.errstate(all="ignore"):  # what is not finite is not accepted
+    with np.errstate(all="ignore"):  # not accepted unless finite
         image = np.linalg.norm(sizes[:, :, None] * found.x, axis=1)
         condition = ESTIMATED * np.maximum(of["condition"], 1.0)[:, None]
         found.forward_error += condition * FP64.u * wedin_factor(condition, found.residual_norm / image)

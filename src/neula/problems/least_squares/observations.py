@@ -1,4 +1,4 @@
-"""What is said of observations: an intercept beside the columns of A, and which weights rows have."""
+"""Observations: an intercept in addition to the columns of A, and the weights of rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
 
 
 def with_intercept(call: Call, damp: float) -> Call:
-    """The same call with a column of ones before those of A, and rows below that damp all others.
+    """A call with a column of ones before those of A, and rows below that damp all other columns.
 
     The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
 

@@ -49,7 +49,7 @@ normalized columns."""
 class LeastSquaresErrorBounds:
     """Norms that bound the error of a refined solution."""
 
-    scale: Scale  # what backward errors were measured in
+    scale: Scale  # scaling of the backward errors
     smallest: float  # smallest singular value of B, estimated from above
     sizes: torch.Tensor  # norms of the columns of A: the diagonal of D
     # By how much norms of D x may exceed those of x, to which errors with scaled rows refer.

@@ -38,7 +38,7 @@ class RegressionFit(LinearFit):
 
     @cached_property
     def _b(self) -> torch.Tensor:
-        """Data of b as they were given, divided by powers of two where squares need it, shape (P, m, K)."""
+        """Data of b as given, divided by powers of two where squares need it, shape (P, m, K)."""
         given = self.call.here(self.call.tensors[1]).double()
         given = given[..., None] if self.shapes.is_vector else given
         return shift(replace(self.shapes, b=given).columns[:, : self._data], -self._scaled.b_columns)

@@ -29,7 +29,7 @@ FEWEST = 6
 """Products by ``A^T A`` that must be worth it before iterations are tried: four do where there is a gap."""
 
 LIMIT = 1000
-"""The same of iterations that were requested by name."""
+"""Largest number of products by ``A^T A`` if iterations are requested by name."""
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def _of_source(
 
 
 def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDResult:
-    """What the user gets, attached to the graph of A."""
+    """The result with its gradient and warnings."""
     batch = call.first.tensor.shape[:-2]
 
     def joined(name: str) -> torch.Tensor:

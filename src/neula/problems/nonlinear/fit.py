@@ -59,7 +59,7 @@ class NonlinearFit:
 
     at: Iterates
     evidence: NonlinearEvidence
-    tolerance: float  # what stationarity was asked to be
+    tolerance: float  # largest accepted stationarity
     accepted: torch.Tensor  # bool, shape (P,)
     held: torch.Tensor  # bool, shape (P, n): variables that a bound stops
 

@@ -196,7 +196,7 @@ def parameters_of(f: Callable[..., Any]) -> int:
 
 
 def names_of_parameters(f: Callable[..., Any]) -> tuple[str, ...] | None:
-    """What a model calls its parameters; None if its signature does not say."""
+    """Names of a model's parameters; None if its signature does not have them."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):  # of some functions of C

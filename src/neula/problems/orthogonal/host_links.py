@@ -38,7 +38,7 @@ PART = 0.5
 
 
 SMALL = 0.125
-"""The same of a kernel of small matrices on a GPU, whose passes are short."""
+"""Part of the bound for the kernel of small matrices on a GPU, whose passes are short."""
 
 
 def is_for_core(m: int, n: int, target: Format) -> bool:

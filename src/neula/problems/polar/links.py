@@ -23,7 +23,7 @@ SMALLEST = 7e-4
 1.4 times the largest one: of condition numbers up to 1e3."""
 
 NEXT = 1e-2
-"""The same for those that take on what these leave: of condition numbers up to 3e5."""
+"""Singular values that the next polynomials are made for: of condition numbers up to 3e5."""
 
 ERROR = 5.5e-3
 """Error of the polynomials at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""

@@ -40,7 +40,7 @@ class EquilibratedSystem:
     b: torch.Tensor  # shape (n, k): with largest elements near 1
     sizes: torch.Tensor  # shape (n,): norms of the columns of A: the diagonal of D
     scales: Equilibration
-    scalings: list[Scaling]  # what backward errors are measured in
+    scalings: list[Scaling]  # scaling of the backward errors
     bound: float  # largest backward error of an answer that is accepted
     options: SystemsOptions
     b_scales: torch.Tensor
