@@ -24,8 +24,8 @@ from neula.kernels.lu.lu_block import kernels_take
 
 U32 = 2.0**-24
 EACH = pytest.mark.parametrize("variant", VARIANTS)
-PANELS = [(1, 1), (16, 4), (32, 1), (256, 8)]
-ORDERS = [1, 64, 100]
+# One element, panels that end with the matrix, those that do not, of single columns, wider than the matrix.
+SHAPES = [(1, 1, 1), (64, 16, 4), (100, 16, 4), (100, 32, 1), (64, 1, 1), (100, 256, 8)]
 
 
 def volta(format: str = "fp16") -> EmulatedEngine:
@@ -85,13 +85,10 @@ def excess(a: torch.Tensor, factors: PackedLU, f: float, u: float) -> float:
 
 @EACH
 @pytest.mark.parametrize("pivoting", [False, True])
-@pytest.mark.parametrize("n", ORDERS)
-@pytest.mark.parametrize(("r", "s"), PANELS)
+@pytest.mark.parametrize(("n", "r", "s"), SHAPES)
 def test_factors_meet_the_bound_of_their_theorem(
     variant: str, pivoting: bool, n: int, r: int, s: int
 ) -> None:
-    if 2 * s > max(r, 2):
-        pytest.skip("does not fit")
     a = random_matrix("normal", n, n, seed=n) if pivoting else hpl_ai_matrix(n)
     factors = factorize(a, volta(), variant, r, s, pivoting=pivoting)
     assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
@@ -261,7 +258,7 @@ def test_buffers_beat_rounded_updates_once_there_are_many() -> None:
     """The paper's gap between Algorithms 4.1 and 3.1 needs updates smaller than the last bit of what they
     change: n in the ten thousands for fp16, an eighth of that for bf16.
     """
-    e = errors("hpl-ai", "bf16", 768, 32, 8)
+    e = errors("hpl-ai", "bf16", 512, 16, 8)
     assert e["5.2/5.1"] <= 1.5 * e["5.1"]
     assert e["4.1"] < 0.7 * e["3.1"]
     assert e["5.2/5.1"] < 0.2 * e["3.1"]

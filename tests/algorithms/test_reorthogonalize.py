@@ -48,7 +48,7 @@ def twice(a: torch.Tensor, engine: Engine, panel: str | None = None) -> tuple[to
 def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
     """Both errors at the level of the format, whatever the condition (issue: "on all spectra")."""
     engine = EmulatedEngine("cpu", format)
-    a = spectrum(kind, 512, 256, cond).float()
+    a = spectrum(kind, 320, 256, cond).float()
     q, r = twice(a, engine)
     bound = recursion_bound(engine.format.u, 256)
     assert residual(a, q, r) <= bound

@@ -30,7 +30,7 @@ from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
-SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (300, 300), (513, 129), (513, 257)]
+SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (513, 129)]
 
 
 def emulated(format: str, **options: object) -> EmulatedEngine:
@@ -306,7 +306,7 @@ def test_figure_3_backward_error_is_independent_of_the_condition(
     format: str, kind: str, cond: float, cutoff: int
 ) -> None:
     engine = emulated(format)
-    a = spectrum(kind, 512, 256, cond)
+    a = spectrum(kind, 320, 256, cond)
     q, r = rgsqrf(a, engine, cutoff=cutoff)
     assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
 
@@ -324,9 +324,9 @@ def test_figure_4_orthogonality_is_lost_like_the_condition(
     levels.
     """
     engine = emulated(format)
-    q, _ = rgsqrf(spectrum(kind, 512, 256, cond), engine, cutoff=cutoff)
+    q, _ = rgsqrf(spectrum(kind, 320, 256, cond), engine, cutoff=cutoff)
     levels = math.log2(256 / cutoff)
-    panels = orthogonality_bound(U32, 512, cutoff) * cond
+    panels = orthogonality_bound(U32, 320, cutoff) * cond
     assert orthogonality(q) <= 3 * levels * engine.format.u * cond + panels
 
 

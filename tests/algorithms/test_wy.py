@@ -43,7 +43,7 @@ ALGORITHMS: dict[str, Algorithm] = {
 EACH = pytest.mark.parametrize("name", ALGORITHMS)
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 FORMATS = ["fp16", "bf16", "tf32", "fp32", "fp64"]
-SHAPES = [(1, 1), (5, 1), (300, 1), (7, 7), (33, 33), (257, 33), (300, 300), (1000, 129), (513, 257)]
+SHAPES = [(1, 1), (5, 1), (300, 1), (7, 7), (33, 33), (257, 33), (100, 100), (300, 129)]
 
 
 def emulated(format: str, **options: object) -> EmulatedEngine:
@@ -220,8 +220,7 @@ def test_the_cpu_engine(name: str, m: int, n: int, format: str) -> None:
 
 
 @EACH
-@pytest.mark.parametrize(("m", "n"), [(300, 100), (1000, 257), (100, 100)])
-@pytest.mark.parametrize("width", [7, 32, 300])
+@pytest.mark.parametrize(("m", "n", "width"), [(300, 100, 7), (400, 129, 32), (100, 100, 300)])
 @pytest.mark.parametrize("format", FORMATS)
 def test_q_and_r_are_those_of_lapack(name: str, m: int, n: int, width: int, format: str) -> None:
     """Unique but for signs, which are LAPACK's here (Sun 1991: ``sqrt(2) cond`` times the backward error,
