@@ -118,8 +118,8 @@ def lstsq(
     """
     (matrix, rhs), accuracy = _operands(accuracy, A, b)
     options = accuracy, engine, strict, None, None, rcond
-    x, ranks, *evidence = _lstsq(*_system(matrix, rhs), options)
-    return _solution(x, *evidence, ranks, is_vector=rhs.ndim == 1)
+    x, ranks, backward, forward, accepted = _lstsq(*_system(matrix, rhs), options)
+    return _solution(TracedSolution(x, backward, forward, accepted, ranks), is_vector=rhs.ndim == 1)
 
 
 def solve(
@@ -172,7 +172,8 @@ def solve(
         lambda _, right: solved(matrix.mT, right),
         has_aux=True,
     )
-    return _solution(x, *map(jax.lax.stop_gradient, evidence), is_vector=rhs.ndim == 1)
+    known = TracedSolution(x, *map(jax.lax.stop_gradient, evidence))
+    return _solution(known, is_vector=rhs.ndim == 1)
 
 
 def qr(A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: bool = False) -> TracedQR:
@@ -254,18 +255,11 @@ def _system(A: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     return tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (A, columns))  # type: ignore[return-value]
 
 
-def _solution(
-    x: jax.Array,
-    backward_errors: jax.Array,
-    forward_errors: jax.Array,
-    accepted: jax.Array,
-    ranks: jax.Array | None = None,
-    *,
-    is_vector: bool,
-) -> TracedSolution:
-    if is_vector:
-        x, forward_errors = x[..., 0], forward_errors[..., 0]
-    return TracedSolution(x, backward_errors, forward_errors, accepted, ranks)
+def _solution(found: TracedSolution, *, is_vector: bool) -> TracedSolution:
+    """A solution whose right-hand side was a vector is one."""
+    if not is_vector:
+        return found
+    return found._replace(x=found.x[..., 0], forward_errors=found.forward_errors[..., 0])
 
 
 def _called(operator: Operator, operands: tuple[jax.Array, ...], options: Options) -> tuple[jax.Array, ...]:

@@ -267,12 +267,6 @@ class Lyapunov(Function):
 # --- leading singular triplets ---
 
 
-ACCURATE = 1e-12
-"""Residual of the systems behind the leading singular vectors, relative to their right-hand sides."""
-
-MOST = 1000
-"""Iterations for these systems: about ``15 (1 - (s_(k+1) / s_k)^2)^(-1/2)`` are needed."""
-
 Triplets = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -353,9 +347,11 @@ class ShiftedGram(Function):
         def times(y: torch.Tensor) -> torch.Tensor:
             return s * s * y - d.mT @ (d @ y)
 
-        y, _ = cg(times, lambda residual: residual, c, tolerance=ACCURATE, max_iterations=MOST)
+        # About 15 (1 - (norm / s)^2)^(-1/2) iterations are needed.
+        accurate = 1e-12
+        y, _ = cg(times, lambda residual: residual, c, tolerance=accurate, max_iterations=1000)
         left = torch.linalg.vector_norm(c - times(y), dim=0)
-        return torch.where(left <= 100 * ACCURATE * torch.linalg.vector_norm(c, dim=0), y, math.nan)
+        return torch.where(left <= 100 * accurate * torch.linalg.vector_norm(c, dim=0), y, math.nan)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
+from neula.certificates.forward_error import SURE
 from neula.pipeline.derivatives import (
     cholesky_backward,
     cholesky_forward,
@@ -37,9 +38,6 @@ from neula.pipeline.derivatives import (
 )
 
 Tensors = tuple[torch.Tensor, ...]
-
-UNSURE = 10.0
-"""No digit of a difference of two numbers is sure up to so many times the sum of their errors."""
 
 is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
@@ -207,12 +205,12 @@ class TripletsFunction(Attached):
     ) -> tuple[torch.Tensor]:
         a, u, s, v, errors = (x.double() for x in kept)
         du, ds, dv = (x.double() for x in gradients)
-        return (triplets_backward(a, (u, s, v), UNSURE * errors, (du, ds, dv)).to(kept[0].dtype),)
+        return (triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv)).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, s, v, errors = (x.double() for x in kept)
-        found = triplets_forward(a, (u, s, v), UNSURE * errors, changes[0].double())
+        found = triplets_forward(a, (u, s, v), errors / SURE, changes[0].double())
         return tuple(x.to(kept[1].dtype) for x in found)
 
 
