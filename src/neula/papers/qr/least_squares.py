@@ -209,7 +209,7 @@ def _taller(rows: Measurements) -> ClaimCheck:
     correlation = statistics.correlation(heights, [math.log(speedup) for speedup in medians.values()])
     text = ", ".join(f"{shape_text(*shape)} {speedup:.2f}x" for shape, speedup in medians.items())
     text = f"correlation {correlation:.2f}; median over matrices: {text}"
-    return within([correlation], (TENDENCY, 1.0), text, tendency=(0.0, 1.0))
+    return within([correlation], (TENDENCY, 1.0), text)
 
 
 def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], float]:
