@@ -323,6 +323,23 @@ def test_jitter_is_near_the_least(a: np.ndarray, upper: bool) -> None:
     assert np.linalg.norm(result.L.astype(float) @ result.L.T - shifted) <= 1e-5 * np.linalg.norm(shifted)
 
 
+@pytest.mark.parametrize(
+    "a",
+    [np.array([[-1e-320]]), np.eye(3) * 1e-310 - 2e-310, -np.eye(3) * 1e300, -np.eye(2, dtype=np.float16)],
+    ids=["subnormal", "small", "large", "float16"],
+)
+def test_jitter_near_the_ends_of_the_range(a: np.ndarray) -> None:
+    with pytest.raises(np.linalg.LinAlgError, match="makes it so"):
+        neula.cholesky(a)
+    assert neula.cholesky(a, jitter="auto").jitter > 0
+
+
+def test_no_jitter_that_overflows() -> None:
+    for jitter in (None, "auto"):
+        with pytest.raises(np.linalg.LinAlgError, match=r"is not positive$"):
+            neula.cholesky(-np.eye(2) * 1.7e308, jitter=jitter)
+
+
 def test_jitter_of_batches_and_where_none_is_needed() -> None:
     k = smooth_kernel(60)
     result = neula.cholesky(np.stack([k, k + np.eye(60)]), jitter="auto")

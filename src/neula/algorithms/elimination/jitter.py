@@ -25,28 +25,31 @@ def least_jitter(a: torch.Tensor) -> float:
     Returns
     -------
     float
-        0 if A has a factor; infinite where the diagonal is out of range.
+        Infinite where the sum overflows.
 
     Examples
     --------
-    >>> least_jitter(torch.tensor([[1.0, 0.0], [2.0, 1.0]]))
+    >>> least_jitter(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     3.0
     """
 
     def fails(place: int) -> bool:
         shifted = a.clone()
         shifted.diagonal().add_(_on_grid(place))
-        return bool(library_cholesky(shifted[None].double()).order.any())
+        if not _on_grid(place) or not bool(shifted.diagonal().isfinite().all()):
+            return True
+        scaled = torch.ldexp(shifted.double(), torch.tensor(-exponent, device=a.device))
+        return bool(library_cholesky(scaled[None]).order.any())
 
-    if not bool(library_cholesky(a[None].double()).order.any()):
-        return 0.0
     size = float(a.diagonal().abs().max()) or 1.0
-    high = math.floor(2 * math.log10(size * torch.finfo(a.dtype).eps))
-    step, low = 1, None
+    # Numbers near 1 neither overflow nor underflow; powers of 4 change no rounding error.
+    exponent = 2 * (math.frexp(size)[1] // 2)
+    high = math.floor(2 * (math.log10(size) + math.log10(torch.finfo(a.dtype).eps)))
+    step, low, top = 1, None, math.floor(2 * math.log10(torch.finfo(a.dtype).max))
     while fails(high):
-        low, high, step = high, high + step, 2 * step
-        if not math.isfinite(_on_grid(high)):
+        if high >= top:
             return math.inf
+        low, high, step = high, min(high + step, top), 2 * step
     step = 1
     while low is None or high - low > 1:
         place = high - step if low is None else (low + high) // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -9,6 +10,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.cholesky import library_cholesky
 from neula.algorithms.elimination.jitter import least_jitter
 from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
@@ -143,8 +145,8 @@ def cholesky(
     >>> neula.cholesky(A, upper=True).U
     array([[2., 1.],
            [0., 2.]])
-    >>> round(result.logdet().value, 6), result.inv_quad(np.array([4.0, 2.0])).value  # log 16
-    (2.772589, 4.0)
+    >>> result.logdet().value.round(6), result.inv_quad(np.array([4.0, 2.0])).value  # log 16
+    (np.float64(2.772589), array(4.))
     """
     call, options = _asked(A, accuracy, engine, strict, progress, jitter)
     given, n = call.first.tensor, call.first.tensor.shape[-1]
@@ -247,8 +249,8 @@ def _finished(
     try:
         with call.computing():
             run = _factorize(_lower(call, upper=upper), given, options, begun, upper=upper)
-    except np.linalg.LinAlgError:
-        if not options.jitter:
+    except np.linalg.LinAlgError as error:
+        if not options.jitter or "jitter" not in str(error):
             raise
         return _with_jitter(call, replace(options, jitter=False), upper=upper)
     return _collect(call, options, run, upper=upper)
@@ -257,7 +259,9 @@ def _finished(
 def _with_jitter(call: Call, options: CholeskyOptions, *, upper: bool) -> CholeskyResult:
     """The factors of matrices with a multiple of the identity added to those that need it."""
     with call.computing():
-        added = [least_jitter(a) for a in _lower(call, upper=upper)]
+        lower = _lower(call, upper=upper)
+        orders = library_cholesky(lower.double()).order.tolist()
+        added = [least_jitter(a) if order else 0.0 for a, order in zip(lower, orders, strict=True)]
     first, (*batch, n, _) = call.first, call.first.tensor.shape
     device = first.tensor.device
     jitter = torch.tensor(added, dtype=torch.float64, device=device).reshape(batch)
@@ -297,9 +301,9 @@ def _factorize(
         where = np.unravel_index(error.place, given.shape[:-2])
         which = f"A[{', '.join(map(str, where))}] of the batch" if given.ndim > 2 else "A"
         enough = least_jitter(lower[error.place])
+        advice = f'; {enough:g} added to its diagonal makes it so, as jitter="auto" does'
         raise np.linalg.LinAlgError(
-            f"{which} is not positive definite: {error}; {enough:g} added to its diagonal makes it so, as "
-            'jitter="auto" does'
+            f"{which} is not positive definite: {error}{advice * math.isfinite(enough)}"
         ) from None
     if not run.accepted.all():
         _check_triangle(given, upper=upper)
