@@ -261,7 +261,7 @@ def test_a_matrix_that_was_changed() -> None:
     factors = neula.lu_factor(a)
     factors.logdet()
     a += np.eye(20)
-    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is sure"):
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is guaranteed"):
         factors.solve(np.ones(20))
     for kind in ("cholesky", "lu"):
         a = matrix(kind, 20, 10.0)
@@ -289,7 +289,7 @@ def test_what_keeps_no_matrix() -> None:
 def test_singular_to_working_precision() -> None:
     a = np.vander(np.linspace(0, 1, 20))
     factors = neula.lu_factor(a @ a.T)
-    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is sure"):
+    with pytest.warns(neula.IllConditionedWarning, match="no digit of the solution is guaranteed"):
         assert not factors.solve(np.ones(20)).converged
     with pytest.warns(neula.IllConditionedWarning, match="no digit of the logarithm of the determinant"):
         assert factors.logdet().error == math.inf

@@ -49,7 +49,7 @@ def test_arrays_are_called_array_like(function: Callable[..., Any]) -> None:
 def test_only_public_names_are_listed() -> None:
     """Rooms are there when they are asked for, and no part of the interface."""
     names = {name for name in dir(neula) if not name.startswith("__")}
-    modules = {"algorithms", "compat", "distributed", "engines", "io", "ops", "sklearn"}
+    modules = {"algorithms", "compat", "distributed", "engines", "io", "jax", "ops", "sklearn"}
     assert names == {*neula.__all__, *modules}
     assert neula.problems.signatures is signatures
 

@@ -51,7 +51,7 @@ def measured_determinants(a: torch.Tensor) -> Determinants:
     if not worst <= SURE and a.dtype == torch.float32:
         return Determinants(*(x.float() for x in measured_determinants(a.double())))
     if not worst <= SURE:
-        text = f"no digit of the determinant is sure: the bound on its relative error is {worst:.1e}"
+        text = f"no digit of the determinant is guaranteed: the bound on its relative error is {worst:.1e}"
         warn(text, neula.IllConditionedWarning)
     sign, logabsdet = (torch.as_tensor(x, dtype=torch.float64, device=a.device) for x in (sign, logabsdet))
     return Determinants(*(x.to(a.dtype) for x in (sign, logabsdet, sign * logabsdet.exp())))

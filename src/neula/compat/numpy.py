@@ -221,7 +221,7 @@ def slogdet(a: Any) -> Any:
     Warns
     -----
     IllConditionedWarning
-        If no digit of a determinant is sure.
+        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -244,7 +244,7 @@ def det(a: Any) -> Any:
     Warns
     -----
     IllConditionedWarning
-        If no digit of a determinant is sure.
+        If no digit of a determinant is guaranteed.
 
     Examples
     --------

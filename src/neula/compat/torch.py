@@ -249,7 +249,7 @@ def slogdet(A: Tensor, *, out: Any = None) -> Any:
     Warns
     -----
     IllConditionedWarning
-        If no digit of a determinant is sure.
+        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -273,7 +273,7 @@ def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
     Warns
     -----
     IllConditionedWarning
-        If no digit of a determinant is sure.
+        If no digit of a determinant is guaranteed.
 
     Examples
     --------

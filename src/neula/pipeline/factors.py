@@ -353,7 +353,9 @@ class RightSides:
         if not converged:
             unsure = not worst[1] <= SURE
             what = (
-                "no digit of the solution is sure" if unsure else f"x is not solved to {target.name} accuracy"
+                "no digit of the solution is guaranteed"
+                if unsure
+                else f"x is not solved to {target.name} accuracy"
             )
             report_missed(what, reason, result, (~accepted).nonzero().tolist(), strict=False, unsure=unsure)
         return result
@@ -370,12 +372,12 @@ def _unit(dtype: torch.dtype) -> float:
 
 
 def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> None:
-    """Warn where no digit of a number is sure, relative to that or to another number."""
+    """Warn if no digit of a number is guaranteed, relative to that or to another number."""
     sure = error <= SURE * value.abs().clamp_min(least)
     if not bool(sure.all()):
         why = f"the bound on its error is {float(error.amax()):.1e}"
         lost = (~sure).nonzero().tolist()
-        report_missed(f"no digit of {what} is sure", why, None, lost, strict=False, unsure=True)
+        report_missed(f"no digit of {what} is guaranteed", why, None, lost, strict=False, unsure=True)
 
 
 def _forgotten() -> None:

@@ -175,7 +175,7 @@ def attach_triplets(
     Changes of U and V inside their subspaces divide by differences of singular values [1]_. Changes p and q
     out of them solve ``s p - D q = x`` and ``s q - D^T p = z``, where D is the rest of A, column by column.
     That divides by differences to the singular values that were not computed; conjugate gradients need only
-    products with D. Where no digit of a difference is sure, gradients of U and V are NaN.
+    products with D. If no digit of a difference is guaranteed, gradients of U and V are NaN.
 
     Parameters
     ----------

@@ -101,7 +101,7 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     Warns
     -----
     IllConditionedWarning
-        If no digit of a determinant is sure.
+        If no digit of a determinant is guaranteed.
 
     Examples
     --------
