@@ -82,6 +82,16 @@ struct OnePassProblem {
     Index threads;
 };
 
+// R = B - A (X + X_low) and A^T R in twice the working precision. Vectors lie one after the other; numbers of a pair behind
+// all larger ones.
+struct DoubledNormalProblem {
+    Matrices a;  // of double
+    Index m, n, k;
+    const double *x, *x_low, *b;  // (k, n), also nullptr; (k, m)
+    double *residual, *gradient;  // (2, k, m), (2, k, n)
+    Index threads;
+};
+
 constexpr Index FMA_TILE = 8;  // columns of B that lie together
 
 // C = A B for a batch, as a matrix unit sums: `block` products at a time, aligned to their largest exponent and truncated. Powers
@@ -203,6 +213,7 @@ enum class Status { done, failed, no_memory };
     KERNEL(Status, probe_errors, const QRProblem &) \
     KERNEL(Status, cholesky_qr, const QRProblem &) \
     KERNEL(Status, one_pass, const OnePassProblem &) \
+    KERNEL(Status, doubled_normal, const DoubledNormalProblem &) \
     KERNEL(void, block_fma, const BlockFmaProblem &) \
     KERNEL(Status, seminormal, const SeminormalProblems &, const SeminormalSolutions &) \
     KERNEL(Status, solve_systems, const SystemsProblem &, SystemsSolution &) \

@@ -50,6 +50,30 @@ void one_pass(
     check(status);
 }
 
+void doubled_normal(
+    const Core &core, const Given &a, const Contiguous<const double, 2> &x, const Vectors<const double> &x_low,
+    const Contiguous<const double, 2> &b, const Contiguous<double, 3> &residual, const Contiguous<double, 3> &gradient,
+    Index threads)
+{
+    Matrices matrix = matrices(a);
+    size_t k = x.shape(0), m = a.shape(0), n = a.shape(1);
+    bool fits = x.shape(1) == n && b.shape(0) == k && b.shape(1) == m && residual.shape(0) == 2 && residual.shape(1) == k &&
+                residual.shape(2) == m && gradient.shape(0) == 2 && gradient.shape(1) == k && gradient.shape(2) == n;
+    Index of_low = Index(k);
+    const double *low = vectors(x_low, n, of_low);
+    if (matrix.single || a.ndim() != 2 || n == 0 || threads < 1 || !fits)
+        throw nb::value_error("doubled_normal takes a (m, n), n > 0, x and x_low (k, n), b (k, m), residual (2, k, m) and "
+                              "gradient (2, k, n), all float64, and a positive number of threads");
+    DoubledNormalProblem problem = {matrix, Index(m), Index(n), Index(k), x.data(), low, b.data(), residual.data(),
+                                    gradient.data(), threads};
+    Status status;
+    {
+        nb::gil_scoped_release release;
+        status = core.kernels->doubled_normal(problem);
+    }
+    check(status);
+}
+
 void block_fma(
     const Core &core, const Contiguous<const double, 4> &a, const Contiguous<const double, 5> &b, const Contiguous<double, 4> &c,
     Index block, double ulp, Index threads)
@@ -132,6 +156,8 @@ void define_qr(nb::class_<Core> &core)
              nb::arg("probes"), nb::arg("loss"), nb::arg("threads"), nb::rv_policy::reference);
     core.def("one_pass", one_pass, nb::arg("a"), nb::arg("x").none(), nb::arg("b").none(), nb::arg("image").noconvert().none(),
              nb::arg("back").noconvert().none(), nb::arg("threads"));
+    core.def("doubled_normal", doubled_normal, nb::arg("a"), nb::arg("x"), nb::arg("x_low").none(), nb::arg("b"),
+             nb::arg("residual").noconvert(), nb::arg("gradient").noconvert(), nb::arg("threads"));
     core.def("block_fma", block_fma, nb::arg("a"), nb::arg("b"), nb::arg("c").noconvert(), nb::arg("block"), nb::arg("ulp"),
              nb::arg("threads"));
 }

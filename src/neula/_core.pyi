@@ -118,6 +118,25 @@ class Core:
         MemoryError
         """
 
+    def doubled_normal(
+        self,
+        a: np.ndarray,
+        x: np.ndarray,
+        x_low: np.ndarray | None,
+        b: np.ndarray,
+        residual: np.ndarray,
+        gradient: np.ndarray,
+        threads: int,
+    ) -> None:
+        """``R = B - A (X + X_low)`` and ``A^T R`` as pairs: ``kernels.doubled.doubled_normal``.
+
+        Vectors are rows: x (k, n), b (k, m); residual (2, k, m) and gradient (2, k, n) are overwritten.
+
+        Raises
+        ------
+        MemoryError
+        """
+
     def block_fma(
         self, a: np.ndarray, b: np.ndarray, c: np.ndarray, block: int, ulp: float, threads: int
     ) -> None:

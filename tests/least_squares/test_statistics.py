@@ -7,11 +7,13 @@ import pickle
 import mpmath
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import neula
 from neula.io import datasets
 from neula.io.datasets import nist, nist_names
+from neula.io.sources import row_blocks
 
 sm = pytest.importorskip("statsmodels.api")
 
@@ -130,8 +132,8 @@ def test_tensors_and_narrow_dtypes() -> None:
 def test_what_cannot_be_said() -> None:
     A, b, _ = problem()
     result = neula.lstsq(A, b)
-    with pytest.raises(ValueError, match="after pickling"):
-        pickle.loads(pickle.dumps(result)).covariance()
+    with pytest.raises(ValueError, match="leverages and residuals need the rows of A"):
+        pickle.loads(pickle.dumps(result)).leverage()
     with pytest.raises(ValueError, match="between 0 and 1, got 95"):
         result.confidence_intervals(95)
     with pytest.raises(ValueError, match="samples must be at least 1"):
@@ -144,10 +146,65 @@ def test_what_cannot_be_said() -> None:
         square.standard_errors()
     assert np.isfinite(square.standard_errors(absolute=True)).all()
     dependent = neula.lstsq(A[:, [0, 1, 0]], b)
-    with pytest.raises(ValueError, match="lacks full rank"):
-        dependent.covariance()
+    for one in (dependent, neula.lstsq(row_blocks(A[:, [0, 1, 0]]), row_blocks(b))):
+        with pytest.raises(ValueError, match="lacks full rank"):
+            one.covariance()
+    with pytest.raises(ValueError, match="lacked full rank when it was pickled"):
+        pickle.loads(pickle.dumps(dependent)).covariance()
     with pytest.raises(ValueError, match="lacks full rank"):
         neula.lstsq(A[:3], b[:3]).leverage()
+
+
+def kept(a: np.ndarray, b: np.ndarray, damp: float) -> dict[str, neula.LstsqResult]:
+    """Results that keep no row."""
+    whole, sizes = neula.lstsq(a, b, damp=damp), np.linalg.norm(a, axis=0)
+    fit = neula.LeastSquares(a.shape[1], scales=sizes)
+    for start in range(0, len(a), 9):
+        fit.update(a[start : start + 9], b[start : start + 9])
+    found = {
+        "pickled": whole,
+        "streamed": neula.lstsq(row_blocks(a), row_blocks(b), damp=damp),
+        "incremental": fit.solve(damp=damp),
+    }
+    found |= {f"{name}, pickled": pickle.loads(pickle.dumps(result)) for name, result in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("damp", [0.0, 0.5, 1e3])
+@pytest.mark.parametrize("k", [None, 2])
+def test_results_without_rows(damp: float, k: int | None) -> None:
+    """Their statistics are those of the rows, by NumPy in a way of its own."""
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal((60, 4)) * [1e-3, 1.0, 30.0, 1e4]
+    b = a @ rng.standard_normal((4, k) if k else 4) + rng.standard_normal((60, k) if k else 60)
+    x, *_ = np.linalg.lstsq(np.vstack([a, damp * np.eye(4)]), np.concatenate([b, 0 * b[:4]]), rcond=None)
+    _, s, vt = np.linalg.svd(a, full_matrices=False)
+    free = 60 - (s**2 / (s**2 + damp**2)).sum()
+    variance = ((b - a @ x) ** 2).sum(0) / free
+    by_rows = (vt.T * (s / (s**2 + damp**2)) ** 2) @ vt
+    errors = np.sqrt(np.multiply.outer(np.diag(by_rows), variance))
+    for name, result in kept(a, b, damp).items():
+        assert np.allclose(result.standard_errors(), errors, rtol=1e-7), name
+        assert np.allclose(result.standard_errors(absolute=True).T, np.sqrt(np.diag(by_rows)), rtol=1e-7), (
+            name
+        )
+        covariance = np.multiply.outer(variance, by_rows)
+        sizes = np.multiply.outer(variance, np.sqrt(np.outer(np.diag(by_rows), np.diag(by_rows))))
+        assert (np.abs(result.covariance() - covariance) <= 1e-7 * sizes).all(), name
+        assert np.allclose(result.degrees_of_freedom, free), name
+        ends = result.confidence_intervals(0.9)
+        assert np.allclose(ends.mean(-1), result.x), name
+        half = scipy.stats.t.ppf(0.95, free) * errors
+        assert np.allclose(np.diff(ends, axis=-1)[..., 0], 2 * half, rtol=1e-6), name
+    with pytest.raises(ValueError, match="need the rows of A"):
+        neula.lstsq(row_blocks(a), row_blocks(b)).leverage()
+
+
+def test_tensors_stay_tensors_without_rows() -> None:
+    A, b, _ = problem()
+    again = pickle.loads(pickle.dumps(neula.lstsq(torch.from_numpy(A), torch.from_numpy(b))))
+    assert isinstance(again.standard_errors(), torch.Tensor)
+    assert np.allclose(again.standard_errors(), sm.OLS(b, A).fit().bse, rtol=1e-10)
 
 
 # --- many dampings ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -93,6 +94,18 @@ def solution(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[st
         return None if x is None else neula.distributed.rows(mine(x, group, size), group)
 
     return neula.lstsq(rows(a), rows(b), weights=rows(weights), **asked)
+
+
+def statistics(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> Any:
+    """Statistics of a solution; also after pickling, and what is said where nobody has asked before that."""
+    found = solution(rank, group, a, b, weights, asked)
+    forgotten = pickle.loads(pickle.dumps(found))
+    errors = found.standard_errors(), found.covariance(absolute=True), found.confidence_intervals(0.9)
+    again = pickle.loads(pickle.dumps(found)).standard_errors()
+    try:
+        forgotten.covariance()
+    except ValueError as error:
+        return *errors, again, found.degrees_of_freedom, str(error)
 
 
 def as_with_kernels(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Any:

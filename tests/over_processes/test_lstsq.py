@@ -81,6 +81,22 @@ def test_small_problems(processes: Processes, size: int) -> None:
     assert compare(processes, size, a.numpy(), b[:, 0].numpy()).x.dtype == np.float64
 
 
+@pytest.mark.parametrize("size", COUNTS)
+def test_statistics(processes: Processes, size: int) -> None:
+    a, b, weights = matrix(80, 7, "geometric"), noise(80, 3), 1 + noise(80, seed=3).abs()
+    for given, damp in ((None, 0.0), (weights, 0.0), (None, 0.5)):
+        one = neula.lstsq(a, b, weights=given, damp=damp)
+        expected = one.standard_errors(), one.covariance(absolute=True), one.confidence_intervals(0.9)
+        for *errors, again, free, said in processes.check(
+            size, tasks.statistics, a, b, given, {"damp": damp}
+        ):
+            for found, wanted in zip(errors, expected, strict=True):
+                assert torch.allclose(found, wanted, rtol=1e-10)
+            assert torch.equal(again, errors[0])
+            assert free == pytest.approx(one.degrees_of_freedom)
+            assert "processes that share A had not asked together" in said
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_large_problems(processes: Processes, size: int) -> None:
     m, n = LARGE

@@ -22,6 +22,7 @@ import torch
 
 from neula.io.integers import in_float64
 from neula.io.sources import Source
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.inputs import FLOATS, take
 from neula.pipeline.progress import Progress, stage
 
@@ -267,7 +268,7 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
     ------
     ValueError
     """
-    size = torch.linalg.vector_norm(x, math.inf) if x.numel() else 0.0
+    size = largest_magnitude(x, tuple(range(x.ndim))) if x.numel() else 0.0
     if float(size) <= largest and float(size) < math.inf:
         return
     where = (~(x.abs() <= min(largest, torch.finfo(x.dtype).max))).nonzero()[0].tolist()

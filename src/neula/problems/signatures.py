@@ -76,12 +76,14 @@ class NNLSKeywords(Common, total=False):
     """Of :func:`neula.nnls`."""
 
     maxiter: int | None
+    sum_to: float | None
 
 
 class LsqLinearKeywords(Common, total=False):
     """Of :func:`neula.lsq_linear`, without what can be given by place."""
 
     lsmr_maxiter: int | None
+    constraints: Any
 
 
 class FitKeywords(TypedDict, total=False):

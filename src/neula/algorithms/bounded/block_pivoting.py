@@ -44,7 +44,7 @@ def block_pivoting(
     factorize : callable
     """
     low, high = problems.low, problems.high
-    free = (start > low) & (start < high)
+    free = _enough(problems, start, (start > low) & (start < high))
     found = ActiveSetSolution(
         start.clamp(low, high), free, _zeros(start, torch.int64), _zeros(start, torch.bool)
     )
@@ -64,7 +64,7 @@ def block_pivoting(
         found.done[rows] = (count == 0) & ~singular
         exchanged = _exchanged(infeasible, count, best, patience, rows)
         x = torch.where(below & exchanged, some.low, torch.where(above & exchanged, some.high, x))
-        found.free[rows], found.x[rows] = free ^ exchanged, x
+        found.free[rows], found.x[rows] = _enough(some, best_of_free.x, free ^ exchanged), x
         rows = rows[(count > 0) & ~singular]
     found.x = found.x.clamp(low, high)
     return found
@@ -72,6 +72,15 @@ def block_pivoting(
 
 def _zeros(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(len(x), dtype=dtype, device=x.device)
+
+
+def _enough(problems: Reduced, x: torch.Tensor, free: torch.Tensor) -> torch.Tensor:
+    """Free variables: as many as there are equality constraints at least, the largest of x."""
+    if problems.equalities is None or not len(x):
+        return free
+    count = problems.equalities.count
+    few = free.sum(1, keepdim=True) < count
+    return free | (few & torch.zeros_like(free).scatter(1, x.topk(count, 1).indices, True))
 
 
 def _infeasible(

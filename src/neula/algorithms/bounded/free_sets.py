@@ -148,6 +148,47 @@ def by_householder(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
     return FreeSetFactors(triangle, q.masked_fill(filled[:, None, :], 0.0))
 
 
+@dataclass(frozen=True)
+class EqualityFactors:
+    """What equality constraints add to the normal equations of free columns: ``E (R_F^T R_F)^-1 E^T``."""
+
+    images: torch.Tensor  # (R_F^T R_F)^-1 E_F^T, shape (S, w, p) or (1, w, p)
+    lower: torch.Tensor  # Cholesky factor of the products of E_F with these, shape (S, p, p) or (1, p, p)
+    singular: torch.Tensor  # bool, shape (S,) or (1,): where constraints on free variables are dependent
+
+    @classmethod
+    def of_free(cls, problems: Reduced, batch: FreeBatch, factor: FreeSetFactors) -> EqualityFactors:
+        """That of problems, one for each row of the batch."""
+        assert problems.equalities is not None
+        count = len(batch.index)
+        rows = functional.pad(problems.equalities.of_each(problems.owner[:count]), (0, 1)).expand(
+            count, -1, -1
+        )
+        rows = rows.gather(2, batch.index[:, None].expand(-1, rows.shape[1], -1))
+        images = torch.linalg.solve_triangular(factor.triangle.mT, rows.mT, upper=False)
+        products = images.mT @ images
+        lower, info = torch.linalg.cholesky_ex(products)
+        sizes = products.diagonal(dim1=1, dim2=2).sqrt()
+        singular = (info > 0) | ~(lower.diagonal(dim1=1, dim2=2) > DEPENDENT_GRAM * sizes).all(1)
+        lower = torch.where(
+            singular[:, None, None], torch.eye(rows.shape[1], dtype=lower.dtype, device=lower.device), lower
+        )
+        return cls(torch.linalg.solve_triangular(factor.triangle, images, upper=True), lower, singular)
+
+    def _solve(self, right: torch.Tensor) -> torch.Tensor:
+        if len(self.lower) == 1:
+            return torch.cholesky_solve(right.mT, self.lower[0]).mT
+        return torch.cholesky_solve(right[..., None], self.lower)[..., 0]
+
+    def step(self, left: torch.Tensor) -> torch.Tensor:
+        """Free variables' part of the shortest step that leaves nothing of constraints, shape (S, w)."""
+        return (self.images @ self._solve(left)[..., None])[..., 0]
+
+    def multipliers(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Those for which the gradient vanishes along free variables, where x is best, shape (S, p)."""
+        return -self._solve((gradient[:, None] @ self.images)[:, 0])
+
+
 def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
     """Problems in batches of about as many free variables; those without any are left out.
 
@@ -226,6 +267,7 @@ class FreeSetMinimum:
     x: torch.Tensor  # shape (C, n): as it was where columns are dependent
     # Shape (C, k): orthogonal to the columns of free variables, to rounding errors of its own length: that of
     # a right-hand side that differs by rounding errors.
+    # Equality constraints add their multipliers to the gradient.
     residual: torch.Tensor
     gradient: torch.Tensor  # shape (C, n): R^T t of that residual
     singular: torch.Tensor  # bool, shape (C,): where columns are dependent
@@ -244,18 +286,30 @@ def minimize(
     factorize : callable
     """
     x, singular = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    residual = problems.residual(x)
+    residual, equalities = problems.residual(x), problems.equalities
+    multipliers = x.new_zeros(len(x), 0 if equalities is None else equalities.count)
     for batch in batches(problems, free):
         rows = batch.rows
         factor, some = factorize(problems, batch), problems.at(rows)
-        bad = factor.singular.expand(len(rows))
+        border = None if equalities is None else EqualityFactors.of_free(some, batch, factor)
+        bad = (factor.singular if border is None else factor.singular | border.singular).expand(len(rows))
         singular[rows] = bad
         part, start = x[rows], residual[rows]
         for _ in range(STEPS):
             t = some.residual(part)
             part = part + batch.spread(factor.solve(t, batch.take(some.back(t))), problems.n)
+            if border is not None:
+                part = part + batch.spread(border.step(some.left_of_equalities(part)), problems.n)
+        if border is not None:  # x may be far shorter than the steps to it
+            part = part + batch.spread(border.step(some.left_of_equalities(part)), problems.n)
         t = some.residual(part)
-        t = t - factor.projection(some, batch, t)
+        if border is None:
+            t = t - factor.projection(some, batch, t)
+        else:
+            multipliers[rows] = border.multipliers(batch.take(some.back(t)))
         x[rows] = torch.where(bad[:, None], x[rows], part)
         residual[rows] = torch.where(bad[:, None], start, t)
-    return FreeSetMinimum(x, residual, problems.back(residual), singular)
+    gradient = problems.back(residual)
+    if equalities is not None:
+        gradient = problems.with_multipliers(gradient, multipliers)
+    return FreeSetMinimum(x, residual, gradient, singular)

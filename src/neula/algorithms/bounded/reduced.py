@@ -36,6 +36,23 @@ class TriangularFactors:
 
 
 @dataclass(frozen=True)
+class Equalities:
+    """Constraints ``E x = d`` of all problems."""
+
+    rows: torch.Tensor  # E, shape (P, p, n): the largest element of each row near 1
+    right: torch.Tensor  # d, shape (C, p)
+
+    @property
+    def count(self) -> int:
+        """How many there are, p."""
+        return self.rows.shape[1]
+
+    def of_each(self, owner: torch.Tensor) -> torch.Tensor:
+        """E of each problem, shape (C, p, n), or (1, p, n) where all have the same."""
+        return self.rows if len(self.rows) == 1 else self.rows[owner]
+
+
+@dataclass(frozen=True)
 class Reduced:
     """Problems with bounds on R."""
 
@@ -46,6 +63,7 @@ class Reduced:
     lower: torch.Tensor
     upper: torch.Tensor
     chunk: int  # elements of matrices that are worked on together
+    equalities: Equalities | None = None
 
     def __len__(self) -> int:
         return len(self.c)
@@ -81,7 +99,26 @@ class Reduced:
 
     def at(self, rows: torch.Tensor) -> Reduced:
         """The problems in some places."""
-        return replace(self, c=self.c[rows], owner=self.owner[rows])
+        some = self.equalities
+        some = some and replace(some, right=some.right[rows])
+        return replace(self, c=self.c[rows], owner=self.owner[rows], equalities=some)
+
+    def weighted(self, weight: float = 2.0**20) -> Reduced:
+        """Problems with equality constraints as more rows, times a weight: nearly the same solutions."""
+        assert self.equalities is not None
+        r = torch.cat([self.r, weight * self.equalities.rows], 1)
+        c = torch.cat([self.c, weight * self.equalities.right], 1)
+        return replace(self, triangles=TriangularFactors(r), c=c, equalities=None)
+
+    def left_of_equalities(self, x: torch.Tensor) -> torch.Tensor:
+        """``d - E x``, shape (C, p)."""
+        assert self.equalities is not None
+        return self.equalities.right - (self.equalities.of_each(self.owner) @ x[..., None])[..., 0]
+
+    def with_multipliers(self, gradient: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
+        """``R^T t + E^T y`` for multipliers y, shape (C, p)."""
+        assert self.equalities is not None
+        return gradient + (multipliers[:, None] @ self.equalities.of_each(self.owner))[:, 0]
 
     def residual(self, x: torch.Tensor) -> torch.Tensor:
         """``c - R x``, shape (C, k)."""
@@ -102,6 +139,12 @@ class Reduced:
         """
         u, norms = 4 * self.n**0.5 * 2.0**-53, self.of_each(self.norms)
         size = torch.linalg.vector_norm(self.c, dim=1) + (x * norms).abs().sum(1)
+        if (
+            self.equalities is not None
+        ):  # the residual is not orthogonal, and multipliers err as its gradient does
+            sizes = self.equalities.of_each(self.owner).abs()
+            least = torch.where(sizes > 0, sizes, torch.inf).amin(2, keepdim=True)
+            return 2 * u * size[:, None] * (norms + (sizes / least).nan_to_num(0.0, 0.0).amax(1))
         length = torch.linalg.vector_norm(residual, dim=1)
         return torch.where(length > u * size, 2 * u * length, torch.inf)[:, None] * norms
 

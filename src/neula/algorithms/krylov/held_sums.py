@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
@@ -22,7 +22,8 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
-from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
+from neula.kernels.doubled.doubled import Pair, two_sum
+from neula.kernels.doubled.doubled_normal import doubled_normal
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.shift import LIMIT, shift
@@ -39,6 +40,30 @@ BELOW_ZERO = 2.0**-40
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Rows that R is not merged with yet; replaced, never changed."""
+
+    enough: ClassVar[int] = 2048
+    """Rows that R is merged with, and at least four times as many as A has columns: 100 rows
+    take half as long as 1000."""
+
+    parts: tuple[torch.Tensor, ...] = ()  # shape (rows, n + k + 1) each: A, b, and weights
+    rows: int = 0
+    weighted: bool = False  # whether any weight is not 1
+
+    def plus(self, a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor]) -> Gathered:
+        """With a copy of more rows."""
+        last = weights[0][:, None] if weights else a.new_ones(len(a), 1)
+        parts = (*self.parts, torch.cat([a, b, last], 1))
+        return Gathered(parts, self.rows + len(a), self.weighted or bool(weights))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are enough rows to merge R with."""
+        return self.rows >= max(self.enough, 4 * self.parts[-1].shape[1])
+
+
+@dataclass(frozen=True)
 class HeldSums:
     """All that is kept of the rows; replaced, never changed."""
 
@@ -51,7 +76,7 @@ class HeldSums:
     products_low: torch.Tensor
     of_b: torch.Tensor  # int, shape (k,): exponents of two by which right-hand sides were divided
     of_a: int = 0  # that by which A was divided
-    # rows, updates: how many rows there are, and how often R was changed.
+    # rows, updates: how many rows there are, and in how many blocks they came and left.
     rows: int = 0
     updates: int = 0
     roundings: int = 0  # how often elements of A and b were rounded at most, by weights and by forgetting
@@ -62,7 +87,8 @@ class HeldSums:
         shapes = ((n + k, n + k), (n, PROBES), (n, PROBES), (n, k), (n, k))
         zeros = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
         units = torch.zeros(k, dtype=torch.int64, device=device)
-        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], units)
+        # Columns are divided by 2 by default: so nothing is left to divide elements near 1 by.
+        return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], units, of_a=-1)
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -112,10 +138,11 @@ class HeldSums:
         of_a, of_b = (
             torch.maximum(_exponents(mine) + own, _exponents(theirs) + given)
             for mine, own, theirs, given in (
-                (self.r[:, :n].reshape(-1, 1), self.of_a, a.reshape(-1, 1), units.of_a),
+                (self.r[:, :n], self.of_a, a, units.of_a),
                 (self.r[:, n:], self.of_b, b, units.of_b),
             )
         )
+        of_a = of_a.amax()
         own = int(of_a)
         near = abs(own - self.of_a) <= ROOM or own < -LIMIT
         kept = ((of_b - self.of_b).abs() <= ROOM) | (of_b < -LIMIT)
@@ -123,6 +150,19 @@ class HeldSums:
             return self
         wanted = replace(self, of_a=self.of_a if near else own, of_b=torch.where(kept, self.of_b, of_b))
         return self.in_units(wanted)
+
+    def plus_gathered(self, gathered: Gathered, vectors: torch.Tensor, exponents: torch.Tensor) -> HeldSums:
+        """Those with rows that were gathered; ``exponents`` as for :func:`scaled_rows`."""
+        if not gathered.rows:
+            return self
+        (n, k), updates = self.products.shape, self.updates + len(gathered.parts)
+        stacked = torch.cat([functional.pad(self.r, (0, 1)), *gathered.parts])
+        a, b, w = stacked[n + k :].tensor_split([n, n + k], 1)
+        rows, right, units = scaled_rows(a, b, [w[:, 0]] if gathered.weighted else [], exponents)
+        if rows is a and right is b and units.of_a == self.of_a and torch.equal(units.of_b, self.of_b):
+            r = torch.linalg.qr(stacked[:, :-1], mode="r")[1]  # which is right below R already
+            return self._with(r, _seen(a, b, vectors), len(a), len(gathered.parts))
+        return replace(self.plus_rows(rows, right, vectors, units), updates=updates)
 
     def _rows_in_units(
         self, a: torch.Tensor, b: torch.Tensor, units: HeldSums
@@ -224,12 +264,12 @@ def normal_product(
 
     x may be an unevaluated sum, too.
     """
-    prepared = Doubled.from_matrix(a[None])
-    of_low = None if x_low is None else -x_low[None]
-    high, low = prepared.residual(-x[None], a.new_zeros(1, len(a), x.shape[1]), of_low)
+    k = 0 if b is None else b.shape[1]
+    negative, low = functional.pad(-x, (0, k)), None if x_low is None else functional.pad(-x_low, (0, k))
+    right = a.new_zeros(len(a), negative.shape[1])
     if b is not None:
-        high, low = torch.cat([high, b[None]], 2), functional.pad(low, (0, b.shape[1]))
-    return _pair(prepared.transposed_pair(high, low))
+        right[:, -k:] = b
+    return two_sum(*doubled_normal(a, negative, low, right)[1])
 
 
 def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
@@ -246,8 +286,9 @@ def _exponents(x: torch.Tensor) -> torch.Tensor:
     return torch.frexp(largest)[1].long().masked_fill(largest == 0, -4 * LIMIT)
 
 
-def _pair(parts: Pair) -> Pair:
-    return two_sum(parts[0][0], parts[1][0])
+def _far_from_one(exponents: torch.Tensor) -> torch.Tensor:
+    """Zero for those of numbers whose squares are in range, and of zeros."""
+    return exponents.clamp(min=-LIMIT).masked_fill((exponents.abs() <= ROOM) | (exponents < -2 * LIMIT), 0)
 
 
 def _sum(one: Pair, other: Pair) -> Pair:
@@ -263,7 +304,7 @@ def _times(pair: Pair, number: float) -> Pair:
 def scaled_rows(
     a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor], exponents: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, HeldSums]:
-    """Rows times their weights in numbers near 1, and sums over no rows in their units.
+    """Rows times their weights in numbers whose squares are in range, and sums over no rows in their units.
 
     Parameters
     ----------
@@ -274,13 +315,14 @@ def scaled_rows(
     exponents : Tensor of int, shape (n,)
         Of the powers of two by which columns are divided, before all of A is.
     """
-    of_b = _exponents(b).clamp(min=-LIMIT)
-    of_a = int((_exponents(a) - exponents).amax().clamp(min=-LIMIT))
+    of_b, of_a = _far_from_one(_exponents(b)), int(_far_from_one((_exponents(a) - exponents).amax()))
+    units = HeldSums.begin(a.shape[1], b.shape[1], a.device)
+    of_a = of_a or units.of_a
     apart = -exponents - of_a
-    a, b = shift(a, apart[None]) if bool(apart.any()) else a, shift(b, -of_b[None])
+    a = shift(a, apart[None]) if bool(apart.any()) else a
+    b = shift(b, -of_b[None]) if bool(of_b.any()) else b
     for w in weights:
-        of_w = _exponents(w[:, None]).clamp(min=-LIMIT)
+        of_w = _far_from_one(_exponents(w[:, None]))
         w = shift(w, -of_w)[:, None]
         a, b, of_a, of_b = a * w, b * w, of_a + int(of_w), of_b + of_w
-    units = HeldSums.begin(a.shape[1], b.shape[1], a.device)
     return a, b, replace(units, of_a=of_a, of_b=of_b, roundings=len(weights))

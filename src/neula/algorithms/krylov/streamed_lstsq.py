@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
+from torch.nn import functional
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, lengths, probes
 from neula.algorithms.krylov.coordinates import Coordinates
@@ -22,7 +23,8 @@ from neula.algorithms.krylov.summed import SummedGradient
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
-from neula.kernels.doubled.doubled import Doubled, two_sum
+from neula.kernels.doubled.doubled import two_sum
+from neula.kernels.doubled.doubled_normal import doubled_normal
 
 SYMMETRIC = 512
 """Columns of a part of a Gram matrix that is one product; what lies above such parts is not computed."""
@@ -96,11 +98,15 @@ class HouseholderSums:
         """Multiply columns of A and b by powers of two."""
         self.r *= torch.cat([columns, right])
 
+    @property
+    def whole(self) -> torch.Tensor:
+        """R of ``[A b]``, shape (n + k, n + k), also of fewer rows."""
+        size = self.r.shape[1]
+        return functional.pad(self.r, (0, 0, 0, size - len(self.r)))
+
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """R, shape (n, n); ``Q^T b``, shape (n, k); S, shape (k, k)."""
-        n, k = self.n, self.r.shape[1] - self.n
-        room = self.r.new_zeros(n + k, n + k)
-        room[: len(self.r)] = self.r
+        n, room = self.n, self.whole
         return room[:n, :n], room[:n, n:], room[n:, n:]
 
 
@@ -151,12 +157,9 @@ class RefinementSums:
             self.gradient += summed[:, :k]
             self.images += summed[:, k:]
         else:
-            prepared = Doubled.from_matrix(a[None])
-            high, low = prepared.residual(self.x[None], b[None], self.x_low[None])
-            residual = high[0]
-            more, more_low = prepared.transposed_pair(high, low)
-            self.gradient, error = two_sum(self.gradient, more[0])
-            self.gradient_low += error + more_low[0]
+            (residual, _), (more, more_low) = doubled_normal(a, self.x, self.x_low, b)
+            self.gradient, error = two_sum(self.gradient, more)
+            self.gradient_low += error + more_low
             self.images += a.T @ (a @ self.probed)
         self.squares += residual.square().sum(0)
 

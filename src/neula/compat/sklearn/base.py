@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ class Linear(Dense):
 
     accuracy: Accuracy | None
     engine: Any
+    _solved = ("coef_", "intercept_", "rank_", "n_iter_", "result_")
+    """Attributes that follow from a solution."""
     _flat = False
     """Whether coefficients of a single target in a matrix are a vector."""
 
@@ -40,6 +43,7 @@ class Linear(Dense):
         self.intercept_ = data.given(intercept) if self.fit_intercept else 0.0
         self.result_ = result
         self._seen = seen
+        self.__dict__.pop("_unsolved", None)
         return self
 
     def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[TrainingData, Seen]:
@@ -52,7 +56,7 @@ class Linear(Dense):
         """
         self._validate_params()
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
-        first = not hasattr(self, "coef_")
+        first = before is None and not hasattr(self, "coef_")
         if before is None and not first:
             raise ValueError("the rows of fit are not there any more: begin with partial_fit, on a clone")
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept, first=first)
@@ -62,8 +66,23 @@ class Linear(Dense):
             seen = Seen.begin(data, self.engine, centred=self.fit_intercept)
         else:
             seen = before.plus(data)
+        assert data.y is not None
         x_mean, y_mean = seen.means
-        return replace(data, x_mean=x_mean, y_mean=y_mean), seen
+        no_x, no_y = data.x.new_empty(0, data.x.shape[1]), data.y.new_empty(0, *data.y.shape[1:])
+        return replace(data, x=no_x, y=no_y, weights=None, x_mean=x_mean, y_mean=y_mean), seen
+
+    def _solve_later(self, seen: Seen, solve: Callable[[], Self]) -> Self:
+        """Set the attributes when somebody reads one of them: many parts are to cost one solution."""
+        for name in self._solved:
+            self.__dict__.pop(name, None)
+        self._seen, self._unsolved = seen, solve
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in type(self)._solved or "_unsolved" not in vars(self):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        vars(self)["_unsolved"]()
+        return getattr(self, name)
 
     def _how(self, data: TrainingData) -> dict[str, Any]:
         """Accuracy and engine: by default those of the data."""

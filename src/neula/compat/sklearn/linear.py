@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from sklearn import linear_model
@@ -11,6 +12,7 @@ import neula
 from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
 from neula.compat.sklearn.data import TrainingData
+from neula.compat.sklearn.seen import Seen
 
 
 class LinearRegression(Linear, linear_model.LinearRegression):
@@ -90,7 +92,8 @@ class LinearRegression(Linear, linear_model.LinearRegression):
 
         :class:`neula.LeastSquares` holds it open. Its evidence is coarser than that of :meth:`fit`: above a
         condition number of about 1e6 no digit is guaranteed. How large the columns are is taken from the
-        first part, which should have some rows.
+        first part, which should have some rows. Coefficients are solved for when
+        they are first read; warnings of their accuracy appear then.
 
         Parameters
         ----------
@@ -106,7 +109,10 @@ class LinearRegression(Linear, linear_model.LinearRegression):
             After :meth:`fit`, once the estimator has been copied or pickled: rows are left behind.
         """
         data, seen = self._more(X, y, sample_weight)
-        result = seen.solve(0.0, **self._how(data))
+        return self._solve_later(seen, partial(self._solve_seen, data, seen, self._how(data)))
+
+    def _solve_seen(self, data: TrainingData, seen: Seen, how: dict[str, Any]) -> Self:
+        result = seen.solve(0.0, **how)
         self.rank_ = result.rank
         return self._keep(data, result.x, result, seen)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from numbers import Real
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -121,9 +122,15 @@ class Ridge(Linear, linear_model.Ridge):
             After :meth:`fit`, once the estimator has been copied or pickled: rows are left behind.
         """
         data, seen = self._more(X, y, sample_weight)
-        alphas, how = self._penalties(data), self._how(data)
-        if alphas is None:
-            result = seen.solve(float(self.alpha) ** 0.5, **how)
+        alphas = self._penalties(data)
+        asked = (float(self.alpha) if alphas is None else alphas), self._how(data)
+        return self._solve_later(seen, partial(self._solve_seen, data, seen, *asked))
+
+    def _solve_seen(
+        self, data: TrainingData, seen: Seen, alphas: float | list[float], how: dict[str, Any]
+    ) -> Self:
+        if isinstance(alphas, float):
+            result = seen.solve(alphas**0.5, **how)
             return self._counted(data, result.x, result, seen)
         results = tuple(seen.solve(alpha**0.5, **how) for alpha in alphas)
         columns = [result.x.reshape(len(result.x), -1)[:, i] for i, result in enumerate(results)]

@@ -70,9 +70,11 @@ class Statistics:
     """Statistics of a linear fit; a part of :class:`LstsqResult`.
 
     They follow from a QR of A (with weights, damping, covariance and constraints) that is certified in double
-    precision, which is made when the first of them is requested. A and b must be unchanged since; the result
-    keeps them. Every number is in double precision. Leading dimensions are those of the batch, k counts
-    right-hand sides, and has no dimension where b is a vector.
+    precision, which is made when the first of them is asked for. A and b must be unchanged since; the result
+    keeps them. Incremental fits have R. A source is read once more. If rows are spread over processes, all
+    processes have to ask. These results, and those that were pickled, have no leverages. Every number is in
+    double precision. Leading dimensions are those of the batch, k counts right-hand sides, and has no
+    dimension where b is a vector.
     """
 
     x: Any
@@ -105,9 +107,9 @@ class Statistics:
         Raises
         ------
         ValueError
-            If A lacks full rank, or A or b have changed; with fewer than one degree of freedom; where nothing
-            is known of A: over processes, and after pickling; with ``"HC2"`` and ``"HC3"`` if the leverage of
-            a row is 1.
+            If A lacks full rank, or A or b have changed; with fewer than one degree of freedom; with
+            ``"HC2"`` and ``"HC3"`` if the leverage of a row is 1; with ``robust`` or ``groups`` if the rows
+            of A are gone.
 
         Examples
         --------
@@ -225,7 +227,7 @@ class Statistics:
     def _known(self) -> FittedProblem:
         if self._fit is None:
             raise ValueError(
-                "statistics need A, which this result does not keep (over processes, and after pickling): "
-                "compute them where the result was made"
+                "this result knows no R that statistics could be computed from: the fit was not accepted, A "
+                "lacked full rank when it was pickled, or processes that share A had not asked together"
             )
         return self._fit

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
-from neula.algorithms.bounded.free_sets import Factorize, FreeBatch, FreeSetFactors, batches
+from neula.algorithms.bounded.free_sets import EqualityFactors, Factorize, FreeBatch, FreeSetFactors, batches
 from neula.algorithms.bounded.reduced import Reduced
 from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
@@ -45,9 +45,9 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
     x, rounded = found.x, whole.rounded(found.x, reduced.owner)
     residuals = _residuals(problems, x)
     norms = reduced.of_each(reduced.norms)
-    wrong = _wrong(residuals.gradient, side)
     free = (side == 0) & (reduced.of_each(torch.linalg.vector_norm(reduced.r, dim=1)) > 0)
     known = _Known.measure(reduced, free, residuals.gradient, factorize)
+    wrong = _wrong(known.gradient, side)
     left = _wrong(known.left, side).masked_fill(free, 0.0)
     pushed = torch.where(left == 0, known.left.abs() / norms, 0.0).masked_fill(free, torch.inf).amin(1)
     kkt = KKTNorms(
@@ -59,10 +59,18 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         b=residuals.b,
     )
     rounding = over(_norm((rounded - x) * norms), kkt.image)
-    pushed = pushed - kkt.noise(whole.a.shape[1:], (x * norms).abs().sum(1))
+    noise = kkt.noise(whole.a.shape[1:], (x * norms).abs().sum(1))
+    violated = torch.zeros_like(noise)
+    if (equalities := reduced.equalities) is not None:
+        rows = equalities.of_each(reduced.owner)
+        sizes = (rows.abs() @ x.abs()[..., None])[..., 0] + equalities.right.abs()
+        violated = over(reduced.left_of_equalities(x).abs(), sizes).amax(1)
+        noise = noise + reduced.noise(x, residuals.norm[:, None]).amax(1) / SHORTEST  # of the multipliers
+    pushed = pushed - noise
     condition = _condition(kkt, known, pushed, reduced)
     corner = ~free.any(1) & (pushed > 0)
     forward_error = kkt.forward_error(ESTIMATED * condition, known.norm, rounding, corner)
+    forward_error = forward_error + ESTIMATED * condition * violated
     zero = whole.without_b[problems.places] & ~x.any(1)
     # Squares of smaller norms, beside the largest right-hand side of the same matrix, underflow.
     sizable = (zero | (kkt.image + kkt.b >= 1 / SQUARABLE)) & whole.keeps_bounds[reduced.owner]
@@ -71,7 +79,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         side=side,
         wrong=wrong / norms,
         residual_norm=residuals.norm,
-        backward_error=kkt.backward_error + rounding,
+        backward_error=torch.maximum(kkt.backward_error, violated) + rounding,
         forward_error=torch.where(sizable, forward_error, torch.inf).nan_to_num(torch.inf, torch.inf),
         condition=condition,
         iterations=found.iterations,
@@ -111,6 +119,7 @@ class _Known:
     """Measures from the columns of free variables."""
 
     projected: torch.Tensor  # shape (C,): norm of the residual's projection on their range
+    gradient: torch.Tensor  # shape (C, n): with the multipliers of equality constraints
     left: torch.Tensor  # shape (C, n): the gradient without that
     # norm, inverse_norm, shape (C,): of these columns of R from below, and of its pseudoinverse; infinite
     # where they are dependent.
@@ -127,9 +136,9 @@ class _Known:
     ) -> _Known:
         zero = gradient.new_zeros(len(gradient))
         # Without free variables nothing is projected, and no column can be ill-conditioned.
-        found = cls(zero.clone(), gradient.clone(), zero + 1, zero + 1)
+        found = cls(zero.clone(), gradient.clone(), gradient.clone(), zero + 1, zero + 1)
         for batch in batches(problems, free):
-            found._take(problems, batch, factorize(problems, batch), gradient)
+            found._take(problems, batch, factorize(problems, batch))
         return found
 
     def _take(
@@ -137,14 +146,19 @@ class _Known:
         problems: Reduced,
         batch: FreeBatch,
         factor: FreeSetFactors,
-        gradient: torch.Tensor,
     ) -> None:
         """Note what one batch says."""
         rows, n = batch.rows, problems.n
         # Of more columns than rows a Gram matrix says so only up to its rounding errors.
         singular = factor.singular | ((batch.index < n).sum(1) > problems.r.shape[1])
-        image = factor.image(problems.at(rows), batch, batch.take(gradient[rows]))
-        self.left[rows] -= problems.at(rows).back(image)
+        some, gradient = problems.at(rows), self.gradient[rows]
+        if problems.equalities is not None:
+            border = EqualityFactors.of_free(some, batch, factor)
+            singular = singular | border.singular
+            gradient = some.with_multipliers(gradient, border.multipliers(batch.take(gradient)))
+            self.gradient[rows], self.left[rows] = gradient, gradient
+        image = factor.image(some, batch, batch.take(gradient))
+        self.left[rows] -= some.back(image)
         self.projected[rows] = _norm(image).masked_fill(singular.expand(len(rows)), torch.inf)
         self.norm[rows] = factor.norm().masked_fill(singular, SHORTEST)
         self.inverse_norm[rows] = factor.inverse_norm().masked_fill(singular, torch.inf)

@@ -17,12 +17,13 @@ from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 BoundedLink = Link[BoundedProblems, BoundedValues]
 
-Shape = tuple[int, int]
+Shape = tuple[int, int, int]
+"""Rows, columns, and equality constraints."""
 
 
-def chain(m: int, n: int) -> Sequence[BoundedLink]:
-    """Links for matrices of a shape."""
-    return Chain(TABLE, (m, n))
+def chain(m: int, n: int, equalities: int = 0) -> Sequence[BoundedLink]:
+    """Links for matrices of a shape, and for a number of equality constraints."""
+    return Chain(TABLE, (m, n, equalities))
 
 
 def _by(
@@ -35,14 +36,19 @@ def _by(
 
 _when = Rule[Shape, bool]
 
-_tall = _when("at least as many rows as columns", lambda case: case[0] >= case[1])
+_tall = _when(
+    "at least as many rows as columns, or equality constraints",
+    lambda case: case[0] >= case[1] or case[2] > 0,
+)
+
+_unconstrained = _when("no equality constraints", lambda case: not case[2])
 
 _wide = _when("fewer rows than columns", lambda case: case[0] < case[1])
 
 TABLE: Table[Shape] = (
     Row("block pivoting cholesky", _by(ways.by_block_pivoting, by_cholesky), (_tall,)),
     Row("block pivoting householder", _by(ways.by_block_pivoting, by_householder), (_tall,)),
-    Row("active set cholesky", _by(ways.by_active_set, by_cholesky), (_wide,)),
+    Row("active set cholesky", _by(ways.by_active_set, by_cholesky), (_wide, _unconstrained)),
     Row("active set householder", _by(ways.by_active_set, by_householder, improves=True), ()),
 )
 """Cheapest first."""

@@ -67,6 +67,7 @@ def lsq_linear(
     verbose: int = 0,
     *,
     lsmr_maxiter: int | None = None,
+    constraints: Any = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -99,6 +100,10 @@ def lsq_linear(
         change at once, and ``3 n`` if one changes.
     verbose : {0, 1, 2}, optional
         Above 0 the message is printed.
+    constraints : pair of array_like, optional
+        (C, d) for equality constraints ``C x = d``, of shape (p, n) and (p,) or (p, k), as for :func:`lstsq`;
+        the same for all matrices. Rows of C have to be independent on the unknowns between their bounds.
+        There are no gradients.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
         error. It does not change the arithmetic, which is double precision.
@@ -180,6 +185,7 @@ def lsq_linear(
         engine=engine,
         strict=strict,
         unbounded=True,
+        constraints=constraints,
     )
     known = solved.linear()
     result = solved.attached(solved.result(LsqLinearResult, known | {"message": MESSAGES[known["status"]]}))

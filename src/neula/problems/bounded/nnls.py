@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, Unpack, overload
 
+import numpy as np
+
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
-from neula.errors import whole_number
+from neula.errors import number, whole_number
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.names import keeps_names
 from neula.pipeline.progress import Progress, stage
@@ -28,6 +30,7 @@ def nnls(
     b: ArrayLike,
     *,
     maxiter: int | None = None,
+    sum_to: float | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
@@ -49,6 +52,9 @@ def nnls(
     maxiter : int, optional
         Largest number of active sets for each right-hand side and attempt; by default 100 if many unknowns
         change at once, and ``3 n`` if one changes.
+    sum_to : float, optional
+        Sum of the unknowns of each right-hand side, above 0: 1 for parts of a mixture. It is the constraint
+        ``(np.ones((1, n)), [sum_to])`` of :func:`lsq_linear`. There are no gradients.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
         error. It does not change the arithmetic, which is double precision.
@@ -118,9 +124,11 @@ def nnls(
     """
     report = stage(progress, "solving with bounds")
     most = None if maxiter is None else whole_number("maxiter", maxiter)
-    solved = solve_bounded(
-        A, b, (0.0, math.inf), max_iterations=most, accuracy=accuracy, engine=engine, strict=strict
-    )
+    asked: dict[str, Any] = {"accuracy": accuracy, "engine": engine, "strict": strict}
+    if sum_to is not None:
+        total = number("sum_to", sum_to, "above 0", lambda x: 0 < x < math.inf)
+        asked["constraints"] = lambda n: (np.ones((1, n)), np.array([total]))
+    solved = solve_bounded(A, b, (0.0, math.inf), max_iterations=most, **asked)
     result = solved.attached(solved.result(NNLSResult, {}))
     report(1.0)
     solved.report(result)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from neula.algorithms.bounded.reduced import Reduced, TriangularFactors
+from neula.algorithms.bounded.reduced import Equalities, Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
@@ -72,6 +72,7 @@ class Whole:
         lower: torch.Tensor,
         upper: torch.Tensor,
         options: BoundedOptions,
+        equalities: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Whole:
         """Scale and factorize.
 
@@ -81,11 +82,12 @@ class Whole:
         b : Tensor, shape (P, m, K)
         lower, upper : Tensor, shape (P, n) or (1, n)
         options : BoundedOptions
+        equalities : pair of Tensor, shape (p, n) and (p, 1) or (p, k), optional
         """
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
         exponents = _exponents_of_columns(a)
-        b_exponents = _units(b, lower, upper, exponents)
+        b_exponents = _units(b, lower, upper, exponents, equalities)
         a, b = shift(a, -exponents[:, None]), shift(b, -b_exponents[:, None, None])
         factors = certified_triangle(a, b, options.engine)
         k = b.shape[2]
@@ -98,6 +100,7 @@ class Whole:
             lower=shift(lower, -x_exponents),
             upper=shift(upper, -x_exponents),
             chunk=options.engine.tuning.chunk_elements,
+            equalities=None if equalities is None else _in_units(*equalities, x_exponents, k),
         )
         given = (lower, upper), without_b
         return cls(a, b, x_exponents, b_exponents[:, None], reduced, factors, *given, options)
@@ -144,15 +147,35 @@ class Whole:
 
 
 def _units(
-    b: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, exponents: torch.Tensor
+    b: torch.Tensor,
+    lower: torch.Tensor,
+    upper: torch.Tensor,
+    exponents: torch.Tensor,
+    equalities: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """Exponents of what is the longest, b or what bounds make an unknown contribute, shape (P,)."""
+    """Exponents of the larger one of b and of terms that bounds and constraints enforce, shape (P,)."""
     nearest = torch.zeros_like(lower).clamp(lower, upper)
     sizes = torch.where(nearest != 0, binary_exponents(nearest) + exponents, NOTHING)
     largest = _largest(b)
     of_b = torch.where(largest > 0, binary_exponents(largest), NOTHING)
     found = torch.maximum(of_b, sizes.amax(1)) if exponents.shape[1] else of_b
+    for row, right in () if equalities is None else zip(*equalities, strict=True):
+        size, used = right.abs().max(), row != 0
+        if bool(size > 0) and bool(used.any()):
+            least = (exponents - binary_exponents(row))[:, used].amin(1)
+            found = torch.maximum(found, binary_exponents(size) + least)
     return torch.where(found > NOTHING, found, 0)
+
+
+def _in_units(rows: torch.Tensor, right: torch.Tensor, exponents: torch.Tensor, k: int) -> Equalities:
+    """Constraints on unknowns divided by powers of two, for k right-hand sides of each matrix."""
+    of_rows = torch.where(rows != 0, binary_exponents(rows) + exponents[:, None], NOTHING).amax(
+        2, keepdim=True
+    )
+    of_rows = torch.where(of_rows > NOTHING, of_rows, 0)
+    scaled = shift(rows.expand(len(exponents), *rows.shape), exponents[:, None] - of_rows)
+    right = shift(right.expand(len(exponents), len(right), k), -of_rows)
+    return Equalities(scaled, right.mT.reshape(len(exponents) * k, len(rows)))
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:

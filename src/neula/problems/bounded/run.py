@@ -23,6 +23,7 @@ from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.judge import BoundedJudge
 from neula.problems.bounded.links import chain
 from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, BoundedValues, Whole
+from neula.problems.least_squares.general import checked_constraints
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,7 @@ def solve_bounded(
     engine: str | Engine,
     strict: bool,
     unbounded: bool = False,
+    constraints: Any = None,
 ) -> BoundedSolution | CoreBoundedSolution:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
@@ -168,7 +170,8 @@ def solve_bounded(
         engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations
     )
     both = checked_bounds(bounds, call.first.tensor.shape[-1])
-    alone = solve_by_core(call, shapes, options, both, of_all=unbounded)
+    equalities = None if constraints is None else checked_equalities(call, shapes, constraints, both)
+    alone = None if equalities else solve_by_core(call, shapes, options, both, of_all=unbounded)
     if alone is not None:
         return alone
     lower, upper = (call.here(torch.from_numpy(x))[None] for x in both)
@@ -179,7 +182,7 @@ def solve_bounded(
             of_matrix = ~finite_members(a)
             a = a.masked_fill(of_matrix[:, None, None], 0.0)
             columns = columns.masked_fill(spoilt.reshape(len(a), 1, columns.shape[2]), 0.0)
-        whole = Whole.from_arrays(a, columns, lower, upper, options)
+        whole = Whole.from_arrays(a, columns, lower, upper, options, equalities)
         run = _run(whole)
         values = run.found.in_units(whole)
         if bool(torch.isinf(values.x).any()):
@@ -192,7 +195,9 @@ def _run(whole: Whole) -> Run[BoundedValues]:
     count, n = len(whole.reduced), whole.reduced.n
     problems = BoundedProblems(torch.arange(count, device=whole.a.device), whole)
     if count and whole.a.numel():
-        return run_chain(chain(*whole.a.shape[1:]), problems, BoundedJudge(whole.limits))
+        equalities = whole.reduced.equalities
+        links = chain(whole.a.shape[1], whole.a.shape[2], equalities.count if equalities else 0)
+        return run_chain(links, problems, BoundedJudge(whole.limits))
     # Without equations every point within the bounds is a solution, and zero the natural one.
     reduced, zero = whole.reduced, whole.a.new_zeros(count)
     x = whole.a.new_zeros(count, n).clamp(reduced.low, reduced.high)
@@ -259,6 +264,43 @@ def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
             f"the upper one, {float(upper[place])}"
         )
     return both
+
+
+def checked_equalities(
+    call: Call, shapes: BatchedProblem, constraints: Any, bounds: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """C and d on the device of the engine, d with a column for each right-hand side of a matrix, or one.
+
+    Raises
+    ------
+    ValueError
+        For shapes that do not fit, where gradients are wanted, and where bounds forbid a constraint.
+    """
+    n = bounds.shape[1]
+    c, d = checked_constraints(call, constraints(n) if callable(constraints) else constraints, n)
+    if call.differentiable:
+        raise ValueError("solutions with bounds and constraints have no gradient: detach A and b")
+    k = shapes.columns.shape[2]
+    if d.shape[1] not in (1, k):
+        raise ValueError(f"d must have shape ({len(c)},) or ({len(c)}, {k}), got {tuple(d.shape)}")
+    if not len(c):
+        return None
+    if not shapes.matrices.numel():
+        raise ValueError(
+            f"A of shape {tuple(call.first.tensor.shape)} is empty: constraints need rows and unknowns"
+        )
+    lower, upper = (torch.from_numpy(x).to(c) for x in bounds)
+    ends = torch.stack([torch.where(c == 0, 0.0, c * x) for x in (lower, upper)])
+    least, most = ends.amin(0).sum(1), ends.amax(0).sum(1)
+    slack = 8 * c.shape[1] * 2.0**-53 * (d.abs() + ends.abs().nan_to_num(0, 0).amax(0).sum(1)[:, None])
+    wrong = ((d < least[:, None] - slack) | (d > most[:, None] + slack)).nonzero()
+    if len(wrong):
+        i, j = wrong[0].tolist()
+        raise ValueError(
+            f"row {i} of C x is between {float(least[i]):.3g} and {float(most[i]):.3g} within the bounds, "
+            f"and d is {float(d[i, j]):.3g}: change the bounds or d"
+        )
+    return c, d
 
 
 def _numbers(x: Any, name: str) -> np.ndarray:

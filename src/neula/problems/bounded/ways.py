@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from neula.algorithms.bounded.active_set import active_set
 from neula.algorithms.bounded.block_pivoting import block_pivoting
-from neula.algorithms.bounded.free_sets import Factorize
+from neula.algorithms.bounded.free_sets import SHARED, Factorize, minimize
 from neula.pipeline.chain import Answer
 from neula.problems.bounded.evidence import values_of
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
@@ -21,9 +23,29 @@ def by_block_pivoting(
 ) -> Solution:
     """All infeasible variables at once, beginning with the solution without bounds."""
     limit = problems.whole.options.max_iterations or EXCHANGES
-    start = problems.whole.unbounded[problems.places]
-    found = block_pivoting(problems.reduced, start, max_iterations=limit, factorize=factorize)
+    start, reduced = problems.whole.unbounded[problems.places], problems.reduced
+    if reduced.equalities is not None:
+        start = minimize(reduced, start, torch.ones_like(start, dtype=torch.bool), factorize).x
+    found = block_pivoting(reduced, start, max_iterations=limit, factorize=factorize)
     return Answer(values_of(problems, found, factorize), label, iterations=int(found.iterations.sum()))
+
+
+def _start(problems: BoundedProblems, limit: int) -> torch.Tensor:
+    """Solutions without bounds; SciPy's for a few problems on a CPU with lower bounds alone, if violated."""
+    reduced, shortest = problems.reduced, problems.whole.unbounded[problems.places]
+    lower, upper = (x.expand(len(reduced), -1) for x in (reduced.low, reduced.high))
+    suited = len(reduced) < SHARED and lower.is_cpu and bool(lower.isfinite().all() & upper.isinf().all())
+    if not suited or bool((shortest > lower).all()):
+        return shortest
+    from scipy.optimize import nnls
+
+    found, right = lower.clone(), reduced.residual(lower)
+    for i, owner in enumerate(reduced.owner.tolist()):
+        try:
+            found[i] += torch.from_numpy(nnls(reduced.r[owner].numpy(), right[i].numpy(), maxiter=limit)[0])
+        except RuntimeError:  # too many steps
+            return shortest
+    return found
 
 
 def by_active_set(
@@ -31,7 +53,12 @@ def by_active_set(
 ) -> Solution:
     """One variable at a time, beginning with what was found before."""
     n = problems.reduced.n
-    start = problems.whole.unbounded[problems.places] if before is None else before.values.x
     limit = problems.whole.options.max_iterations or max(10, 3 * n)
-    found = active_set(problems.reduced, start, max_iterations=limit, factorize=factorize)
+    start = _start(problems, limit) if before is None else before.values.x
+    reduced = problems.reduced
+    if reduced.equalities is None:
+        found = active_set(reduced, start, max_iterations=limit, factorize=factorize)
+    else:  # large weights show which variables are at bounds
+        found = active_set(reduced.weighted(), start, max_iterations=limit, factorize=factorize)
+        found = block_pivoting(reduced, found.x, max_iterations=limit, factorize=factorize)
     return Answer(values_of(problems, found, factorize), label, iterations=int(found.iterations.sum()))

@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
+from neula.engines import FP64, select_engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
+from neula.pipeline.inputs import Taken
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
 
 UNCHANGED = 1e-10
 """Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
+
+
+class FitNumbers(NamedTuple):
+    """What statistics of P matrices follow from, except leverages and residuals."""
+
+    map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^T
+    effective: torch.Tensor  # shape (P,): sums of leverages
+    free: torch.Tensor  # shape (P,): rows less these
+    squares: torch.Tensor  # shape (P, K): squared norms of residuals, without the rows of the damping
+    # Int, shape (P, 1) and (P, K): of the powers of two by which A and b are divided in the scaled problem.
+    exponents: tuple[torch.Tensor, torch.Tensor]
+    rows: float
+
+    def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FitNumbers:
+        """What a function makes of each tensor."""
+        of_a, of_b = self.exponents
+        return FitNumbers(
+            function(self.map),
+            function(self.effective),
+            function(self.free),
+            function(self.squares),
+            (function(of_a), function(of_b)),
+            self.rows,
+        )
+
+    @classmethod
+    def joined(cls, fits: Sequence[FitNumbers]) -> FitNumbers:
+        """Those of several matrices of as many rows."""
+        return cls(
+            torch.cat([fit.map for fit in fits]),
+            torch.cat([fit.effective for fit in fits]),
+            torch.cat([fit.free for fit in fits]),
+            torch.cat([fit.squares for fit in fits]),
+            (torch.cat([fit.exponents[0] for fit in fits]), torch.cat([fit.exponents[1] for fit in fits])),
+            fits[0].rows,
+        )
 
 
 @dataclass(frozen=True)
@@ -44,8 +82,20 @@ class LinearFit:
     factor: torch.Tensor | None = None
 
     def __reduce__(self) -> Any:
-        """Matrices do not travel with a result."""
-        return _forgotten, ()
+        """Matrices do not travel with a result, but what statistics follow from does."""
+        try:
+            device = self.call.first.tensor.device
+            numbers = self.kept.each(lambda x: x.detach().to(device))
+        except ValueError:
+            return _forgotten, ()
+        arrays = not isinstance(self._given(numbers.free), torch.Tensor)
+        return _kept, (numbers, self.shapes.without_numbers(), arrays)
+
+    @property
+    def kept(self) -> FitNumbers:
+        """Those that statistics follow from, but for leverages and residuals."""
+        fields = self._map, self._effective, self._free, self._squares
+        return FitNumbers(*fields, self._units, float(self._data))
 
     # --- what was solved ---
 
@@ -137,14 +187,24 @@ class LinearFit:
     @cached_property
     def _variance(self) -> torch.Tensor:
         """Residual variances of the scaled problem, shape (P, K)."""
-        self._check_unchanged()
-        free = self._free[:, None]
+        squares, free = self._squares, self._free[:, None]
         if not bool((free > 0).all()):
             raise ValueError(
                 f"{self._data} rows and {self._effective.max():.0f} parameters leave no degrees of freedom "
                 "to estimate the variance of b from: pass absolute=True where it is known"
             )
-        return self._residuals[:, : self._data].square().sum(1) / free
+        return squares / free
+
+    @property
+    def _squares(self) -> torch.Tensor:
+        """Squared norms of residuals of the scaled problem in the rows that are data, shape (P, K)."""
+        self._check_unchanged()
+        return self._residuals[:, : self._data].square().sum(1)
+
+    @property
+    def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of the scaled problem, shape (P, 1) and (P, K)."""
+        return self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
 
     @cached_property
     def _residuals(self) -> torch.Tensor:
@@ -174,10 +234,10 @@ class LinearFit:
 
     def _scale(self, absolute: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Standard deviations of b, and binary exponents of what is made of them and of M, shape (P, K)."""
-        of_a, of_b = self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
+        of_a, of_b = self._units
         if absolute:
             self._check_unchanged()
-            return torch.ones_like(self.norms), (-of_a).expand_as(of_b)
+            return torch.ones_like(of_b, dtype=torch.float64), (-of_a).expand_as(of_b)
         return self._variance.sqrt(), of_b - of_a
 
     def _of_columns(self, x: torch.Tensor) -> torch.Tensor:
@@ -239,7 +299,7 @@ class LinearFit:
 
     def residual_variance(self, x: Any) -> Any:
         """Variance of each right-hand side; of a single one a number."""
-        of_b = self._scaled.b_columns[:, 0]
+        of_b = self._units[1]
         return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
 
     def effective_degrees_of_freedom(self) -> Any:
@@ -252,6 +312,62 @@ class LinearFit:
 
     def _number(self, x: torch.Tensor) -> Any:
         return self._given(x) if x.ndim else float(x)
+
+
+@dataclass(frozen=True)
+class KeptFit(LinearFit):
+    """A fit whose rows are gone, or elsewhere."""
+
+    source: Callable[[], FitNumbers] | None = None
+    is_spread: bool = False  # over processes, all of which have to ask
+
+    def __reduce__(self) -> Any:
+        """One process that pickles a result would wait for the others."""
+        return super().__reduce__() if not self.is_spread or "kept" in vars(self) else (_forgotten, ())
+
+    @cached_property
+    def kept(self) -> FitNumbers:
+        """Those that statistics follow from."""
+        assert self.source is not None
+        return self.source()
+
+    @property
+    def _scaled(self) -> ScaledProblems:
+        raise ValueError(
+            "leverages and residuals need the rows of A, which this result does not keep: solve with A in "
+            "memory, in one process, and ask before the result is pickled"
+        )
+
+    @property
+    def _factors(self) -> CertifiedQR:
+        return self._scaled  # type: ignore[return-value]
+
+    def _check_unchanged(self) -> None:
+        """There is nothing that could have changed."""
+
+    @property
+    def _data(self) -> int:
+        return int(self.kept.rows)
+
+    @property
+    def _map(self) -> torch.Tensor:
+        return self.kept.map
+
+    @property
+    def _effective(self) -> torch.Tensor:
+        return self.kept.effective
+
+    @property
+    def _free(self) -> torch.Tensor:
+        return self.kept.free
+
+    @property
+    def _squares(self) -> torch.Tensor:
+        return self.kept.squares
+
+    @property
+    def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.kept.exponents
 
 
 def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -267,3 +383,12 @@ def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, tor
 
 def _forgotten() -> None:
     return None
+
+
+def _kept(numbers: FitNumbers, shapes: BatchedProblem, arrays: bool) -> KeptFit:
+    """A fit that was pickled: its numbers are arrays of NumPy or tensors."""
+    like = numbers.map
+    operand = Taken(like, torch.Tensor.numpy if arrays else torch.Tensor.detach, like)
+    call = Call({"A": operand}, select_engine("cpu", like.device), torch.float64, FP64, False)
+    nothing: Any = None
+    return KeptFit(call, shapes, nothing, like, like, source=lambda: numbers)

@@ -66,7 +66,7 @@ def checked_general(
     if call.weights is not None and (covariance is not None or factor is not None):
         raise ValueError("weights and a covariance say the same: pass one of them")
     (below, n), m = call.first.tensor.shape[-2:], rows or call.first.tensor.shape[-2]
-    pair = None if constraints is None else _checked_constraints(call, constraints, n, intercept=intercept)
+    pair = None if constraints is None else checked_constraints(call, constraints, n, intercept=intercept)
     lower: torch.Tensor | None = None
     if covariance is not None:
         lower = _factor_of(_array(call, covariance, "covariance"), m)
@@ -84,9 +84,15 @@ def _array(call: Call, x: Any, name: str) -> torch.Tensor:
     return found
 
 
-def _checked_constraints(
-    call: Call, constraints: Any, n: int, *, intercept: bool
+def checked_constraints(
+    call: Call, constraints: Any, n: int, *, intercept: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """C, shape (p, n), and d, shape (p, 1) or (p, k), in float64 on the device of the engine.
+
+    Raises
+    ------
+    ValueError
+    """
     if not isinstance(constraints, (tuple, list)) or len(constraints) != 2:
         raise ValueError("constraints must be a pair (C, d) of a matrix and a vector, for C x = d")
     c, d = (_array(call, x, name) for x, name in zip(constraints, "Cd", strict=True))

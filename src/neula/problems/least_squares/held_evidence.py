@@ -100,7 +100,7 @@ class Held(SingleProblem):
     @cached_property
     def _columns(self) -> torch.Tensor:
         """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
-        return self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self._excess
+        return self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self.excess
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """Solutions in the units that were given."""
@@ -121,12 +121,12 @@ class Held(SingleProblem):
             return parts
         n, k = parts[1].shape
         r = self.sums.r
-        below = torch.cat([self._damping.diag(), r.new_zeros(n, k)], 1)
+        below = torch.cat([self.damping.diag(), r.new_zeros(n, k)], 1)
         r = torch.linalg.qr(torch.cat([r, below]), mode="r")[1]
         return r[:n, :n], r[:n, n:], r[n:, n:]
 
     @cached_property
-    def _excess(self) -> int:
+    def excess(self) -> int:
         """By what power of two damping is divided that is far above A: x is then ``A^T b / damp^2``."""
         fraction, exponent = math.frexp(self.options.damp)
         largest = largest_magnitude(self.sums.parts[0], (0, 1))
@@ -136,10 +136,10 @@ class Held(SingleProblem):
         return max(0, least - int(binary_exponents(largest)) - DOMINATES - len(self.exponents).bit_length())
 
     @cached_property
-    def _damping(self) -> torch.Tensor:
+    def damping(self) -> torch.Tensor:
         """Of each column, in the units of the sums, shape (n,)."""
         fraction, exponent = math.frexp(self.options.damp)
-        exponents = exponent - self._excess - self.sums.of_a - self.exponents
+        exponents = exponent - self.excess - self.sums.of_a - self.exponents
         return shift(torch.full_like(self.sums.r[0, : len(self.exponents)], fraction), exponents)
 
     def _moderate(self, *parts: torch.Tensor) -> torch.Tensor:
@@ -160,7 +160,7 @@ class Held(SingleProblem):
         """
         n, spread = len(x), of.columns.max() / of.columns.min()
         image = (1 + n**0.5) * of.norm_bound * of.length(x)
-        damped = self._damping.square()[:, None] * x
+        damped = self.damping.square()[:, None] * x
         of_damping = 4 * FP64.u * torch.linalg.vector_norm(damped / of.columns, dim=0)
         of_a = torch.linalg.matrix_norm(self.sums.parts[0] / of.columns.T)
         rounded = 2 * self.sums.roundings * FP64.u * n**0.5 * of_a
@@ -192,4 +192,4 @@ class Held(SingleProblem):
         """``P^T (A^T b - (R^T R + damp^2 I) x)`` for an unevaluated sum x."""
         product = normal_product(self.sums.parts[0], x, low)
         rest = (self.sums.products - product[0]) + (self.sums.products_low - product[1])
-        return of.projector.T @ (rest - self._damping.square()[:, None] * (x + low))
+        return of.projector.T @ (rest - self.damping.square()[:, None] * (x + low))

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.held_sums import HeldSums, scaled_rows
+from neula.algorithms.krylov.held_sums import Gathered, HeldSums, scaled_rows
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.probes import gaussian_probes
@@ -32,6 +32,7 @@ from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.judge import LeastSquaresJudge
+from neula.problems.least_squares.kept_fit import fit_held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.report import LeastSquaresOutcome, collect
@@ -42,7 +43,8 @@ class LeastSquares:
     """Incremental least squares: ``min ||A x - b||`` for rows that arrive one block after another.
 
     Rows can be added, weighted down and removed. The memory is that of ``(n + k)^2`` numbers, whatever the
-    number of rows.
+    number of rows. Short blocks of rows are gathered: the triangular factor is updated with 2048 or ``4 n``
+    rows at once, or when a solution is requested. The solution has standard errors.
 
     Parameters
     ----------
@@ -100,7 +102,8 @@ class LeastSquares:
         if given.shape != (self.n,) or not bool(((given > 0) & given.isfinite()).all()):
             raise ValueError(f"scales must be {self.n} positive numbers, got {scales!r}")
         self._scales = power_of_two_scales(given).to(self._engine.device)
-        self._sums: HeldSums | None = None
+        self._merged: HeldSums | None = None  # of all rows but those that are gathered
+        self._gathered = Gathered()
         self._like: Any = torch.Tensor.numpy
         self._is_vector = True
         self.names: tuple[str, ...] | None = None
@@ -108,10 +111,19 @@ class LeastSquares:
     @property
     def rows(self) -> int:
         """Number of rows added, minus those removed."""
-        return 0 if self._sums is None else self._sums.rows
+        return 0 if self._merged is None else self._merged.rows + self._gathered.rows
 
     def __repr__(self) -> str:
         return f"LeastSquares({self.n}): {self.rows} rows, engine {self._engine}"
+
+    @property
+    def _sums(self) -> HeldSums | None:
+        """Those over all rows."""
+        if self._gathered.rows and self._merged is not None:
+            with plain_arithmetic(self._engine.device):
+                self._merged = self._merged.plus_gathered(self._gathered, self._vectors, self._exponents)
+            self._gathered = Gathered()
+        return self._merged
 
     # --- rows come and go ---
 
@@ -134,10 +146,19 @@ class LeastSquares:
         """
         sources, like = self._sources(A, b, weights)
         with plain_arithmetic(self._engine.device):
-            sums = self._sums or HeldSums.begin(self.n, self._width(sources), self._engine.device)
-            for rows, right, units in self._blocks(sources, whole=not is_source(A)):
-                sums = sums.plus_rows(rows, right, self._vectors, units)
-        self._take(sums, sources, like)
+            sums = self._merged or HeldSums.begin(self.n, self._width(sources), self._engine.device)
+            gathered = self._gathered
+            for rows, right, weighted in self._blocks(sources, whole=not is_source(A)):
+                if len(rows) >= Gathered.enough:
+                    sums = sums.plus_rows(*self._scaled(rows, right, weighted))
+                    continue
+                gathered = gathered.plus(rows, right, weighted)
+                if gathered.is_full:
+                    sums = sums.plus_gathered(gathered, self._vectors, self._exponents)
+                    gathered = Gathered()
+        if self._merged is None:
+            self._is_vector, self._like = len(sources["b"].shape) == 1, like
+        self._merged, self._gathered = sums, gathered
         self.names = self.names or column_names(A)
 
     def forget(self, factor: float) -> None:
@@ -155,8 +176,8 @@ class LeastSquares:
             For other factors.
         """
         factor = number("factor", factor, "above 0 and at most 1", lambda x: 0 < x <= 1)
-        if self._sums is not None:
-            self._sums = self._sums.times(math.sqrt(factor))
+        if (sums := self._sums) is not None:
+            self._merged = sums.times(math.sqrt(factor))
 
     def downdate(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Remove rows that were taken before.
@@ -174,11 +195,12 @@ class LeastSquares:
         """
         sources, _ = self._sources(A, b, weights)
         m = sources["A"].shape[0]
-        if self._sums is None or self.rows < m:
+        sums = self._sums
+        if sums is None or self.rows < m:
             raise ValueError(f"{m} rows cannot be removed from a fit of {self.rows}")
         with plain_arithmetic(self._engine.device):
-            for rows, right, units in self._blocks(sources, whole=True):
-                self._sums = self._sums.minus_rows(rows, right, self._vectors, units)
+            for block in self._blocks(sources, whole=True):
+                self._merged = sums.minus_rows(*self._scaled(*block))
 
     def merge(self, other: LeastSquares) -> None:
         """Take the rows of another fit, which stays as it is.
@@ -197,16 +219,17 @@ class LeastSquares:
             raise ValueError(f"{other} has other columns or scales than {self}")
         if self.names and other.names and self.names != other.names:
             raise ValueError(f"columns are {', '.join(other.names)}, and {', '.join(self.names)} here")
-        if other._sums is None:
+        sums, added = self._sums, other._sums
+        if added is None:
             return
         self.names = self.names or other.names
-        theirs = other._sums.each(lambda x: x.to(self._engine.device))
-        if self._sums is None:
-            self._sums, self._is_vector, self._like = theirs, other._is_vector, other._like
+        theirs = added.each(lambda x: x.to(self._engine.device))
+        if sums is None:
+            self._merged, self._is_vector, self._like = theirs, other._is_vector, other._like
             return
         self._check_width(theirs.products.shape[1], other._is_vector)
         with plain_arithmetic(self._engine.device):
-            self._sums = self._sums.plus(theirs)
+            self._merged = sums.plus(theirs)
 
     # --- solutions ---
 
@@ -243,7 +266,8 @@ class LeastSquares:
             If the accuracy was not reached.
         """
         damp, rcond = check_damp(damp), part_of_one("rcond", rcond)
-        if self._sums is None or (self.rows < self.n and not damp):
+        sums = self._sums
+        if sums is None or (self.rows < self.n and not damp):
             raise ValueError(f"{self.rows} rows do not determine {self.n} columns: update, or pass damp=")
         call = self._call(accuracy, strict)
         a, right = (x.tensor for x in call.operands.values())
@@ -260,12 +284,15 @@ class LeastSquares:
             **nothing,
         )
         with call.computing():
-            held = Held(self._sums, self._exponents, options)
+            held = Held(sums, self._exponents, options)
             judge = LeastSquaresJudge.for_shape(max(self.rows, self.n), self.n, options, together=False)
             judge = replace(judge, limits=replace(judge.limits, backward_error=held.bound))
             run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
-        report = Report(call, broadcast_system(a, right), options, run)
-        result = replace(collect(report, passes=1), tolerance=held.bound)
+        shapes, values = broadcast_system(a, right), run.found
+        report, fit = Report(call, shapes, options, run), None
+        if bool(run.accepted.all()):
+            fit = fit_held(call, shapes, held, values.x, values.residual_norm)
+        result = replace(collect(report, passes=1, fit=fit), tolerance=held.bound)
         vars(result)["names"] = self.names
         return LeastSquaresOutcome.from_report(result, report).reported(call)
 
@@ -294,11 +321,11 @@ class LeastSquares:
         arrays = {"n": np.array(self.n), "scales": (0.5 / self._scales).cpu().numpy()}
         if self.names:
             arrays["names"] = np.array(self.names)
-        if self._sums is not None:
+        if (sums := self._sums) is not None:
             counts = {"is_vector": self._is_vector, "rows": self.rows}
-            counts |= {name: getattr(self._sums, name) for name in ("updates", "roundings", "of_a")}
+            counts |= {name: getattr(sums, name) for name in ("updates", "roundings", "of_a")}
             arrays |= {name: np.array(count) for name, count in counts.items()}
-            arrays |= {name: x.cpu().numpy() for name, x in self._sums.tensors.items()}
+            arrays |= {name: x.cpu().numpy() for name, x in sums.tensors.items()}
         write_files({Path(path): arrays})
 
     @classmethod
@@ -326,7 +353,7 @@ class LeastSquares:
             tensors: dict[str, Any] = {
                 k: torch.from_numpy(x).to(fit._engine.device) for k, x in found.items()
             }
-            fit._sums = HeldSums(**counts, **tensors)
+            fit._merged = HeldSums(**counts, **tensors)
         return fit
 
     # --- rows ---
@@ -368,8 +395,8 @@ class LeastSquares:
 
     def _blocks(
         self, sources: dict[str, Source], *, whole: bool
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, HeldSums]]:
-        """Rows of A and b, checked, weighted and scaled by powers of two; sums over no rows in their units.
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]:
+        """Rows of A and b, checked, and a list of their weights, if there are any.
 
         All of them, or some at a time, read ahead in a thread.
         """
@@ -383,21 +410,23 @@ class LeastSquares:
             for name, x in zip(sources, block.rows, strict=True):
                 check_rows(x, name, block.first, SQUARABLE)
             a, b, *weights = block.rows
-            b = b.reshape(len(b), k)
-            yield scaled_rows(a, b, weights, self._exponents)
+            yield a, b.reshape(len(b), k), weights
 
-    def _take(self, sums: HeldSums, sources: dict[str, Source], like: Any) -> None:
-        if self._sums is None:
-            self._is_vector, self._like = len(sources["b"].shape) == 1, like
-        self._sums = sums
+    def _scaled(
+        self, a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, HeldSums]:
+        """Rows as sums take them: weighted, and scaled by powers of two."""
+        a, b, units = scaled_rows(a, b, weights, self._exponents)
+        return a, b, self._vectors, units
 
     def _width(self, sources: dict[str, Source]) -> int:
         """Right-hand sides."""
         return math.prod(sources["b"].shape[1:])
 
     def _check_width(self, k: int, is_vector: bool) -> None:
-        if self._sums is not None and (k, is_vector) != (self._sums.products.shape[1], self._is_vector):
-            known = "a vector" if self._is_vector else f"{self._sums.products.shape[1]} right-hand sides"
+        held = self._merged
+        if held is not None and (k, is_vector) != (held.products.shape[1], self._is_vector):
+            known = "a vector" if self._is_vector else f"{held.products.shape[1]} right-hand sides"
             now = "a vector" if is_vector else f"{k} right-hand sides"
             raise ValueError(f"b was {known} before, and is {now} now")
 

@@ -16,6 +16,8 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
+from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.kept_fit import fit_spread
 from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -71,9 +73,10 @@ def solve_system(
     if spoilt is not None:
         _put_nan(run, spoilt, shapes)
     report = Report(call, shapes, options, run, spoilt)
-    fit = None
-    if spoilt is None and not options.over_rows.spread:
-        fit = RegressionFit(call, shapes, options, run.found.x, run.found.residual_norm)
+    fit: LinearFit | None = None
+    if spoilt is None:
+        make = fit_spread if options.over_rows.spread else RegressionFit
+        fit = make(call, shapes, options, run.found.x, run.found.residual_norm)
     found = collect(report, fit=fit)
     result = _attached(call, shapes, options, weights, found)
     return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)

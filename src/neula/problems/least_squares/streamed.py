@@ -30,7 +30,9 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, torch_dtype
+from neula.problems.least_squares.fit import FitNumbers, KeptFit
 from neula.problems.least_squares.judge import LeastSquaresJudge
+from neula.problems.least_squares.kept_fit import from_triangle
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
@@ -95,9 +97,23 @@ def lstsq_streamed(
     with call.computing():
         problem = Streamed.from_sources(sources, options)
         run = _solved(problem)
-    report = Report(call, broadcast_system(a, right), options, run)
-    result = collect(report, passes=problem.reader.passes)
+    shapes, values = broadcast_system(a, right), run.found
+    report = Report(call, shapes, options, run)
+    fit = KeptFit(
+        call, shapes, options, values.x, values.residual_norm, source=partial(_numbers_of, call, problem)
+    )
+    result = collect(report, passes=problem.reader.passes, fit=fit)
     return LeastSquaresOutcome.from_report(result, report).reported(call)
+
+
+def _numbers_of(call: Call, problem: Streamed) -> FitNumbers:
+    """What statistics follow from: the source is read once more, for R by Householder reflections."""
+    with call.computing():
+        triangle, rows = problem.triangle()
+        exponents, damp, n = -(binary_exponents(problem.scales).long() - 1), problem.options.damp, problem.n
+        damping = damp * problem.scales[:n] if damp else None
+        rcond = problem.options.certain_rcond((rows, n))
+        return from_triangle(triangle, damping, rows, rcond, (exponents[:n], exponents[n:]))
 
 
 def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
@@ -206,7 +222,13 @@ class Streamed(SingleProblem):
         """Whether residuals are in twice the working precision."""
         return self.options.forward or self.options.engine.tuning[StreamTuning].streams_doubled
 
-    def visit(self, what: str, step: Step, rescale: Step | None = None) -> None:
+    def triangle(self) -> tuple[torch.Tensor, int]:
+        """R of ``[A b]`` by Householder reflections, without damping, and how many rows it is of."""
+        sums = HouseholderSums.begin(self.n, self.k, self.device)
+        self.visit("standard errors", sums.add, damped=False)
+        return sums.whole, self.reader.count
+
+    def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
         """One pass: all rows, weighted and scaled, then those of the damping.
 
         Parameters
@@ -217,6 +239,8 @@ class Streamed(SingleProblem):
             Takes some rows of A and b.
         rescale : callable, optional
             In a first pass: changes what was summed, where columns of A and b are too large, or small.
+        damped : bool
+            Whether the rows of the damping are wanted.
         """
         for block in self.reader.read(what):
             a, b = self._weighted(block)
@@ -226,7 +250,7 @@ class Streamed(SingleProblem):
                 a.mul_(self.scales[: self.n])
                 b.mul_(self.scales[self.n :])
             step(a, b)
-        for rows in self._damping():
+        for rows in self._damping() if damped else ():
             step(rows, rows.new_zeros(len(rows), self.k))
 
     def _weighted(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:

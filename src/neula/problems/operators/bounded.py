@@ -63,12 +63,15 @@ def traced_nnls(
     b: Any,
     *,
     maxiter: int | None = None,
+    sum_to: float | None = None,
     accuracy: Accuracy | None = None,
     engine: Any = "auto",
     strict: bool = False,
     **others: Any,
 ) -> NNLSResult[Any] | None:
     """:func:`neula.nnls` in a graph."""
+    if sum_to is not None:
+        return None
     options = name_of(accuracy), engine, strict, maxiter
     return _traced(NNLSResult, A, b, (0.0, math.inf), options)
 
@@ -84,6 +87,7 @@ def traced_lsq_linear(
     max_iter: int | None = None,
     verbose: int = 0,
     *,
+    constraints: Any = None,
     accuracy: Accuracy | None = None,
     engine: Any = "auto",
     strict: bool = False,
@@ -92,6 +96,8 @@ def traced_lsq_linear(
     """:func:`neula.lsq_linear` in a graph."""
     from neula.problems.bounded.lsq_linear import checked
 
+    if constraints is not None:
+        return None
     both, most = checked(bounds, method, lsq_solver, max_iter, verbose)
     return _traced(LsqLinearResult, A, b, both, (name_of(accuracy), engine, strict, most))
 
