@@ -72,7 +72,8 @@ class QRCertificate:
         return (
             f"residual {self.residual:.1e} (bound {self.residual_bound:.1e}), "
             f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e}), "
-            f"in the 2-norm at most {self.orthogonality_2norm:.1e} (bound {self.orthogonality_2norm_bound:.1e})"
+            f"in the 2-norm at most {self.orthogonality_2norm:.1e} "
+            f"(bound {self.orthogonality_2norm_bound:.1e})"
         )
 
 

@@ -35,6 +35,8 @@ def svd(
         matrix = run.rows_in_blocks(a, stream=stream, memory=memory)
         if matrix is None:
             matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values
+            if matrix.ndim != 2:
+                raise ValueError(f"svd is for one matrix, got an array of shape {matrix.shape}")
         options = {"rank": rank, "tol": tol, "accuracy": accuracy, "engine": engine}
         result = run.compute("svd_lowrank", matrix, progress=run.progress, **options)
         run.write((output, {"U": result.U, "s": result.s, "Vh": result.Vh}))
