@@ -99,7 +99,10 @@ def test_arrays_on_a_gpu(name: str, library: str, monkeypatch: pytest.MonkeyPatc
     given = xp.asarray(TALL)
     found = arrays_of(CALLS[name](lambda x: xp.asarray(x)))
     expected = arrays_of(CALLS[name](lambda x: x.astype(given.dtype)))
+    # JAX makes float32 of NumPy's numbers.
     exact = 1e-10 if str(given.dtype) == "float64" else 1e-3
+    if name == "lu_factor":  # its products are in half precision on a GPU
+        exact = len(SQUARE) * 2.0**-11
     for key in {"", "x", "L", "factor", "R", "s", "Vh"} & found.keys():
         x = found[key]
         assert type(x) is type(given), key

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS))
+pytest.importorskip("sphinx.util")
 import benchmark_tables  # noqa: E402
 import generated  # noqa: E402
 

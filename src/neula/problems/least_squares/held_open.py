@@ -104,7 +104,8 @@ class LeastSquares:
         self._scales = power_of_two_scales(given).to(self._engine.device)
         self._merged: HeldSums | None = None  # of all rows but those that are gathered
         self._gathered = Gathered()
-        self._like: Any = torch.Tensor.numpy
+        # Makes an array like b of a tensor on a device.
+        self._like: tuple[Any, torch.device] = torch.Tensor.numpy, torch.device("cpu")
         self._is_vector = True
         self.names: tuple[str, ...] | None = None
 
@@ -300,10 +301,11 @@ class LeastSquares:
         """With operands that have shapes, and no numbers."""
         assert self._sums is not None
         m, k = max(self.rows, 1), self._sums.products.shape[1]
-        number, operands = torch.zeros(1, dtype=torch.float64, device="cpu"), {}
+        (wrap, device), operands = self._like, {}
+        number = torch.zeros(1, dtype=torch.float64, device=device)
         for name, shape in (("A", (m, self.n)), ("b", (m,) if self._is_vector else (m, k))):
             x = number.expand(shape)
-            operands[name] = Taken(x, self._like, x)
+            operands[name] = Taken(x, wrap, x)
         target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
         return Call(operands, self._engine, torch.float64, target, strict)
 
@@ -368,8 +370,8 @@ class LeastSquares:
         """Of the sizes of columns that were named, by which these are divided, shape (n,)."""
         return -binary_exponents(self._scales).long() + 1
 
-    def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], Any]:
-        """Row blocks of A, b and weights, and a function that makes an array like b."""
+    def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], tuple[Any, torch.device]]:
+        """Row blocks of A, b and weights, and how to make an array like b."""
         sources, like = {}, self._like
         if not is_source(A):
             check_aligned(row_labels(A), {"b": b, "weights": weights})
@@ -381,7 +383,7 @@ class LeastSquares:
                 continue
             taken = take(x, name)
             sources[name] = SlicedArray(taken.tensor)
-            like = taken.wrap if name == "b" else like
+            like = (taken.wrap, taken.tensor.device) if name == "b" else like
         shapes = {name: source.shape for name, source in sources.items()}
         m = shapes["A"][0] if shapes["A"] else 0
         if shapes["A"] != (m, self.n):
