@@ -350,8 +350,8 @@ _PROBLEMS = [
     ),
     Mutation(
         "quantile of one side", "problems/least_squares/fit.py",
-        "errors, tail = self._errors(absolute), 0.5 + level / 2",
-        "errors, tail = self._errors(absolute), level",
+        "tail = 0.5 + level / 2",
+        "tail = level",
         "intervals have two sides", "least_squares/test_statistics.py",
     ),
     Mutation(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
@@ -33,7 +33,7 @@ def keep(file: Path, content: bytes) -> None:
         _warn_once(file.parent, str(error))
 
 
-@cache
+@lru_cache(maxsize=8)
 def _warn_once(folder: Path, error: str) -> None:
     warn(
         f"compiled kernels cannot be kept in {folder} ({error}), and each process compiles them again: set "

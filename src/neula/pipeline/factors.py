@@ -264,8 +264,9 @@ class QRMethods(KnownFactors):
     @property
     def given(self) -> Taken:
         if self.matrix is None:
+            m, n = take(self.q, "Q", differentiable=True).tensor.shape[-2:]
             raise ValueError(
-                f"A is {self.q.shape[-2]} x {self.q.shape[-1]}, and only square matrices have inverses and "
+                f"A is {m} x {n}, and only square matrices have inverses and "
                 "determinants: for least squares use neula.lstsq"
             )
         return super().given

@@ -102,7 +102,7 @@ def as_pending(
         accuracy=call.target.name,
         accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
         _pending=finish,
-        _factors=_methods(call.first.graph, Q, R),
+        _factors=_methods(call.first.graph, (Q, R), (q, r)),
     )
 
 
@@ -126,7 +126,7 @@ def as_accepted(
     if order is not None:
         fields["P"] = give(order)
     elif given.arrays:
-        fields["_factors"] = _methods(given.arrays[0], fields["Q"], fields["R"])
+        fields["_factors"] = _methods(given.arrays[0], (fields["Q"], fields["R"]), factors)
     return accepted_result(QRResult, given, options, label, lambda: certificate.in_words, fields)
 
 
@@ -136,11 +136,12 @@ def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResul
     return replace(result, Q=Q, R=replicated(result.R), _factors=None)
 
 
-def _methods(matrix: Any, Q: Any, R: Any) -> QRMethods | None:
-    """Methods of the result; None unless Q has as many columns as R has rows."""
-    if Q is None or Q.shape[-1] != R.shape[-1]:
+def _methods(matrix: Any, arrays: tuple[Any, Any], factors: tuple[torch.Tensor, ...]) -> QRMethods | None:
+    """Methods of the result; None unless it has a Q, and R as many columns as that."""
+    m, n = factors[0].shape[-2:]
+    if arrays[0] is None or n != factors[1].shape[-1]:
         return None
-    return QRMethods(matrix if Q.shape[-2] == Q.shape[-1] else None, Q, R)  # tall ones are not kept alive
+    return QRMethods(matrix if m == n else None, *arrays)  # tall ones are not kept alive
 
 
 def as_result(
@@ -166,7 +167,9 @@ def as_result(
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
         seconds=call.seconds,
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
-        _factors=None if order is not None or options.in_place else _methods(call.first.graph, Q, R),
+        _factors=None
+        if order is not None or options.in_place
+        else _methods(call.first.graph, (Q, R), (q, r)),
     )
     if not result.converged:
         call.report_missed(
