@@ -57,8 +57,8 @@ def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> No
             continue
         place = int(np.flatnonzero(np.asarray(labels != theirs))[0])
         raise ValueError(
-            f"{other} has other row labels than {name}: at row {place} {theirs[place]!r}, and {name} has "
-            f"{labels[place]!r}; pass {other}.loc[{name}.index] to match rows by label, or "
+            f"{other} has other row labels than {name}: {theirs[place]} at row {place}, where {name} has "
+            f"{labels[place]}; pass {other}.loc[{name}.index] to match rows by label, or "
             f"{other}.to_numpy() to go by position"
         )
 

@@ -30,7 +30,7 @@ class FactorValue(shown.Shown, Generic[ArrayT]):
     error: Any
 
     def _headline(self) -> str:
-        return "numbers by factors"
+        return "value with a bound on its error"
 
     def _rows(self) -> shown.Rows:
         return {"value": in_words(self.value), "error": in_words(self.error)}.items()
