@@ -309,7 +309,7 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
 
     @property
     def x(self) -> ArrayT:  # type: ignore[override]
-        """The parameters, :attr:`popt`."""
+        """The parameters, ``popt``."""
         return self.popt
 
     def _columns(self) -> dict[str, np.ndarray]:
