@@ -31,7 +31,7 @@ def best_of_all_sets(a: np.ndarray, b: np.ndarray, total: float) -> np.ndarray:
 
 
 def kkt(a: np.ndarray, b: np.ndarray, c: np.ndarray, result: neula.LsqLinearResult) -> float:
-    """What no multiplier of the constraints explains of the gradient along variables that could move."""
+    """The gradient along variables that could move, less its best fit by multipliers of the constraints."""
     gradient, side = a.T @ (a @ result.x - b), result.active_mask
     free = side == 0
     y = np.linalg.lstsq(c[:, free].T, gradient[free], rcond=None)[0]

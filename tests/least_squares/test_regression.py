@@ -68,7 +68,7 @@ def test_data_sets_of_statsmodels(name: str) -> None:
     data = getattr(sm.datasets, name).load()
     result = neula.lstsq(data.exog, data.endog, intercept=True)
     X = sm.add_constant(data.exog)
-    # What statsmodels loses: the square of the condition number in its inverse, which NIST's sets show.
+    # The errors of statsmodels grow with the square of the condition number, as NIST's sets show.
     compare(result, sm.OLS(data.endog, X).fit(), rtol=1e-6 if name == "longley" else 1e-8)
     assert list(result.coefficients) == ["intercept", *data.exog.columns]
     for kind in ("HC0", "HC1", "HC2", "HC3"):

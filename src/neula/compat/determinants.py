@@ -95,11 +95,10 @@ def measured_inverse(a: Any, found: Any) -> Any:
     ----------
     a, found : ndarray or Tensor, shape (..., n, n)
     """
-    need(a.size > 0 if isinstance(a, np.ndarray) else a.numel() > 0)
-    if isinstance(a, torch.Tensor):
-        if is_accurate_inverse(a.detach(), found.detach()):
-            return found
-        return neula.solve(a, torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)).x
-    if is_accurate_inverse(a, found):
+    need(0 not in a.shape)
+    tensors = isinstance(a, torch.Tensor)
+    if is_accurate_inverse(*((a.detach(), found.detach()) if tensors else (a, found))):
         return found
-    return neula.solve(a, np.eye(a.shape[-1], dtype=a.dtype)).x
+    n = a.shape[-1]
+    eye = torch.eye(n, dtype=a.dtype, device=a.device) if tensors else np.eye(n, dtype=a.dtype)
+    return neula.solve(a, eye).x

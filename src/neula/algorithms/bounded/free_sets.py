@@ -150,7 +150,7 @@ def by_householder(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
 
 @dataclass(frozen=True)
 class EqualityFactors:
-    """What equality constraints add to the normal equations of free columns: ``E (R_F^T R_F)^-1 E^T``."""
+    """Factors of ``E (R_F^T R_F)^-1 E^T``, the system for multipliers of equality constraints ``E x = d``."""
 
     images: torch.Tensor  # (R_F^T R_F)^-1 E_F^T, shape (S, w, p) or (1, w, p)
     lower: torch.Tensor  # Cholesky factor of the products of E_F with these, shape (S, p, p) or (1, p, p)

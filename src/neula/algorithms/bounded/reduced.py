@@ -139,9 +139,8 @@ class Reduced:
         """
         u, norms = 4 * self.n**0.5 * 2.0**-53, self.of_each(self.norms)
         size = torch.linalg.vector_norm(self.c, dim=1) + (x * norms).abs().sum(1)
-        if (
-            self.equalities is not None
-        ):  # the residual is not orthogonal, and multipliers err as its gradient does
+        if self.equalities is not None:
+            # The residual is not orthogonal to the free columns, and multipliers err as its gradient does.
             sizes = self.equalities.of_each(self.owner).abs()
             least = torch.where(sizes > 0, sizes, torch.inf).amin(2, keepdim=True)
             return 2 * u * size[:, None] * (norms + (sizes / least).nan_to_num(0.0, 0.0).amax(1))

@@ -276,7 +276,7 @@ PERFORMANCE = described(
             timed=True,
         ),
         ratio(
-            "tensor cores with correction are faster than fp32 without them, for large m",
+            "for large m, corrected products on tensor cores are faster than products in fp32",
             *("ms", FP32_NOTC, FP16_COR, MORE),
             last=True,
             timed=True,
@@ -298,7 +298,7 @@ BATCHED = described(
     ),
     claims=(
         ratio(
-            "many matrices are factorized faster than by cublasSgeqrfBatched, which forms no Q",
+            "many matrices with Q are factorized faster than cublasSgeqrfBatched factorizes them without Q",
             *("ms", GEQRF, FP16_COR, MORE),
             last=True,
             timed=True,

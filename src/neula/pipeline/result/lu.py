@@ -90,7 +90,7 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
     kept: KeptMatrix | None = None
     members: tuple[LUFactors[Any], ...] | None = None
     seconds: float = math.nan
-    # What neula.lu_solve keeps from one solve to the next.
+    # State that neula.lu_solve keeps between solves.
     _solvers: KeptSolvers = field(default_factory=KeptSolvers)
     _factors: Any = None
 

@@ -75,7 +75,7 @@ class Regression(Named, Statistics):
         intercept, a column of ones, or dummy variables of all categories.""",
     )
     adjusted_r_squared = _statistic(
-        "adjusted_r_squared", """The same with unbiased variances: it does not grow with every column."""
+        "adjusted_r_squared", """R squared with unbiased variances: it does not grow with every column."""
     )
     f_statistic = _statistic(
         "f_statistic", """F test that all but the constant are zero; NaN with damping or constraints."""

@@ -28,7 +28,7 @@ UNCHANGED = 1e-10
 
 
 class FitNumbers(NamedTuple):
-    """What statistics of P matrices follow from, except leverages and residuals."""
+    """Numbers from which statistics of P matrices are computed, except leverages and residuals."""
 
     map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^T
     effective: torch.Tensor  # shape (P,): sums of leverages
@@ -39,7 +39,7 @@ class FitNumbers(NamedTuple):
     rows: float
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FitNumbers:
-        """What a function makes of each tensor."""
+        """Apply a function to each tensor."""
         of_a, of_b = self.exponents
         return FitNumbers(
             function(self.map),
@@ -93,7 +93,7 @@ class LinearFit:
 
     @property
     def kept(self) -> FitNumbers:
-        """Those that statistics follow from, but for leverages and residuals."""
+        """Numbers from which statistics are computed, except leverages and residuals."""
         fields = self._map, self._effective, self._free, self._squares
         return FitNumbers(*fields, self._units, float(self._data))
 
@@ -327,7 +327,7 @@ class KeptFit(LinearFit):
 
     @cached_property
     def kept(self) -> FitNumbers:
-        """Those that statistics follow from."""
+        """Numbers from which statistics are computed, made at the first request."""
         assert self.source is not None
         return self.source()
 

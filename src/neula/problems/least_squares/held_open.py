@@ -201,7 +201,8 @@ class LeastSquares:
             raise ValueError(f"{m} rows cannot be removed from a fit of {self.rows}")
         with plain_arithmetic(self._engine.device):
             for block in self._blocks(sources, whole=True):
-                self._merged = sums.minus_rows(*self._scaled(*block))
+                sums = sums.minus_rows(*self._scaled(*block))
+        self._merged = sums
 
     def merge(self, other: LeastSquares) -> None:
         """Take the rows of another fit, which stays as it is.

@@ -111,6 +111,11 @@ class RegressionFit(LinearFit):
 
     def numbers(self) -> dict[str, Any]:
         """Of a table of regression, by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
+        return {name: self._number(self._of_columns(x)) for name, x in self._measures.items()}
+
+    @cached_property
+    def _measures(self) -> dict[str, torch.Tensor]:
+        """Those of the table, shape (P, 1) or (P, K)."""
         from scipy.special import fdtrc
 
         of_residuals, of_b, of_fitted = self._sums
@@ -124,7 +129,7 @@ class RegressionFit(LinearFit):
         likelihood = -m / 2 * (torch.log(2 * math.pi * of_residuals / m) + 1)
         units = m * math.log(2) * self._scaled.b_columns[:, 0].double()
         likelihood = likelihood - self._log_scale - units
-        found = {
+        return {
             "r_squared": r_squared,
             "adjusted_r_squared": 1 - (m - constant) / free * (1 - r_squared),
             "f_statistic": f,
@@ -134,7 +139,6 @@ class RegressionFit(LinearFit):
             "bic": math.log(max(m, 1)) * p - 2 * likelihood,
             "model_degrees_of_freedom": model.expand_as(f),
         }
-        return {name: self._number(self._of_columns(x)) for name, x in found.items()}
 
     @property
     def _log_scale(self) -> Any:

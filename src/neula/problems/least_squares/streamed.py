@@ -107,7 +107,7 @@ def lstsq_streamed(
 
 
 def _numbers_of(call: Call, problem: Streamed) -> FitNumbers:
-    """What statistics follow from: the source is read once more, for R by Householder reflections."""
+    """Numbers for statistics: the source is read once more, for R by Householder reflections."""
     with call.computing():
         triangle, rows = problem.triangle()
         exponents, damp, n = -(binary_exponents(problem.scales).long() - 1), problem.options.damp, problem.n
