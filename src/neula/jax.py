@@ -119,7 +119,7 @@ def lstsq(
     (matrix, rhs), accuracy = _operands(accuracy, A, b)
     options = accuracy, engine, strict, None, None, rcond
     x, ranks, backward, forward, accepted = _lstsq(*_system(matrix, rhs), options)
-    return _solution(TracedSolution(x, backward, forward, accepted, ranks), is_vector=rhs.ndim == 1)
+    return _solution(TracedSolution(x, backward, forward, accepted, ranks), rhs)
 
 
 def solve(
@@ -173,11 +173,11 @@ def solve(
         has_aux=True,
     )
     known = TracedSolution(x, *map(jax.lax.stop_gradient, evidence))
-    return _solution(known, is_vector=rhs.ndim == 1)
+    return _solution(known, rhs)
 
 
 def qr(A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: bool = False) -> TracedQR:
-    """Reduced QR factorization by :func:`neula.qr`; the diagonal of R is nonnegative.
+    """Reduced QR factorization by :func:`neula.qr`; the diagonal of R is real and nonnegative.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ def qr(A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: boo
 def cholesky(
     A: Any, *, accuracy: str | None = None, engine: str = "auto", strict: bool = False
 ) -> TracedCholesky:
-    """Cholesky factorization ``A = L L^T`` by :func:`neula.cholesky`, which reads the lower triangle.
+    """Cholesky factorization ``A = L L^H`` by :func:`neula.cholesky`, which reads the lower triangle.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def cholesky(
     Returns
     -------
     TracedCholesky
-        The gradient is symmetric. If A is not positive definite, the compiled program ends with an error.
+        The gradient is Hermitian. If A is not positive definite, the compiled program ends with an error.
 
     Warns
     -----
@@ -238,26 +238,40 @@ def cholesky(
 
 
 def _operands(accuracy: str | None, *arrays: Any) -> tuple[list[jax.Array], str | None]:
-    """Arrays in their common dtype, at least float32, and the requested accuracy."""
+    """Arrays in their common dtype, at least float32, and the requested accuracy; A stays real if b alone is
+    complex.
+    """
     dtype = jnp.result_type(*arrays)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(f"an operand is complex ({dtype}), which is not supported yet: pass real numbers")
-    if not jnp.issubdtype(dtype, jnp.floating):
+    if not jnp.issubdtype(dtype, jnp.inexact):
         dtype = jnp.result_type(float)
-    accuracy = accuracy or HALF.get(str(dtype))
-    return [jnp.asarray(x, jnp.promote_types(dtype, jnp.float32)) for x in arrays], accuracy
+    accuracy, dtype = accuracy or HALF.get(str(dtype)), jnp.promote_types(dtype, jnp.float32)
+    real = dtype if _is_complex(arrays[0]) else jnp.finfo(dtype).dtype
+    return [jnp.asarray(x, dtype if _is_complex(x) else real) for x in arrays], accuracy
+
+
+def _is_complex(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.complexfloating))
+
+
+def _conjugate_transpose(x: jax.Array) -> jax.Array:
+    return x.mT.conj()
 
 
 def _system(A: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A, and the columns of b, with the same leading dimensions."""
+    """A, and the columns of b, with the same leading dimensions; of a real A, real and imaginary parts."""
     columns = b[:, None] if b.ndim == 1 else b
+    if _is_complex(b) and not _is_complex(A):
+        columns = jnp.concatenate([columns.real, columns.imag], axis=-1)
     batch = jnp.broadcast_shapes(A.shape[:-2], columns.shape[:-2])
     return tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (A, columns))  # type: ignore[return-value]
 
 
-def _solution(found: TracedSolution, *, is_vector: bool) -> TracedSolution:
-    """A solution whose right-hand side was a vector is one."""
-    if not is_vector:
+def _solution(found: TracedSolution, b: jax.Array) -> TracedSolution:
+    """The solution for this right-hand side: of parts a complex one, of a vector a vector."""
+    if _is_complex(b) and not _is_complex(found.x):
+        errors = jnp.maximum(*jnp.split(found.forward_errors, 2, axis=-1))
+        found = found._replace(x=jax.lax.complex(*jnp.split(found.x, 2, axis=-1)), forward_errors=errors)
+    if b.ndim > 1:
         return found
     return found._replace(x=found.x[..., 0], forward_errors=found.forward_errors[..., 0])
 
@@ -310,15 +324,16 @@ def _change_of_lstsq(options: Options, operands: Any, changes: Any) -> tuple[Any
     (A, b), (dA, db) = operands, changes
     found = x, ranks, *_ = _lstsq(A, b, options)
     rest = db - dA @ x
-    tall = A.shape[-2] >= A.shape[-1]
-    Q, R, _ = _qr(A if tall else A.mT, (None, options[1]))
+    tall, adjoint = A.shape[-2] >= A.shape[-1], _conjugate_transpose
+    Q, R, _ = _qr(A if tall else adjoint(A), (None, options[1]))
     if tall:
-        image = Q.mT @ rest + solve_triangular(R.mT, dA.mT @ (b - A @ x), lower=True)
+        image = adjoint(Q) @ rest + solve_triangular(adjoint(R), adjoint(dA) @ (b - A @ x), lower=True)
         dx = solve_triangular(R, image)
     else:
-        y = dA.mT @ solve_triangular(R, Q.mT @ x)
-        dx = Q @ solve_triangular(R.mT, rest, lower=True) + y - Q @ (Q.mT @ y)
-    dx = jnp.where((ranks < min(A.shape[-2:]))[..., None, None], jnp.nan, dx)
+        y = adjoint(dA) @ solve_triangular(R, adjoint(Q) @ x)
+        dx = Q @ solve_triangular(adjoint(R), rest, lower=True) + y - Q @ (adjoint(Q) @ y)
+    # A factor: its transpose makes gradients NaN, too.
+    dx = dx * jnp.where((ranks < min(A.shape[-2:]))[..., None, None], jnp.nan, 1.0).astype(x.dtype)
     return found, (dx, *_without_tangents(found[1:]))
 
 
@@ -335,11 +350,11 @@ def _change_of_qr(options: Options, operands: Any, changes: Any) -> tuple[Any, A
     k = Q.shape[-1]
     (U, V), (dX, dY) = (jnp.split(x, [k], axis=-1) for x in (R, changes[0]))
     scaled = solve_triangular(U.mT, dX.mT, lower=True).mT
-    W = Q.mT @ scaled
-    lower = jnp.tril(W, -1)
-    triangle = jnp.triu(W - lower + lower.mT)
+    adjoint = _conjugate_transpose
+    W = adjoint(Q) @ scaled
+    triangle = jnp.triu(W + adjoint(jnp.tril(W, -1)), 1) + jnp.eye(k, dtype=R.dtype) * W.real
     dQ = scaled - Q @ triangle
-    dR = jnp.concatenate([triangle @ U, dQ.mT @ (Q @ V) + Q.mT @ dY], axis=-1)
+    dR = jnp.concatenate([triangle @ U, adjoint(dQ) @ (Q @ V) + adjoint(Q) @ dY], axis=-1)
     return found, (dQ, dR, *_without_tangents((accepted,)))
 
 
@@ -353,7 +368,7 @@ def _cholesky(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
 def _change_of_cholesky(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
     """As :func:`neula.pipeline.derivatives.cholesky_forward`."""
     L, accepted = found = _cholesky(*operands, options)
-    dA = (changes[0] + changes[0].mT) / 2
-    M = solve_triangular(L, solve_triangular(L, dA, lower=True).mT, lower=True)
+    dA = (changes[0] + _conjugate_transpose(changes[0])) / 2
+    M = solve_triangular(L, _conjugate_transpose(solve_triangular(L, dA, lower=True)), lower=True)
     dL = L @ (jnp.tril(M) - jnp.eye(L.shape[-1], dtype=L.dtype) * M / 2)
     return found, (dL, *_without_tangents((accepted,)))

@@ -17,8 +17,10 @@ from neula.algorithms.krylov.passes import doubled_gradient
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales, two_product
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
+from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import LIMIT, shift
 
 EXACT = 2.0**-900
@@ -44,8 +46,8 @@ Sum = tuple[torch.Tensor, torch.Tensor | None]
 class ScaledProblems(ScaledUnknowns):
     """``min ||A x - b||`` with the columns of A and b scaled by powers of two."""
 
-    # Shape (..., m, n): float64, the largest element of each column in [1/2, 1); attached to the graph of
-    # what was given.
+    # Shape (..., m, n): in double precision, the largest part of an element of each column in [1/2, 1);
+    # attached to the graph of what was given.
     a: torch.Tensor
     a_low: torch.Tensor | None  # rounding errors of a
     # int, shape (..., 1, n): exponents by which its columns were divided; 0 for zero columns.
@@ -74,9 +76,9 @@ class ScaledProblems(ScaledUnknowns):
         narrow : bool
             Whether A stays in its dtype, for products that widen it as they read it.
         """
-        a = a if narrow else a.double()
+        a = a if narrow else in_double(a)
         zero = torch.zeros((), dtype=torch.int64, device=a.device)
-        return cls(a, None, zero, b.double(), None, zero, False, given=True, over_rows=over_rows)
+        return cls(a, None, zero, in_double(b), None, zero, False, given=True, over_rows=over_rows)
 
     @classmethod
     def from_arrays(
@@ -103,14 +105,14 @@ class ScaledProblems(ScaledUnknowns):
         factor : Tensor, shape (m, m), optional
             Lower Cholesky factor of a covariance, in place of weights.
         limits_damping : bool
-            Whether damping far above A may be less: x is ``A^T b / damp^2``, up to ``||A||^2 / damp^2`` of
+            Whether damping far above A may be less: x is ``A^H b / damp^2``, up to ``||A||^2 / damp^2`` of
             itself, and is scaled by what the damping is divided by. There are no constraints then.
         keeps_rounding : bool
             Whether to keep what products with weights lose, which no graph of derivatives goes through.
         """
         wide = over_rows.count(a.shape[-2]) < a.shape[-1] and not damp
-        (a, a_low), columns = _scaled(a.double(), weights, factor, over_rows, keeps_rounding)
-        (b, b_low), b_columns = _scaled(b.double(), weights, factor, over_rows, keeps_rounding)
+        (a, a_low), columns = _scaled(in_double(a), weights, factor, over_rows, keeps_rounding)
+        (b, b_low), b_columns = _scaled(in_double(b), weights, factor, over_rows, keeps_rounding)
         found = cls(a, a_low, columns, b, b_low, b_columns, wide, over_rows=over_rows)
         return found._damped(damp, limits=limits_damping) if damp else found
 
@@ -118,7 +120,7 @@ class ScaledProblems(ScaledUnknowns):
         """``[A; damp I]`` and ``[b; 0]``."""
         m, n = self.a.shape[-2:]
         # Filled, not copied from the host, which a CUDA graph could not contain.
-        fraction, exponent = torch.frexp(self.a.new_full((), damp))
+        fraction, exponent = torch.frexp(self.a.new_full((), damp, dtype=torch.float64))
         excess = None
         if limits and n:
             most = self.units + DOMINATES + (m * n).bit_length()
@@ -242,23 +244,27 @@ class ScaledProblems(ScaledUnknowns):
 def gradient_vanishes(
     a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
 ) -> torch.Tensor:
-    """Whether ``A^T W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
-    (a, a_low), _ = _weighted(a.double(), weights, over_rows)
-    (b, b_low), _ = _weighted(b.double(), weights, over_rows)
+    """Whether ``A^H W^2 b = 0``, and zero is the solution, not what has become of it, shape (batch, k)."""
+    (a, a_low), _ = _weighted(in_double(a), weights, over_rows)
+    (b, b_low), _ = _weighted(in_double(b), weights, over_rows)
     gradient = over_rows.total_of_pairs(*Doubled.from_matrix(a).transposed_pair(b, torch.zeros_like(b)))
     if a_low is not None and b_low is not None:
-        gradient = gradient + over_rows.total(a_low.mT @ b + a.mT @ b_low)
+        gradient = gradient + over_rows.total(a_low.mH @ b + a.mH @ b_low)
     return ~gradient.any(1)
 
 
 def gradient_is_zero(
     a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
 ) -> torch.Tensor:
-    """Whether ``A^T W^2 b = 0`` beyond doubt, shape (batch, k).
+    """Whether ``A^H W^2 b = 0`` beyond doubt, shape (batch, k).
 
     Products are split into parts that are exact, and their sums are rounded once. Where that cannot be done,
     near the ends of the range, and where it would take long, the answer is no.
     """
+    if a.is_complex():  # both parts of A^H b are products of [A1; A2] with [b1; b2] and with [b2; -b1]
+        a, twice = torch.cat([a.real, a.imag], 1), None if weights is None else weights.repeat(2)
+        b = torch.cat([torch.cat([b.real, b.imag], 1), torch.cat([b.imag, -b.real], 1)], 2)
+        return gradient_is_zero(a, b, twice, over_rows).unflatten(1, (2, -1)).all(1)
     usable = a.isfinite().all(2).all(1)[:, None] & b.isfinite().all(1)
     usable = ~_any(~usable[:, None], over_rows)[:, 0]
     zero = usable & ~_any(b != 0, over_rows)[:, 0]
@@ -277,7 +283,7 @@ def weighted_norms(
     b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE
 ) -> torch.Tensor:
     """``||W b||`` of each column, without overflow or underflow on the way, shape (batch, k)."""
-    (b, _), exponents = _weighted(b.double(), weights, over_rows)
+    (b, _), exponents = _weighted(in_double(b), weights, over_rows)
     return shift(over_rows.norms(b, dim=1)[0], exponents[:, 0])
 
 
@@ -300,8 +306,8 @@ def _sums_are_zero(a: list[torch.Tensor] | None, b: list[torch.Tensor] | None) -
     if a is None or b is None:
         return False
     # Rounding errors of a sum of products, and of its terms: nothing larger can be zero.
-    noise = (len(a[0]) + 4) * 2.0**-52 * (a[0].abs().mT @ b[0].abs())
-    if bool(((a[0].mT @ b[0]).abs() > noise).any()):
+    noise = (len(a[0]) + 4) * 2.0**-52 * (a[0].abs().mH @ b[0].abs())
+    if bool(((a[0].mH @ b[0]).abs() > noise).any()):
         return False
     terms: list[torch.Tensor] = []
     for x in a:
@@ -337,10 +343,10 @@ def _weighted(
     if not x.shape[-2]:
         return (x, None), x.new_zeros(*x.shape[:-2], 1, x.shape[-1], dtype=torch.int32)
     if weights is None:
-        largest = torch.linalg.vector_norm(x.detach(), math.inf, dim=-2, keepdim=True)
+        largest = largest_magnitude(x.detach(), -2, keepdim=True)
         exponents = binary_exponents(over_rows.largest(largest))
         return (shift(x, -exponents), None), exponents
-    weights = weights.to(x)[:, None]
+    weights = weights.to(x.device, torch.float64)[:, None]
     # By significands and exponents: neither the product nor its factors overflow.
     exponent, shifts = binary_exponents(x.detach()), binary_exponents(weights.detach())
     multiply = two_product if keeps_rounding else _rounded_product

@@ -38,19 +38,23 @@ def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
 def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
     """The e with ``largest 2^-e`` in [1/2, 1), also for subnormal numbers; 0 for zero.
 
+    Of complex numbers that of the larger part.
+
     Examples
     --------
     >>> binary_exponents(torch.tensor([0.0, 1.0, 6.0, 2.0**-1074], dtype=torch.float64)).tolist()
     [0, 1, 3, -1073]
     """
+    if largest.is_complex():
+        largest = torch.maximum(largest.real.abs(), largest.imag.abs())
     return torch.frexp(largest)[1]
 
 
 def two_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x y`` as an unevaluated sum of the rounded product and its rounding error, both float64.
+    """``x y`` as an unevaluated sum of the rounded product and its rounding error, in double precision.
 
     Dekker's algorithm, by products of halves of the significands; exact unless numbers are near the ends of
-    the range.
+    the range. One of them may be complex.
 
     Examples
     --------

@@ -24,7 +24,7 @@ class Scale:
     # in small units counts as much as one in large units.
     columns: torch.Tensor
     norm: float  # ||A D||_2
-    # Smallest singular value of A R^-1, by which ||R^-T A^T r|| may be smaller than the projection of r on
+    # Smallest singular value of A R^-1, by which ||R^-H A^H r|| may be smaller than the projection of r on
     # the range of A.
     smallest: float = 1.0
 
@@ -45,7 +45,7 @@ class Measures:
 class Norms:
     """Norms of each right-hand side from which all measures follow."""
 
-    # residual, gradient, projected, shape (k,): ||r||, ||D A^T r|| and ||P r||, P the projector on the range
+    # residual, gradient, projected, shape (k,): ||r||, ||D A^H r|| and ||P r||, P the projector on the range
     # of A.
     residual: torch.Tensor
     gradient: torch.Tensor
@@ -61,8 +61,8 @@ class Norms:
     def measures(self, norm: float | torch.Tensor) -> Measures:
         """Upper bounds on the normwise backward error of x, the smallest of three counting.
 
-        ``norm`` is ``||A D||_2``. The perturbation ``E = -r r^T A / ||r||^2`` makes x exact and has norm
-        ``||A^T r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
+        ``norm`` is ``||A D||_2``. The perturbation ``E = -r r^H A / ||r||^2`` makes x exact and has norm
+        ``||A^H r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
         perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
         norms = self.gradient, self.residual, self.projected, self.image, self.b
@@ -78,9 +78,9 @@ def norms_of(
     projected: torch.Tensor,
     over_rows: Reduction = HERE,
 ) -> Norms:
-    """Norms of ``b``, ``x``, ``b - A x``, ``A^T (b - A x)`` and the projection of the residual.
+    """Norms of ``b``, ``x``, ``b - A x``, ``A^H (b - A x)`` and the projection of the residual.
 
-    The projection on the range of A comes in coordinates: ``R^-T A^T r``, or ``U^T r`` with a basis U.
+    The projection on the range of A comes in coordinates: ``R^-H A^H r``, or ``U^H r`` with a basis U.
     """
     norm = torch.linalg.vector_norm
     residual_norm, b_norm = over_rows.norms(residual, b)

@@ -19,15 +19,16 @@ from neula.engines import FORMATS, FP32, FP64, Format, format_of
 from neula.engines.formats import FormatName
 from neula.errors import unknown_name
 
-DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
-Accuracy: TypeAlias = FormatName | DtypeName | torch.dtype | np.dtype[Any] | type[np.floating[Any]] | float
+DtypeName = Literal["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
+Accuracy: TypeAlias = FormatName | DtypeName | torch.dtype | np.dtype[Any] | type[np.inexact[Any]] | float
 """An accuracy as it may be asked for: the name of a format, a dtype or its name, or a backward error."""
 
 _OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
+_OF_DTYPES |= {"complex64": "fp32", "complex128": "fp64"}
 
 
 CONSTANT = 30
-"""Multiple of n u that ``||I - Q^T Q||_2`` may be."""
+"""Multiple of n u that ``||I - Q^H Q||_2`` may be."""
 
 
 def target_format(
@@ -101,12 +102,12 @@ def residual_bound(target: Format, n: int) -> float:
 
 # item: Q error bounds
 def orthogonality_bound(target: Format, n: int) -> float:
-    """Largest accepted ``||I - Q^T Q||``: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
+    """Largest accepted ``||I - Q^H Q||``: ``6 u (2 + log2 n)``, since it counts an error of Q twice."""
     return 2 * residual_bound(target, n)
 
 
 def orthogonality_2norm_bound(target: Format, n: int) -> float:
-    """The largest accepted ``||I - Q^T Q||_2``: ``30 n u``, and never more than 0.1.
+    """The largest accepted ``||I - Q^H Q||_2``: ``30 n u``, and never more than 0.1.
 
     Two passes of Cholesky QR lose at most ``6 (m n + n (n + 1)) u`` (Yamamoto, Nakatsukasa, Yanagisawa and
     Fukaya 2015), which is at least 30 n u for m >= n > 1, and Householder reflections a multiple of ``m n u``
@@ -118,7 +119,11 @@ def orthogonality_2norm_bound(target: Format, n: int) -> float:
 
 
 def measurement_error(m: int, high: torch.dtype) -> float:
-    """Rounding errors of the measurement: sums of m products in ``high`` precision err by ``sqrt(m) u``."""
+    """Rounding errors of the measurement: sums of m products in ``high`` precision err by ``sqrt(m) u``.
+
+    Those of complex products may err by ``2 sqrt(2)`` as much (Higham 2002, section 3.6); that is not allowed
+    for.
+    """
     return math.sqrt(m) * torch.finfo(high).eps / 2
 
 

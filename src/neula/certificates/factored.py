@@ -38,7 +38,7 @@ def norm_margin(n: int) -> float:
 def shown_norm(image: torch.Tensor) -> torch.Tensor:
     """``||B||_2`` from above, from ``B G`` for the same vectors: three times an estimate.
 
-    For independent Gaussian g and h the mean of ``(g^T B^T B h)^2`` is the sum of the fourth powers of the
+    For independent Gaussian g and h the mean of ``|g^H B^H B h|^2`` is the sum of the fourth powers of the
     singular values of B (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017): the
     estimate is up to ``n^(1/4)`` times the norm, and below a third of it in 0.2% of all cases at most, where
     one singular value dominates. Of no more rows than vectors it is the Frobenius norm.
@@ -56,18 +56,20 @@ def shown_norm(image: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(image, dim=(-2, -1))[..., None] / m**0.5
     size = image.abs().amax((-2, -1), keepdim=True)
     scaled = image / size.masked_fill(size == 0, 1.0)
-    gram = scaled.mT @ scaled
-    squares = (gram * gram).sum((-2, -1)) - gram.diagonal(dim1=-2, dim2=-1).square().sum(-1)
+    gram = scaled.mH @ scaled
+    off = gram.abs().square()
+    squares = off.sum((-2, -1)) - off.diagonal(dim1=-2, dim2=-1).sum(-1)
     return ESTIMATED * size[..., 0] * (squares / (m * (m - 1))).clamp_min(0)[..., None] ** 0.25
 
 
 def logdet_error(image: Any, vectors: Any) -> Any:
-    """Bound on ``|log |det(I + E)||``; infinite where ``||E||_F`` may be 1 or more.
+    """Bound on ``|log |det(I + E)||``, or ``|log det(I + E)|``; infinite where ``||E||_F`` may be 1 or more.
 
     The logarithm is ``tr E`` and at most ``||E||_F^2 / (2 (1 - ||E||_F))``. The mean of ``g^T E g`` over
     m vectors differs from the trace by at most ``2 ||E||_F (sqrt(x / m) + x / m)``, but with a probability of
     ``2 exp(-x)`` (Laurent and Massart, "Adaptive estimation of a quadratic functional by model selection",
     Ann. Statist. 28, 2000, lemma 1). The trace is also at most ``sqrt(n) ||E||_F``.
+    For complex vectors the deviations of both parts together are no larger.
 
     Parameters
     ----------
@@ -79,8 +81,8 @@ def logdet_error(image: Any, vectors: Any) -> Any:
     ndarray or Tensor, shape (...)
     """
     n, m = vectors.shape[-2:]
-    norm = norm_margin(n) * (image * image).sum((-2, -1)) ** 0.5
-    trace = abs((vectors * image).sum((-2, -1))) / m
+    norm = norm_margin(n) * (image * image.conj()).real.sum((-2, -1)) ** 0.5
+    trace = abs((vectors.conj() * image).sum((-2, -1))) / m
     if n > m:  # else no trace is estimated
         x = DEVIATIONS / m
         likely, always = trace + 2 * norm * (x**0.5 + x), n**0.5 * norm

@@ -7,6 +7,7 @@ import torch
 from neula.certificates.orthogonality import DIRECTIONS, directions
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.qr import units
+from neula.engines.formats import in_double
 from neula.kernels.few_vectors.probes import norms, spectral_norms
 from neula.kernels.qr.reflectors import Reflectors
 
@@ -41,13 +42,13 @@ def householder_measures(
 
 def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     (batch, m, n), k = h.shape, tau.shape[1]
-    g, probes = gaussian_probes(n, h.device), directions(k, h.device)
+    g, probes = gaussian_probes(n, h.device, h.dtype), directions(k, h.device, h.dtype)
     dg = scales[:, :, None].double() * g
-    reflectors = Reflectors.from_householder(h, tau, torch.float64)
+    reflectors = Reflectors.from_householder(h, tau, g.dtype)
     start = dg.new_zeros(batch, m, PROBES + DIRECTIONS)
-    start[:, :k] = torch.cat([h[:, :k].triu().double() @ dg, probes.expand(batch, -1, -1)], 2)
+    start[:, :k] = torch.cat([in_double(h[:, :k].triu()) @ dg, probes.expand(batch, -1, -1)], 2)
     image, basis = reflectors.apply(start).split((PROBES, DIRECTIONS), 2)
-    given = a.double() @ dg
+    given = in_double(a) @ dg
     loss = reflectors.apply(basis, transposed=True)[:, :k] - probes
     found = torch.stack([norms(given - image), norms(given), norms(loss), spectral_norms(loss)])
-    return found * units(k, DIRECTIONS, found.dtype, found.device)[:, None]
+    return found * units(k, DIRECTIONS, g.dtype, found.device)[:, None]

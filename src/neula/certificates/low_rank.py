@@ -12,6 +12,7 @@ from neula.certificates.forward_error import RARE
 from neula.certificates.probes import gaussian_probes
 from neula.certificates.verdict import within
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.thin import thin_product
@@ -27,7 +28,7 @@ SEED = 2
 class SVDCertificate:
     """Measured quality of the leading singular triplets ``A V = U diag(s)``.
 
-    ``E = A^T U - V diag(s)`` is the residual of the triplets that are returned. Each error is relative to a
+    ``E = A^H U - V diag(s)`` is the residual of the triplets that are returned. Each error is relative to a
     weight, which is ``||A||_F`` where the accuracy of a format was requested. Where it was a number, it is
     ``s_i``, plus what rounding errors come to: then every singular value counts by itself.
 
@@ -36,7 +37,7 @@ class SVDCertificate:
     residual : float
         Norm of the ``||E_i|| / weight_i``.
     orthogonality : float
-        The larger of ``||U^T U - I||_F / sqrt(k)`` and the same of V.
+        The larger of ``||U^H U - I||_F / sqrt(k)`` and the same of V.
     missed : float
         Bound on ``(sigma_i - s_i) / weight_i``, the largest, where ``sigma_i`` are the singular values of A
         in order: a larger one that was missed would show here. From iterations it holds with probability
@@ -79,11 +80,12 @@ class SVDCertificate:
 
 
 def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
-    """Lower bound on ``||w^T G||`` for a unit vector w and Gaussian vectors G, which fails with probability
+    """Lower bound on ``||w^H G||`` for a unit vector w and Gaussian vectors G, which fails with probability
     ``missed``.
 
     The square has the chi-squared distribution with ``p`` degrees of freedom, for which
-    ``P(chi^2 <= 2 h) <= h^(p/2) / (p/2)!`` (its density is at most ``x^(p/2-1) / (2^(p/2) (p/2-1)!)``).
+    ``P(chi^2 <= 2 h) <= h^(p/2) / (p/2)!`` (its density is at most ``x^(p/2-1) / (2^(p/2) (p/2-1)!)``). With
+    complex vectors twice the square has ``2 p`` degrees of freedom, and is small with less probability.
 
     Examples
     --------
@@ -96,11 +98,11 @@ def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
 
 @dataclass(frozen=True)
 class Beyond:
-    """Bounds on the part of a matrix outside singular triplets, ``D = (I - U U^T) A (I - V V^T)``."""
+    """Bounds on the part of a matrix outside singular triplets, ``D = (I - U U^H) A (I - V V^H)``."""
 
     bound: float  # on ||D||_2; infinite where A is not finite
     size: float  # estimate of ||D||_F
-    products: int  # by A^T A that it took
+    products: int  # by A^H A that it took
 
 
 def largest_beyond(
@@ -114,15 +116,16 @@ def largest_beyond(
     most: int = 100,
     carried: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Beyond:
-    """Bound on the norm of ``D = (I - U U^T) A (I - V V^T)``, what is left beside singular triplets.
+    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
 
-    Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
-    For any polynomial T, ``w^T T(D^T D) G = T(d^2) w^T G``, so ``T(d^2) ||w^T G|| <= ||T(D^T D) G||_2``.
-    Except with probability ``RARE``, ``||w^T G||`` is at least :func:`visible`, and then ``T(d^2) <= ||T(D^T
+    Transposes are conjugate where A is complex. Let w be the singular vector of D for its norm d, and G
+    Gaussian vectors that U and V do not depend on.
+    For any polynomial T, ``w^H T(D^H D) G = T(d^2) w^H G``, so ``T(d^2) ||w^H G|| <= ||T(D^H D) G||_2``.
+    Except with probability ``RARE``, ``||w^H G||`` is at least :func:`visible`, and then ``T(d^2) <= ||T(D^H
     D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds d by some ten times
     itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of ``2 x / edge^2 - 1``,
     is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives ``d <= edge
-    cosh(acosh(||T(D^T D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one likes. All of
+    cosh(acosh(||T(D^H D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one likes. All of
     this rests on one event, whatever the polynomials, so that there is one probability.
 
     Parameters
@@ -140,7 +143,7 @@ def largest_beyond(
     most : int
         Largest degree.
     carried : tuple of Tensor, shapes (m, p) and (n, p), optional
-        ``D G`` and ``A^T D G`` of :func:`random_vectors`, where other products with A brought them along.
+        ``D G`` and ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
 
     Examples
     --------
@@ -192,7 +195,7 @@ def _first_product(
     engine: Engine,
     carried: tuple[torch.Tensor, torch.Tensor] | None,
 ) -> tuple[torch.Tensor, ...]:
-    """Random vectors G beside V, ``D^T D G``, and the Gram matrices of both, with that of D G between them.
+    """Random vectors G beside V, ``D^H D G``, and the Gram matrices of both, with that of D G between them.
 
     Nothing waits, and all except the two products with A is replayed from CUDA graphs.
     """
@@ -224,14 +227,14 @@ def upper_bounds(
 ) -> np.ndarray:
     """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
 
-    In bases that begin with U and V, A is ``[[S, E^T], [0, D]]``. For ``t > ||D||`` the Schur complement of
-    ``t^2 I - A A^T`` says that as many singular values of A exceed t as eigenvalues of
-    ``S^2 + E^T (I - D^T D / t^2)^-1 E`` exceed ``t^2``, and those of ``S^2 + E^T E / (1 - ||D||^2 / t^2)``
+    In bases that begin with U and V, A is ``[[S, E^H], [0, D]]``. For ``t > ||D||`` the Schur complement of
+    ``t^2 I - A A^H`` says that as many singular values of A exceed t as eigenvalues of
+    ``S^2 + E^H (I - D^H D / t^2)^-1 E`` exceed ``t^2``, and those of ``S^2 + E^H E / (1 - ||D||^2 / t^2)``
     are no smaller. So the i-th singular value of A is at most the larger of t and the root of the i-th
     eigenvalue. (It is at least ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said
     of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
 
-    By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^T, S_2^2 + L_22]]`` is at
+    By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^H, S_2^2 + L_22]]`` is at
     most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is
     not enough, eigenvalues are computed.
 
@@ -240,7 +243,7 @@ def upper_bounds(
     s : array, shape (l,)
         Descending, float64.
     rest : array, shape (l, l)
-        ``E^T E`` with ``E = A^T U - V S``, float64.
+        ``E^H E`` with ``E = A^H U - V S``, float64 or complex128.
     rank : int
         How many count.
     beyond : float
@@ -285,16 +288,17 @@ def _by_norms(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
 def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
     """Those roots; of small eigenvalues they have half the digits, and a bound by the norm may be less."""
     values = np.linalg.eigvalsh(np.diag(s * s) + larger)[::-1][:rank]
-    return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger)))
+    return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger).real))
 
 
 def beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """``(I - Q Q^T) X`` for a Q with orthonormal columns."""
+    """``(I - Q Q^H) X`` for a Q with orthonormal columns."""
     return x - engine.gemm(q, engine.inner(q, x))
 
 
 def _gram(x: torch.Tensor) -> torch.Tensor:
-    return x.mT.double() @ x.double()
+    wide = in_double(x)
+    return wide.mH @ wide
 
 
 def _norms(grams: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:
@@ -310,7 +314,7 @@ def low_rank_error(
     a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor, over_rows: Reduction = HERE
 ) -> float:
     """Estimate ``||A - U diag(s) Vh||_F / ||A||_F`` with random vectors, in float64."""
-    g = gaussian_probes(a.shape[1], a.device)
+    g = gaussian_probes(a.shape[1], a.device, a.dtype)
     ag = thin_product(a, g)
     approximation = thin_product(u, s.double()[:, None] * thin_product(vh, g))
     sizes = over_rows.norms(ag, ag - approximation)

@@ -1,7 +1,7 @@
-"""``||I - Q^T Q||_2``, from products of ``E = I - Q^T Q`` with a few random vectors, or from the Gram matrix.
+"""``||I - Q^H Q||_2``, from products of ``E = I - Q^H Q`` with a few random vectors, or from the Gram matrix.
 
 Let lambda be the eigenvalue of E with the largest magnitude, ``|lambda| = ||E||_2``, v its unit
-eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| ||v^T H||``, and ``||v^T
+eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| ||v^H H||``, and ``||v^H
 H||^2`` has the chi-squared distribution with b degrees of freedom. So ``||E H||_2`` times a :func:`margin`
 is an *upper estimate*: it is less than half of ``||E||_2`` with a probability of :data:`FAILURE`. It is too
 large by a factor of about 22 (b = 4) or 4 (b = 8) if other eigenvalues are much smaller, and of about
@@ -18,6 +18,9 @@ that is, if ``rho c^2 < sum c_i^2`` with ``rho = 3 q (4q / (q-1))^(q-1)``. Since
 Beta distribution with parameters 1/2 and (n-1)/2, the probability of that is at most ``sqrt(2 n / (pi
 rho))``, and the largest of b estimates fails with the b-th power of it. (Kuczynski and Wozniakowski 1992
 have bounds for one vector.)
+
+For a complex E the vectors are complex. Then ``2 ||v^H H||^2`` has 2 b degrees of freedom, and
+``|c|^2 / ||h||^2`` the parameters 1 and n-1: both probabilities are smaller.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from functools import partial
 
 import torch
 
+from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.probes import BLOCK, spectral_norms
@@ -56,9 +60,11 @@ def margin(n: int, vectors: int) -> float:
     return vectors**-0.5 if n <= vectors else 0.5 * QUANTILES[vectors] ** -0.5
 
 
-def directions(n: int, device: torch.device) -> torch.Tensor:
-    """Gaussian vectors, shape (n, :data:`DIRECTIONS`), float64; always the same ones."""
-    return gaussian(n, DIRECTIONS, torch.float64, device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
+def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """Gaussian vectors, shape (n, :data:`DIRECTIONS`), in double precision, complex for a complex dtype:
+    always the same ones.
+    """
+    return gaussian(n, DIRECTIONS, double_of(dtype), device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
 
 
 def products_needed(n: int) -> int:
@@ -89,19 +95,19 @@ def by_power_method(
 
 
 def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``I - Q^T Q`` of each Q, shape (batch, m, n), in float64; on a GPU products keep the precision of Q."""
+    """``I - Q^H Q`` of each Q, shape (batch, m, n), in double precision; on a GPU products keep that of Q."""
     _, rows, n = q.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     if q.is_cpu:
-        rows, wide = max(1, BLOCK // n), torch.float64
+        rows, wide = max(1, BLOCK["cpu"] // n), double_of(q.dtype)
     defect = torch.eye(n, dtype=wide, device=q.device).mul(float(over_rows.begins)).expand(len(q), n, n)
     for some in (x.to(wide) for x in q.split(rows, 1)):
-        defect = exactly(torch.baddbmm, defect, some.mT, some, alpha=-1.0)
-    return over_rows.agree(over_rows.total(defect)).double()
+        defect = exactly(torch.baddbmm, defect, some.mH, some, alpha=-1.0)
+    return in_double(over_rows.agree(over_rows.total(defect)))
 
 
 def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``||I - Q^T Q||_2`` where a first upper estimate was too large, shape (batch,); the host waits.
+    """``||I - Q^H Q||_2`` where a first upper estimate was too large, shape (batch,); the host waits.
 
     Parameters
     ----------
@@ -114,7 +120,7 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
         lost = gram_defect(q, over_rows)
         return spectral_norms(exact_matmul(lost, lost)).sqrt()  # at most n^(1/8) = 1.7 times the norm
     wide = torch.promote_types(q.dtype, torch.float32)
-    image = _defect_times(directions(n, q.device).to(wide).expand(len(q), -1, -1), q, over_rows)
+    image = _defect_times(directions(n, q.device, q.dtype).to(wide).expand(len(q), -1, -1), q, over_rows)
     upper = over_rows.agree(margin(n, DIRECTIONS) * spectral_norms(image))
     again = ~(upper <= enough)
     if bool(again.any()):
@@ -125,9 +131,9 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
 
 
 def _defect_times(v: torch.Tensor, q: torch.Tensor, over_rows: Reduction) -> torch.Tensor:
-    """``(I - Q^T Q) V`` of each Q, shape (batch, n, vectors)."""
+    """``(I - Q^H Q) V`` of each Q, shape (batch, n, vectors)."""
     if len(q) == 1:  # as a kernel takes it
-        product = thin_product(q[0].T, thin_product(q[0], v[0]))[None]
+        product = thin_product(q[0].mH, thin_product(q[0], v[0]))[None]
     else:
-        product = exact_matmul(q.mT.to(v.dtype), exact_matmul(q.to(v.dtype), v))
+        product = exact_matmul(q.mH.to(v.dtype), exact_matmul(q.to(v.dtype), v))
     return v - over_rows.total(product)

@@ -1,16 +1,16 @@
 """The certificate of a polar decomposition: is U orthonormal, and is it the factor of this matrix.
 
-That ``I - U^T U`` is small says nothing of A, and its Frobenius norm, divided by the root of the order,
+That ``I - U^H U`` is small says nothing of A, and its Frobenius norm, divided by the root of the order,
 misses one bad singular value among thousands. So its extreme eigenvalues are found by a few Lanczos steps,
-and ``A - U H`` is measured along random vectors for ``H = (U^T A + A^T U) / 2``. Neither sees a sign: U with
-``-u v^T`` in place of ``u v^T`` has an H that is symmetric, and not positive. A polynomial has the wrong sign
+and ``A - U H`` is measured along random vectors for ``H = (U^H A + A^H U) / 2``. Neither sees a sign: U with
+``-u v^H`` in place of ``u v^H`` has an H that is symmetric, and not positive. A polynomial has the wrong sign
 for a singular value that is larger than it was made for, which is among the largest. So a few Lanczos steps
 look for a negative eigenvalue of H, too.
 
-Where U is a partial isometry, that is ``U U^T U = U``, singular values of 0 are right as well: then Lanczos
+Where U is a partial isometry, that is ``U U^H U = U``, singular values of 0 are right as well: then Lanczos
 steps find the norm of the difference. Zero is right for zero. At the accuracy of bf16 singular values of A
 below 1e-3 times the largest may end anywhere. A few steps do not tell their vectors from others, and errors
-of ``2^-8`` in A would change them. There, what U lacks counts as much as A has of it: ``A - A U^T U``, by the
+of ``2^-8`` in A would change them. There, what U lacks counts as much as A has of it: ``A - A U^H U``, by the
 basis of the same steps.
 """
 
@@ -27,6 +27,7 @@ from neula.certificates.forward_error import where
 from neula.certificates.probes import PROBES
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
+from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.polar.lanczos import advance, extreme_values
 from neula.kernels.polar.svd import converged_eigvalsh
@@ -109,10 +110,15 @@ def polar_measures(
     Tensor, shape (numbers, batch)
         float64; not accepted where it is NaN.
     """
-    _, count, k, _ = w.shape
+    count, k = engine.members(w), w.shape[2]
     over_rows = engine.over_rows
-    multiply = exact_matmul if exactly else (lambda a, v: engine.thin(a[None], v))
-    matrix, factor = (engine.joined(y) if exactly else y[0] for y in (w, x))
+    matrix, factor = map(engine.joined, (w, x)) if exactly else (w, x)
+
+    def multiply(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return exact_matmul(a, v) if exactly else engine.thin(a, v)
+
+    def multiply_adjoint(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return exact_matmul(a.mH, v) if exactly else engine.thin(a, v, adjoint=True)
 
     def norm(v: torch.Tensor) -> torch.Tensor:
         return over_rows.total(torch.linalg.vector_norm(v, dim=(1, 2)).square()).sqrt()
@@ -121,30 +127,31 @@ def polar_measures(
         return over_rows.total(multiply(a, v))
 
     def random(columns: int) -> torch.Tensor:
-        found = gaussian(k, columns, torch.float32, w.device, seed=k + columns)
+        single = torch.complex64 if engine.is_complex else torch.float32
+        found = gaussian(k, columns, single, w.device, seed=k + columns)
         return found.to(engine.storage).expand(count, -1, -1)
 
     g = random(PROBES)
-    wg, xg = multiply(matrix.mT, g), multiply(factor.mT, g)
+    wg, xg = multiply_adjoint(matrix, g), multiply_adjoint(factor, g)
     hg = over_rows.total((multiply(matrix, xg) + multiply(factor, wg)) / 2)
-    residual = norm(wg - multiply(factor.mT, hg))
+    residual = norm(wg - multiply_adjoint(factor, hg))
 
     h, defect = engine.across(w, x), engine.across(x, x, factor=-1.0, shift=1.0)
-    lost = torch.linalg.vector_norm(defect[0], dim=(1, 2), dtype=engine.storage).square()
+    lost = engine.norms(defect).square()
     if engine.tuning.lapack and not weighted and count * max(k, LEAST) ** 3 <= DENSE:
         off = engine.joined(defect)
         if within:  # what is zero in X is zero in B, too
             b = exact_matmul(off, factor.to(off.dtype))
-            off = over_rows.total(exact_matmul(b, b.mT))
+            off = over_rows.total(exact_matmul(b, b.mH))
         (lowest, highest), (smallest, largest) = map(_extremes, (engine.joined(h), off))
     else:
 
         def squared_defect(v: torch.Tensor) -> torch.Tensor:
-            """``B B^T v`` of ``B = X - X X^T X``."""
-            image = multiply(factor.mT, v)
-            image = image - multiply(factor.mT, across(factor, image))
+            """``B B^H v`` of ``B = X - X X^H X``."""
+            image = multiply_adjoint(factor, v)
+            image = image - multiply_adjoint(factor, across(factor, image))
             back = across(factor, image)
-            return back - across(factor, multiply(factor.mT, back))
+            return back - across(factor, multiply_adjoint(factor, back))
 
         signs = lanczos(lambda v: engine.thin(h, v), random(1), min(k, STEPS_OF_H))
         operator = squared_defect if within else (lambda v: engine.thin(defect, v))
@@ -156,8 +163,8 @@ def polar_measures(
         below = 1 - (1 - largest).clamp_min(0.0).sqrt()
         distance = orthogonality = torch.maximum(above, below).clamp_min(0.0)
     if weighted:
-        images = multiply(matrix.mT, steps.basis)
-        squares = over_rows.total(exact_matmul(images.mT, images)).double()
+        images = multiply_adjoint(matrix, steps.basis)
+        squares = in_double(over_rows.total(exact_matmul(images.mH, images)))
         part = _lacking(steps, squares) / torch.where(highest > 0, highest, 1.0)
         orthogonality = torch.maximum(above, torch.minimum(below, part / 2)).clamp_min(0.0)
     size = norm(wg)
@@ -173,23 +180,23 @@ def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # LAPACK fails near the ends of the range. Residuals say where NaN and Inf are.
     a = a.nan_to_num(0.0, 0.0, 0.0)
     size = a.abs().amax((1, 2), keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
-    found = converged_eigvalsh((a / size + (a / size).mT) / 2) * size.squeeze(-1)
+    found = converged_eigvalsh((a / size + (a / size).mH) / 2) * size.squeeze(-1)
     return found.amin(1), found.amax(1)
 
 
 def _lacking(steps: LanczosDecomposition, squares: torch.Tensor) -> torch.Tensor:
-    """``||A - A U^T U||``, as far as the basis sees, from ``V^T A A^T V`` for the basis V."""
+    """``||A - A U^H U||``, as far as the basis sees, from ``V^H A A^H V`` for the basis V."""
     diagonal, beside = (x.double() for x in steps.numbers)
     count = diagonal.shape[1]
     lower = torch.diag_embed(beside[:, :-1], -1)
     # The last step has left the basis.
-    image = (torch.diag_embed(diagonal) + lower + lower.mT)[:, :, : max(1, count - 1)]
-    return _largest(exact_matmul(image.mT, exact_matmul(squares, image))).sqrt()
+    image = (torch.diag_embed(diagonal) + lower + lower.mT)[:, :, : max(1, count - 1)].to(squares.dtype)
+    return _largest(exact_matmul(image.mH, exact_matmul(squares, image))).sqrt()
 
 
 def _largest(x: torch.Tensor) -> torch.Tensor:
     """Largest eigenvalue of small positive semidefinite matrices, up to 4 % too large."""
-    logarithm = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    logarithm = torch.zeros(len(x), dtype=x.dtype.to_real(), device=x.device)
     for i in range(SQUARINGS + 1):
         x = exact_matmul(x, x) if i else x
         length = torch.linalg.vector_norm(x, dim=(1, 2))
@@ -236,12 +243,12 @@ class PolarNumbers(NamedTuple):
 
     residual: Any  # shape (batch,): estimate of ||A - U H||_F / ||A||_F
     # Shape (batch,): estimate of the largest distance of a singular value of U from 1; of a partial isometry
-    # half of ||U U^T U - U||; at the accuracy of bf16, of those that are too small, no more than half of ||A
-    # - A U^T U|| / ||A||.
+    # half of ||U U^H U - U||; at the accuracy of bf16, of those that are too small, no more than half of ||A
+    # - A U^H U|| / ||A||.
     orthogonality: Any
     distance: Any  # shape (batch,): the same without that exception
     positive: Any  # shape (batch,): 1 where H is positive semidefinite, as far as its Lanczos steps see
-    # Shape (batch,): about how many singular values of U are near 1: their number without ||I - U^T U||_F^2.
+    # Shape (batch,): about how many singular values of U are near 1: their number without ||I - U^H U||_F^2.
     count: Any
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:

@@ -27,10 +27,12 @@ from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, FP64, Format
+from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian, remembered
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels import probe_errors
 from neula.kernels.few_vectors.thin import VECTORS, thin_product
+from neula.kernels.magnitudes import squares
 from neula.kernels.precision import exact_matmul
 
 SEED = 3
@@ -86,7 +88,7 @@ def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.f
 
 def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``diag(scales) G``."""
-    return (scales[:, None] * gaussian_probes(len(scales), scales.device)).to(dtype)
+    return (scales[:, None] * gaussian_probes(len(scales), scales.device, dtype)).to(dtype)
 
 
 def image_measures(
@@ -101,40 +103,42 @@ def image_measures(
     high, k = image.dtype, len(r)
     rg = thin_product(r, _scaled_probes(scales, high))
     if low_accuracy(target, k):  # more vectors than the kernel takes at a time
-        h = directions(k, q.device).to(high)
+        h = directions(k, q.device, high).to(high)
         qrg, qh = thin_product(q, rg), thin_product(q, h)
     else:
-        h = gaussian_probes(k, q.device).to(high)
+        h = gaussian_probes(k, q.device, high).to(high)
         qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
     # Few launches, since they take a part of the time of small factorizations, and one message.
-    squares = torch.stack([image - qrg, image]).square().sum((1, 2))
-    squares, qqh = over_rows.totals(squares, thin_product(q.T, qh))
+    sums = squares(torch.stack([image - qrg, image])).sum((1, 2))
+    sums, qqh = over_rows.totals(sums, thin_product(q.mH, qh))
     lost = h - qqh
-    products = exact_matmul(lost.mT, lost)
+    products = exact_matmul(lost.mH, lost)
     last = torch.linalg.vector_norm(products)
-    found = torch.stack([*squares.unbind(), products.trace(), last]).sqrt()
+    found = torch.stack([*sums.unbind(), products.trace().real, last]).sqrt()
     return found * units(k, h.shape[1], high, q.device)
 
 
 def low_accuracy(target: Format, k: int) -> bool:
-    """Whether the bound on ``||I - Q^T Q||_2`` is 0.1, and not k u: an estimate has to be closer then."""
+    """Whether the bound on ``||I - Q^H Q||_2`` is 0.1, and not k u: an estimate has to be closer then."""
     return orthogonality_2norm_bound(target, k) < CONSTANT * k * target.u
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Factors that turn norms along 4 or 8 vectors into the measures of :func:`qr_measures`, shape (4,)."""
+    """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`, shape
+    (4,), real.
+    """
 
     def made() -> torch.Tensor:
         host = torch.device("cpu")
-        h = gaussian_probes(k, host) if vectors == PROBES else directions(k, host)
+        h = (gaussian_probes if vectors == PROBES else directions)(k, host, dtype)
         along = _gaussian_norm(k) / float(torch.linalg.matrix_norm(h))
-        return torch.tensor([1.0, 1.0, along, margin(k, vectors)], dtype=dtype, device=device)
+        return torch.tensor([1.0, 1.0, along, margin(k, vectors)], dtype=dtype.to_real(), device=device)
 
     return remembered(("units of QR measures", k, vectors, dtype, device), made)
 
 
 def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
-    """Estimates of ``||I - Q_k^T Q_k||_F / sqrt(k)`` for the first k columns, without synchronizing.
+    """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, without synchronizing.
 
     Parameters
     ----------
@@ -158,16 +162,16 @@ def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction 
     n, each = q.shape[1], VECTORS // len(counts)
     place = torch.arange(n, device=q.device)
     within = torch.stack([place < k for k in counts], 1).repeat_interleave(each, 1)
-    g = gaussian(n, len(counts) * each, torch.float64, q.device, seed=SEED) * within
-    lost = (over_rows.total(thin_product(q.T, thin_product(q, g))) - g) * within
-    sizes = (x.unflatten(1, (len(counts), each)).square().sum((0, 2)) for x in (lost, g))
+    g = gaussian(n, len(counts) * each, double_of(q.dtype), q.device, seed=SEED) * within
+    lost = (over_rows.total(thin_product(q.mH, thin_product(q, g))) - g) * within
+    sizes = (squares(x).unflatten(1, (len(counts), each)).sum((0, 2)) for x in (lost, g))
     return torch.div(*sizes).sqrt()
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
     """Higher precision than the target's, and than that of what is measured."""
-    wide = given == torch.float64 or target not in (FP16, BF16)
-    return torch.float64 if wide else torch.float32
+    wide = given.to_real() == torch.float64 or target not in (FP16, BF16)
+    return matching_dtype(torch.float64 if wide else torch.float32, given)
 
 
 def qr_measures(
@@ -187,20 +191,20 @@ def qr_measures(
     Returns
     -------
     Tensor, shape (4, batch)
-        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^T Q H - H`` with random vectors G and H and the
-        diagonal matrix D of the scales; an estimate of ``||I - Q^T Q||_2``.
+        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and the
+        diagonal matrix D of the scales; an estimate of ``||I - Q^H Q||_2``.
     """
     k, n = r.shape[1:]
     if over_rows.spread:
-        wide = torch.float64
+        wide = double_of(a.dtype)
         found = [
             image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], FP64, over_rows)
             for one in zip(a, scales, q, r, strict=True)
         ]
         return over_rows.agree(torch.stack(found, 1))
-    g, h = gaussian_probes(n, a.device), gaussian_probes(k, a.device)
-    *found, spectral = probe_errors(a, q, r, scales, g, h)
-    return torch.stack([*found, margin(k, PROBES) * spectral])
+    g, h = (gaussian_probes(size, a.device, a.dtype) for size in (n, k))
+    errors = torch.stack(probe_errors(a, q, r, scales, g, h))
+    return errors * units(k, PROBES, matching_dtype(errors.dtype, a.dtype), a.device)[:, None]
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:

@@ -25,13 +25,13 @@ class QRCertificate:
     residual : float
         Estimate of ``||A - Q R||_F / ||A||_F`` from a few random vectors.
     orthogonality : float
-        Estimate of ``||I - Q^T Q||_F / sqrt(n)`` from a few random vectors.
+        Estimate of ``||I - Q^H Q||_F / sqrt(n)`` from a few random vectors.
     residual_bound, orthogonality_bound : float
         Largest accepted values.
     orthogonality_2norm_bound : float
         The largest accepted value, at most 0.1.
     orthogonality_2norm : float
-        Estimate of ``||I - Q^T Q||_2`` from above, possibly ten times ``sqrt(n)`` too large; it is less than
+        Estimate of ``||I - Q^H Q||_2`` from above, possibly ten times ``sqrt(n)`` too large; it is less than
         half the norm with a probability below 1e-6. A closer estimate replaces it if it alone exceeds its
         bound.
     """

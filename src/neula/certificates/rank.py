@@ -81,14 +81,14 @@ def rank_doubt(
             f"rank {rank} is ambiguous: the smallest singular value that counts is only "
             f"{kept / float(dropped[0]):.1f} times the largest that does not: pass another rcond, or damp="
         )
-    real = dropped > rounding
-    count = int(real.sum())
-    freedom = rows - rank - count
+    real, parts = dropped > rounding, 1 + along.is_complex()
+    count = parts * int(real.sum())
+    freedom = parts * (rows - rank) - count
     if not count or freedom < FREEDOM:
         return ""
     from scipy.special import betainc
 
-    left = (1 - (along[real] / length).square().sum(0)).where(length > 0, 1.0).clamp(0.0, 1.0)
+    left = (1 - (along[real] / length).abs().square().sum(0)).where(length > 0, 1.0).clamp(0.0, 1.0)
     least = float(left.amin()) if len(left) else 1.0
     # Of noise, the part that the directions leave has a beta distribution.
     chance = float(betainc(freedom / 2, count / 2, least))

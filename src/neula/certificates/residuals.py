@@ -47,6 +47,9 @@ def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> floa
     the working precision there is room for the worst case, unless a large condition number is to leave all
     digits of a large problem.
 
+    Each part of a sum of complex products is one of twice as many real ones, and so many terms are to be
+    counted (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.6).
+
     Parameters
     ----------
     doubled : bool
@@ -59,7 +62,7 @@ def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> floa
 
 
 def projection_noise(noise: float, norm: X | float, condition: X | float, size: X, b: X, residual: X) -> X:
-    """Bound on the rounding error of ``||R^-T A^T r||``: that of r, and that of the gradient times ``B^+``.
+    """Bound on the rounding error of ``||R^-H A^H r||``: that of r, and that of the gradient times ``B^+``.
 
     Parameters
     ----------

@@ -21,7 +21,6 @@ from neula.kernels.launch import multiprocessors
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType_t
 _FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 _DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
-_UPPER = 1  # cublasFillMode_t: CUBLAS_FILL_MODE_UPPER
 _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 
 SQUARED = 1000
@@ -105,17 +104,21 @@ def squares(a: torch.Tensor) -> bool:
 
     20000 x 2000 take 1.6 ms on an H200, and 3.2 by a product; 1000000 x 200 7.6 and 2.2.
     """
-    single = a.ndim == 3 and len(a) == 1 and a.dtype == torch.float64 and a.stride(2) == 1
-    return single and a.stride(1) >= a.shape[2] >= SQUARED and runs(a.device)
+    kinds = torch.float64, torch.complex128
+    if a.ndim != 3 or len(a) != 1 or a.dtype not in kinds or a.is_conj() or a.shape[2] < SQUARED:
+        return False
+    by_rows = a.stride(2) == 1 and a.stride(1) >= a.shape[2]
+    by_columns = a.is_complex() and a.stride(1) == 1 and a.stride(2) >= a.shape[1]
+    return (by_rows or by_columns) and runs(a.device)
 
 
 def lower_square(a: torch.Tensor) -> torch.Tensor:
-    """Lower triangle of ``A^T A`` in float64; zero above.
+    """Lower triangle of ``A^H A`` in double precision; zero above.
 
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        Rows contiguous.
+        Rows contiguous, or columns of complex numbers.
 
     Raises
     ------
@@ -126,10 +129,14 @@ def lower_square(a: torch.Tensor) -> torch.Tensor:
     c = a.new_zeros(n, n)
     one, zero = (ctypes.byref(ctypes.c_double(x)) for x in (1.0, 0.0))
     with torch.cuda.device_of(a):
-        # By columns these are the upper triangle of C, and A^T.
-        arguments = (_UPPER, 0, n, m, one, a.data_ptr(), a.stride(0), zero, c.data_ptr(), n)
-        _check(_library().cublasDsyrk_v2(torch.cuda.current_blas_handle(), *arguments))
-    return c
+        library, handle = _library(), torch.cuda.current_blas_handle()
+        square = library.cublasZherk_v2 if a.is_complex() else library.cublasDsyrk_v2
+        # By columns rows of A are A^T, and C is the upper triangle of its transpose: CUBLAS_FILL_MODE_UPPER
+        # and CUBLAS_OP_N; else CUBLAS_FILL_MODE_LOWER and CUBLAS_OP_C.
+        by_rows = a.stride(1) == 1
+        form, stride = ((1, 0), a.stride(0)) if by_rows else ((0, 2), a.stride(1))
+        _check(square(handle, *form, n, m, one, a.data_ptr(), stride, zero, c.data_ptr(), n))
+    return c if by_rows else c.mT
 
 
 def batched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -249,7 +256,8 @@ def _library() -> ctypes.CDLL:
     library.cublasSetMathMode.argtypes = [pointer, number]
     library.cublasSetSmCountTarget.argtypes = [pointer, number]
     operand: list[Any] = [pointer, pointer, number]
-    library.cublasDsyrk_v2.argtypes = [pointer, *4 * [number], *operand, *operand]
+    for square in (library.cublasDsyrk_v2, library.cublasZherk_v2):
+        square.argtypes = [pointer, *4 * [number], *operand, *operand]
     product = [pointer, *matrix, *matrix, pointer, *matrix]
     library.cublasGemmEx.argtypes = [pointer, *5 * [number], *product, *2 * [number]]
     matrices = [*matrix, ctypes.c_longlong]

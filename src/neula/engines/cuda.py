@@ -83,13 +83,23 @@ class CudaEngine(Engine):
     def _half(self) -> bool:
         return self.operand_dtype != self.storage
 
-    def _corrects(self, a: torch.Tensor, b: torch.Tensor) -> bool:
-        """Whether a product is computed in parts of fp16, and not in float32."""
+    def _corrects(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+        """Whether a product is computed in parts of fp16, and not in float32: of complex numbers, which take
+        four times as many operations, from smaller sizes on.
+        """
         if a.ndim != 2 or not self._in_corrected_parts:
             return False
         sizes, tuning = (*a.shape, b.shape[1]), self.tuning[CorrectedTuning]
-        large = math.prod(sizes) >= tuning.corrected_gram
-        return min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
+        large = parts * math.prod(sizes) >= tuning.corrected_gram
+        return min(parts, 2) * min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
+
+    def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+        return self._corrects(a, b, parts) if self.arithmetic.corrected else super().multiplies_low(a, b)
+
+    def product_of_planes(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        if self.arithmetic.corrected:
+            return corrected_gemm(a, b, c=c)
+        return super().product_of_planes(a, b, c)
 
     @property
     def _in_corrected_parts(self) -> bool:
@@ -193,10 +203,16 @@ class CudaEngine(Engine):
         c[0].diagonal(dim1=1, dim2=2).add_(shift)
         return c
 
-    def thin(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
+        leading = a[0].mT if adjoint else a[0]
         if not self._in_parts or _refused(a):
-            return exact_matmul(a[0].to(self.storage), x)
-        return torch.bmm(a[0], x.to(a.dtype), out_dtype=torch.float32)
+            return exact_matmul(leading.to(self.storage), x)
+        return torch.bmm(leading, x.to(a.dtype), out_dtype=torch.float32)
+
+    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
+        if self._in_parts == 2 or (symmetric and self._in_parts):
+            return batched_product(a, b, wide=True, symmetric=symmetric)[0]
+        return super().wide(a, b)
 
     def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if self.operand_dtype != self.storage or self.format is TF32:

@@ -13,7 +13,7 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
-from neula.engines.formats import FP16, Arithmetic, Format
+from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, in_double
 from neula.engines.inputs import Inputs, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
@@ -49,6 +49,8 @@ class Engine(ABC):
         Formats to which products of operands in them are rounded, coarser than the storage precision.
     corrects : bool
         Whether it has an arithmetic with error correction.
+    is_complex : bool
+        Whether matrices are complex; see :func:`neula.engines.complex.over`.
     over_rows : Reduction
         The reduction over rows: none, unless they are distributed over processes.
     rounds_once : bool
@@ -62,6 +64,7 @@ class Engine(ABC):
     corrects: ClassVar[bool] = False
     rounds_once: ClassVar[bool] = False
     over_rows: Reduction = HERE
+    is_complex: bool = False
 
     def __init__(self, device: torch.device | str, format: Named | None = None) -> None:
         self.device, formats = torch.device(device), self.formats
@@ -96,6 +99,11 @@ class Engine(ABC):
     def using(self, arithmetic: Named) -> Self:
         """The engine with another arithmetic."""
         return type(self)(self.device, arithmetic)
+
+    @property
+    def real(self) -> Engine:
+        """The engine for real matrices."""
+        return self
 
     @property
     def alone(self) -> Engine:
@@ -143,6 +151,17 @@ class Engine(ABC):
             return x
         return self.round(x, self._room(x) if out is None else out)
 
+    def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+        """Whether a product of matrices of these shapes is computed in a low format, corrected or not.
+
+        Each number has so many parts as there are real products in one of them.
+        """
+        return self.arithmetic.operands not in (FP32, FP64)
+
+    def product_of_planes(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        """``C = A B`` of parts of complex matrices, where :meth:`multiplies_low` is true of these."""
+        return self.gemm(self.operand(a), self.operand(b), c)
+
     def _room(self, like: torch.Tensor) -> torch.Tensor:
         """Room for an operand: column-major for a matrix, row-major for a batch of tiles."""
         if like.ndim > 2:
@@ -187,13 +206,13 @@ class Engine(ABC):
         return self.gemm(a, b)
 
     def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
-        """``A^T B`` of tall operands, a contraction over rows."""
-        return self.gemm(a.T, b, c)
+        """``A^H B`` of tall operands, a contraction over rows."""
+        return self.gemm(a.mH, b, c)
 
     def project_out(
         self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
     ) -> None:
-        """``R = Q^T A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
+        """``R = Q^H A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
 
         ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
         for ``a`` as an operand, or for as many of its columns as are to be dealt with at a time.
@@ -290,6 +309,18 @@ class Engine(ABC):
         """The numbers that parts stand for, in the storage precision."""
         return parts[0].to(self.storage)
 
+    def members(self, parts: torch.Tensor) -> int:
+        """How many matrices a batch in parts has."""
+        return parts.shape[1]
+
+    def norms(self, parts: torch.Tensor) -> torch.Tensor:
+        """Frobenius norms of the leading parts of a batch."""
+        return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
+
+    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
+        """Products of batches in parts, in the storage precision, shape (batch, m, n)."""
+        return self._matmul(a[0], b[0]).to(self.storage)
+
     def product(
         self,
         a: torch.Tensor,
@@ -303,17 +334,17 @@ class Engine(ABC):
         """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
         :func:`neula.kernels.polar.batched_product.batched_product`.
         """
-        c = self._matmul(a[0], b[0]).to(self.storage).mul_(factor)
+        c = self.wide(a, b).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
 
     def across(
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:
-        """``factor X Y^T + shift I`` of wide matrices in parts, known to be symmetric: it contracts over what
+        """``factor X Y^H + shift I`` of wide matrices in parts, known to be symmetric: it contracts over what
         may be spread over processes.
         """
-        return self.product(x, y.mT, factor=factor, shift=shift, symmetric=True)
+        return self.product(x, y.mH, factor=factor, shift=shift, symmetric=True)
 
     def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
         """``scale A + shift I`` of a batch in parts."""
@@ -321,9 +352,11 @@ class Engine(ABC):
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c)
 
-    def thin(self, a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """The leading parts of a batch times a few vectors, in the storage precision."""
-        return self._matmul(a[0], self.operand(x)).to(self.storage)
+    def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
+        """The leading parts of a batch, or their conjugate transposes, times a few vectors, in the storage
+        precision.
+        """
+        return self._matmul(a[0].mH if adjoint else a[0], self.operand(x)).to(self.storage)
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
         """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""
@@ -338,13 +371,14 @@ class Engine(ABC):
         return out
 
     def gram(self, a: torch.Tensor) -> torch.Tensor:
-        """``A^T A`` of a tall working matrix in float64, as accurately as is cheap here."""
-        return (a.T.double() @ a.double()) if a.dtype != torch.float64 else a.T @ a
+        """``A^H A`` of a tall working matrix in double precision, as accurately as is cheap here."""
+        wide = in_double(a)
+        return wide.mH @ wide
 
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``A^T A`` of an operand in the engine's arithmetic: at least its lower triangle, where there is
+        """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, where there is
         nothing better in blocks of its rows, each up to its last column.
 
         Where scales are given it is that of a matrix in any precision, whose columns they make at most 1.
@@ -353,7 +387,7 @@ class Engine(ABC):
             a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
         g = self.empty(a.shape[1], a.shape[1]).zero_()
         for k in blocks:
-            self.gemm(a[:, k].T, a[:, : k.stop], g[k, : k.stop])
+            self.gemm(a[:, k].mH, a[:, : k.stop], g[k, : k.stop])
         return g
 
     @property

@@ -57,6 +57,7 @@ FP64 = Format("fp64", 53, 1023, torch.float64)
 
 FORMATS: dict[str, Format] = {f.name: f for f in (FP16, BF16, TF32, FP32, FP64)}
 _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
+_OF_DTYPE |= {torch.complex64: FP32, torch.complex128: FP64}
 
 
 FP16_COR = "fp16_cor"
@@ -120,8 +121,23 @@ def format_named(name: str) -> Format:
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """The format whose numbers ``dtype`` stores."""
+    """The format whose numbers ``dtype`` stores, or the parts of complex ones."""
     return _OF_DTYPE[dtype]
+
+
+def in_double(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in double precision, real or complex as it is; itself where it is in that."""
+    return x.to(torch.complex128) if x.is_complex() else x.double()
+
+
+def double_of(dtype: torch.dtype) -> torch.dtype:
+    """float64, or complex128 for a complex dtype."""
+    return matching_dtype(torch.float64, dtype)
+
+
+def matching_dtype(precision: torch.dtype, like: torch.dtype) -> torch.dtype:
+    """A real dtype, or the complex one with parts in it for a complex ``like``."""
+    return precision.to_complex() if like.is_complex else precision
 
 
 def round_to(x: torch.Tensor, target: Format) -> torch.Tensor:

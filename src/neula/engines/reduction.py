@@ -89,12 +89,12 @@ class Reduction:
         """All rows."""
         return a
 
-    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], float, str] | None:
+    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], complex, str] | None:
         """The first element of A that is marked: its place, its value, and whose it is; None if none is."""
         if not bool(bad.any()):
             return None
         where = tuple(int(i) for i in bad.nonzero()[0])
-        return where, float(a[where]), ""
+        return where, a[where].item(), ""
 
 
 HERE = Reduction()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Self
 
 import torch
@@ -112,7 +112,7 @@ class RowsOfGroup(Reduction):
         width = max(NARROWEST, -(-r.shape[1] // TRIANGLE_BLOCKS))
         for start in range(0, r.shape[1], width):
             block = r[: start + width, start : start + width]
-            message = block.mT.contiguous()
+            message = block.mT.contiguous().resolve_conj()
             self.broadcast(message)
             if not self.begins:
                 block.copy_(message.mT)
@@ -121,15 +121,16 @@ class RowsOfGroup(Reduction):
     def _packed(
         self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
     ) -> tuple[torch.Tensor, ...]:
-        """Several tensors in one message, in the widest of their dtypes; integers and booleans as float64.
+        """Several tensors in one message, in a dtype that holds all; integers and booleans as float64.
 
         Elements are sent row by row, whatever their order in memory, which need not be the same on all
         processes. A single tensor that lies so is sent from where it is, and overwritten.
         """
+        parts = [x.resolve_conj() for x in parts]
         if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == _sent_as(parts[0].dtype):
             send(parts[0])
             return tuple(parts)
-        dtype = max((_sent_as(x.dtype) for x in parts), key=lambda dtype: dtype.itemsize)
+        dtype = reduce(torch.promote_types, [_sent_as(x.dtype) for x in parts])
         message = torch.cat([x.reshape(-1).to(dtype) for x in parts]).contiguous()
         send(message)
         pieces = message.split([x.numel() for x in parts])
@@ -137,7 +138,7 @@ class RowsOfGroup(Reduction):
 
     def total_of_pairs(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """All pairs are gathered, and added in the order of the processes, rounding errors kept."""
-        mine = torch.stack([high, low]).contiguous()
+        mine = torch.stack([high, low]).contiguous().resolve_conj()
         pairs = self.all_gather(mine)
         total = rest = torch.zeros_like(high)
         for part, part_low in pairs:
@@ -163,7 +164,7 @@ class RowsOfGroup(Reduction):
 
     def send(self, message: torch.Tensor, to: int) -> None:
         """Send to one process."""
-        distributed.send(message.contiguous(), group=self.group, group_dst=to)
+        distributed.send(message.resolve_conj().contiguous(), group=self.group, group_dst=to)
 
     def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
         """Receive from one process into contiguous room."""
@@ -184,7 +185,7 @@ class RowsOfGroup(Reduction):
         blocks = zip(self.all_gather(room), self.counts, strict=True)
         return torch.cat([block[:count] for block, count in blocks])
 
-    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], float, str] | None:
+    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], complex, str] | None:
         here = super().first_of(bad, a)
         for rank, found in enumerate(self.gather_objects(here)):
             if found is not None:
@@ -222,7 +223,7 @@ class RowsOfGroup(Reduction):
             other = self.rank + step
             if other < self.size:
                 message = self.receive(r.new_empty(*r.shape[:-2], n + 1, n), other)
-                below = message[..., 1 : 1 + int(message.flatten()[0]), :]
+                below = message[..., 1 : 1 + int(message.flatten()[0].real), :]
                 pair, merged = _factors(torch.cat([r, below], -2), factorize)
                 pairs.append(_Pair(pair, r.shape[-2], below.shape[-2], other))
                 r = merged
@@ -271,11 +272,12 @@ def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tenso
 
 
 def _sent_as(dtype: torch.dtype) -> torch.dtype:
-    return dtype if dtype in (torch.float32, torch.float64) else torch.float64
+    return dtype if dtype.is_complex or dtype in (torch.float32, torch.float64) else torch.float64
 
 
 def _like(piece: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return piece.view(x.shape).to(x.dtype)
+    piece = piece if x.is_complex() or not piece.is_complex() else piece.real
+    return piece.reshape(x.shape).to(x.dtype)
 
 
 class _Sharded(Engine):
@@ -317,7 +319,7 @@ class _Sharded(Engine):
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:
         """Sums of the processes are rounded once more."""
-        total = self.over_rows.total(self.joined(self.product(x, y.mT, symmetric=True))).mul_(factor)
+        total = self.over_rows.total(self.joined(super().across(x, y))).mul_(factor)
         total.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(total)
 

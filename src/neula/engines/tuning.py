@@ -122,7 +122,8 @@ class Tuning:
         """How the recursion of a QR with working matrices of this dtype ends."""
         if storage == torch.float16 and self.half is not None:
             return self.half
-        return self.double if storage == torch.float64 else self.single
+        # Panels of complex numbers are calls of the library, of which wide ones take half.
+        return self.double if storage == torch.float64 or storage.is_complex else self.single
 
 
 @lru_cache(maxsize=64)

@@ -130,7 +130,9 @@ class Kernel(Generic[P, R]):
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the kernel computes this call; only the trial of a device launches anything."""
         first = _first_tensor((*args, *kwargs.values()))
-        if not first.is_cuda or not (self._when is None or self._when(*args, **kwargs)):
+        if not first.is_cuda or _complex_among((*args, *kwargs.values())):
+            return False
+        if not (self._when is None or self._when(*args, **kwargs)):
             return False
         if self._variant is None:
             return self.tried.passed(first.device)
@@ -163,6 +165,11 @@ def _first_tensor(given: Iterable[object]) -> torch.Tensor:
         if isinstance(x, torch.Tensor):
             return x
     raise TypeError("a kernel's function takes a tensor")
+
+
+def _complex_among(given: Iterable[object]) -> bool:
+    """Kernels read real numbers."""
+    return any(isinstance(x, torch.Tensor) and x.is_complex() for x in given)
 
 
 def kernel(

@@ -25,6 +25,8 @@ FEW = 16
 def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
     """``max |x|`` along some dimensions; NaN and Inf come through.
 
+    Of complex numbers it is that of their parts, which does not overflow.
+
     The norm in the library is one launch on a GPU, and on a CPU takes five times as long as two reductions
     that its vector units know (1000 x 1000 on an AMD EPYC: 3.8 ms and 0.7).
 
@@ -39,9 +41,39 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
     >>> largest_magnitude(torch.tensor([[1.0, -3.0], [2.0, 0.5]]), 1)
     tensor([3., 2.])
     """
+    if x.is_complex():
+        dims = [d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
+        found = largest_magnitude(torch.view_as_real(x.resolve_conj()), (*dims, x.ndim), keepdim=keepdim)
+        return found.squeeze(-1) if keepdim else found
     if x.is_cuda:
         return torch.linalg.vector_norm(x, torch.inf, dim=dim, keepdim=keepdim)
     return torch.maximum(x.amax(dim, keepdim=keepdim), x.amin(dim, keepdim=keepdim).neg_())
+
+
+def squares(x: torch.Tensor) -> torch.Tensor:
+    """``|x|^2`` of each element, real.
+
+    Examples
+    --------
+    >>> squares(torch.tensor([3.0 + 4.0j]))
+    tensor([25.])
+    """
+    return x.square() if not x.is_complex() else x.real.square().addcmul_(x.imag, x.imag)
+
+
+def two_norms(x: torch.Tensor, *dims: int) -> torch.Tensor:
+    """2-norms along some dimensions; of complex numbers as of their parts, for which the library on a CPU
+    takes a fortieth of the time.
+
+    Examples
+    --------
+    >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
+    tensor([5.])
+    """
+    if x.is_complex():
+        dims = (*(dim % x.ndim for dim in dims), x.ndim)
+        x = torch.view_as_real(x.resolve_conj())
+    return torch.linalg.vector_norm(x, dim=dims)
 
 
 class Magnitudes(NamedTuple):

@@ -63,14 +63,18 @@ def exactly(
         ``alpha`` and ``beta``.
     """
     room = {} if out is None else {"out": out}
-    if operands[0].dtype != torch.float32 or not operands[0].is_cuda:
+    if operands[0].dtype not in (torch.float32, torch.complex64) or not operands[0].is_cuda:
         return product(*operands, **room, **scalars)
     guard = no_tf32()
     if guard is None or _lt_is_preferred():
         if torch.backends.cuda.matmul.fp32_precision != "tf32":
             return product(*operands, **room, **scalars)
-        exact = product(*(x.double() for x in operands), **scalars)
-        return exact.float() if out is None else out.copy_(exact)
+        is_complex = operands[0].dtype == torch.complex64
+        wide = (x.to(torch.complex128) if is_complex else x.double() for x in operands)
+        exact = product(*wide, **scalars)
+        return (
+            (exact.to(torch.complex64) if is_complex else exact.float()) if out is None else out.copy_(exact)
+        )
     byte = ctypes.byref(ctypes.c_bool(False))
     try:
         guard.begin(byte)  # inside, lest Ctrl-C between the two leave it on
@@ -82,6 +86,23 @@ def exactly(
 def exact_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` in the full precision of its dtype, whatever the user's switches for CUDA say."""
     return exactly(torch.matmul, a, b)
+
+
+def adjoint_times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``A^H X`` in full precision for an X of few columns, without a copy of a complex A.
+
+    BLAS conjugates only what it transposes. Of a matrix stored by rows, which it sees transposed, torch would
+    copy the conjugate; here that of X is copied.
+
+    Examples
+    --------
+    >>> a = torch.tensor([[1.0, 2.0], [1j, 0.0]])
+    >>> adjoint_times(a, torch.tensor([[1.0 + 0j], [1.0]])).flatten()
+    tensor([1.-1.j, 2.-0.j])
+    """
+    if not a.is_complex() or a.is_conj() or a.stride(-1) != 1:
+        return exact_matmul(a.mH, x)
+    return exact_matmul(a.mT, x.conj().resolve_conj()).conj().resolve_conj()
 
 
 def _lt_is_preferred() -> bool:

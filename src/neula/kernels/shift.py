@@ -29,7 +29,7 @@ def _is_one_launch(x: torch.Tensor, exponents: torch.Tensor) -> bool:
 
 @kernel("neula.kernels.shift_cuda:shift_cuda", trial=_tried, when=_is_one_launch)
 def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2^e`` in float64, exact unless it is subnormal; infinite where it overflows. Differentiable.
+    """``x 2^e`` in double precision, exact unless it is subnormal; Inf where it overflows. Differentiable.
 
     In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
     in both, to one unit in the last place.
@@ -37,7 +37,7 @@ def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     Parameters
     ----------
     x : Tensor
-        float64.
+        float64 or complex128.
     exponents : Tensor of int
         Of a shape that broadcasts with that of x.
 
@@ -46,6 +46,8 @@ def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     >>> shift(torch.tensor([2.0**-1074], dtype=torch.float64), torch.tensor([1074])).item()
     1.0
     """
+    if x.is_complex():  # products of complex numbers would make NaN of Inf
+        return torch.view_as_complex(shift(torch.view_as_real(x.resolve_conj()), exponents[..., None]))
     exponents = exponents.clamp(-LIMIT, LIMIT).long()
     half = exponents.bitwise_right_shift(1)
     return x * _power_of_two(half) * _power_of_two(exponents - half)

@@ -17,6 +17,7 @@ import torch
 
 from neula.certificates.bounds import Accuracy, qr_bound, target_format
 from neula.engines import Engine, Format, select_engine
+from neula.engines.complex import over
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.inputs import Taken, check_finite, fetched, flattened, gradient_wanted, take
 from neula.pipeline.result import report_missed
@@ -70,6 +71,7 @@ class Call:
         strict: bool = False,
         gradients: bool = False,
         weights: Any = None,
+        or_complex: bool = False,
     ) -> Call:
         """Take the arrays, and choose what to compute with.
 
@@ -87,13 +89,18 @@ class Call:
             Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
         weights : array_like, optional
             Their dtype does not count.
+        or_complex : bool, optional
+            Whether operands may be complex.
 
         Raises
         ------
         TypeError, ValueError
             As :func:`neula.pipeline.inputs.take`, and for unknown names.
         """
-        taken = {name: take(x, name, differentiable=gradients) for name, x in operands.items()}
+        taken = {
+            name: take(x, name, differentiable=gradients, or_complex=or_complex)
+            for name, x in operands.items()
+        }
         factors = None if weights is None else take(weights, "weights", differentiable=gradients)
         first, *others = taken.values()
         dtype = first.tensor.dtype
@@ -102,7 +109,7 @@ class Call:
                 dtype = torch.promote_types(dtype, other.tensor.dtype)
         return cls(
             taken,
-            select_engine(engine, first.tensor.device),
+            over(select_engine(engine, first.tensor.device), dtype),
             dtype,
             target_format(accuracy, dtype, lambda target: bound(target, tuple(first.tensor.shape))),
             strict,
@@ -140,7 +147,7 @@ class Call:
         work = m * n * (min(m, n) + sum(b[:1].numel() for b in others))
         if not 0 < work <= limit:
             return self
-        host = select_engine("cpu", torch.device("cpu"))
+        host = over(select_engine("cpu", torch.device("cpu")), self.dtype)
         # Several threads of a library would work on larger ones.
         by_library = library and work <= tuning[HostTuning].by_host and m * n < OPENBLAS_THREADS
         if not by_library and not (work <= most and has_kernel(m, n)):
@@ -188,7 +195,8 @@ class Call:
 
     def hand_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """Return x in the library of A without checking for overflow."""
-        return self.first.wrap(x.to(device=self.first.tensor.device, dtype=dtype or self.first.tensor.dtype))
+        kept = x.to(device=self.first.tensor.device, dtype=dtype or self.first.tensor.dtype)
+        return self.first.wrap(kept.resolve_conj())
 
     def report_missed(
         self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, unsure: bool = False

@@ -1,8 +1,10 @@
-"""Derivatives of answers, backward and forward: formulas alone.
+"""Derivatives of answers, backward and forward: formulas alone, for real and complex numbers.
 
 Every function here takes answers, and gradients of a loss with respect to them (backward) or changes of the
 input (forward). All are differentiable operations, so that gradients have gradients, too.
-``neula.pipeline.functions`` attaches them to graphs.
+``neula.pipeline.functions`` attaches them to graphs. The gradient of a real loss L with respect to a complex
+number z is ``dL/dRe z + i dL/dIm z``, as in torch: a change of the input changes L by the real part of its
+inner product with the gradient.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 from torch.autograd import Function, forward_ad
 
 from neula.algorithms.krylov.cg import cg
+from neula.engines.formats import in_double
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
 
@@ -39,31 +42,35 @@ def factors_backward(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: tor
     k = q.shape[-1]
     if r.shape[-1] > k:
         (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
-        dx = factors_backward(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mT)), du)
+        dx = factors_backward(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mH)), du)
         return torch.cat([dx, exact_matmul(q, dv)], -1)
-    m = exact_matmul(r, dr.mT) - exact_matmul(dq.mT, q)
-    symmetric = m.tril() + m.tril(-1).mT
-    right = dq + exact_matmul(q, symmetric)
-    return torch.linalg.solve_triangular(r.mT, right, upper=False, left=False)
+    m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)
+    right = dq + exact_matmul(q, _from_lower(m))
+    return torch.linalg.solve_triangular(r.mH, right, upper=False, left=False)
 
 
 def factors_forward(q: torch.Tensor, r: torch.Tensor, da: torch.Tensor) -> Pair:
     """Changes of Q and R.
 
-    With ``W = Q^T dA R^-1`` and L its strictly lower triangle, ``Q^T dQ = L - L^T`` is skew, and
-    ``dR = (W - L + L^T) R`` upper triangular.
+    With ``W = Q^H dA R^-1`` and L its strictly lower triangle, ``Q^H dQ = L - L^H + i Im diag(W)`` is skew,
+    and ``dR = (W - Q^H dQ) R`` is upper triangular with a real diagonal.
     """
     k = q.shape[-1]
     if r.shape[-1] > k:
         (u, v), (dx, dy) = (x.tensor_split([k], -1) for x in (r, da))
         dq, du = factors_forward(q, u, dx)
-        dv = exact_matmul(dq.mT, exact_matmul(q, v)) + exact_matmul(q.mT, dy)
+        dv = exact_matmul(dq.mH, exact_matmul(q, v)) + exact_matmul(q.mH, dy)
         return dq, torch.cat([du, dv], -1)
     scaled = torch.linalg.solve_triangular(r, da, upper=True, left=False)
-    w = exact_matmul(q.mT, scaled)
-    lower = w.tril(-1)
-    triangle = (w - lower + lower.mT).triu()
+    w = exact_matmul(q.mH, scaled)
+    triangle = w.triu(1) + _from_lower(w).triu()
     return scaled - exact_matmul(q, triangle), exact_matmul(triangle, r)
+
+
+def _from_lower(x: torch.Tensor) -> torch.Tensor:
+    """The Hermitian matrix that has the lower triangle of X, and the real part of its diagonal."""
+    lower = x.tril(-1)
+    return lower + lower.mH + torch.diag_embed(x.diagonal(0, -2, -1).real)
 
 
 # --- Cholesky ---
@@ -71,18 +78,17 @@ def factors_forward(q: torch.Tensor, r: torch.Tensor, da: torch.Tensor) -> Pair:
 
 def cholesky_backward(lower: torch.Tensor, dl: torch.Tensor) -> torch.Tensor:
     """Gradient of A from that of L (:func:`neula.pipeline.gradients.attach_cholesky`)."""
-    p = exact_matmul(lower.mT, dl.tril()).tril()
-    # P + P^T with the diagonal of P halved.
-    symmetric = p + p.tril(-1).mT
+    # P + P^H with the lower triangle P of L^H dL, its diagonal halved.
+    symmetric = _from_lower(exact_matmul(lower.mH, dl.tril()))
     solve = torch.linalg.solve_triangular
-    return 0.5 * solve(lower, solve(lower.mT, symmetric, upper=True), upper=False, left=False)
+    return 0.5 * solve(lower, solve(lower.mH, symmetric, upper=True), upper=False, left=False)
 
 
 def cholesky_forward(lower: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
-    """Change of L: with ``M = L^-1 dA L^-T``, L times the lower triangle of M, its diagonal halved."""
+    """Change of L: with ``M = L^-1 dA L^-H``, L times the lower triangle of M, its diagonal halved."""
     solve = torch.linalg.solve_triangular
-    left = solve(lower, 0.5 * (da + da.mT), upper=False)
-    m = solve(lower.mT, left, upper=True, left=False)
+    left = solve(lower, 0.5 * (da + da.mH), upper=False)
+    m = solve(lower.mH, left, upper=True, left=False)
     return exact_matmul(lower, 0.5 * (m.tril() + m.tril(-1)))
 
 
@@ -90,10 +96,10 @@ def cholesky_forward(lower: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
 
 
 def lu_backward(lower: torch.Tensor, upper: torch.Tensor, dl: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
-    """Gradient of A from those of L and U: ``L^-T (tril(L^T dL, -1) + triu(dU U^T)) U^-T``."""
-    inner = exact_matmul(lower.mT, dl).tril(-1) + exact_matmul(du, upper.mT).triu()
+    """Gradient of A from those of L and U: ``L^-H (tril(L^H dL, -1) + triu(dU U^H)) U^-H``."""
+    inner = exact_matmul(lower.mH, dl).tril(-1) + exact_matmul(du, upper.mH).triu()
     solve = torch.linalg.solve_triangular
-    return solve(upper.mT, solve(lower.mT, inner, upper=True), upper=False, left=False)
+    return solve(upper.mH, solve(lower.mH, inner, upper=True), upper=False, left=False)
 
 
 def lu_forward(lower: torch.Tensor, upper: torch.Tensor, da: torch.Tensor) -> Pair:
@@ -108,15 +114,15 @@ def lu_forward(lower: torch.Tensor, upper: torch.Tensor, da: torch.Tensor) -> Pa
 
 def system_backward(a: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, solve: Solve) -> Pair:
     """Gradients of A and b, in double precision (:func:`neula.pipeline.gradients.attach_system`)."""
-    y = solve(a.double().mT, dx.double())
-    return -y @ x.double().mT, y
+    y = solve(in_double(a).mH, in_double(dx))
+    return -y @ in_double(x).mH, y
 
 
 def system_forward(
     a: torch.Tensor, x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, solve: Solve
 ) -> torch.Tensor:
     """Change of x: ``A^-1 (db - dA x)``."""
-    return solve(a.double(), changed_residual(x, da, db))
+    return solve(in_double(a), changed_residual(x, da, db))
 
 
 # --- least squares ---
@@ -128,15 +134,15 @@ def solution_backward(
     """Gradients of A and b, all in double precision (:func:`neula.pipeline.gradients.attach_solution`)."""
     solve = torch.linalg.solve_triangular
     if a.shape[-2] >= a.shape[-1]:
-        q, r = factorize(a)
-        c = solve(r.mT, dx, upper=False)
+        q, r, a = _in_dtype_of(x, *factorize(a), a)
+        c = solve(r.mH, dx, upper=False)
         y, z = q @ c, solve(r, c, upper=True)
-        return (b - a @ x) @ z.mT - y @ x.mT, y
-    q, r = factorize(a.mT)
-    c = q.mT @ dx
+        return (b - a @ x) @ z.mH - y @ x.mH, y
+    q, r = _in_dtype_of(x, *factorize(a.mH))
+    c = q.mH @ dx
     y = solve(r, c, upper=True)
-    w = solve(r, solve(r.mT, b, upper=False), upper=True)
-    return w @ (dx - q @ c).mT - y @ x.mT, y
+    w = solve(r, solve(r.mH, b.to(x.dtype), upper=False), upper=True)
+    return w @ (dx - q @ c).mH - y @ x.mH, y
 
 
 def solution_forward(
@@ -149,28 +155,34 @@ def solution_forward(
 ) -> torch.Tensor:
     """Change of x, all in double precision.
 
-    ``A^+ (db - dA x)``, and of a tall matrix ``(A^T A)^-1 dA^T (b - A x)`` more, of a wide one
-    ``(I - A^+ A) dA^T A^+T x``.
+    ``A^+ (db - dA x)``, and of a tall matrix ``(A^H A)^-1 dA^H (b - A x)`` more, of a wide one
+    ``(I - A^+ A) dA^H A^+H x``.
     """
-    solve, rest = torch.linalg.solve_triangular, changed_residual(x, da, db)
+    solve, rest = torch.linalg.solve_triangular, changed_residual(x, da, db).to(x.dtype)
     if a.shape[-2] >= a.shape[-1]:
-        q, r = factorize(a)
-        image = q.mT @ rest
+        q, r, a = _in_dtype_of(x, *factorize(a), a)
+        image = q.mH @ rest
         if da is not None:
-            image = image + solve(r.mT, da.double().mT @ (b - a @ x), upper=False)
+            image = image + solve(r.mH, da.to(x.dtype).mH @ (b - a @ x), upper=False)
         return solve(r, image, upper=True)
-    q, r = factorize(a.mT)
-    dx = q @ solve(r.mT, rest, upper=False)
+    q, r = _in_dtype_of(x, *factorize(a.mH))
+    dx = q @ solve(r.mH, rest, upper=False)
     if da is not None:
-        y = da.double().mT @ solve(r, q.mT @ x, upper=True)
-        dx = dx + y - q @ (q.mT @ y)
+        y = da.to(x.dtype).mH @ solve(r, q.mH @ x, upper=True)
+        dx = dx + y - q @ (q.mH @ y)
     return dx
 
 
 def changed_residual(x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None) -> torch.Tensor:
     """``db - dA x`` in double precision."""
-    change = torch.zeros_like(x[..., :1, :]).double() if db is None else db.double()
-    return change if da is None else change - da.double() @ x.double()
+    x = in_double(x)
+    change = torch.zeros_like(x[..., :1, :]) if db is None else in_double(db)
+    return change if da is None else change - da.to(x.dtype) @ x
+
+
+def _in_dtype_of(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors in the dtype of x: complex ones of a real A with a complex right-hand side."""
+    return tuple(y.to(x.dtype) for y in others)
 
 
 # --- products ---
@@ -180,9 +192,16 @@ def product_backward(
     a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor, multiply: Multiply, wanted: tuple[bool, bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Gradients of those operands that want one (:func:`neula.pipeline.gradients.attach_product`)."""
-    da = multiply(dc, b.mT).sum_to_size(a.shape).to(a) if wanted[0] else None
-    db = multiply(a.mT, dc).sum_to_size(b.shape).to(b) if wanted[1] else None
+    da = for_operand(multiply(dc, b.mH), a) if wanted[0] else None
+    db = for_operand(multiply(a.mH, dc), b) if wanted[1] else None
     return da, db
+
+
+def for_operand(gradient: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
+    """A gradient in the shape and the dtype of its operand: of a real one the real part."""
+    if gradient.is_complex() and not operand.is_complex():
+        gradient = gradient.real
+    return gradient.sum_to_size(operand.shape).to(operand)
 
 
 def product_forward(
@@ -201,25 +220,25 @@ def product_forward(
 def polar_backward(a: torch.Tensor, u: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
     """Gradient of A, in double precision (:func:`neula.pipeline.gradients.attach_polar`)."""
     if a.shape[-2] < a.shape[-1]:
-        return polar_backward(a.mT, u.mT, du.mT).mT
-    h, inner = _symmetric(u.mT @ a), u.mT @ du
-    y = Lyapunov.apply(h, inner - inner.mT)
+        return polar_backward(a.mH, u.mH, du.mH).mH
+    h, inner = _symmetric(u.mH @ a), u.mH @ du
+    y = Lyapunov.apply(h, inner - inner.mH)
     return u @ y + _divided(du - u @ inner, h)
 
 
 def polar_forward(a: torch.Tensor, u: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
     """Change of U, in double precision.
 
-    ``U Y + (I - U U^T) dA H^-1`` of a tall matrix, where Y solves ``H Y + Y H = U^T dA - dA^T U``.
+    ``U Y + (I - U U^H) dA H^-1`` of a tall matrix, where Y solves ``H Y + Y H = U^H dA - dA^H U``.
     """
     if a.shape[-2] < a.shape[-1]:
-        return polar_forward(a.mT, u.mT, da.mT).mT
-    h, inner = _symmetric(u.mT @ a), u.mT @ da
-    return u @ Lyapunov.apply(h, inner - inner.mT) + _divided(da - u @ inner, h)
+        return polar_forward(a.mH, u.mH, da.mH).mH
+    h, inner = _symmetric(u.mH @ a), u.mH @ da
+    return u @ Lyapunov.apply(h, inner - inner.mH) + _divided(da - u @ inner, h)
 
 
 def _symmetric(h: torch.Tensor) -> torch.Tensor:
-    return (h + h.mT) / 2
+    return (h + h.mH) / 2
 
 
 def _divided(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
@@ -231,7 +250,7 @@ def _divided(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
 
 
 class Lyapunov(Function):
-    """Y of ``H Y + Y H = K`` for a symmetric positive definite H: linear in K, and its own adjoint.
+    """Y of ``H Y + Y H = K`` for a Hermitian positive definite H: linear in K, and its own adjoint.
 
     Eigenvectors have gradients that divide by differences of eigenvalues; Y divides by sums alone.
     """
@@ -240,7 +259,7 @@ class Lyapunov(Function):
     def forward(h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         values, vectors = converged_eigh(h)
         sums = values[..., :, None] + values[..., None, :]
-        return vectors @ ((vectors.mT @ k @ vectors) / sums) @ vectors.mT
+        return vectors @ ((vectors.mH @ k @ vectors) / sums) @ vectors.mH
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
@@ -251,7 +270,7 @@ class Lyapunov(Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Pair:
         h, y = ctx.saved_tensors
         z = Lyapunov.apply(h, gradient)
-        return -(z @ y.mT + y.mT @ z), z
+        return -(z @ y.mH + y.mH @ z), z
 
     @staticmethod
     def jvp(ctx: Any, dh: torch.Tensor | None, dk: torch.Tensor | None) -> torch.Tensor:
@@ -276,23 +295,23 @@ def triplets_backward(
     """Gradient of A from those of U, s and V, in double precision (:func:`attach_triplets`)."""
     (u, s, v), (du, ds, dv) = triplets, gradients
     asked = ((du != 0).any(-2) | (dv != 0).any(-2)).unsqueeze(-2)
-    left, right = (x.mT @ dx - dx.mT @ x for x, dx in ((u, du), (v, dv)))
+    left, right = (x.mH @ dx - dx.mH @ x for x, dx in ((u, du), (v, dv)))
     minus, plus = _by_pairs(left + right, left - right, s, ties, asked)
-    x, z = (dy - y @ (y.mT @ dy) for y, dy in ((u, du), (v, dv)))
+    x, z = (dy - y @ (y.mH @ dy) for y, dy in ((u, du), (v, dv)))
     x, z = _beyond(a, triplets, ties, asked, x, z)
-    return u @ (minus + plus + torch.diag_embed(ds)) @ v.mT + x @ v.mT + u @ z.mT
+    return u @ (minus + plus + torch.diag_embed(ds)) @ v.mH + x @ v.mH + u @ z.mH
 
 
 def triplets_forward(a: torch.Tensor, triplets: Triplets, ties: torch.Tensor, da: torch.Tensor) -> Triplets:
     """Changes of U, s and V, in double precision (:func:`attach_triplets`)."""
     u, s, v = triplets
-    image, transposed = da @ v, da.mT @ u
-    inner, asked = u.mT @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
-    both = inner + inner.mT
+    image, transposed = da @ v, da.mH @ u
+    inner, asked = u.mH @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
+    both = inner + inner.mH
     both = both - torch.diag_embed(both.diagonal(0, -2, -1))
-    minus, plus = _by_pairs(both, inner - inner.mT, s, ties, asked)
-    x, z = _beyond(a, triplets, ties, asked, image - u @ inner, transposed - v @ inner.mT)
-    return u @ (minus + plus) + x, inner.diagonal(0, -2, -1), v @ (minus - plus) + z
+    minus, plus = _by_pairs(both, inner - inner.mH, s, ties, asked)
+    x, z = _beyond(a, triplets, ties, asked, image - u @ inner, transposed - v @ inner.mH)
+    return u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, v @ (minus - plus) + z
 
 
 def _by_pairs(
@@ -301,7 +320,7 @@ def _by_pairs(
     """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
     tie = ties.unsqueeze(-1) + ties.unsqueeze(-2)
-    asked = (asked | asked.mT) & ~torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
+    asked = (asked | asked.mH) & ~torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
     found = (_quotient(x, y, tie, asked) / 2 for x, y in ((minus, columns - rows), (plus, columns + rows)))
     return next(found), next(found)
 
@@ -309,7 +328,7 @@ def _by_pairs(
 def _quotient(x: torch.Tensor, gap: torch.Tensor, tie: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
     """``x / gap``; NaN if no digit of the gap is guaranteed, or 0 if these vectors are not needed.
 
-    There x vanishes for ``U diag(s) V^T``, whose quotient does not, and for ``U V^T``, whose quotient does.
+    There x vanishes for ``U diag(s) V^H``, whose quotient does not, and for ``U V^H``, whose quotient does.
     """
     tied = gap.abs() <= tie
     return torch.where(tied, torch.where(asked, math.nan, 0.0), x / torch.where(tied, 1.0, gap))
@@ -323,15 +342,15 @@ def _beyond(
     x: torch.Tensor,
     z: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns p and q with ``s p - D q = x`` and ``s q - D^T p = z``, where ``D = A - U diag(s) V^T``."""
+    """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
     u, s, v = triplets
-    rest, s = a - u @ (s.unsqueeze(-1) * v.mT), s.unsqueeze(-2)
-    q = ShiftedGram.apply(rest, s, s * z + rest.mT @ x)
+    rest, s = a - u @ (s.unsqueeze(-1) * v.mH), s.unsqueeze(-2)
+    q = ShiftedGram.apply(rest, s, s * z + rest.mH @ x)
     return _quotient(x + rest @ q, s, ties.unsqueeze(-2), asked), q
 
 
 class ShiftedGram(Function):
-    """Y of ``Y diag(s)^2 - D^T D Y = C``, for s above the norm of D: linear in C, and its own adjoint.
+    """Y of ``Y diag(s)^2 - D^H D Y = C``, for s above the norm of D: linear in C, and its own adjoint.
 
     By conjugate gradients; a column that does not converge, because its s is too close to that norm, is NaN.
     """
@@ -345,7 +364,7 @@ class ShiftedGram(Function):
             return torch.zeros_like(c)
 
         def times(y: torch.Tensor) -> torch.Tensor:
-            return s * s * y - d.mT @ (d @ y)
+            return s * s * y - d.mH @ (d @ y)
 
         # About 15 (1 - (norm / s)^2)^(-1/2) iterations are needed.
         accurate = 1e-12
@@ -362,7 +381,7 @@ class ShiftedGram(Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> Triplets:
         d, s, y = ctx.saved_tensors
         z = ShiftedGram.apply(d, s, gradient)
-        return (d @ y) @ z.mT + (d @ z) @ y.mT, -2 * s * (y * z).sum(-2, keepdim=True), z
+        return (d @ y) @ z.mH + (d @ z) @ y.mH, -2 * s * (y * z.conj()).real.sum(-2, keepdim=True), z
 
     @staticmethod
     def jvp(
@@ -373,7 +392,7 @@ class ShiftedGram(Function):
             if ds is not None:
                 right = right - 2 * s * ds * y
             if dd is not None:
-                right = right + dd.mT @ (d @ y) + d.mT @ (dd @ y)
+                right = right + dd.mH @ (d @ y) + d.mH @ (dd @ y)
             return ShiftedGram.apply(d, s, right)
 
 

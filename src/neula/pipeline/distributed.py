@@ -69,7 +69,7 @@ class RowSharded(Spread):
         array
             In the library and on the device of the local rows.
         """
-        taken = take(self.local, "local")
+        taken = take(self.local, "local", or_complex=True)
         return taken.wrap(self.over_rows.gathered(taken.tensor))
 
     def __repr__(self) -> str:
@@ -149,7 +149,7 @@ def rows(local: Any, group: Any = None) -> RowSharded:
         )
     asked, error, taken = None, None, None
     try:
-        taken = take(local, "local")
+        taken = take(local, "local", or_complex=True)
         if taken.tensor.ndim not in (1, 2):
             raise ValueError(
                 f"local must be rows of a matrix or a vector, got shape {tuple(taken.tensor.shape)}"

@@ -21,9 +21,11 @@ from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update,
 from neula.certificates.orthogonality import DIRECTIONS, directions
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
+from neula.engines.formats import in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_logdet, attach_system
+from neula.pipeline.parts import applied
 
 Tensor = torch.Tensor
 
@@ -45,7 +47,7 @@ class RefinedColumns(NamedTuple):
     x: Tensor  # shape (P, n, K): of A as given
     size: Tensor  # ||C^-1 x||, shape (P, K)
     error: Tensor  # bound on that of the difference from the solution
-    energy: Tensor  # bound on ||M2 C^-1 (x - x*)||, for b^T x
+    energy: Tensor  # bound on ||M2 C^-1 (x - x*)||, for b^H x
     backward_error: Tensor  # of the solution before its last correction, in the 2-norm
     steps: int  # solves with the factors
 
@@ -54,7 +56,7 @@ class RefinedColumns(NamedTuple):
 class FactoredMatrix:
     """Factors of a batch of square matrices, all in double precision."""
 
-    a: Tensor  # shape (P, n, n): A as given, symmetric if its factors are L L^T
+    a: Tensor  # shape (P, n, n): A as given, Hermitian if its factors are L L^H
     scales: tuple[Tensor, Tensor]  # R, shape (P, n, 1), and C, shape (P, 1, n)
     left: Tensor  # M1 of R A C: lower triangular, with a diagonal of ones, or orthonormal
     right: Tensor  # M2: upper triangular
@@ -64,13 +66,13 @@ class FactoredMatrix:
 
     @classmethod
     def definite(cls, a: Tensor, lower: Tensor) -> Self:
-        """Of ``A = L L^T``, shape (P, n, n), of which the lower triangle is read."""
-        a = a.to(lower.device, torch.float64)
-        a = a.tril() + a.tril(-1).mT
-        diagonal = a.diagonal(dim1=-2, dim2=-1)
+        """Of ``A = L L^H``, shape (P, n, n), of which the lower triangle is read."""
+        a = in_double(a.to(lower.device))
+        a = a.tril() + a.tril(-1).mH
+        diagonal = a.diagonal(dim1=-2, dim2=-1).real
         rows = torch.ldexp(torch.ones_like(diagonal), -(torch.frexp(diagonal)[1] // 2))[..., None]
-        left = _times(lower.double(), rows)
-        return cls(a, (rows, rows.mT), left, left.mT, "lower")
+        left = _times(in_double(lower), rows)
+        return cls(a, (rows, rows.mT), left, left.mH, "lower")
 
     @classmethod
     def general(
@@ -83,12 +85,12 @@ class FactoredMatrix:
         swaps: Tensor | None = None,
     ) -> Self:
         """Of ``A = M1 M2``, shape (P, n, n), with rows in an order, shape (P, n)."""
-        a = a.to(left.device, torch.float64)
-        nothing = a.new_zeros(len(a), 1, a.shape[-1])
+        a = in_double(a.to(left.device))
+        nothing = a.real.new_zeros(len(a), 1, a.shape[-1])
         columns = power_of_two_scales(a.abs().amax(-2, keepdim=True) if a.numel() else nothing)
         scales = torch.ones_like(columns.mT), columns
         where = None if order is None else order[..., None]
-        return cls(a, scales, left.double(), _times(right.double(), columns), kind, where, swaps)
+        return cls(a, scales, in_double(left), _times(in_double(right), columns), kind, where, swaps)
 
     @cached_property
     def scaled(self) -> Tensor:
@@ -103,26 +105,24 @@ class FactoredMatrix:
         if self.order is not None:
             y = torch.take_along_dim(y, self.order, -2)
         if self.kind == "orthonormal":
-            return self.left.mT @ y
-        unit = self.kind == "unit"
-        return torch.linalg.solve_triangular(self.left, y, upper=False, unitriangular=unit)
+            return applied(self.left.mH.__matmul__, self.left, y)
+        return _substituted(self.left, y, upper=False, unitriangular=self.kind == "unit")
 
     def by_right(self, y: Tensor) -> Tensor:
         """``M2^-1 y``."""
-        return torch.linalg.solve_triangular(self.right, y, upper=True)
+        return _substituted(self.right, y, upper=True)
 
     def by_right_transposed(self, y: Tensor) -> Tensor:
-        """``M2^-T y``."""
-        return torch.linalg.solve_triangular(self.right.mT, y, upper=False)
+        """``M2^-H y``."""
+        return _substituted(self.right.mH, y, upper=False)
 
     def by_transposed(self, y: Tensor) -> Tensor:
-        """``M1^-T M2^-T y``."""
+        """``M1^-H M2^-H y``."""
         y = self.by_right_transposed(y)
         if self.kind == "orthonormal":
-            y = self.left @ y
+            y = applied(self.left.__matmul__, self.left, y)
         else:
-            unit = self.kind == "unit"
-            y = torch.linalg.solve_triangular(self.left.mT, y, upper=True, unitriangular=unit)
+            y = _substituted(self.left.mH, y, upper=True, unitriangular=self.kind == "unit")
         return y if self.order is None else torch.take_along_dim(y, self.order.argsort(-2), -2)
 
     # --- what the factors are worth ---
@@ -131,7 +131,7 @@ class FactoredMatrix:
     def errors(self) -> FactorErrors:
         """How far the product of the factors is from A, and norms of their inverses."""
         n, norm = self.a.shape[-1], torch.linalg.vector_norm
-        g = directions(n, self.a.device).expand(len(self.a), -1, -1)
+        g = directions(n, self.a.device, self.a.dtype).expand(len(self.a), -1, -1)
         beside = g.shape[-1]
         v = self.by_right(g)
         y = self.by_left(torch.cat([self.scaled @ v, g], -1))
@@ -139,7 +139,7 @@ class FactoredMatrix:
         rate, left, right, inverse = (shown_norm(x) for x in (image, y, v, self.by_right(y)))
         logdet = logdet_error(image, g)
         if self.kind == "orthonormal":  # log |det Q| is half of that of Q^T Q
-            logdet = logdet + logdet_error(self.left.mT @ (self.left @ g) - g, g) / 2
+            logdet = logdet + logdet_error(self.left.mH @ (self.left @ g) - g, g) / 2
         condition = inverse * norm(self.scaled, dim=(-2, -1))[..., None]
         return FactorErrors(rate, left, right, inverse, logdet, condition)
 
@@ -158,7 +158,7 @@ class FactoredMatrix:
         """
         if bool((self.errors.rate <= MAX_RATE).all()):
             return self
-        norm, g = torch.linalg.vector_norm, directions(self.a.shape[-1], self.a.device)
+        norm, g = torch.linalg.vector_norm, directions(self.a.shape[-1], self.a.device, self.a.dtype)
         image = self.scaled @ g
         lost = norm(image - self.left @ (self.right @ g), dim=(-2, -1))
         bound *= DIRECTIONS**0.5 * norm_margin(len(g))  # which was that of an estimate
@@ -176,15 +176,15 @@ class FactoredMatrix:
         lu, pivots, info = torch.linalg.lu_factor_ex(self.scaled)
         if bool(info.any()):
             return None
-        rows = torch.arange(lu.shape[-1], device=lu.device, dtype=lu.dtype)
-        order = (torch.lu_unpack(lu, pivots, unpack_data=False)[0].mT @ rows[:, None]).long()
+        rows = torch.arange(lu.shape[-1], device=lu.device, dtype=torch.float64)
+        order = (torch.lu_unpack(lu, pivots, unpack_data=False)[0].real.mT @ rows[:, None]).long()
         swaps = (pivots != rows + 1).sum(-1)
         return replace(self, left=lu, right=lu.triu(), kind="unit", order=order, swaps=swaps)
 
     # --- solutions ---
 
     def refined(self, b: Tensor, u: float) -> RefinedColumns:
-        """Solve for columns of b, shape (P, n, K), in float64, until x has an error of a few u.
+        """Solve for columns of b, shape (P, n, K), in double precision, until x has an error of a few u.
 
         With the residual r of x, and ``y = M1^-1 r``, the error of ``x + M2^-1 y`` is ``M2^-1 ((I + E)^-1 -
         I) y``, and what the rounding errors of r become.
@@ -197,7 +197,7 @@ class FactoredMatrix:
         x, steps = self.by_right(z), 1
         while steps < MAX_ITERATIONS:
             steps += 1
-            r = b - a @ x
+            r = b - applied(a.__matmul__, a, x)
             y = self.by_left(r)
             d = self.by_right(y)
             step, terms = norm(d, dim=-2), size_a * norm(x, dim=-2) + size_b
@@ -223,16 +223,16 @@ class FactoredMatrix:
         return attach_system(graph, b, x, self._again)
 
     def _again(self, a: Tensor, b: Tensor) -> Tensor:
-        """``A^-1 b``, or of the transpose of A, differentiable."""
+        """``A^-1 b``, or of the conjugate transpose of A, differentiable."""
         with plain_arithmetic(a.device):
             straight = torch.equal(a, self.a)
             (rows, columns), matrix = self.scales, self.scaled
             if straight:
                 solve, left, right = lambda y: self.by_right(self.by_left(y)), rows, columns.mT
             else:
-                solve, left, right, matrix = self.by_transposed, columns.mT, rows, matrix.mT
+                solve, left, right, matrix = self.by_transposed, columns.mT, rows, matrix.mH
             x = solve(left * b)
-            x = right * (x + solve(left * b - matrix @ x))
+            x = right * (x + solve(left * b - applied(matrix.__matmul__, matrix, x)))
         return attach_system(a, b, x, self._again)
 
     # --- numbers ---
@@ -253,17 +253,32 @@ class FactoredMatrix:
 
     @property
     def sign(self) -> Tensor:
-        """Sign of the determinant, shape (P,)."""
+        """Sign of the determinant, of complex matrices ``z / |z|``, shape (P,)."""
         if self.kind == "lower":
             return torch.ones_like(self.right[:, 0].sum(-1))
-        sign = self.right.diagonal(dim1=-2, dim2=-1).sign().prod(-1)
+        sign = self.right.diagonal(dim1=-2, dim2=-1).sgn().prod(-1)
         if self.kind == "orthonormal":
             return sign * torch.linalg.slogdet(self.left).sign
-        return sign if self.swaps is None else sign * (1 - 2 * (self.swaps.to(sign) % 2))
+        return sign if self.swaps is None else sign * (1 - 2 * (self.swaps % 2))
+
+    @property
+    def phase_error(self) -> float:
+        """Bound on the rounding error of a complex sign, in radians.
+
+        It is a product of n numbers of magnitude 1, each of which errs by a few u; the determinant of Q has
+        the rounding errors of its elimination as well.
+        """
+        n = self.a.shape[-1] if self.a.is_complex() and self.kind != "lower" else 0
+        return 8 * n * FP64.u * (n if self.kind == "orthonormal" else 1)
 
     def attached_logdet(self, graph: Tensor, value: Tensor) -> Tensor:
         """The logarithm with the gradient of A."""
         return attach_logdet(graph, value, self._inverse)
+
+    def attached_sign(self, graph: Tensor, sign: Tensor) -> Tensor:
+        """A complex sign ``z / |z|`` with the gradient of A."""
+        logs = attach_logdet(graph, torch.complex(torch.zeros_like(sign.real), sign.angle()), self._inverse)
+        return torch.exp(1j * logs.imag)
 
     def _inverse(self, a: Tensor) -> Tensor:
         with plain_arithmetic(a.device):
@@ -274,19 +289,19 @@ class FactoredMatrix:
         return attach_system(a, eye, x, self._again)
 
     def inverse_quadratic(self, b: Tensor, u: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Diagonal of ``b^T A^-1 b``, shape (P, K), bounds on its errors, and ``A^-1 b``.
+        """Diagonal of ``b^H A^-1 b``, shape (P, K), bounds on its errors, and ``A^-1 b``.
 
-        ``b^T (x - x*)`` is the inner product of ``M2^-T C b`` and ``M2 C^-1 (x - x*)``.
+        ``b^H (x - x*)`` is the inner product of ``M2^-H C b`` and ``M2 C^-1 (x - x*)``.
         """
         found, columns = self.refined(b, u), self.scales[1].mT
         norm = torch.linalg.vector_norm
         side = norm(self.by_right_transposed(columns * b), dim=-2)
         summed = len(b[0]) * FP64.u * norm(columns * b, dim=-2) * found.size
-        return (b * found.x).sum(-2), side * found.energy + summed, found.x
+        return (b.conj() * found.x).sum(-2), side * found.energy + summed, found.x
 
 
 def definite_inverse(lower: Tensor) -> Tensor:
-    """Inverses of ``L L^T``, shape (P, n, n): on a GPU by products, in half of the operations of solves."""
+    """Inverses of ``L L^H``, shape (P, n, n): on a GPU by products, in half of the operations of solves."""
     if not lower.is_cuda:
         return torch.cholesky_inverse(lower)
     inverse, n = triangular_inverse(lower, upper=False), lower.shape[-1]
@@ -294,17 +309,23 @@ def definite_inverse(lower: Tensor) -> Tensor:
     for i in range(0, n, width):
         known = slice(min(i + width, n))
         torch.bmm(
-            inverse[:, i:, i : known.stop].mT, inverse[:, i:, known], out=found[:, i : known.stop, known]
+            inverse[:, i:, i : known.stop].mH, inverse[:, i:, known], out=found[:, i : known.stop, known]
         )
-    return found.tril() + found.tril(-1).mT
+    return found.tril() + found.tril(-1).mH
 
 
 def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:
     """Bound on the condition number of triangular matrices with columns near norm 1, shape (P, 1)."""
     t = t * power_of_two_scales(t.abs().amax(-2, keepdim=True))
-    g, norm = directions(t.shape[-1], t.device).expand(len(t), -1, -1), torch.linalg.vector_norm
+    g, norm = directions(t.shape[-1], t.device, t.dtype).expand(len(t), -1, -1), torch.linalg.vector_norm
     image = torch.linalg.solve_triangular(t, g, upper=upper)
     return shown_norm(image) * norm(t, dim=(1, 2))[:, None]
+
+
+def _substituted(t: Tensor, y: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
+    """``T^-1 y`` for triangular matrices."""
+    how = {"upper": upper, "unitriangular": unitriangular}
+    return applied(lambda x: torch.linalg.solve_triangular(t, x, **how), t, y)
 
 
 def _times(x: Tensor, scales: Tensor) -> Tensor:

@@ -17,11 +17,13 @@ from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE, digits_of, measured_error
 from neula.certificates.verdict import within
 from neula.engines import FP64, format_of
+from neula.engines.formats import double_of, in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.compilation import eager
 from neula.pipeline.factored import FactoredMatrix, triangular_condition
 from neula.pipeline.gradients import attach_lu, attach_symmetric
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
+from neula.pipeline.parts import applied
 from neula.pipeline.result import Attempt, FactorSolution, FactorValue, SlogdetResult, report_missed
 from neula.pipeline.shapes import broadcast_system
 
@@ -79,15 +81,15 @@ class KnownFactors(ABC):
     def solve_triangular(self, b: Any, transposed: bool) -> FactorSolution[Any]:
         """Solve with a triangular factor."""
         factor, upper, turned = self.triangle
-        triangle = take(factor, "the factor", differentiable=True)
+        triangle = take(factor, "the factor", differentiable=True, or_complex=True)
         sides = RightSides(triangle, b)
-        t = flattened(triangle.graph).double()
-        t, upper = (t.mT, not upper) if transposed != turned else (t, upper)
-        x = torch.linalg.solve_triangular(t, sides.graph, upper=upper)
+        t = in_double(flattened(triangle.graph))
+        t, upper = (t.mH, not upper) if transposed != turned else (t, upper)
+        x = applied(lambda b: torch.linalg.solve_triangular(t, b, upper=upper), t, sides.graph)
         bound = math.sqrt(t.shape[-1]) * FP64.u
         with self.computing():
             kappa = triangular_condition(t, upper=upper)
-            backward = torch.full_like(x[:, 0], bound)
+            backward = torch.full_like(x[:, 0].real, bound)
             error = measured_error(kappa * backward, torch.ones_like(backward), sides.rounding)
         return sides.solution(x, backward, error, kappa, bound, 1)
 
@@ -99,15 +101,19 @@ class KnownFactors(ABC):
 
     @eager
     def slogdet(self) -> SlogdetResult[Any]:
-        """Signs and logarithms of determinants."""
+        """Signs, or phases, and logarithms of determinants."""
         with self.computing():
-            sign = self.numbers(self.factored.sign)
+            sign = self.factored.sign
+        if sign.is_complex() and self.is_variable:
+            sign = self.factored.attached_sign(self.operand(flattened(self.given.graph)), sign)
         value, error = self._logdet()
-        return SlogdetResult(sign=sign, logabsdet=value, error=error)
+        if phase := self.factored.phase_error:
+            error = error + (phase + _unit(self.like.tensor.dtype))
+        return SlogdetResult(sign=self.numbers(sign), logabsdet=value, error=error)
 
     @eager
     def inv_quad(self, b: Any) -> FactorValue[Any]:
-        """``b^T A^-1 b`` of each right-hand side."""
+        """``b^H A^-1 b`` of each right-hand side."""
         return self._quadratic(self.sides(b))
 
     @eager
@@ -126,7 +132,7 @@ class KnownFactors(ABC):
     @property
     def given(self) -> Taken:
         """A, of which derivatives may be wanted."""
-        return replace(take(self.matrix, "A", differentiable=True), wrap=self.like.wrap)
+        return replace(take(self.matrix, "A", differentiable=True, or_complex=True), wrap=self.like.wrap)
 
     @cached_property
     def factored(self) -> FactoredMatrix:
@@ -152,7 +158,8 @@ class KnownFactors(ABC):
     def numbers(self, x: Tensor) -> Any:
         """One number for each matrix."""
         batch, like = self.given.tensor.shape[:-2], self.like
-        return like.give_back(x.reshape(batch), at_least_single(like.tensor.dtype))
+        dtype = at_least_single(like.tensor.dtype)
+        return like.give_back(x.reshape(batch), dtype if x.is_complex() else dtype.to_real())
 
     def _logdet(self) -> tuple[Any, Any]:
         """The logarithm of the determinant, and bounds on its error."""
@@ -167,20 +174,21 @@ class KnownFactors(ABC):
         return self.numbers(value), like.wrap(error.to(like.tensor.device))
 
     def _quadratic(self, sides: RightSides) -> FactorValue[Any]:
-        """``b^T A^-1 b`` of right-hand sides."""
+        """``b^H A^-1 b`` of right-hand sides, real for a Hermitian A."""
         with self.computing():
             value, error, x = self.factored.inverse_quadratic(sides.columns, sides.u)
             error = error + sides.rounding * value.abs()
         of = sides.shapes.of_columns
-        _report_numbers("b^T A^-1 b", of(value), of(error), 0.0)
+        _report_numbers("b^H A^-1 b", of(value), of(error), 0.0)
         x = self.attached(sides.graph, x)
-        value = (sides.graph * x).sum(-2) if is_variable(x) else value
+        value = (sides.graph.conj() * x).sum(-2) if is_variable(x) else value
+        value = value.real if self.factored.kind == "lower" else value
         return FactorValue(value=sides.give(of(value)), error=sides.hand(of(error)))
 
 
 @dataclass(frozen=True, eq=False)
 class CholeskyMethods(KnownFactors):
-    """``A = L L^T``, or ``U^T U``."""
+    """``A = L L^H``, or ``U^H U``."""
 
     factor: Any
     upper: bool
@@ -188,7 +196,7 @@ class CholeskyMethods(KnownFactors):
 
     @property
     def like(self) -> Taken:
-        return take(self.factor, "the factor", differentiable=True)
+        return take(self.factor, "the factor", differentiable=True, or_complex=True)
 
     @property
     def triangle(self) -> tuple[Any, bool, bool]:
@@ -200,7 +208,7 @@ class CholeskyMethods(KnownFactors):
 
     def factorized(self, a: Tensor) -> FactoredMatrix:
         lower = flattened(self.like.tensor)
-        a, lower = (a.mT, lower.mT) if self.upper else (a, lower)
+        a, lower = (a.mH, lower.mH) if self.upper else (a, lower)
         return FactoredMatrix.definite(a, lower)
 
     def operand(self, a: Tensor) -> Tensor:
@@ -241,7 +249,7 @@ class LUMethods(KnownFactors):
         for one in self.kept:
             one.products()  # A is what it was
         lu, n = flattened(self.packed.lu), a.shape[-1]
-        if self.mixed or lu.dtype not in (torch.float32, torch.float64):
+        if self.mixed or lu.dtype.to_real() not in (torch.float32, torch.float64):
             start = FactoredMatrix.general(a.to(lu.device), a, a, "unit")
             return start.by_lapack() or start
         pivots = self.packed.pivots.reshape(len(lu), n)
@@ -259,12 +267,12 @@ class QRMethods(KnownFactors):
 
     @property
     def like(self) -> Taken:
-        return take(self.r, "R", differentiable=True)
+        return take(self.r, "R", differentiable=True, or_complex=True)
 
     @property
     def given(self) -> Taken:
         if self.matrix is None:
-            m, n = take(self.q, "Q", differentiable=True).tensor.shape[-2:]
+            m, n = take(self.q, "Q", differentiable=True, or_complex=True).tensor.shape[-2:]
             raise ValueError(
                 f"A is {m} x {n}, and only square matrices have inverses and "
                 "determinants: for least squares use neula.lstsq"
@@ -281,7 +289,7 @@ class QRMethods(KnownFactors):
         return self.r, True, False
 
     def factorized(self, a: Tensor) -> FactoredMatrix:
-        q = take(self.q, "Q", differentiable=True).tensor
+        q = take(self.q, "Q", differentiable=True, or_complex=True).tensor
         return FactoredMatrix.general(a, flattened(q), flattened(self.like.tensor), "orthonormal")
 
 
@@ -289,14 +297,14 @@ class RightSides:
     """Columns that go with each matrix, in double precision."""
 
     def __init__(self, like: Taken, b: Any, device: torch.device | None = None) -> None:
-        self._begun, taken = perf_counter(), take(b, "b", differentiable=True)
+        self._begun, taken = perf_counter(), take(b, "b", differentiable=True, or_complex=True)
         gradient_wanted(like, taken)
         self.like, self.shapes = like, broadcast_system(like.tensor, taken.tensor)
         if taken.tensor.numel():
             check_finite(taken.tensor, taken.tensor.abs().amax(), "b")
         self.dtype = at_least_single(torch.promote_types(like.tensor.dtype, taken.tensor.dtype))
         where = like.tensor.device if device is None else device
-        self.columns = self.shapes.columns.to(where, torch.float64)
+        self.columns = self.shapes.columns.to(where, double_of(self.dtype))
         graph = broadcast_system(like.tensor, taken.graph).columns if taken.is_variable else self.columns
         self.graph = graph.to(self.columns)
 
@@ -312,7 +320,7 @@ class RightSides:
 
     def give(self, x: Tensor) -> Any:
         """Numbers in the dtype of the result."""
-        return self.like.give_back(x, self.dtype)
+        return self.like.give_back(x, self.dtype if x.is_complex() else self.dtype.to_real())
 
     def hand(self, x: Tensor) -> Any:
         """Evidence in its own dtype."""
@@ -369,7 +377,8 @@ def at_least_single(dtype: torch.dtype) -> torch.dtype:
 
 def _unit(dtype: torch.dtype) -> float:
     """Relative error of rounding double precision to a dtype."""
-    return 0.0 if dtype == torch.float64 else format_of(at_least_single(dtype)).u
+    format = format_of(at_least_single(dtype))
+    return 0.0 if format is FP64 else format.u
 
 
 def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> None:

@@ -16,11 +16,13 @@ import torch
 from torch.autograd import Function
 
 from neula.certificates.forward_error import SURE
+from neula.engines.formats import in_double
 from neula.pipeline.derivatives import (
     cholesky_backward,
     cholesky_forward,
     factors_backward,
     factors_forward,
+    for_operand,
     leading,
     lu_backward,
     lu_forward,
@@ -169,7 +171,7 @@ class CholeskyFunction(Attached):
 
 
 class Polar(Attached):
-    """The orthogonal polar factor, and as evidence the ranks of the matrices."""
+    """The orthogonal or unitary polar factor, and as evidence the ranks of the matrices."""
 
     @staticmethod
     def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
@@ -180,13 +182,13 @@ class Polar(Attached):
         answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor]:
         (a, u, deficient), (du,) = _of_full_rank(*kept), gradients
-        du = torch.where(deficient & (du != 0), math.nan, du.double())
+        du = torch.where(deficient & (du != 0), math.nan, in_double(du))
         return (polar_backward(a, u, du).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, deficient = _of_full_rank(*kept)
-        du = polar_forward(a, u, changes[0].double())
+        du = polar_forward(a, u, in_double(changes[0]))
         return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
@@ -203,22 +205,28 @@ class TripletsFunction(Attached):
     def gradients(
         answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor]:
-        a, u, s, v, errors = (x.double() for x in kept)
-        du, ds, dv = (x.double() for x in gradients)
+        a, u, s, v, errors = map(in_double, kept)
+        du, ds, dv = map(in_double, gradients)
+        if u.is_complex():
+            # The common phase of a pair of vectors is arbitrary: a loss that depends on it has no gradient.
+            moved = (u.conj() * du).sum(-2) + (v.conj() * dv).sum(-2)
+            sizes = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
+            ill_defined = moved.imag.abs() > torch.finfo(gradients[0].dtype).eps ** 0.5 * sizes
+            du = torch.where(ill_defined.unsqueeze(-2), math.nan, du)
         return (triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv)).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        a, u, s, v, errors = (x.double() for x in kept)
-        found = triplets_forward(a, (u, s, v), errors / SURE, changes[0].double())
-        return tuple(x.to(kept[1].dtype) for x in found)
+        a, u, s, v, errors = map(in_double, kept)
+        found = triplets_forward(a, (u, s, v), errors / SURE, in_double(changes[0]))
+        return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
 def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tensors:
     """A and U in double precision, where they have a gradient, and where not; there any others will do."""
     deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
     instead = torch.eye(*a.shape[-2:], dtype=torch.float64, device=a.device)
-    return *(torch.where(deficient, instead, x.double()) for x in (a, u)), deficient
+    return *(torch.where(deficient, instead, in_double(x)) for x in (a, u)), deficient
 
 
 class LUFunction(Attached):
@@ -242,7 +250,7 @@ class LUFunction(Attached):
 
 
 class SymmetricFunction(Attached):
-    """A symmetric matrix of which one triangle was read; its gradient is symmetric, as that of L is."""
+    """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
 
     @staticmethod
     def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
@@ -252,29 +260,30 @@ class SymmetricFunction(Attached):
     def gradients(
         answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor]:
-        return ((gradients[0] + gradients[0].mT) / 2,)
+        return ((gradients[0] + gradients[0].mH) / 2,)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return ((changes[0] + changes[0].mT) / 2,)
+        return ((changes[0] + changes[0].mH) / 2,)
 
 
 class LogDeterminant(Attached):
-    """``log |det A|``, whose gradient is ``A^-T``."""
+    """``log |det A|``, whose gradient is ``A^-H``, or ``log det A``, if the answer is complex."""
 
     @staticmethod
     def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return tuple(operands)
+        return *operands, output[0]
 
     @staticmethod
     def gradients(
         answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
     ) -> tuple[torch.Tensor]:
-        return (gradients[0][..., None, None] * answerer.again(*kept).mT,)
+        return (gradients[0][..., None, None] * answerer.again(kept[0]).mH,)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return ((answerer.again(*kept).mT * changes[0]).sum((-2, -1)),)
+        change = (answerer.again(kept[0]).mT * changes[0]).sum((-2, -1))
+        return (change if kept[1].is_complex() else change.real,)
 
 
 class LinearSystem(Attached):
@@ -292,7 +301,7 @@ class LinearSystem(Attached):
     ) -> tuple[torch.Tensor | None, ...]:
         (a, b, x), (dx,) = kept, gradients
         da, db = system_backward(a, x, dx, answerer.again)
-        return da.sum_to_size(a.shape).to(a.dtype) if wanted[0] else None, db.sum_to_size(b.shape).to(b.dtype)
+        return for_operand(da, a) if wanted[0] else None, for_operand(db, b)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
@@ -319,18 +328,19 @@ class Solution(Attached):
             _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, a.shape)
         # Their gradients are zero and not needed: those of any matrix of full rank will do.
         instead = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
-        full, rhs, y = (torch.where(deficient, t, u).double() for t, u in ((instead, a), (0.0, b), (0.0, x)))
+        pairs = (instead, a), (0.0, b), (0.0, x)
+        full, rhs, y = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
         # Where somebody does and this is not an error, they are NaN.
-        dx = torch.where(deficient & (dx != 0), math.nan, dx.double())
+        dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
         da, db = solution_backward(full, rhs, y, dx, answerer.again)
-        return da.sum_to_size(a.shape).to(a.dtype), db.sum_to_size(b.shape).to(b.dtype)
+        return for_operand(da, a), for_operand(db, b)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        a, b, x, ranks = kept
+        (*_, x, ranks), (da, db) = kept, changes
+        a, b, wide = map(in_double, kept[:3])
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
-        da, db = changes
-        dx = solution_forward(a.double(), b.double(), x.double(), da, db, answerer.again)
+        dx = solution_forward(a, b, wide, da, db, answerer.again)
         return (torch.where(deficient, math.nan, dx).to(x.dtype),)
 
 

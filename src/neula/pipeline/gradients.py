@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.derivatives import Factorize, Multiply, Solve
 from neula.pipeline.functions import (
@@ -38,9 +39,9 @@ def known(*answer: torch.Tensor, again: Callable[..., Any] = no_answer) -> Answe
 def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Q and R of ``A = Q R`` with the gradient of A.
 
-    With ``M = R dR^T - dQ^T Q`` and C the symmetric matrix that has the lower triangle of M,
-    ``dA = (dQ + Q C) R^-T`` [1]_. Of a wide matrix ``[X, Y] = Q [U, V]``, Q and U are the factors of X, and
-    ``V = Q^T Y``.
+    With ``M = R dR^H - dQ^H Q`` and C the Hermitian matrix that has the lower triangle of M, and the real
+    part of its diagonal, ``dA = (dQ + Q C) R^-H`` [1]_. Of a wide matrix ``[X, Y] = Q [U, V]``, Q and U are
+    the factors of X, and ``V = Q^H Y``.
 
     Parameters
     ----------
@@ -48,7 +49,8 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     q : Tensor, shape (..., m, k)
         With ``k = min(m, n)``.
     r : Tensor, shape (..., k, n)
-        Its leading k columns upper triangular; where they are singular, the gradient is Inf or NaN.
+        Its leading k columns upper triangular with a real diagonal; where they are singular, the gradient is
+        Inf or NaN.
 
     Returns
     -------
@@ -74,9 +76,9 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
 
 
 def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
-    """L of ``A = L L^T`` with the gradient of A [1]_, which is symmetric, as in torch.
+    """L of ``A = L L^H`` with the gradient of A [1]_, which is Hermitian, as in torch.
 
-    With P the lower triangle of ``L^T dL``, its diagonal halved, ``dA = L^-T (P + P^T) L^-1 / 2``.
+    With P the lower triangle of ``L^H dL``, its diagonal halved, ``dA = L^-H (P + P^H) L^-1 / 2``.
 
     Parameters
     ----------
@@ -111,15 +113,17 @@ def attach_lu(a: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> tupl
 
 
 def attach_symmetric(a: torch.Tensor, symmetric: torch.Tensor) -> torch.Tensor:
-    """A symmetric matrix, made of one triangle of A, with a symmetric gradient of A, as in torch."""
+    """A Hermitian matrix, made of one triangle of A, with a Hermitian gradient of A, as in torch."""
     return SymmetricFunction.apply(a.to(symmetric.dtype), known(symmetric))[0]
 
 
 def attach_logdet(
     a: torch.Tensor, logdet: torch.Tensor, inverse: Callable[[torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """``log |det A|`` with the gradient of A, ``A^-T`` (Giles 2008, section 2.2.4), from a differentiable
+    """``log |det A|`` with the gradient of A, ``A^-H`` (Giles 2008, section 2.2.4), from a differentiable
     ``inverse``, called in the backward pass.
+
+    A complex ``logdet`` is ``log |det A|`` plus i times the argument of the determinant.
     """
     return LogDeterminant.apply(a, known(logdet, again=inverse))[0]
 
@@ -129,8 +133,8 @@ def attach_polar(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """U, and H of one side, of ``A = U H`` or ``A = H U`` with the gradient of A.
 
-    Of a tall A ``dA = U Y + (I - U U^T) dU H^-1``, where Y solves ``H Y + Y H = U^T dU - dU^T U``: only sums
-    of singular values are divided by [1]_. H is ``(U^T A + A^T U) / 2``, differentiated as such.
+    Of a tall A ``dA = U Y + (I - U U^H) dU H^-1``, where Y solves ``H Y + Y H = U^H dU - dU^H U``: only sums
+    of singular values are divided by [1]_. H is ``(U^H A + A^H U) / 2``, differentiated as such.
 
     Parameters
     ----------
@@ -173,9 +177,10 @@ def attach_triplets(
     """U, s and V of the leading singular triplets ``A V = U diag(s)`` with the gradient of A.
 
     Changes of U and V inside their subspaces divide by differences of singular values [1]_. Changes p and q
-    out of them solve ``s p - D q = x`` and ``s q - D^T p = z``, where D is the rest of A, column by column.
+    out of them solve ``s p - D q = x`` and ``s q - D^H p = z``, where D is the rest of A, column by column.
     That divides by differences to the singular values that were not computed; conjugate gradients need only
-    products with D. If no digit of a difference is guaranteed, gradients of U and V are NaN.
+    products with D. If no digit of a difference is guaranteed, or the loss depends on the common phase of a
+    complex pair of singular vectors, gradients of U and V are NaN.
 
     Parameters
     ----------
@@ -205,15 +210,15 @@ def attach_triplets(
     tensor([0.6000, 0.8000])
     """
     dtype = torch.promote_types(u.dtype, torch.float32)
-    answer = (x.to(u.device, dtype) for x in (u, s, v))
+    answer = u.to(dtype), s.to(u.device, dtype.to_real()), v.to(u.device, dtype)
     found = TripletsFunction.apply(a.to(u.device, dtype), known(*answer, errors.to(u.device)))
     return found[0], found[1], found[2]
 
 
 def symmetric_part(a: torch.Tensor, u: torch.Tensor, side: str) -> torch.Tensor:
-    """``(U^T A + A^T U) / 2``, or for the left side ``(A U^T + U A^T) / 2``, differentiable."""
-    h = exact_matmul(u.mT, a) if side == "right" else exact_matmul(a, u.mT)
-    return (h + h.mT) / 2
+    """``(U^H A + A^H U) / 2``, or for the left side ``(A U^H + U A^H) / 2``, differentiable."""
+    h = exact_matmul(u.mH, a) if side == "right" else exact_matmul(a, u.mH)
+    return (h + h.mH) / 2
 
 
 def attach_solution(
@@ -221,9 +226,10 @@ def attach_solution(
 ) -> torch.Tensor:
     """Least-squares solution ``x = A^+ b`` with the gradients of A and b [1]_.
 
-    With ``y = A^+T dx`` it is ``db = y``, and ``dA = (b - A x) z^T - y x^T`` where ``z = A^+ y``. For the
-    minimum-norm solution of a wide system, ``dA = w (dx - A^T y)^T - y x^T`` where ``w = A^+T x``. Both are
-    computed in double precision through ``A = Q R``, or ``A^T = Q R``.
+    With ``y = A^+H dx`` it is ``db = y``, and ``dA = (b - A x) z^H - y x^H`` where ``z = A^+ y``. For the
+    minimum-norm solution of a wide system, ``dA = w (dx - A^H y)^H - y x^H`` where ``w = A^+H x``. Both are
+    computed in double precision through ``A = Q R``, or ``A^H = Q R``. Of a real operand beside a complex one
+    the gradient is the real part.
 
     Parameters
     ----------
@@ -251,7 +257,7 @@ def attach_solution(
 def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solve) -> torch.Tensor:
     """Solution ``x = A^-1 b`` of a linear system with the gradients of A and b [1]_.
 
-    With ``A^T y = dx`` they are ``db = y`` and ``dA = -y x^T``.
+    With ``A^H y = dx`` they are ``db = y`` and ``dA = -y x^H``.
 
     Parameters
     ----------
@@ -283,7 +289,7 @@ def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solv
 
 
 def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
-    """``C = alpha A B`` with the gradients of A and B, ``alpha dC B^T`` and ``alpha A^T dC``.
+    """``C = alpha A B`` with the gradients of A and B, ``alpha dC B^H`` and ``alpha A^H dC``.
 
     Parameters
     ----------
@@ -327,6 +333,6 @@ def stacked_problem(
     if damp:
         batch, n = a.shape[:-2], a.shape[-1]
         eye = torch.eye(n, dtype=torch.float64, device=a.device)
-        a = torch.cat([a.double(), (damp * eye).expand(*batch, n, n)], -2)
-        b = torch.cat([b.double(), eye.new_zeros(*batch, n, b.shape[-1])], -2)
+        a = torch.cat([in_double(a), (damp * eye).expand(*batch, n, n)], -2)
+        b = torch.cat([in_double(b), eye.new_zeros(*batch, n, b.shape[-1])], -2)
     return a, b

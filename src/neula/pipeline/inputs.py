@@ -17,6 +17,7 @@ from neula.io.integers import WHOLE, in_float64
 from neula.pipeline.no_arrays import as_array, no_numbers, of_tensors, refuse_no_array
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+COMPLEX = (torch.complex64, torch.complex128)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,11 @@ class Taken:
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
         if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
             raise OverflowError(f"the result does not fit {kept.dtype}: pass the input in a wider dtype")
-        return self.wrap(kept)
+        return self.wrap(kept.resolve_conj())
+
+    def to(self, dtype: torch.dtype) -> Taken:
+        """The same array in another dtype."""
+        return replace(self, tensor=self.tensor.to(dtype), graph=self.graph.to(dtype))
 
     def wrap_array(self, x: np.ndarray) -> Any:
         """An array of NumPy as one of the user's library, where the user's is."""
@@ -102,7 +107,7 @@ def is_spread(x: Any) -> bool:
     return isinstance(x, Spread) or (module is not None and isinstance(x, module.DTensor))
 
 
-def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
+def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = False) -> Taken:
     """Accept an array of NumPy, torch or any library that speaks DLPack.
 
     Integers and booleans become float64, if they are exact there. Tables of pandas, Polars and PyArrow are
@@ -116,46 +121,50 @@ def take(x: Any, name: str, *, differentiable: bool = False) -> Taken:
     differentiable : bool, optional
         Whether the caller attaches its answer to ``graph``. By default a tensor that requires a gradient is
         refused, because the gradient would be lost without a word.
+    or_complex : bool, optional
+        Whether complex numbers are accepted.
 
     Raises
     ------
     TypeError
-        For complex, sparse, object and other non-numeric input, and for what is no array.
+        For complex input that is not accepted, for sparse, object and other non-numeric input, and for what
+        is no array.
     ValueError
         For a tensor that requires a gradient where there is none; for an integer that is no float64, and
         for a table with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
-        return _take_tensor(x, name, _itself)
+        return _take_tensor(x, name, _itself, or_complex)
     if is_spread(x):
         whole = f"{name}.full()" if isinstance(x, Spread) else f"{name}.full_tensor()"
         raise TypeError(
             f"{name} is distributed over processes, and this function takes whole matrices: pass {whole}"
         )
     if isinstance(x, Stack):
-        return replace(take(x.tensor, name, differentiable=differentiable), places=x.places)
+        stack = take(x.tensor, name, differentiable=differentiable, or_complex=or_complex)
+        return replace(stack, places=x.places)
     if isinstance(x, torch.Tensor):
         if not differentiable:
             refuse_gradient(x, name)
-        return _take_tensor(x, name, _itself)
+        return _take_tensor(x, name, _itself, or_complex)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
     if isinstance(x, np.ndarray):
-        return _take_numpy(np.asarray(x), name)  # of a subclass its numbers
+        return _take_numpy(np.asarray(x), name, or_complex)  # of a subclass its numbers
     refuse_no_array(x, name)
     if hasattr(x, "tocoo"):
         raise TypeError(f"{name} is a sparse {type(x).__name__}: pass {name}.toarray()")
     if not hasattr(x, "__dlpack__") or hasattr(x, "null_count"):  # of PyArrow, which cannot take it back
         if forward_ad._current_level >= 0 and any(map(has_tangent, tensors_in(x))):
             raise of_tensors(x, name)
-        return _take_numpy(as_array(x, name), name)
+        return _take_numpy(as_array(x, name), name, or_complex)
     library = _library_of(x)
     if not hasattr(library, "from_dlpack"):
         raise TypeError(
             f"{name} is a {type(x).__name__}, which exports DLPack but cannot take it back: "
             f"pass torch.from_dlpack({name})"
         )
-    return _take_tensor(torch.from_dlpack(x), name, library.from_dlpack)
+    return _take_tensor(torch.from_dlpack(x), name, library.from_dlpack, or_complex)
 
 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
@@ -293,13 +302,14 @@ def _library_of(x: Any) -> Any:
     return sys.modules.get(type(x).__module__.partition(".")[0])
 
 
-def _take_numpy(x: np.ndarray, name: str) -> Taken:
+def _take_numpy(x: np.ndarray, name: str, or_complex: bool) -> Taken:
     if x.dtype.kind in "iub":
         x = in_float64(x, name)
     if x.dtype.kind not in "fc":
         raise no_numbers(x, name)
-    if x.dtype.kind == "c" or x.dtype.itemsize > 8:
-        raise _unsupported(x.dtype.kind == "c", x.dtype, name)
+    is_complex = x.dtype.kind == "c"
+    if (is_complex and not or_complex) or x.dtype.itemsize > (16 if is_complex else 8):
+        raise _unsupported(x.dtype, name, or_complex=or_complex)
     if not x.dtype.isnative:
         x = x.astype(x.dtype.newbyteorder("="))
     # Negative strides and read-only memory are what torch cannot take.
@@ -309,17 +319,19 @@ def _take_numpy(x: np.ndarray, name: str) -> Taken:
     return Taken(tensor, torch.Tensor.numpy, tensor)
 
 
-def _take_tensor(x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any]) -> Taken:
+def _take_tensor(
+    x: torch.Tensor, name: str, wrap: Callable[[torch.Tensor], Any], or_complex: bool = False
+) -> Taken:
     if x.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
     if not x.is_floating_point() and not x.is_complex():
         if x.dtype in (torch.int64, torch.uint64) and _is_wide(x):
             in_float64(x.cpu().numpy(), name)
         x = x.double()
-    if x.dtype not in FLOATS:
-        raise _unsupported(x.is_complex(), x.dtype, name)
-    # The imaginary part of a conjugate is a view with a sign that kernels, which read memory, do not see.
-    return Taken(x.detach().resolve_neg(), wrap, x)
+    if x.dtype not in FLOATS and not (or_complex and x.dtype in COMPLEX):
+        raise _unsupported(x.dtype, name, or_complex=or_complex)
+    # A conjugate, and its imaginary part, are views with a sign that kernels, which read memory, do not see.
+    return Taken(x.detach().resolve_conj().resolve_neg(), wrap, x)
 
 
 def _is_wide(x: torch.Tensor) -> bool:
@@ -327,7 +339,9 @@ def _is_wide(x: torch.Tensor) -> bool:
     return x.numel() > 0 and (x.dtype == torch.uint64 or bool(x.abs().max() > WHOLE))
 
 
-def _unsupported(is_complex: bool, dtype: Any, name: str) -> TypeError:
-    if is_complex:
-        return TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass real numbers")
-    return TypeError(f"{name} has dtype {dtype}: pass float16, bfloat16, float32 or float64")
+def _unsupported(dtype: Any, name: str, *, or_complex: bool) -> TypeError:
+    if "complex" in str(dtype) and not or_complex:
+        return TypeError(f"{name} is complex ({dtype}), and must be real")
+    last = "float64, complex64 or complex128" if or_complex else "float32 or float64"
+    first = "float16, bfloat16, float32" if or_complex else "float16, bfloat16"
+    return TypeError(f"{name} has dtype {dtype}: pass {first}, {last}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine, select_engine
+from neula.engines.complex import over
 from neula.pipeline.call import HostTuning
 from neula.pipeline.solutions import SolutionOptions
 
@@ -27,4 +28,4 @@ def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None
     most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST) > most:
         return None
-    return select_engine("cpu", torch.device("cpu"))
+    return over(select_engine("cpu", torch.device("cpu")), options.dtype)

@@ -75,9 +75,9 @@ def as_array(x: Any, name: str) -> np.ndarray:
     if array.dtype.kind not in "iubfc" and array.ndim == 0:
         raise TypeError(f"{name} is a {type(x).__name__}, which is no array: pass an array")
     if array.dtype.kind == "O" and _are_numbers(array):
-        return in_float64(array, name)
-    if array.dtype.kind == "f" and not np.abs(array).max(initial=0) < WHOLE:
-        in_float64(x, name)  # integers among the elements of a list
+        return in_float64(array, name, or_complex=True)
+    if array.dtype.kind in "fc" and not np.abs(array).max(initial=0) < WHOLE:
+        in_float64(x, name, or_complex=True)  # integers among the elements of a list
     return array
 
 
@@ -98,21 +98,21 @@ def no_numbers(array: np.ndarray, name: str) -> TypeError:
         )
     if array.dtype.kind == "O":
         for index, value in np.ndenumerate(array):
-            if not isinstance(value, (int, float, np.number)):
+            if not isinstance(value, (int, float, complex, np.number)):
                 where = ", ".join(map(str, index))
                 return TypeError(
                     f"{name}[{where}] is {value!r}, a {type(value).__name__}: pass numbers, if they are "
                     f"meant to be some with {name}.astype(float)"
                 )
-        in_float64(array, name)  # what this raises must not be rounded away
+        in_float64(array, name, or_complex=True)  # what this raises must not be rounded away
     return TypeError(f"{name} has dtype {array.dtype}: pass numbers, e.g. {name}.astype(float)")
 
 
 def _are_numbers(array: np.ndarray) -> bool:
-    """Whether all elements are real numbers, also those of an array of objects."""
+    """Whether all elements are numbers, also those of an array of objects."""
     if array.dtype.kind != "O":
-        return array.dtype.kind in "iubf"
-    return all(isinstance(value, (int, float, np.bool_, np.integer, np.floating)) for value in array.flat)
+        return array.dtype.kind in "iubfc"
+    return all(isinstance(value, (int, float, complex, np.bool_, np.number)) for value in array.flat)
 
 
 def _columns(x: Any) -> list[tuple[Any, Any]] | None:
@@ -128,7 +128,7 @@ def _columns(x: Any) -> list[tuple[Any, Any]] | None:
 def _of_columns(x: Any, columns: list[tuple[Any, Any]], name: str) -> np.ndarray:
     """A table as a matrix, a series as a vector, each column converted by itself; of one dtype as it is."""
     dtypes = list(getattr(x, "dtypes", ())) if hasattr(x, "columns") else [getattr(x, "dtype", None)]
-    if dtypes and all(isinstance(dtype, np.dtype) and dtype.kind == "f" for dtype in dtypes):
+    if dtypes and all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes):
         array = np.asarray(x)
         if not np.isnan(np.add.reduce(array, axis=None)):  # no NaN in it
             return array
@@ -144,7 +144,8 @@ def _of_columns(x: Any, columns: list[tuple[Any, Any]], name: str) -> np.ndarray
         elif len(there) < len(values):
             missing.append(f"{column} ({len(values) - len(there)} of {len(values)})")
         elif not strange and not missing:
-            arrays.append(in_float64(array, name if label is None else f"{name}[{label!r}]"))
+            column = name if label is None else f"{name}[{label!r}]"
+            arrays.append(in_float64(array, column, or_complex=True))
     if strange:
         raise TypeError(
             f"{name} has columns that are not all numbers: {_listed(strange)}. Leave them out, or encode "

@@ -22,6 +22,13 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY
 """The mode of ``make_fx`` and ``torch.func.linearize``."""
 
 
+EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
+"""Whether this thread leaves out a step of torch's dispatch, and the names of steps."""
+
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}
+"""Accuracies of complex dtypes: compilers do not know ``dtype.to_real``."""
+
+
 class Operator:
     """An operator of torch with its shapes, derivatives and batches.
 
@@ -51,7 +58,10 @@ class Operator:
         self._function, self._again = function, again
 
         def real(*inputs: Any) -> Any:
-            with forward_ad._set_fwd_grad_enabled(False):  # below autograd tangents cannot be distinguished
+            # Below autograd tangents cannot be distinguished. Within a dispatch mode, as at the first run of
+            # a compiled function, pending conjugates and signs would be ignored.
+            tangents = forward_ad._set_fwd_grad_enabled(False)
+            with tangents, EXCLUDED(KEYS.Conjugate, False), EXCLUDED(KEYS.Negative, False):
                 found = compute(*inputs, *self._defaults[len(inputs) :])
             return self._returned(_separate(found, inputs[: function.operands]))
 
@@ -108,11 +118,13 @@ class Operator:
 
 
 def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
-    """Results as compilers expect them: row-major, on the device of the input, each in memory of its own."""
+    """Results as compilers expect them: row-major, without a pending conjugate, on the device of the input,
+    each in memory of its own.
+    """
     seen = {x.untyped_storage().data_ptr() for x in given}
     separate = []
     for x in found:
-        x = x.detach().to(given[0].device).contiguous()
+        x = x.detach().resolve_conj().to(given[0].device).contiguous()
         memory = x.untyped_storage().data_ptr()
         separate.append(x.clone() if memory in seen or x.storage_offset() else x)
         seen.add(memory)
@@ -170,7 +182,8 @@ def name_of(accuracy: Any) -> str | None:
     if accuracy is None or isinstance(accuracy, str):
         return accuracy
     if isinstance(accuracy, torch.dtype):
-        return str(accuracy).removeprefix("torch.")
+        name = str(accuracy).removeprefix("torch.")
+        return OF_PARTS.get(name, name)
     return repr(float(accuracy)) if isinstance(accuracy, float | int) else np.dtype(accuracy).name
 
 

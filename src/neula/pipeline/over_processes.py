@@ -76,7 +76,7 @@ def _operand(x: Any, name: str) -> _Operand:
         For other layouts.
     """
     if isinstance(x, RowSharded):
-        return _Operand(take(x.local, name, differentiable=True), over_rows=x.over_rows)
+        return _Operand(take(x.local, name, differentiable=True, or_complex=True), over_rows=x.over_rows)
     if not is_spread(x) and name == "A":
         raise TypeError(
             "A is not distributed over processes, and another operand is: pass neula.distributed.rows(A)"
@@ -96,7 +96,7 @@ def _operand(x: Any, name: str) -> _Operand:
             f"{name} has placements {tuple(x.placements)}, and neula takes rows over processes: pass "
             f"{name}.redistribute(placements=[Shard(0)])"
         )
-    return _Operand(take(x.to_local(), name), x.device_mesh)
+    return _Operand(take(x.to_local(), name, or_complex=True), x.device_mesh)
 
 
 Give = Callable[[torch.Tensor], Any]

@@ -32,9 +32,10 @@ from neula.pipeline.state import restored
 KEPT = 512
 """Shapes of one function that are remembered. A program that has more of them begins anew."""
 
-DTYPES = (np.dtype(np.float64), np.dtype(np.float32), torch.float64, torch.float32)
+DTYPES = (torch.float64, torch.float32, np.dtype(np.float64), np.dtype(np.float32))
 
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
+IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
 """Dtypes that NumPy has as well."""
 
 OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
@@ -133,6 +134,8 @@ class Plans:
         answers.
     fetches : bool, optional
         Whether a plan on the host also takes copies: of views, and what is fetched from a device.
+    or_complex : bool, optional
+        Whether the planner also takes complex arrays.
     """
 
     def __init__(
@@ -141,8 +144,11 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
+        or_complex: bool = False,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
+        more = np.dtype(np.complex128), np.dtype(np.complex64), torch.complex128, torch.complex64
+        self._dtypes = (*DTYPES, *more) if or_complex else DTYPES
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
         self._planners: dict[Any, Planner | None] = {}
@@ -152,7 +158,10 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
+        if (
+            len(args) != self._operands
+            or (given := given_arrays(args, begun, self._fetches, self._dtypes)) is None
+        ):
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
@@ -197,7 +206,7 @@ class Plans:
             self._seen.add(kind)
             return None
         if kind not in self._planners:
-            taken = all(x.dtype in DTYPES for x in arrays)
+            taken = all(x.dtype in self._dtypes for x in arrays)
             self._planners[kind] = self._make(*arrays, **keywords) if taken else None
         if len(self._plans) >= KEPT:
             self._plans.clear()
@@ -224,7 +233,9 @@ def forget_all() -> None:
         plans.forget()
 
 
-def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
+def given_arrays(
+    args: Sequence[Any], begun: float, copies: bool = True, dtypes: Sequence[Any] = DTYPES
+) -> Given | None:
     """Aligned arrays of one library in one place, row by row, without gradients; else None."""
     if type(args[0]) is np.ndarray:
         arrays = args
@@ -233,7 +244,7 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
             if type(x) is not np.ndarray:
                 return None
             if not x.flags.carray or min(x.strides, default=0) < 0:
-                if not copies or x.size > COPIED or x.dtype not in DTYPES:
+                if not copies or x.size > COPIED or x.dtype not in dtypes:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
         return Given(arrays, _as_it_is, begun, _in_numpy, args)
@@ -241,11 +252,11 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
         return None
     device = args[0].device
     for x in args:
-        if type(x) is not torch.Tensor or x.dtype not in (torch.float64, torch.float32):
+        if type(x) is not torch.Tensor or x.dtype not in dtypes:
             return None
         if x.device != device or x.layout is not torch.strided or not x.is_contiguous():
             return None
-        if x.requires_grad or x.is_neg():
+        if x.requires_grad or x.is_neg() or x.is_conj():
             return None
     if device.type == "cpu":
         return Given([x.numpy() for x in args], torch.from_numpy, begun, torch.Tensor.cpu, args)

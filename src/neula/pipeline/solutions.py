@@ -12,7 +12,8 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format
+from neula.engines import FP64, Engine, Format, format_of
+from neula.engines.formats import double_of
 from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
@@ -64,7 +65,8 @@ class SolutionOptions:
 class Solutions(Values):
     """Solutions of a batch with the evidence of each."""
 
-    x: torch.Tensor  # shape (batch, n, k): float64, already rounded to the dtype of the result
+    # Shape (batch, n, k): in double precision, already rounded to the dtype of the result.
+    x: torch.Tensor
     forward_error: torch.Tensor  # shape (batch, k)
     doubtful: torch.Tensor  # bool, shape (batch,)
     # residual, refined_error, backward_error, condition_bound, shape (batch,): as of
@@ -142,20 +144,30 @@ class Solutions(Values):
         return found
 
     @classmethod
-    def full(cls, value: float, count: int, n: int, k: int, device: torch.device) -> Self:
-        """Solutions filled with one value."""
+    def full(
+        cls,
+        value: float,
+        count: int,
+        n: int,
+        k: int,
+        device: torch.device,
+        of_x: torch.dtype = torch.float64,
+    ) -> Self:
+        """Solutions filled with one value, x in double precision for a dtype of the result."""
         found = {}
         for name in cls._names():
-            dtype = cls.dtypes.get(name, torch.float64)
+            dtype = double_of(of_x) if name == "x" else cls.dtypes.get(name, torch.float64)
             shape = (n, k) if name == "x" else (k,) if name in cls.columns else ()
-            number = value if dtype == torch.float64 else 0
+            number = 0 if name in cls.dtypes else value
             found[name] = torch.full((count, *shape), number, dtype=dtype, device=device)
         return cls(**found)
 
     @classmethod
-    def missing(cls, count: int, n: int, k: int, device: torch.device) -> Self:
+    def missing(
+        cls, count: int, n: int, k: int, device: torch.device, of_x: torch.dtype = torch.float64
+    ) -> Self:
         """Solutions that are not known yet, or do not exist."""
-        return cls.full(math.nan, count, n, k, device)
+        return cls.full(math.nan, count, n, k, device, of_x)
 
 
 S = TypeVar("S", bound=Solutions)
@@ -319,7 +331,7 @@ def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:
     of = numbers_of(run)
     if not ((of["refined_error"] <= bound) & (of["backward_error"] > bound)).any():
         return ""
-    wider = "" if dtype == torch.float64 else ", or the input in a wider dtype"
+    wider = "" if format_of(dtype) is FP64 else ", or the input in a wider dtype"
     return f": x underflows in {str(dtype).removeprefix('torch.')}, pass b times a power of two{wider}"
 
 
@@ -332,7 +344,7 @@ def unsure(run: Run[S]) -> bool:
 def does_not_fit(dtype: torch.dtype) -> OverflowError:
     """The error if a solution overflows in the dtype of the result."""
     return OverflowError(
-        "the solution does not fit float64: scale b down"
-        if dtype == torch.float64
+        f"the solution does not fit {str(dtype).removeprefix('torch.')}: scale b down"
+        if format_of(dtype) is FP64
         else f"the solution does not fit {dtype}: pass the input in a wider dtype"
     )

@@ -8,6 +8,7 @@ where.
 
 from __future__ import annotations
 
+import cmath
 import math
 import queue
 import threading
@@ -20,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from neula.engines.formats import double_of, in_double
 from neula.io.integers import in_float64
 from neula.io.sources import Source
 from neula.kernels.magnitudes import largest_magnitude
-from neula.pipeline.inputs import FLOATS, take
+from neula.pipeline.inputs import COMPLEX, FLOATS, take
 from neula.pipeline.progress import Progress, stage
 
 SLOTS = 3
@@ -43,7 +45,8 @@ class Block:
     """Some rows of all operands, in order; whoever gets it may overwrite it until the next one."""
 
     first: int  # place of its first row
-    rows: tuple[torch.Tensor, ...]  # shape (rows, columns) each: float64, on the device
+    # Shape (rows, columns) each: float64 or complex128, on the device.
+    rows: tuple[torch.Tensor, ...]
 
     @property
     def stop(self) -> int:
@@ -124,14 +127,15 @@ class Reader:
         """Compare with the last pass: a sum of all bits, in which the order of blocks does not matter."""
         rows = slot.take()
         for name, x in zip(self.sources, rows, strict=True):
-            found = int(x.contiguous().view(_BITS[x.dtype.itemsize]).sum())
+            numbers = torch.view_as_real(x) if x.is_complex() else x
+            found = int(numbers.contiguous().view(_BITS[numbers.dtype.itemsize]).sum())
             known = self._sums.setdefault((slot.first, name), found)
             if found != known:
                 raise ValueError(
                     f"{name} has changed: rows {slot.first} to {slot.first + slot.count - 1} are not in pass "
                     f"{self.passes} what they were in pass 1"
                 )
-        return Block(slot.first, tuple(x.double() for x in rows))
+        return Block(slot.first, tuple(in_double(x) for x in rows))
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -159,7 +163,8 @@ class _Slot:
         rows, device = min(reader.rows, max(1, reader.count)), reader.device
         here = []
         for name, source in reader.sources.items():
-            dtype = torch_dtype(source.dtype, name) if device.type == "cuda" else torch.float64
+            dtype = torch_dtype(source.dtype, name, or_complex=True)
+            dtype = dtype if device.type == "cuda" else double_of(dtype)
             here.append(torch.empty((rows, *source.shape[1:]), dtype=dtype, device=device))
         return cls(here)
 
@@ -214,6 +219,7 @@ class _Cursor:
 
     def __init__(self, name: str, source: Source, reader: Reader) -> None:
         self.name, self.width, self.total = name, tuple(source.shape[1:]), reader.count
+        self.is_complex = torch_dtype(source.dtype, name, or_complex=True).is_complex
         self.which = f"in pass {reader.passes}"
         self.blocks = iter(source.blocks(reader.rows))
         self.number, self.read = -1, 0
@@ -247,10 +253,11 @@ class _Cursor:
                 f"block {self.number} of {self.name}, from row {self.read} on, has shape "
                 f"{tuple(block.shape)} {self.which}, and must have shape {shape}".replace("'", "")
             )
-        torch_dtype(block.dtype, f"block {self.number} of {self.name}")
+        named = f"block {self.number} of {self.name}"
+        torch_dtype(block.dtype, named, or_complex=self.is_complex)
         if isinstance(block, torch.Tensor):
-            return take(block, f"block {self.number} of {self.name}").tensor
-        return block if block.dtype.kind == "f" else in_float64(block, self.name, self.read)
+            return take(block, named, or_complex=self.is_complex).tensor
+        return block if block.dtype.kind in "fc" else in_float64(block, self.name, self.read)
 
     def check_end(self) -> None:
         """Nothing may follow."""
@@ -272,32 +279,33 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
     if float(size) <= largest and float(size) < math.inf:
         return
     where = (~(x.abs() <= min(largest, torch.finfo(x.dtype).max))).nonzero()[0].tolist()
-    value = float(x[tuple(where)])
+    value = x[tuple(where)].item()
     place = ", ".join(map(str, [where[0] + first, *where[1:]]))
-    must = "finite" if not math.isfinite(value) else f"at most {largest:.1e}: scale it down"
+    must = "finite" if not cmath.isfinite(value) else f"at most {largest:.1e}: scale it down"
     raise ValueError(f"{name}[{place}] is {value}: {name} must be {must}")
 
 
-def torch_dtype(dtype: Any, name: str) -> torch.dtype:
+def torch_dtype(dtype: Any, name: str, *, or_complex: bool = False) -> torch.dtype:
     """The dtype in which torch holds the numbers of a source; integers and booleans are float64.
 
     Raises
     ------
     TypeError
-        For what are no real numbers.
+        For what are no numbers, and for complex ones that are not accepted.
     """
     if not isinstance(dtype, torch.dtype):
         kind = np.dtype(dtype)
-        if kind.kind not in "iubf":
-            raise TypeError(f"{name} has dtype {kind}: pass real numbers")
-        if kind.kind != "f":
+        if kind.kind not in ("iubfc" if or_complex else "iubf"):
+            raise TypeError(f"{name} has dtype {kind}: pass real {'or complex ' * or_complex}numbers")
+        if kind.kind in "iub":
             return torch.float64
-        if kind.itemsize > 8:
-            raise TypeError(f"{name} has dtype {kind}: pass float16, float32 or float64")
+        if kind.itemsize > (16 if kind.kind == "c" else 8):
+            more = ", complex64 or complex128" * or_complex
+            raise TypeError(f"{name} has dtype {kind}: pass float16, float32, float64{more}")
         return torch.from_numpy(np.empty(0, kind.newbyteorder("="))).dtype
-    if dtype.is_complex:
-        raise TypeError(f"{name} is complex ({dtype}), which is not supported yet: pass a real matrix")
-    return dtype if dtype in FLOATS else torch.float64
+    if dtype.is_complex and not or_complex:
+        raise TypeError(f"{name} is complex ({dtype}), and must be real")
+    return dtype if dtype in (*FLOATS, *COMPLEX) else torch.float64
 
 
 def _goes_directly(piece: Any, to: torch.Tensor) -> bool:
@@ -311,7 +319,7 @@ def _copy(to: torch.Tensor, piece: Any, *, parallel: bool) -> None:
     """Numbers of a block into a buffer; on all cores where a GPU would wait for one of them."""
     if isinstance(piece, torch.Tensor):
         to.copy_(piece)
-    elif parallel and piece.dtype.isnative and piece.dtype.kind == "f" and min(piece.strides) >= 0:
+    elif parallel and piece.dtype.isnative and piece.dtype.kind in "fc" and min(piece.strides) >= 0:
         to.copy_(_tensor_of(piece))
     else:
         np.copyto(to.numpy(), piece, casting="unsafe")

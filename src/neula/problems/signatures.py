@@ -195,6 +195,7 @@ class LUKeywords(TypedDict, total=False):
 class LUSolveKeywords(TypedDict, total=False):
     """Of :func:`neula.lu_solve`."""
 
+    trans: int
     refine: bool | None
     strict: bool
 

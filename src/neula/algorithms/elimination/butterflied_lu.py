@@ -48,7 +48,7 @@ class ButterfliedInverses:
         Parameters
         ----------
         a : Tensor, shape (n, n)
-            float64.
+            In double precision.
         size : Tensor, shape ()
             Of the elements of A, which those that it is bordered with have as well.
         """
@@ -71,15 +71,16 @@ class ButterfliedInverses:
         """``A^-1 b`` for the columns of b, shape (n, k)."""
         if self.lower is None or self.upper is None:
             return exact_matmul(self._known, b)
-        lower, upper = self.lower.mT, self.upper.mT
-        return self.transform.solve(lambda x: lower.solved(upper.solved(x)), b)
+        # The factors are those of the transpose: with conjugates these of the conjugate transpose solve.
+        lower, upper = self.lower.mH, self.upper.mH
+        return self.transform.solve(lambda x: lower.solved(upper.solved(x.conj())).conj(), b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-T b``."""
+        """``A^-H b``."""
         if self.lower is None or self.upper is None:
-            return exact_matmul(self._known.T, b)
+            return exact_matmul(self._known.mH, b)
         lower, upper = self.lower, self.upper
-        return self.transform.mT.solve(lambda x: upper.solved(lower.solved(x)), b)
+        return self.transform.mH.solve(lambda x: upper.solved(lower.solved(x.conj())).conj(), b)
 
     @property
     def _known(self) -> torch.Tensor:

@@ -116,8 +116,8 @@ class TwoSided:
         return mixed(torch.empty_like(b), solve_mixed(right), self.right.weights)
 
     @property
-    def mT(self) -> TwoSided:
-        """The transform of the transposed matrix, ``V^T A^T U``."""
+    def mH(self) -> TwoSided:
+        """The transform of the conjugate transpose, ``V^T A^H U``: butterflies are real."""
         return replace(self, left=self.right, right=self.left)
 
     def apply_(self, a: torch.Tensor, size: torch.Tensor | float = 1.0) -> torch.Tensor:
@@ -144,7 +144,7 @@ class Butterflied(Wrapped):
         return self.transform.solve(self.factors.solve, b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.transform.mT.solve(self.factors.solve_transposed, b)
+        return self.transform.mH.solve(self.factors.solve_transposed, b)
 
 
 def padded(n: int) -> int:

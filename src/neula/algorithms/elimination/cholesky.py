@@ -81,7 +81,7 @@ def cholesky(
     shift: float = 0.0,
     give_up: bool = False,
 ) -> CholeskyFactorization:
-    """Factorize ``A = L L^T``, without synchronizing.
+    """Factorize ``A = L L^H``, without synchronizing.
 
     Parameters
     ----------
@@ -119,7 +119,9 @@ def cholesky(
     n = a.shape[-1]
     if shift:
         a.diagonal(dim1=1, dim2=2).mul_(1 + shift * engine.format.u)
-    leaf = leaf or engine.tuning[CholeskyTuning].cholesky_leaf
+    if leaf is None:  # those of complex matrices are the library's
+        tuning = engine.tuning[CholeskyTuning]
+        leaf = tuning.double_block if engine.is_complex else tuning.cholesky_leaf
     width = max(leaf, (block or engine.tuning[CholeskyTuning].cholesky_block) // leaf * leaf)
     work = _BlockedCholesky(a, _operands(a, engine), engine, leaf, 2 * leaf)
     if n <= width:
@@ -157,7 +159,7 @@ class _BlockedCholesky:
     engine: Engine
     leaf: int
     inverted: int  # order of the diagonal blocks that are inverted
-    inverses: dict[int, torch.Tensor] = field(default_factory=dict)  # L^-T of these, by where they begin
+    inverses: dict[int, torch.Tensor] = field(default_factory=dict)  # L^-H of these, by where they begin
     # L^-1 of these in parts, where blocks below are multiplied in parts.
     operands: dict[int, Kept] = field(default_factory=dict)
     orders: list[torch.Tensor] = field(default_factory=list)  # shape (leaves, batch): what leaves have found
@@ -192,7 +194,7 @@ class _BlockedCholesky:
         n = self.a.shape[1]
         if give_up and len(self.a) == 1 and self.low is not self.a:
             self.unrounded = width
-        sizes = self.a.diagonal(dim1=1, dim2=2).sqrt()  # no element of a row of L is larger
+        sizes = self.a.diagonal(dim1=1, dim2=2).real.sqrt()  # no element of a row of L is larger
         self.kept = list(filter(None, (self.engine.kept(n, n, size) for size in sizes)))
         if len(self.a) == 1:
             # Schur complements have no elements larger than that.
@@ -234,7 +236,7 @@ class _BlockedCholesky:
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
-        """Update a block with the finished columns: A22 -= L21 L21^T."""
+        """Update a block with the finished columns: A22 -= L21 L21^H."""
         target = self.a[:, rows, columns]
         if self.leading is not None and done.start == 0 < done.stop:
             self.leading.subtract(target[0], rows, columns, spare)
@@ -269,7 +271,7 @@ class _BlockedCholesky:
         if bool((self.order > 0).all()):
             return True
         if len(self.a) == 1 and places[-1] >= n // 4:
-            pivots = (self.low[0].diagonal()[: k.stop].to(sizes.dtype) / sizes[0, : k.stop]).square()
+            pivots = (self.low[0].diagonal()[: k.stop].real.to(sizes.dtype) / sizes[0, : k.stop]).square()
             smallest = SHIFT * self.engine.format.u
             if self.leading is None:
                 foresee(pivots, n, smallest)
@@ -293,7 +295,7 @@ class _BlockedCholesky:
             self._join(left, right)
 
     def solve(self, rows: slice, columns: slice) -> None:
-        """A block below a diagonal one becomes ``A L^-T``."""
+        """A block below a diagonal one becomes ``A L^-H``."""
         width = columns.stop - columns.start
         if width > self.inverted:
             left, right = halves(columns, self.leaf)
@@ -315,7 +317,7 @@ class _BlockedCholesky:
 
     def subtract(self, rows: slice, columns: slice, done: slice) -> None:
         """Subtract the product of finished columns from a block."""
-        target, x, y = self.a[:, rows, columns], self.low[:, rows, done], self.low[:, columns, done].mT
+        target, x, y = self.a[:, rows, columns], self.low[:, rows, done], self.low[:, columns, done].mH
         if len(target) == 1:
             self.engine.gemm(x[0], y[0], target[0], alpha=-1.0, beta=1.0)
         else:
@@ -381,12 +383,12 @@ class _BlockedCholesky:
         self._round(k, k)
 
     def _join(self, left: slice, right: slice) -> None:
-        """``L^-T`` of two blocks from those of each: half as many products to solve with them."""
+        """``L^-H`` of two blocks from those of each: half as many products to solve with them."""
         first, second = self.inverses[left.start], self.inverses.pop(right.start)
         h, n = first.shape[-1], first.shape[-1] + second.shape[-1]
         whole = first.new_zeros(len(first), n, n)
         whole[:, :h, :h], whole[:, h:, h:] = first, second
-        beside, between = whole[:, :h, h:], exact_matmul(self.a[:, right, left].mT, second)
+        beside, between = whole[:, :h, h:], exact_matmul(self.a[:, right, left].mH, second)
         exactly(torch.baddbmm, beside, first, between, out=beside, alpha=-1.0, beta=0.0)
         self.inverses[left.start] = whole
 

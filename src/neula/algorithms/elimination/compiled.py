@@ -14,6 +14,7 @@ from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, inve
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import core
 from neula.kernels.magnitudes import MODERATE
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 
 if TYPE_CHECKING:
     from neula._core import Core, SystemsSetting
@@ -24,8 +25,8 @@ THREADED = 1e5
 EQUILIBRATED = 16.0
 """Rows, and columns, whose lengths differ by less are not scaled."""
 
-TAKEN = (torch.float64, torch.float32)
-"""Dtypes of what the kernel reads, and of what it rounds x to."""
+TAKEN = {torch.float64, torch.float32}
+"""Dtypes of what the kernel reads, and of what it rounds x to, or of the parts of complex numbers."""
 
 
 class CompiledSolutions(NamedTuple):
@@ -44,7 +45,7 @@ class CompiledSolutions(NamedTuple):
         cls, kernels: Core, n: int, k: int, *batch: int
     ) -> tuple[CompiledSolutions, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Solutions to be written by a kernel, and their memory as it takes it."""
-        count, places = batch[0] if batch else 1, _places(kernels)
+        count, places = batch[0] if batch else 1, places_of(kernels)
         x, forward_errors = np.empty((count * n, k)), np.empty((count, k))
         numbers = np.empty((count_of(kernels), count))
         memory = x, forward_errors, numbers
@@ -95,6 +96,8 @@ def solved(
     kernels = core()
     if kernels is None:
         return None
+    if a.is_complex():
+        return _solved_in_parts(a, b, dtype, digits, definite=definite)
     *batch, n, k = b.shape
     count = batch[0] if batch else 1
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
@@ -106,14 +109,43 @@ def solved(
     return found if done else None
 
 
+def _solved_in_parts(
+    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, *, definite: bool
+) -> CompiledSolutions | None:
+    """Complex systems as real ones of twice the order."""
+    of_a, of_b = (torch.from_numpy(x) for x in (embedded(a.numpy()), stacked_parts(b.numpy())))
+    found = solved(of_a, of_b, dtype.to_real(), digits, definite=definite)
+    if found is None:
+        return None
+    of_parts(found.numbers, found.places)
+    return found._replace(x=torch.from_numpy(of_stacked_parts(found.x.numpy())))
+
+
+def of_parts(numbers: np.ndarray, places: dict[str, int | slice]) -> None:
+    """Turn backward errors of real systems into those of the complex ones that they stand for, in place.
+
+    They are in the infinity norm. The magnitude of a complex number is between the sum of those of its parts
+    divided by the square root of 2 and that sum, the largest of a vector likewise, and an error has two.
+    All else is in the 2-norm, which is the same.
+
+    Parameters
+    ----------
+    numbers : array, shape (count, ...)
+    places : dict
+        Where each number is.
+    """
+    for name in ("refined_error", "backward_error", "history"):
+        numbers[places[name]] *= 2
+
+
 def count_of(kernels: Core) -> int:
     """How many numbers kernels write for each system."""
-    count: int = _places(kernels)["history"].stop
+    count: int = places_of(kernels)["history"].stop
     return count
 
 
 @lru_cache(maxsize=1)
-def _places(kernels: Core) -> dict[str, Any]:
+def places_of(kernels: Core) -> dict[str, Any]:
     """Where kernels write the numbers of their evidence: indices, and the slice of the history."""
     return {
         name: first if count == 1 else slice(first, first + count)

@@ -26,7 +26,7 @@ def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
 
 
 def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
-    """Factors of matrices in float64, shape (batch, n, n), of which the lower triangles are read.
+    """Factors of matrices in double precision, shape (batch, n, n), of which the lower triangles are read.
 
     Diagonal blocks are the library's, beside the products that update the columns after them.
 
@@ -52,7 +52,7 @@ def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        float64; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
+        In double precision; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
     """
     n, tuning = a.shape[-1], engine.tuning
     width = n if n <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(n)

@@ -9,10 +9,12 @@ from typing import ClassVar, Protocol, Self
 import torch
 
 from neula.algorithms.elimination.lu import lu_factorize
+from neula.algorithms.elimination.lu_panels import WIDEST_INVERSE
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.triangular.inverted import InvertedLU, InvertedTuning
 from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import Engine, Tuning, format_of
+from neula.engines.formats import double_of, in_double
 
 _BLOCK, _BLOCKS = 256, 16
 """Smallest order of diagonal blocks, and how many there are in a large matrix: copies of them are small
@@ -37,10 +39,10 @@ class Factorization(Protocol):
         """Whether it solves with the transpose as with A itself."""
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-1 b``, about, for the columns of b, shape (n, k), float64 in and out."""
+        """``A^-1 b``, about, for the columns of b, shape (n, k), in double precision, as the result."""
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-T b``, likewise."""
+        """``A^-H b``, likewise."""
 
     def in_double(self) -> Factorization:
         """Solve in double precision with these factors: their errors stay, no rounding errors are added."""
@@ -69,7 +71,7 @@ class Wrapped:
 
 
 class Transposed(Wrapped):
-    """A factorization of A as one of its transpose."""
+    """A factorization of A as one of its conjugate transpose."""
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         return self.factors.solve_transposed(b)
@@ -111,25 +113,28 @@ class MixedLU:
 
     substitution: Substitution
     growth: float
+    rounded: bool = False  # whether products have rounded the factors to a low format
     symmetric: ClassVar[bool] = False
 
     @property
     def narrow(self) -> bool:
-        return self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
+        return self.rounded or self.substitution.factors.lu.dtype.itemsize < self.substitution.dtype.itemsize
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.substitution.solve(b.to(self.substitution.dtype)).double()
+        return in_double(self.substitution.solve(b.to(self.substitution.dtype)))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.substitution.solve_transposed(b.to(self.substitution.dtype)).double()
+        return in_double(self.substitution.solve_transposed(b.to(self.substitution.dtype)))
 
     def in_double(self) -> MixedLU:
         factors = self.substitution.factors
         # Single precision is converted once, which many solves repay and which takes no more memory than A
         # does. Narrower formats are not converted: they would take four times the memory.
-        if factors.lu.dtype == torch.float32:
-            factors = replace(factors, lu=factors.lu.double())
-        return replace(self, substitution=Substitution(factors, torch.float64))
+        if factors.lu.dtype in (torch.float32, torch.complex64):
+            factors = replace(factors, lu=in_double(factors.lu))
+        inverts = self.substitution.inverts
+        substitution = Substitution(factors, double_of(factors.lu.dtype), inverts)
+        return replace(self, substitution=substitution, rounded=False)
 
 
 def mixed_lu(
@@ -154,11 +159,24 @@ def mixed_lu(
         With NaN or Inf, and a growth that is not finite, where a pivot vanishes or the format overflows.
     """
     largest = engine.column_max(a.T).amax()
-    variant = "2.2" if engine.format == format_of(engine.storage) else "5.2/5.1"
+    # Factors of a complex matrix stay in the storage precision: parts of operands are rounded in products,
+    # which are the fewest with Algorithm 3.1.
+    stored, wide = format_of(engine.storage), engine.is_complex and not pivoting
+    plain = engine.format == stored and not engine.arithmetic.corrected
     packed = lu_factorize(
-        a, engine, variant=variant, pivoting=pivoting, overwrite=True, on_columns=on_columns
+        a,
+        engine,
+        variant="2.2" if plain else "3.1" if wide else "5.2/5.1",
+        panel=WIDEST_INVERSE if wide and not plain else None,
+        storage=stored if engine.is_complex else None,
+        pivoting=pivoting,
+        overwrite=True,
+        on_columns=on_columns,
     )
-    return MixedLU(Substitution(packed, engine.storage), growth_of(packed.lu, largest, engine))
+    inverts = engine.is_complex and engine.tuning[InvertedTuning].width(len(a)) > 0
+    rounded = engine.is_complex and engine.format.u > stored.u
+    substitution = Substitution(packed, engine.storage, inverts)
+    return MixedLU(substitution, growth_of(packed.lu, largest, engine), rounded)
 
 
 @dataclass(frozen=True)
@@ -175,19 +193,18 @@ class LibraryLU:
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         b = b.to(self.lu.dtype)
         if self.inverted is not None:
-            return self.inverted.solve(b).double()
-        return torch.linalg.lu_solve(self.lu, self.pivots, b).double()
+            return in_double(self.inverted.solve(b))
+        return in_double(torch.linalg.lu_solve(self.lu, self.pivots, b))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         b = b.to(self.lu.dtype)
         if self.inverted is not None:
-            return self.inverted.solve_transposed(b).double()
-        return torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True).double()
+            return in_double(self.inverted.solve_transposed(b))
+        return in_double(torch.linalg.lu_solve(self.lu, self.pivots, b, adjoint=True))
 
     def in_double(self) -> LibraryLU:
-        if self.lu.dtype == torch.float64:
-            return self
-        return LibraryLU(self.lu.double(), self.pivots, self.growth)
+        double = in_double(self.lu)
+        return self if double is self.lu else LibraryLU(double, self.pivots, self.growth)
 
 
 def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:

@@ -1,4 +1,4 @@
-"""The least multiple of the identity that makes a symmetric matrix positive definite."""
+"""The least multiple of the identity that makes a Hermitian matrix positive definite."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import torch
 
 from neula.algorithms.elimination.cholesky import library_cholesky
+from neula.engines.formats import in_double
 
 
 def least_jitter(a: torch.Tensor) -> float:
@@ -38,10 +39,10 @@ def least_jitter(a: torch.Tensor) -> float:
         shifted.diagonal().add_(_on_grid(place))
         if not _on_grid(place) or not bool(shifted.diagonal().isfinite().all()):
             return True
-        scaled = torch.ldexp(shifted.double(), torch.tensor(-exponent, device=a.device))
+        scaled = torch.ldexp(in_double(shifted), torch.tensor(-exponent, device=a.device))
         return bool(library_cholesky(scaled[None]).order.any())
 
-    size = float(a.diagonal().abs().max()) or 1.0
+    size = float(a.diagonal().real.abs().max()) or 1.0
     # Numbers near 1 neither overflow nor underflow; powers of 4 change no rounding error.
     exponent = 2 * (math.frexp(size)[1] // 2)
     high = math.floor(2 * (math.log10(size) + math.log10(torch.finfo(a.dtype).eps)))

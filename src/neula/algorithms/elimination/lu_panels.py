@@ -35,7 +35,7 @@ class Workspace:
     @property
     def wide(self) -> Engine:
         """The engine in the precision in which sums are kept."""
-        return self.engine.using("fp64" if self.engine.storage == torch.float64 else "fp32")
+        return self.engine.using("fp64" if self.engine.storage.to_real() == torch.float64 else "fp32")
 
     def panel(self, columns: slice) -> torch.Tensor:
         """The columns from the diagonal block downwards, in the matrix."""
@@ -163,10 +163,12 @@ def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
     diagonal, below, panel = block[:width], block[width:], work.panel(columns)
     if work.interchanges is not None:
         work.interchanges.apply(work.matrix, columns.start, _factorize_pivoted(block, columns), done=columns)
+        factors = diagonal.clone()
+        l_inverse, u_inverse = triangular_inverses(factors) if inverted else (factors, factors)
+    elif inverted:
+        factors, l_inverse, u_inverse = _factors_and_inverses(diagonal, work.engine)
     else:
-        lu_unpivoted(diagonal)
-    factors = diagonal.clone()
-    l_inverse, u_inverse = triangular_inverses(factors) if inverted else (factors, factors)
+        factors = l_inverse = u_inverse = lu_unpivoted(diagonal).clone()
     if work.interchanges is None and below.numel() > 0:
         if inverted:
             below = work.wide.gemm(below, u_inverse, work.room_beside(block)[width:])
@@ -184,6 +186,19 @@ def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
         work.store(block, work.matrix[columns, right])
 
     return solve
+
+
+def _factors_and_inverses(block: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, ...]:
+    """Factors of a diagonal block, which take its place, and their inverses: dozens of launches of
+    microseconds, replayed from a CUDA graph.
+    """
+
+    def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        factors = lu_unpivoted(columns.T)
+        return columns, *triangular_inverses(factors)
+
+    columns, *inverses = engine.replay(factorized, (block.T.contiguous(),), ("lu and inverses",))
+    return block.copy_(columns.T), *inverses
 
 
 def _factorize_pivoted(block: torch.Tensor, columns: slice) -> list[int]:

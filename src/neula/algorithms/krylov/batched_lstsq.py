@@ -2,8 +2,8 @@
 
 The corrected seminormal equations (Björck, "Stability analysis of the method of seminormal equations for
 linear least squares problems", Linear Algebra Appl. 88/89, 1987): with R of a QR factorization of A solve
-``R^T R dx = A^T (b - A x)``, and repeat with the true residual. Q is not needed, so R may come from any
-QR. With ``W = A R^-1`` a step multiplies the error by ``I - W^T W`` in the variables ``R x``: by
+``R^H R dx = A^H (b - A x)``, and repeat with the true residual. Q is not needed, so R may come from any
+QR. With ``W = A R^-1`` a step multiplies the error by ``I - W^H W`` in the variables ``R x``: by
 ``u cond(A)`` for an R of unit roundoff u, by ``u cond(A)^2`` for one of the normal equations. Residuals and
 gradients in twice the working precision make that the error of x
 (:mod:`neula.algorithms.krylov.doubled_refinement`).
@@ -38,7 +38,7 @@ from neula.kernels.doubled.doubled_normal import doubled_normal
 from neula.kernels.small_problems.refining import uncertainty
 
 PROBES = 8
-"""Random vectors that show ``||I - W^T W||_F``; with up to as many columns they are the unit vectors, which
+"""Random vectors that show ``||I - W^H W||_F``; with up to as many columns they are the unit vectors, which
 give it exactly."""
 
 ROUNDING = 8.0
@@ -72,9 +72,9 @@ class FactoredTallMatrices:
     Parameters
     ----------
     t : Tensor, shape (batch, rows, columns), rows >= columns
-        float64, at most 1 in magnitude, columns of comparable size.
+        In double precision, parts at most 1 in magnitude, columns of comparable size.
     r : Tensor, shape (batch, columns, columns)
-        Upper triangular, float64; accurate to any format.
+        Upper triangular, in double precision; accurate to any format.
     inverse : Tensor, shape (batch, columns, columns), or None
         ``R^-1``; None where the library solves.
     low : Tensor, shape (batch, rows, columns), optional
@@ -88,7 +88,7 @@ class FactoredTallMatrices:
     over_rows : Reduction, optional
         Where other rows of T are.
     rhs : Tensor, shape (batch, rows, k), optional
-        What T^T is applied to in the same pass.
+        What T^H is applied to in the same pass.
     few : bool
         Whether few vectors measure the rate although more would take no pass more.
     inverse_norm : Tensor, shape (batch, 1), optional
@@ -98,7 +98,7 @@ class FactoredTallMatrices:
     Attributes
     ----------
     rate : Tensor, shape (batch,)
-        ``||I - W^T W||_F`` from above, the rounding errors of its measurement included.
+        ``||I - W^H W||_F`` from above, the rounding errors of its measurement included.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class FactoredTallMatrices:
         # As many on all processes: the rows of one may be too few for the kernel, and those of another not.
         few = few or not doubled or (not over_rows.spread and in_one_pass(t, FEW))
         count = FEW if few else PROBES
-        z = probes(r.shape[-1], r.device, count)
+        z = probes(r.shape[-1], r.device, count, dtype=r.dtype)
         self._gradient: torch.Tensor | None = None
         y = self.solve(z)
         if rhs is None:
@@ -142,13 +142,18 @@ class FactoredTallMatrices:
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
         return normal(self.t, x)
 
+    @property
+    def _size(self) -> int:
+        """Rows and columns; of complex matrices twice as many: products of each part are sums of as many."""
+        return (1 + self.t.is_complex()) * (self.over_rows.count(self.t.shape[1]) + self.t.shape[2])
+
     def solve(self, y: torch.Tensor) -> torch.Tensor:
         """``R^-1 y``."""
         return solved(self._r, y) if self._inverse is None else self._inverse @ y
 
     def coordinates(self, g: torch.Tensor) -> torch.Tensor:
-        """``R^-T g``."""
-        return solved_transposed(self._r, g) if self._inverse is None else self._inverse.mT @ g
+        """``R^-H g``."""
+        return solved_transposed(self._r, g) if self._inverse is None else self._inverse.mH @ g
 
 
 class Overdetermined(FactoredTallMatrices):
@@ -225,7 +230,7 @@ class Overdetermined(FactoredTallMatrices):
         return lengths(self.columns * unknowns)
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
-        """``R^-1 R^-T A^T r``."""
+        """``R^-1 R^-H A^H r``."""
         if self.doubled is None:
             return self._evaluate_plainly(b, high)
         residual, gradient = self._doubled_gradient(b, high, low)
@@ -251,11 +256,6 @@ class Overdetermined(FactoredTallMatrices):
         residual, gradient = self._residual_and_gradient(high, b)
         gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
         return self._found(high, residual, gradient, of_rows, doubled=False)
-
-    @property
-    def _size(self) -> int:
-        """Rows and columns."""
-        return self.over_rows.count(self.t.shape[1]) + self.t.shape[2]
 
     def _found(
         self,
@@ -315,12 +315,12 @@ class Overdetermined(FactoredTallMatrices):
 
 
 def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """``||I - W^T W||_F`` for ``W = T R^-1`` from above, shape (batch,).
+    """``||I - W^H W||_F`` for ``W = T R^-1`` from above, shape (batch,).
 
     It is at least 1 where T lacks full rank, whatever R is.
     """
-    z = probes(r.shape[-1], r.device)
-    change = torch.linalg.matrix_norm(z - inverse.mT @ normal(t, inverse @ z))
+    z = probes(r.shape[-1], r.device, dtype=r.dtype)
+    change = torch.linalg.matrix_norm(z - inverse.mH @ normal(t, inverse @ z))
     return MARGIN * change + _noise(r, inverse)
 
 
@@ -339,7 +339,14 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=1)
 
 
-def probes(n: int, device: torch.device, count: int = PROBES, *, unit: bool = True) -> torch.Tensor:
+def probes(
+    n: int,
+    device: torch.device,
+    count: int = PROBES,
+    *,
+    unit: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
     """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or Gaussian.
 
     Parameters
@@ -351,5 +358,5 @@ def probes(n: int, device: torch.device, count: int = PROBES, *, unit: bool = Tr
         included.
     """
     if unit and n <= PROBES:
-        return torch.eye(n, dtype=torch.float64, device=device)
-    return gaussian(max(SHARED, n), count, torch.float64, device, seed=1)[:n] / count**0.5
+        return torch.eye(n, dtype=dtype, device=device)
+    return gaussian(max(SHARED, n), count, dtype, device, seed=1)[:n] / count**0.5

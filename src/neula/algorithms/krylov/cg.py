@@ -42,9 +42,9 @@ def cg(
     Parameters
     ----------
     operator : callable
-        Applies A, which is symmetric positive definite.
+        Applies A, which is Hermitian positive definite.
     preconditioner : callable
-        Applies a symmetric positive definite matrix close to ``A^-1``.
+        Applies a Hermitian positive definite matrix close to ``A^-1``.
     b : Tensor, shape (n, k)
     tolerance : float or Tensor, shape (k,)
         Norm of the residual, relative to that of b, at which a column is done; a tensor is on the CPU. It is
@@ -73,17 +73,17 @@ def cg(
     >>> x[:, 0], iterations
     (tensor([1.0000, 0.5000, 0.3333], dtype=torch.float64), 3)
     """
-    aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1]).numpy()
+    aim = torch.as_tensor(tolerance, dtype=b.dtype.to_real(), device="cpu").expand(b.shape[1]).numpy()
     x, residual = torch.zeros_like(b), b
     start, k = torch.linalg.vector_norm(b, dim=0), b.shape[1]
     solved = preconditioner(residual)
-    direction, product = solved, (residual * solved).sum(0)
+    direction, product = solved, inner(residual, solved)
     iterations = 0
     while iterations < max_iterations:
         image = operator(direction)
         iterations += 1
         # A column that is done has no direction left: zero over zero is zero.
-        step = over(product, (direction * image).sum(0))
+        step = over(product, inner(direction, image))
         x = x + step * direction
         residual = residual - step * image  # not in place: a preconditioner may return its argument
         left = over(torch.linalg.vector_norm(residual, dim=0), start)
@@ -105,6 +105,11 @@ def cg(
             residual, aim = torch.cat([residual, others], 1), np.append(aim, np.full(count, theirs))
             start = torch.cat([start, torch.linalg.vector_norm(others, dim=0)])
         solved = preconditioner(residual)
-        before, product = product, (residual * solved).sum(0)
+        before, product = product, inner(residual, solved)
         direction = solved + over(product, before) * direction
     return x, iterations
+
+
+def inner(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Real parts of the inner products ``x^H y`` of columns: all of them where y is a Hermitian A times x."""
+    return (x.conj() * y).sum(0).real

@@ -3,8 +3,8 @@
 Zhang, Baharlouei, Wu (HPDC 2020), Algorithm 3, with what it leaves out: a stopping test, several right-hand
 sides at once, and x in the variables of the problem (the paper's x is ``R x``).
 
-The gradient ``A^T r`` is updated by ``A^T A d``, which comes from the same pass over A as ``A d``. It then
-keeps an error of ``u ||A|| ||b||``, however small r becomes, which R^-T and R^-1 amplify by ``cond(A)^2``:
+The gradient ``A^H r`` is updated by ``A^H A d``, which comes from the same pass over A as ``A d``. It then
+keeps an error of ``u ||A|| ||b||``, however small r becomes, which R^-H and R^-1 amplify by ``cond(A)^2``:
 restarts on the true residual make that good up to a condition number of some 1e10. An R in double precision
 is there for larger ones, and has its gradients computed from an updated residual.
 """
@@ -21,15 +21,17 @@ from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
+from neula.engines.formats import double_of
 from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.polar.svd import converged_eigvalsh
+from neula.kernels.small_problems.refining import squares
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
 
 PATIENCE = 3
-"""Iterations without a new smallest ``||R^-T A^T r||`` after which only rounding errors are left; and half as
+"""Iterations without a new smallest ``||R^-H A^H r||`` after which only rounding errors are left; and half as
 many more as it took to get there, since slow convergence is not monotone."""
 
 BLIND = 4
@@ -40,22 +42,23 @@ BLIND = 4
 class Stop:
     """When a column is done: as soon as one of its two norms is small enough."""
 
-    preconditioned: torch.Tensor  # shape (k,): for ||R^-T A^T r||, which is what CGLS reduces
-    # Shape (k,): for ||D A^T r||, whose rounding errors R^-T does not amplify.
+    preconditioned: torch.Tensor  # shape (k,): for ||R^-H A^H r||, which is what CGLS reduces
+    # Shape (k,): for ||D A^H r||, whose rounding errors R^-H does not amplify.
     gradient: torch.Tensor | float = 0.0
     scales: torch.Tensor | float = 1.0  # shape (n,): the diagonal of D
-    reduction: float = 0.0  # the part of its first value to which ||R^-T A^T r|| may be reduced instead
+    reduction: float = 0.0  # the part of its first value to which ||R^-H A^H r|| may be reduced instead
 
     def after(self, s: torch.Tensor) -> Stop:
-        """The stopping rule as tensors, for an iteration that begins with ``s = R^-T A^T r``."""
+        """The stopping rule as tensors, for an iteration that begins with ``s = R^-H A^H r``."""
         preconditioned = torch.maximum(self.preconditioned, self.reduction * _norms(s))
         gradient, scales = (
-            x if isinstance(x, torch.Tensor) else s.new_full((1,), x) for x in (self.gradient, self.scales)
+            x if isinstance(x, torch.Tensor) else preconditioned.new_full((1,), x)
+            for x in (self.gradient, self.scales)
         )
         return Stop(preconditioned, gradient, scales)
 
     def done(self, gamma: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Which columns are done, given their ``||R^-T A^T r||^2`` and ``A^T r``."""
+        """Which columns are done, given their ``||R^-H A^H r||^2`` and ``A^H r``."""
         scaled = (gradient.T * self.scales).T
         return (gamma <= self.preconditioned.square()) | (_norms(scaled) <= self.gradient)
 
@@ -93,7 +96,7 @@ def cgls(
     Parameters
     ----------
     operator : LeastSquaresOperator
-        A, shape (m, n), float64.
+        A, shape (m, n), in double precision.
     r : UpperTriangular, shape (n, n)
         With ``A R^-1`` well conditioned.
     b : Tensor, shape (m, k)
@@ -102,17 +105,17 @@ def cgls(
     max_iterations : int
         Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
     gradient : Tensor, shape (n, k), optional
-        ``A^T b`` where it is known already.
+        ``A^H b`` where it is known already.
     by_gradient : bool
         Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
     trace : callable, optional
-        Called after each iteration with the largest ``||R^-T A^T r||`` of a column.
+        Called after each iteration with the largest ``||R^-H A^H r||`` of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
-    residual, precise = b, r.dtype == torch.float64 and not by_gradient
+    residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient
     s = solve_rt(r, gradient)
     stop = stop.after(s)
-    gamma = s.square().sum(0)
+    gamma = squares(s)
     state = _CGLSState(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
     wanted = ratio(stop.preconditioned.square(), gamma).min()
     progress = _Progress(gamma, wanted, max_iterations, operator.over_rows)
@@ -120,7 +123,7 @@ def cgls(
     for _ in range(max_iterations):
         if precise:
             image = operator.matmul(state.direction)
-            alpha = state.step_length(operator.over_rows.total(image.square().sum(0)))
+            alpha = state.step_length(operator.over_rows.total(squares(image)))
             residual = torch.addcmul(residual, alpha, image, value=-1)
             state, beta = state.moved(r, stop, alpha, operator.rmatmul(residual))
         else:
@@ -137,13 +140,13 @@ def cgls(
 class _CGLSState(NamedTuple):
     """Where the iteration is, between two products with A."""
 
-    # x, gradient, shape (n, k): the solution, and A^T r.
+    # x, gradient, shape (n, k): the solution, and A^H r.
     x: torch.Tensor
     gradient: torch.Tensor
     # p, direction, shape (n, k): along which the next step goes, in the variables R x, and in those of x.
     p: torch.Tensor
     direction: torch.Tensor
-    gamma: torch.Tensor  # shape (k,): ||R^-T A^T r||^2
+    gamma: torch.Tensor  # shape (k,): ||R^-H A^H r||^2
     # bool, shape (k,): columns that stay as they are: further steps would only add rounding errors.
     done: torch.Tensor
 
@@ -156,7 +159,7 @@ class _CGLSState(NamedTuple):
     ) -> tuple[_CGLSState, torch.Tensor]:
         """The state after a step, with its gradient, and what of the direction is kept."""
         s = solve_rt(r, gradient)
-        gamma = s.square().sum(0)
+        gamma = squares(s)
         beta = ratio(gamma, self.gamma)
         p = torch.addcmul(s, beta, self.p)
         x = torch.addcmul(self.x, alpha, self.direction)
@@ -173,7 +176,7 @@ def _advanced(
     *,
     replay: Replay,
 ) -> tuple[_CGLSState, torch.Tensor, torch.Tensor]:
-    """A step with the gradient updated by ``A^T A d``, and its two coefficients: the part that a CUDA graph
+    """A step with the gradient updated by ``A^H A d``, and its two coefficients: the part that a CUDA graph
     may hold.
     """
 
@@ -211,7 +214,7 @@ class _Progress:
         self._over_rows = over_rows
 
     def ends(self, gamma: torch.Tensor, done: torch.Tensor) -> bool:
-        """Whether to end, given ``||R^-T A^T r||^2`` of each column, and which are done."""
+        """Whether to end, given ``||R^-H A^H r||^2`` of each column, and which are done."""
         self._unseen.append((gamma, done))
         iteration = len(self._left) - 1 + len(self._unseen)
         if len(self._unseen) < self._blind and iteration < self._max_iterations:
@@ -234,7 +237,7 @@ class _Progress:
 
 
 class _LanczosTridiagonal:
-    """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^T (A R^-1)``, the
+    """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^H (A R^-1)``, the
     extreme ones first (Golub and Van Loan, section 11.3).
     """
 
@@ -263,7 +266,7 @@ class _LanczosTridiagonal:
 def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:
     """Whether the slowest column stagnates, or at its mean rate needs more iterations than are allowed.
 
-    ``progress`` holds ``||R^-T A^T r||^2`` after each iteration, as a part of the first.
+    ``progress`` holds ``||R^-H A^H r||^2`` after each iteration, as a part of the first.
     """
     iteration, latest = len(progress) - 1, progress[-1]
     best = progress.index(min(progress))

@@ -28,7 +28,7 @@ class Coordinates:
     # Shape (n, r). A times it is an orthonormal basis orthogonal to the residual of a solution: C at full
     # rank. Otherwise C has a part in the dropped space, along which there is a residual.
     projector: torch.Tensor
-    # Shape (n, r): what the coordinates of Q^T b are taken in, where that is not all of it.
+    # Shape (n, r): what the coordinates of Q^H b are taken in, where that is not all of it.
     left: torch.Tensor | None
     columns: torch.Tensor  # shape (n, 1): norms of the columns of A, 1 where they are zero: the diagonal of D
     # norm, norm_bound: ||B||_2 for B = A D^-1, from below and from above.
@@ -75,7 +75,7 @@ class Coordinates:
         ----------
         r : Tensor, shape (n, n)
         right : Tensor, shape (n, k), and Tensor, shape (l, k)
-            Of ``Q^T b`` the part that belongs to R, and what has the length of the rest.
+            Of ``Q^H b`` the part that belongs to R, and what has the length of the rest.
         rcond : float
             That part.
         count : int
@@ -96,17 +96,17 @@ class Coordinates:
             found = cls.from_factor(r)
             near = not float(s[-1]) > CLEAR * threshold
             return found if not near else found._doubted(_no_gap(s, rank))
-        shortest = Shortest.from_svd(s, vh[:rank].T, norms, count, scales)
-        inverse = shortest.space.shortest(torch.diag(1 / s[:rank])) / columns
+        shortest = Shortest.from_svd(s, vh[:rank].mH, norms, count, scales)
+        inverse = shortest.space.shortest(torch.diag(1 / s[:rank]).to(r.dtype)) / columns
         found = replace(
             cls._from_inverse(inverse, u[:, :rank], columns, b),
-            projector=vh[:rank].T / s[:rank] / columns,
+            projector=vh[:rank].mH / s[:rank] / columns,
             shortest=shortest,
         )
         gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
         if not gap or not rank:
             return found if gap else found._doubted(_no_gap(s, rank))
-        along, norm = u[:, rank:].T @ right[0], torch.linalg.vector_norm
+        along, norm = u[:, rank:].mH @ right[0], torch.linalg.vector_norm
         # Rounding errors turn the left singular vectors, and so mix in what counts of b.
         mixed = shortest.spectrum.angle * norm(right[0], dim=0)
         length = norm(torch.cat([along, right[1], mixed[None]]), dim=0)
@@ -127,8 +127,8 @@ class Coordinates:
         return replace(self, doubt=doubt)
 
     def of_b(self, z: torch.Tensor) -> torch.Tensor:
-        """Coordinates of the solution, shape (r, k), for ``Q^T b``."""
-        return z if self.left is None else self.left.T @ z
+        """Coordinates of the solution, shape (r, k), for ``Q^H b``."""
+        return z if self.left is None else self.left.mH @ z
 
     def length(self, x: torch.Tensor) -> torch.Tensor:
         """``||D x||`` of each column."""
@@ -182,7 +182,7 @@ class Shortest:
     def error(self, y: torch.Tensor, relative: torch.Tensor, ratio: torch.Tensor) -> torch.Tensor:
         """Relative error of ``y = D x`` by those of its coefficients and of the space."""
         relative = torch.maximum(relative, self.spectrum.coefficient_error(ratio))
-        return self.space.error(self.v.T @ y, y, relative, self.spectrum.angle)
+        return self.space.error(self.v.mH @ y, y, relative, self.spectrum.angle)
 
 
 def _no_gap(s: torch.Tensor, rank: int) -> str:

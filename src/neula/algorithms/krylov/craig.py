@@ -1,6 +1,6 @@
 """Minimum-norm solution of a wide system, with R of its transpose as preconditioner.
 
-Conjugate gradients on ``W^T W z = R^-T b`` with ``W = B R^-1``, ``B = A^T`` (Craig's method, also CGNE: Saad,
+Conjugate gradients on ``W^H W z = R^-H b`` with ``W = B R^-1``, ``B = A^H`` (Craig's method, also CGNE: Saad,
 "Iterative Methods for Sparse Linear Systems", section 8.3). Every update lies in the range of B, so x stays
 the minimum-norm solution.
 """
@@ -18,37 +18,37 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale
 from neula.certificates.stagnation import goes_on
-from neula.kernels.small_problems.refining import over
+from neula.kernels.small_problems.refining import over, squares
 
 
 def craig(
     b_matrix: torch.Tensor, r: UpperTriangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
 ) -> InnerSolution:
-    """Minimize ``||x||`` subject to ``B^T x = rhs`` for all columns of rhs together.
+    """Minimize ``||x||`` subject to ``B^H x = rhs`` for all columns of rhs together.
 
     Parameters
     ----------
     b_matrix : Tensor, shape (n, m), n >= m
-        B, float64.
+        B, in double precision.
     r : UpperTriangular, shape (m, m)
         With ``B R^-1`` well conditioned.
     rhs : Tensor, shape (m, k)
     reduction : float
-        Stop when ``||R^-T (rhs - B^T x)||`` has fallen to this part of its first value in every column.
+        Stop when ``||R^-H (rhs - B^H x)||`` has fallen to this part of its first value in every column.
     """
     residual = rhs.clone()
     s = solve_rt(r, residual)
     p = s
-    gamma = s.square().sum(0)
+    gamma = squares(s)
     target = gamma * reduction**2
     x = rhs.new_zeros(b_matrix.shape[0], rhs.shape[1])
     for iteration in range(1, max_iterations + 1):
         q = b_matrix @ solve_r(r, p)
-        alpha = ratio(gamma, q.square().sum(0))
+        alpha = ratio(gamma, squares(q))
         x += alpha * q
-        residual -= alpha * (b_matrix.T @ q)
+        residual -= alpha * (b_matrix.mH @ q)
         s = solve_rt(r, residual)
-        gamma, before = s.square().sum(0), gamma
+        gamma, before = squares(s), gamma
         if bool((gamma <= target).all()):
             return InnerSolution(x, iteration)
         p = s + ratio(gamma, before) * p
@@ -83,7 +83,7 @@ def refine_minimum_norm(
     norm = partial(torch.linalg.vector_norm, dim=0)
 
     def evaluated(x: torch.Tensor) -> Evaluated:
-        residual = rhs - b_matrix.T @ x
+        residual = rhs - b_matrix.mH @ x
         size = norm(residual)
         error = over(size, scale.norm * norm(x / scale.columns[:, None]) + norm(rhs))
         of_residual, of_rhs = (norm(v * rows.columns[:, None]) for v in (residual, rhs))

@@ -156,7 +156,7 @@ def refine_doubled(
     Parameters
     ----------
     b : Tensor, shape (batch, rows, k)
-        float64, elements near 1.
+        In double precision, elements near 1.
     tolerance : float
         Largest forward error of the unrounded solution.
     pace : Pace
@@ -177,7 +177,7 @@ def refine_doubled(
 _BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
     torch.zeros_like,
     lambda high: torch.ones_like(high[:, 0], dtype=torch.bool),
-    lambda high: torch.full_like(high[:, 0], torch.inf),
+    lambda high: torch.full_like(high[:, 0].real, torch.inf),
 )
 """State before the first step: low parts of the unknowns, columns to refine, bounds on errors.
 
@@ -208,7 +208,7 @@ class Refinement:
         self._over_rows = over_rows
         self.high = system.start(b)
         self.low, self.active, self.left = (
-            kept(("refinement", i, self.high.shape, b.device), partial(begin, self.high))
+            kept(("refinement", i, self.high.shape, b.dtype, b.device), partial(begin, self.high))
             for i, begin in enumerate(_BEGINNING)
         )
 

@@ -26,7 +26,7 @@ class Factors(Protocol):
         """``A^-1 b``."""
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-T b``."""
+        """``A^-H b``."""
 
 
 class Images(NamedTuple):
@@ -50,7 +50,7 @@ class Images(NamedTuple):
             Whether they may be unit vectors: not where A times these is made of what was factorized, rounding
             errors included, as ``A^T A`` is.
         """
-        z = probes(a.shape[-1], a.device, vectors, unit=unit).expand(len(a), -1, -1)
+        z = probes(a.shape[-1], a.device, vectors, unit=unit, dtype=a.dtype).expand(len(a), -1, -1)
         return cls(z, *norm_of(a, sizes, beside=z))
 
 
@@ -63,7 +63,7 @@ class FactoredSystems:
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        float64.
+        float64 or complex128.
     factors : Factors
     sizes : Tensor, shape (batch, n, 1)
         The diagonal of D.
@@ -96,12 +96,13 @@ class FactoredSystems:
         self.doubled = Doubled.from_matrix(a) if doubled else None
         z, self.scaled_norm, images = measured
         solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
-        inverse = inverse_norm(solves, factors.solve_transposed, sizes)[0]
+        inverse = inverse_norm(solves, factors.solve_transposed, sizes, dtype=a.dtype)[0]
         solves.finish()
         norms = norm, self.scaled_norm, inverse, self._left
         self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
         self.condition = inverse * self.scaled_norm.clamp_min(1.0)  # columns have norm 1
-        noise = residual_noise(a.shape[-1], doubled=doubled, random=True)
+        terms = (1 + a.is_complex()) * a.shape[-1]
+        noise = residual_noise(terms, doubled=doubled, random=True)
         self._trust = Trust(sizes, wrong, inverse[:, None], norm[:, None], lengths(b), noise)
 
     def _first_steps(

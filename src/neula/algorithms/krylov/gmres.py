@@ -105,7 +105,7 @@ class Space:
         v, coefficients = _orthonormalized(b, self._basis.all)
         residual = self._problem.begin(coefficients.cpu().numpy())
         self._basis.append(v)
-        aim = torch.as_tensor(tolerance, dtype=b.dtype, device="cpu").expand(b.shape[1]).numpy()
+        aim = torch.as_tensor(tolerance, dtype=b.dtype.to_real(), device="cpu").expand(b.shape[1]).numpy()
         iterations = self._extend(residual, aim, min(len(b), max_iterations))
         y = torch.from_numpy(self._problem.solve()).to(b)
         return self._vectors.all @ y, iterations
@@ -210,13 +210,13 @@ def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor
         ``w = [basis, v] h``, the last rows of which are upper triangular.
     """
     least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
-    h = basis.mT @ w
+    h = basis.mH @ w
     v = torch.addmm(w, basis, h, alpha=-1.0)
-    again = basis.mT @ v
+    again = basis.mH @ v
     v = torch.addmm(v, basis, again, alpha=-1.0)
     r = torch.eye(w.shape[1], dtype=w.dtype, device=w.device)
     for _ in range(ROUNDS):
-        inverse, r, fails = orthonormalizing(v.mT @ v, r, least)
+        inverse, r, fails = orthonormalizing(v.mH @ v, r, least)
         v = v @ inverse
     r.diagonal().masked_fill_(fails.bool(), 0.0)
     return v.masked_fill(fails.bool(), 0.0), torch.cat([h + again, r])

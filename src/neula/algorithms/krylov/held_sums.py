@@ -3,8 +3,8 @@ be
 removed.
 
 R of ``[A b]`` by Householder reflections, merged block by block, is what solutions come from. As evidence,
-although A is gone, products with few columns are kept in twice the working precision: ``A^T (A G)`` for
-random vectors G, and ``A^T b``. R applied to the same vectors shows how far ``R^T R`` is from ``A^T A``.
+although A is gone, products with few columns are kept in twice the working precision: ``A^H (A G)`` for
+random vectors G, and ``A^H b``. R applied to the same vectors shows how far ``R^H R`` is from ``A^H A``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import Pair, two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, squares
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.shift import LIMIT, shift
 
@@ -67,11 +67,12 @@ class Gathered:
 class HeldSums:
     """All that is kept of the rows; replaced, never changed."""
 
-    r: torch.Tensor  # shape (n + k, n + k): [[R, Q^T b], [0, S]]: R of [A b], up to an orthogonal factor of S
-    # probes, probes_low, shape (n, 4): A^T (A G), as an unevaluated sum.
+    r: torch.Tensor  # shape (n + k, n + k): [[R, Q^H b], [0, S]]: R of [A b], up to an orthogonal factor of S
+    # probes, probes_low, shape (n, 4): A^H (A G), as an unevaluated sum. G is real also for a complex A: the
+    # Frobenius norm that it estimates is that of real and imaginary parts, one below the other.
     probes: torch.Tensor
     probes_low: torch.Tensor
-    # products, products_low, shape (n, k): A^T b.
+    # products, products_low, shape (n, k): A^H b.
     products: torch.Tensor
     products_low: torch.Tensor
     of_b: torch.Tensor  # int, shape (k,): exponents of two by which right-hand sides were divided
@@ -82,17 +83,17 @@ class HeldSums:
     roundings: int = 0  # how often elements of A and b were rounded at most, by weights and by forgetting
 
     @classmethod
-    def begin(cls, n: int, k: int, device: torch.device) -> HeldSums:
+    def begin(cls, n: int, k: int, device: torch.device, dtype: torch.dtype = torch.float64) -> HeldSums:
         """Sums over no rows."""
         shapes = ((n + k, n + k), (n, PROBES), (n, PROBES), (n, k), (n, k))
-        zeros = [torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes]
+        zeros = [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes]
         units = torch.zeros(k, dtype=torch.int64, device=device)
         # Columns are divided by 2 by default: so nothing is left to divide elements near 1 by.
         return cls(zeros[0], zeros[1], zeros[2], zeros[3], zeros[4], units, of_a=-1)
 
     @property
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """R, ``Q^T b`` and S."""
+        """R, ``Q^H b`` and S."""
         n = len(self.probes)
         return self.r[:n, :n], self.r[:n, n:], self.r[n:, n:]
 
@@ -106,6 +107,12 @@ class HeldSums:
         """Apply a function to each tensor."""
         changed: dict[str, Any] = {name: function(x) for name, x in self.tensors.items()}
         return replace(self, **changed)
+
+    def in_dtype(self, dtype: torch.dtype) -> HeldSums:
+        """Sums over real rows as those over complex ones, where that is the dtype."""
+        if not dtype.is_complex or self.r.is_complex():
+            return self
+        return self.each(lambda x: x.to(dtype) if x.is_floating_point() else x)
 
     def plus(self, other: HeldSums) -> HeldSums:
         """Sums over the rows of both."""
@@ -158,7 +165,7 @@ class HeldSums:
         (n, k), updates = self.products.shape, self.updates + len(gathered.parts)
         stacked = torch.cat([functional.pad(self.r, (0, 1)), *gathered.parts])
         a, b, w = stacked[n + k :].tensor_split([n, n + k], 1)
-        rows, right, units = scaled_rows(a, b, [w[:, 0]] if gathered.weighted else [], exponents)
+        rows, right, units = scaled_rows(a, b, [w[:, 0].real] if gathered.weighted else [], exponents)
         if rows is a and right is b and units.of_a == self.of_a and torch.equal(units.of_b, self.of_b):
             r = torch.linalg.qr(stacked[:, :-1], mode="r")[1]  # which is right below R already
             return self._with(r, _seen(a, b, vectors), len(a), len(gathered.parts))
@@ -196,8 +203,8 @@ class HeldSums:
     ) -> HeldSums:
         """Those without some rows.
 
-        With ``P = R^-T A^T`` of these rows, ``R'^T R' = R^T (I - P P^T) R``, so that ``R' = L R`` for the
-        Cholesky factor ``L^T L = I - P P^T``, and ``L^T z' = z - P b`` for ``z = Q^T b``.
+        With ``P = R^-H A^H`` of these rows, ``R'^H R' = R^H (I - P P^H) R``, so that ``R' = L R`` for the
+        Cholesky factor ``L^H L = I - P P^H``, and ``L^H z' = z - P b`` for ``z = Q^H b``.
 
         Raises
         ------
@@ -206,7 +213,7 @@ class HeldSums:
         """
         a, b = self._rows_in_units(a, b, units)
         r, z, s = self.parts
-        p = torch.linalg.solve_triangular(r.T, a.T, upper=False)
+        p = torch.linalg.solve_triangular(r.mH, a.mH, upper=False)
         identity = torch.eye(len(r), dtype=r.dtype, device=r.device)
         known = bool(p.isfinite().all())  # not where R is singular
         left = float(1 - torch.linalg.matrix_norm(p, 2) ** 2) if known and p.numel() else float(known)
@@ -215,22 +222,23 @@ class HeldSums:
                 f"without these {len(a)} rows {max(left, 0.0):.1e} of what is known along some direction "
                 f"would be left, and rounding errors allow for {LEFT:.1e}: begin a new fit with the others"
             )
-        lower = upper_cholesky(identity - p @ p.T)[0]
-        expected = b - p.T @ z
-        hidden = torch.linalg.solve_triangular(lower.T, p @ expected, upper=False)
-        squares = s.T @ s
-        rest = squares - expected.T @ expected - hidden.T @ hidden
+        lower = upper_cholesky(identity - p @ p.mH)[0]
+        expected = b - p.mH @ z
+        hidden = torch.linalg.solve_triangular(lower.mH, p @ expected, upper=False)
+        gram = s.mH @ s
+        rest = gram - expected.mH @ expected - hidden.mH @ hidden
         values, basis = converged_eigh(rest)
-        sizes = (squares.diagonal() + (z.square()).sum(0) + b.square().sum(0)).sum()
+        before = gram.diagonal().real + squares(z).sum(0)
+        sizes = (before + squares(b).sum(0)).sum()
         if bool((values < -BELOW_ZERO * sizes).any()):
             raise ValueError(f"these {len(a)} rows have larger residuals than all rows of the fit together")
         changed = torch.zeros_like(self.r)
         n = len(r)
         changed[:n, :n] = lower @ r
-        changed[:n, n:] = torch.linalg.solve_triangular(lower.T, z - p @ b, upper=False)
-        changed[n:, n:] = values.clamp_min(0).sqrt()[:, None] * basis.T
+        changed[:n, n:] = torch.linalg.solve_triangular(lower.mH, z - p @ b, upper=False)
+        changed[n:, n:] = values.clamp_min(0).sqrt()[:, None] * basis.mH
         # Zero may be a right-hand side that rounding errors of what was there have hidden.
-        before = (squares.diagonal() + z.square().sum(0)).sqrt().masked_fill(changed[:, n:].any(0), 0.0)
+        before = before.sqrt().masked_fill(changed[:, n:].any(0), 0.0)
         changed[n:, n:].diagonal().add_(FP64.u * before)
         gone = _seen(a, b, vectors).each(torch.neg)
         return self._with(changed, gone, -len(a), 1)
@@ -260,11 +268,11 @@ class HeldSums:
 def normal_product(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
 ) -> Pair:
-    """``A^T (A x)`` as an unevaluated sum, for A of shape (m, n), and ``A^T b`` in columns of its own.
+    """``A^H (A x)`` as an unevaluated sum, for A of shape (m, n), and ``A^H b`` in columns of its own.
 
     x may be an unevaluated sum, too.
     """
-    k = 0 if b is None else b.shape[1]
+    x, k = x.to(a.dtype), 0 if b is None else b.shape[1]
     negative, low = functional.pad(-x, (0, k)), None if x_low is None else functional.pad(-x_low, (0, k))
     right = a.new_zeros(len(a), negative.shape[1])
     if b is not None:
@@ -282,7 +290,7 @@ def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
 
 def _exponents(x: torch.Tensor) -> torch.Tensor:
     """Binary exponents of the largest elements of columns; of zeros far below all others."""
-    largest = largest_magnitude(x, 0) if len(x) else x.new_zeros(x.shape[1])
+    largest = largest_magnitude(x, 0) if len(x) else x.real.new_zeros(x.shape[1])
     return torch.frexp(largest)[1].long().masked_fill(largest == 0, -4 * LIMIT)
 
 
@@ -297,6 +305,9 @@ def _sum(one: Pair, other: Pair) -> Pair:
 
 
 def _times(pair: Pair, number: float) -> Pair:
+    if pair[0].is_complex():
+        high, low = _times((torch.view_as_real(pair[0]), torch.view_as_real(pair[1])), number)
+        return torch.view_as_complex(high), torch.view_as_complex(low)
     high, error = two_product(pair[0], torch.full_like(pair[0], number))
     return two_sum(high, error + number * pair[1])
 

@@ -104,7 +104,7 @@ def refine(
         return goes & improves(errors[1], before[1])
 
     if start is None:
-        error = (b != 0).any(0).to(b.dtype)
+        error = (b != 0).any(0).double()
         start = Refined(torch.zeros_like(b), Measures(error, error), residual=b)
     assert start.residual is not None
     numbers = torch.stack([start.backward_error, norm(start.residual, dim=0)])
@@ -211,7 +211,7 @@ def _with_others(
     """An update solver that includes the probe right-hand sides ``beside`` in its first call."""
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
-        aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=residual.dtype, device="cpu")
+        aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=torch.float64, device="cpu")
         first, last = 0, residual.shape[1]
         if beside is not None and beside.x is None:
             first, more = beside.b.shape[1], beside.companions.shape[1]

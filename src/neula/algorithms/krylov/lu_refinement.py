@@ -18,7 +18,7 @@ import torch
 
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
-from neula.algorithms.elimination.factorization import Factorization, MixedLU, Multiplied
+from neula.algorithms.elimination.factorization import Factorization, MixedLU, Multiplied, Transposed
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import Refined
@@ -29,6 +29,7 @@ from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.stagnation import SLOW
 from neula.engines import FP64, Engine
+from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.kernels.few_vectors.thin import thin_product
 
@@ -59,6 +60,8 @@ class ScaledOperator:
     scale: float = 1.0  # a power of four
 
     def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
+        if self.a.is_conj():  # conjugates of vectors cost less than that of A
+            return (replace(self, a=self.a.conj()) @ x.conj().resolve_conj()).conj().resolve_conj()
         half = self.scale**0.5  # neither x nor its image leaves the range
         return thin_product(self.a, x) if half == 1.0 else half * thin_product(self.a, half * x)
 
@@ -86,6 +89,7 @@ class KeptMatrix:
     engine: Engine  # on whose device everything else is
     scale: float  # power of two by which A is multiplied, so that norms neither overflow nor underflow
     image: torch.Tensor  # shape (n, 1): scale A v for a fixed random v
+    adjoint: bool = False  # whether it is the conjugate transpose of what was factorized
     # Measured at the first refinement.
     conditioning: Conditioning | None = field(default=None, init=False, repr=False)
 
@@ -104,14 +108,28 @@ class KeptMatrix:
         exponent = math.frexp(largest)[1]
         scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
         here = a.to(engine.device)
-        return cls(a, engine, scale, ScaledOperator(here, scale) @ direction(len(a), engine.device))
+        v = direction(len(a), engine.device).to(double_of(a.dtype))
+        return cls(a, engine, scale, ScaledOperator(here, scale) @ v)
+
+    @classmethod
+    def from_adjoint(cls, of: KeptMatrix) -> KeptMatrix:
+        """The conjugate transpose of a matrix that is kept."""
+        found = replace(of, a=of.a.mH, adjoint=not of.adjoint)
+        found.image = found._products() @ found.direction
+        return found
+
+    @property
+    def direction(self) -> torch.Tensor:
+        """The fixed random v."""
+        v = direction(len(self.a), self.engine.device)
+        return v.to(torch.complex128) if self.a.is_complex() else v  # microseconds count
 
     @cached_property
     def row_norms(self) -> torch.Tensor:
         """1-norms of the rows of ``scale A``, shape (n,), float64."""
         here = self.a.to(self.engine.device)
         scaled = here if self.scale == 1.0 else here * self.scale
-        return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=torch.float64)
+        return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=double_of(scaled.dtype))
 
     def products(self) -> ScaledOperator:
         """``scale A`` on the device of the engine, if A is what it was.
@@ -122,12 +140,12 @@ class KeptMatrix:
             If A was changed.
         """
         products = self._products()
-        self._check(products @ direction(len(self.a), self.engine.device))
+        self._check(products @ self.direction)
         return products
 
     def images(self, x: torch.Tensor) -> torch.Tensor:
         """``scale A x``, if A is what it was (else a ValueError): both in one pass."""
-        images = self._products() @ torch.cat([direction(len(x), x.device), x], 1)
+        images = self._products() @ torch.cat([self.direction, x], 1)
         self._check(images[:, :1])
         return images[:, 1:]
 
@@ -178,7 +196,7 @@ class KeptMatrix:
 class KeptLU(MixedLU):
     """LU factors that keep what solving in double precision takes from one refinement to the next."""
 
-    double: Callable[[], Substitution]
+    double: Callable[[], Substitution] = field(kw_only=True)
 
     def in_double(self) -> MixedLU:
         return MixedLU(self.double(), self.growth)
@@ -209,7 +227,7 @@ def refined_solution(
     packed : PackedLU
         The factors.
     solver : callable
-        The same, to solve with in float32 or float64.
+        The same, to solve with in single or double precision.
     transform : TwoSided or None
         Whose factors they are: those of A, or of A mixed by butterflies.
     b : Tensor, shape (n, k)
@@ -300,15 +318,18 @@ def _factors_of(
 
     In double precision they stay in that of ``scale A``: pivots of A may have no reciprocals.
     """
-    substitution = solver(torch.float64 if packed.lu.dtype == torch.float64 else torch.float32)
+    double = double_of(packed.lu.dtype)
+    substitution = solver(double if packed.lu.dtype == double else matching_dtype(torch.float32, double))
     # The growth, which takes a pass over the factors, is not needed.
-    factors: Factorization = KeptLU(substitution, math.nan, lambda: solver(torch.float64))
+    factors: Factorization = KeptLU(substitution, math.nan, double=lambda: solver(double))
     if transform is not None:
         factors = Butterflied(factors, transform)
-    if substitution.dtype == torch.float64:
-        return factors if kept.scale == 1.0 else Multiplied(factors, kept.scale)
-    ones = torch.ones(len(kept.a), dtype=torch.float64, device=kept.engine.device)
-    return Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
+    if substitution.dtype == double:
+        factors = factors if kept.scale == 1.0 else Multiplied(factors, kept.scale)
+    else:
+        ones = torch.ones(len(kept.a), dtype=torch.float64, device=kept.engine.device)
+        factors = Equilibrated(factors, Equilibration(ones, ones / kept.scale, trivial=True))
+    return Transposed(factors) if kept.adjoint else factors
 
 
 def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -> Conditioning:
@@ -320,7 +341,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
     scalings = kept.scalings(a)
     plain, scaling = scalings[0], scalings[-1]
     n = len(kept.a)
-    b = gaussian(n, PROBES, torch.float64, kept.engine.device, seed=n)
+    b = gaussian(n, PROBES, double_of(kept.a.dtype), kept.engine.device, seed=n)
     if scaling.rows is not None:
         b = b / scaling.rows[:, None]
     sizes = power_of_two_scales(b.abs().amax(0))

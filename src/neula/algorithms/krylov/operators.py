@@ -14,6 +14,7 @@ from neula.engines import Engine
 from neula.engines.inputs import Replay, called
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
+from neula.kernels.small_problems.refining import squares
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class LeastSquaresOperator:
         return torch.cat([top, self.damp * x]) if self.stacked else top
 
     def rmatmul(self, y: torch.Tensor) -> torch.Tensor:
-        """Apply its transpose to the columns of y, shape (m, k) or (m + n, k)."""
+        """Apply its conjugate transpose to the columns of y, shape (m, k) or (m + n, k)."""
         return self.over_rows.total(self._rmatmul(y))
 
     def _rmatmul(self, y: torch.Tensor) -> torch.Tensor:
@@ -64,15 +65,15 @@ class LeastSquaresOperator:
         return image.add_(y[self.a.shape[0] :], alpha=self.damp) if self.stacked else image
 
     def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """``Y = A X``, or ``B - A X`` where B is given, and ``A^T Y``, by a kernel in one pass over A."""
+        """``Y = A X``, or ``B - A X`` where B is given, and ``A^H Y``, by a kernel in one pass over A."""
         y, image = self._normal(x, b)
         return y, self.over_rows.total(image)
 
     def normal_and_squares(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """``A^T A X`` and the squared norms of the columns of ``A X``, in one message."""
+        """``A^H A X`` and the squared norms of the columns of ``A X``, in one message."""
         y, image = self._normal(x)
-        image, squares = self.over_rows.totals(image, y.square().sum(0))
-        return image, squares
+        image, of_y = self.over_rows.totals(image, squares(y))
+        return image, of_y
 
     def _normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         if self.weights is None and not self.damp:

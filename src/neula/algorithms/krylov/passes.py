@@ -35,12 +35,12 @@ def _at_a_time(t: torch.Tensor, count: int) -> int:
 def residual_and_gradient(
     t: torch.Tensor, x: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``R = B - T X`` and ``T^T R``; of a single matrix in one pass, where there is a kernel for it."""
+    """``R = B - T X`` and ``T^H R``; of a single matrix in one pass, where there is a kernel for it."""
     if len(t) == 1 and (normal_product.takes(t[0], x[0], b[0]) or pays(t[0])):
         residual, gradient = normal_product(t[0], x[0], b[0])
         return residual[None], gradient[None]
     residual = b - torch.bmm(t, x)  # matmul reshapes first
-    return residual, torch.bmm(t.mT, residual)
+    return residual, torch.bmm(t.mT, residual.conj()).conj_physical()
 
 
 def times(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -49,21 +49,21 @@ def times(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def transposed(t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``T^T y``."""
+    """``T^H y``."""
     if len(t) == 1 and (transposed_product.takes(t[0], y[0]) or pays(t[0])):
         return transposed_product(t[0], y[0])[None]
-    return t.mT @ y
+    return (t.mT @ y.conj()).conj_physical()
 
 
 def normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``T^T T x``; vectors are rows, which takes a third of the time in MKL."""
+    """``T^H T x``; vectors are rows, which takes a third of the time in MKL."""
     if len(t) == 1 and (normal_product.takes(t[0], x[0]) or pays(t[0])):
         return normal_product(t[0], x[0])[1][None]
-    return torch.bmm(torch.bmm(x.mT.contiguous(), t.mT), t).mT
+    return torch.bmm(torch.bmm(x.mT.contiguous(), t.mT).conj(), t).mH
 
 
 def normal_beside(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``T^T T X`` and ``T^T B``, in as few passes over a single matrix as its kernel can."""
+    """``T^H T X`` and ``T^H B``, in as few passes over a single matrix as its kernel can."""
     count, k = x.shape[2], b.shape[2]
     some = _at_a_time(t, count + k)
     # Where the kernel takes all of X at once, one pass for that and a product for B are no more than these.
@@ -85,7 +85,7 @@ def doubled_gradient(
     b_low: torch.Tensor | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``r = b - A x`` and ``A^T r``, computed in twice the working precision.
+    """``r = b - A x`` and ``A^H r``, computed in twice the working precision.
 
     Parameters
     ----------
@@ -105,5 +105,5 @@ def doubled_gradient(
         residual, rest = add_to_pair(residual, rest, lost)
     gradient = over_rows.total_of_pairs(*doubled.transposed_pair(residual, rest))
     if a_low is not None:
-        gradient = gradient + over_rows.total(a_low.mT @ residual)
+        gradient = gradient + over_rows.total(a_low.mH @ residual)
     return residual, gradient

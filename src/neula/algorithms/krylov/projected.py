@@ -35,12 +35,12 @@ class ProjectedLeastSquares:
         self.rows, self.next = 0, list[int]()
         self._zeros, self._used, self._images = set[int](), list[int](), 0
         # The product of all reflections so far, and the triangle that they have made of H, by columns.
-        self._q = np.zeros((0, 0))
+        self._q: NDArray[Any] = np.zeros((0, 0))
         self._r: list[Array] = []
 
     def begin(self, coefficients: Array) -> Array:
         """Right-hand sides, and the vectors that they add to the basis; returns the relative residuals."""
-        self._start = np.sqrt(np.square(coefficients).sum(0))
+        self._start = np.linalg.norm(coefficients, axis=0)
         self.next = self.next + self._grow(coefficients)
         self._rhs = self._q @ coefficients
         return self._residuals()
@@ -56,33 +56,33 @@ class ProjectedLeastSquares:
         k, first = h.shape[1], self.rows
         self.rows += k
         self._zeros |= {first + j for j in range(k) if h[first + j, j] == 0}
-        q = np.eye(self.rows)
+        q = np.eye(self.rows, dtype=h.dtype)
         q[:first, :first] = self._q
         self._q = q
         return [j for j in range(first, self.rows) if j not in self._zeros]
 
     def _append(self, columns: list[int], h: Array) -> None:
         self.next = self._grow(h)
-        self._rhs = np.concatenate([self._rhs, np.zeros((len(columns), self._rhs.shape[1]))])
+        self._rhs = np.concatenate([self._rhs, np.zeros((len(columns), self._rhs.shape[1]), self._rhs.dtype)])
         places, size = [i for i, j in enumerate(columns) if j not in self._zeros], len(self._r)
         image = self._q @ h[:, places]
         rotation, triangle = np.linalg.qr(image[size:], mode="complete")
-        self._q[size:] = rotation.T @ self._q[size:]
-        self._rhs[size:] = rotation.T @ self._rhs[size:]
+        self._q[size:] = rotation.conj().T @ self._q[size:]
+        self._rhs[size:] = rotation.conj().T @ self._rhs[size:]
         image[size:] = triangle
         self._r += list(image.T)
         self._used += [self._images + i for i in places]
         self._images += len(columns)
 
     def _residuals(self) -> Array:
-        sizes = np.sqrt(np.square(self._rhs[len(self._r) :]).sum(0))
+        sizes = np.linalg.norm(self._rhs[len(self._r) :], axis=0)
         return ratio(sizes, self._start)
 
     @np.errstate(over="ignore", invalid="ignore")  # not accepted unless finite
     def solve(self) -> Array:
         """Coefficients Y of all vectors that have images, shape (images, k)."""
         size = len(self._r)
-        found, y = self._rhs[:size].copy(), np.zeros((self._images, self._rhs.shape[1]))
+        found, y = self._rhs[:size].copy(), np.zeros((self._images, self._rhs.shape[1]), self._rhs.dtype)
         for j in reversed(range(size)):  # LAPACK's has threads, which take longer to begin
             column = self._r[j]
             # Nothing is known in a direction that A maps to zero: any pivot will do.

@@ -38,7 +38,7 @@ def refine_forward(
     Parameters
     ----------
     operator : LeastSquaresOperator
-        A, shape (m, n), float64.
+        A, shape (m, n), in double precision.
     r : UpperTriangular, shape (n, n)
         Preconditioner.
     problem : ScaledProblems
@@ -59,7 +59,8 @@ def refine_forward(
     Refined
         With a bound on the forward error of each right-hand side.
     """
-    b, noise = problem.b[0], 4 * residual_noise(sum(operator.shape), doubled=True, random=True)
+    b, terms = problem.b[0], (1 + problem.b.is_complex()) * sum(operator.shape)
+    noise = 4 * residual_noise(terms, doubled=True, random=True)
 
     def size(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
@@ -82,7 +83,7 @@ def refine_forward(
             operator,
             r,
             residual,
-            stop=Stop(preconditioned=gradient.new_zeros(gradient.shape[1]), reduction=INNER_REDUCTION),
+            stop=Stop(preconditioned=torch.zeros_like(scale.columns[:1]), reduction=INNER_REDUCTION),
             max_iterations=max_iterations,
             gradient=gradient,
             by_gradient=True,

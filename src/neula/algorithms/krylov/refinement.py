@@ -58,7 +58,7 @@ def refine(
     Parameters
     ----------
     operator : LeastSquaresOperator
-        A, shape (m, n), float64.
+        A, shape (m, n), in double precision.
     r : UpperTriangular, shape (n, n)
         Preconditioner.
     b : Tensor, shape (m, k)

@@ -2,7 +2,7 @@
 
 The corrected seminormal equations (Björck, "Stability analysis of the method of seminormal equations for
 linear least squares problems", Linear Algebra Appl. 88/89, 1987) need two things of A: some R, and the
-gradient ``A^T (b - A x)`` of a solution. Both are sums over blocks of rows, so one pass gives R, and each
+gradient ``A^H (b - A x)`` of a solution. Both are sums over blocks of rows, so one pass gives R, and each
 further one an update of x together with the evidence of what it comes to.
 
 R is that of the Gram matrix, or, where A is too ill-conditioned for that, of Householder reflections merged
@@ -25,6 +25,7 @@ from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.magnitudes import squares
 
 SYMMETRIC = 512
 """Columns of a part of a Gram matrix that is one product; what lies above such parts is not computed."""
@@ -32,22 +33,23 @@ SYMMETRIC = 512
 
 @dataclass
 class GramSums:
-    """``A^T A``, ``A^T b`` and the squares of the norms of b, block by block."""
+    """``A^H A``, ``A^H b`` and the squares of the norms of b, block by block."""
 
     gram: torch.Tensor  # shape (n, n): its lower triangle
     products: torch.Tensor  # shape (n, k)
     squares: torch.Tensor  # shape (k,)
 
     @classmethod
-    def begin(cls, n: int, k: int, device: torch.device) -> GramSums:
+    def begin(cls, n: int, k: int, device: torch.device, dtype: torch.dtype = torch.float64) -> GramSums:
         """Sums over no rows."""
-        return cls(*(torch.zeros(s, dtype=torch.float64, device=device) for s in ((n, n), (n, k), (k,))))
+        gram, products = (torch.zeros(n, columns, dtype=dtype, device=device) for columns in (n, k))
+        return cls(gram, products, products.real.new_zeros(k))
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
         add_gram(self.gram, a)
-        self.products += (b.T.contiguous() @ a).T
-        self.squares += b.square().sum(0)
+        self.products += (b.mH.contiguous() @ a).mH
+        self.squares += squares(b).sum(0)
 
     def rescale(self, columns: torch.Tensor, right: torch.Tensor) -> None:
         """Multiply columns of A and b by powers of two."""
@@ -57,7 +59,7 @@ class GramSums:
 
     def r(self) -> torch.Tensor | None:
         """R of the Gram matrix, its columns scaled to unit norm meanwhile; None where it is not definite."""
-        norms = self.gram.diagonal().sqrt()
+        norms = self.gram.diagonal().real.sqrt()
         if not bool((norms > 0).all()):
             return None
         scales = torch.exp2(-torch.frexp(norms)[1].double())
@@ -66,26 +68,28 @@ class GramSums:
 
 
 def add_gram(gram: torch.Tensor, a: torch.Tensor) -> None:
-    """The lower triangle of ``G + A^T A``, in place."""
+    """The lower triangle of ``G + A^H A``, in place."""
     n = a.shape[1]
     for start in range(0, n, SYMMETRIC):
         stop = min(start + SYMMETRIC, n)
-        gram[start:, start:stop].addmm_(a[:, start:].T, a[:, start:stop])
+        gram[start:, start:stop].addmm_(a[:, start:].mH, a[:, start:stop])
 
 
 @dataclass
 class HouseholderSums:
     """R of ``[A b]`` by Householder reflections, block by block."""
 
-    # Shape (at most n + k, n + k): upper trapezoidal: [[R, Q^T b], [0, S]], where S has the residuals' norms
+    # Shape (at most n + k, n + k): upper trapezoidal: [[R, Q^H b], [0, S]], where S has the residuals' norms
     # in its columns.
     r: torch.Tensor
     n: int  # columns of A
 
     @classmethod
-    def begin(cls, n: int, k: int, device: torch.device) -> HouseholderSums:
+    def begin(
+        cls, n: int, k: int, device: torch.device, dtype: torch.dtype = torch.float64
+    ) -> HouseholderSums:
         """Sums over no rows."""
-        return cls(torch.zeros(0, n + k, dtype=torch.float64, device=device), n)
+        return cls(torch.zeros(0, n + k, dtype=dtype, device=device), n)
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
@@ -105,7 +109,7 @@ class HouseholderSums:
         return functional.pad(self.r, (0, 0, 0, size - len(self.r)))
 
     def parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """R, shape (n, n); ``Q^T b``, shape (n, k); S, shape (k, k)."""
+        """R, shape (n, n); ``Q^H b``, shape (n, k); S, shape (k, k)."""
         n, room = self.n, self.whole
         return room[:n, :n], room[:n, n:], room[n:, n:]
 
@@ -137,41 +141,42 @@ class RefinementSums:
 
     def __post_init__(self) -> None:
         k = self.x.shape[1]
-        self.z = probes(self.coordinates.rank, self.x.device, PROBES)
+        self.z = probes(self.coordinates.rank, self.x.device, PROBES).to(self.x.dtype)
         self.probed = self.coordinates.inverse @ self.z
         self.images = torch.zeros_like(self.probed)
         self.gradient, self.gradient_low = torch.zeros_like(self.x), torch.zeros_like(self.x)
-        self.squares, self.of_b = self.x.new_zeros(k), self.x.new_zeros(k)
+        self.squares, self.of_b = self.x.real.new_zeros(k), self.x.real.new_zeros(k)
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
         self.count += len(a)
-        self.of_b += b.square().sum(0)
+        self.of_b += squares(b).sum(0)
         if not self.doubled:
             # Vectors are rows, which takes a quarter of the time in MKL.
             products = torch.cat([self.x, self.probed], 1).T.contiguous() @ a.T
             k = b.shape[1]
             products[:k].neg_().add_(b.T)
             residual = products[:k].T
-            summed = (products @ a).T
+            summed = (products.conj() @ a).mH
             self.gradient += summed[:, :k]
             self.images += summed[:, k:]
         else:
             (residual, _), (more, more_low) = doubled_normal(a, self.x, self.x_low, b)
             self.gradient, error = two_sum(self.gradient, more)
             self.gradient_low += error + more_low
-            self.images += a.T @ (a @ self.probed)
-        self.squares += residual.square().sum(0)
+            self.images += a.mH @ (a @ self.probed)
+        self.squares += squares(residual).sum(0)
 
     def summed(self) -> SummedGradient:
         """The gradient and norms, summed over all rows."""
         of = self.coordinates
         gradient = self.gradient + self.gradient_low
-        projected = of.projector.T @ gradient
-        change = torch.linalg.matrix_norm(self.z - of.projector.T @ self.images)
+        projected = of.projector.mH @ gradient
+        change = torch.linalg.matrix_norm(self.z - of.projector.mH @ self.images)
         rate = float(MARGINS[PROBES] * change) + ROUNDING * FP64.u * of.size
-        n = len(gradient)
-        noise = residual_noise(self.count + n, doubled=self.doubled)
+        # Each part of a complex sum has two real products a term.
+        terms, n = 2 if gradient.is_complex() else 1, len(gradient)
+        noise = residual_noise(terms * (self.count + n), doubled=self.doubled)
         if self.rounded:  # ||dA y|| <= u ||A||_F ||y||
             noise = max(noise, residual_noise(n, doubled=False))
         residual, b, gone = self.squares.sqrt(), self.of_b.sqrt(), lengths(projected[None])[0]

@@ -22,10 +22,10 @@ from neula.certificates.forward_error import left_by_update
 class SummedGradient(NamedTuple):
     """Sums over all rows for a solution x."""
 
-    # Shape (r, k): P^T A^T (b - A x) with the projector P of the coordinates: the projection of the residual
+    # Shape (r, k): P^H A^H (b - A x) with the projector P of the coordinates: the projection of the residual
     # on the range of A.
     projected: torch.Tensor
-    rate: float  # ||I - W^T W||_F from above
+    rate: float  # ||I - W^H W||_F from above
     rest: torch.Tensor  # shape (k,): norm of the residual without that projection
     b: torch.Tensor  # shape (k,): norm of the right-hand side
     floor: torch.Tensor  # shape (k,): bound on the errors of the projection
@@ -34,7 +34,7 @@ class SummedGradient(NamedTuple):
 class SummedProblem:
     """A problem that is refined by sums over its rows: a batch of one.
 
-    Right-hand sides are given by their coordinates, ``Q^T b`` or ``R^-T A^T b``. Each step is one evaluation
+    Right-hand sides are given by their coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation
     of the sums, from which all that is known after the update follows, too. All right-hand sides are updated
     by each step, as with a tolerance of 0.
 
@@ -56,7 +56,7 @@ class SummedProblem:
         self, coordinates: Coordinates, sums: Callable[[torch.Tensor, torch.Tensor], SummedGradient]
     ) -> None:
         self.coordinates, self._sums = coordinates, sums
-        self.rate = coordinates.inverse.new_full((1,), torch.inf)
+        self.rate = coordinates.columns.new_full((1,), torch.inf)
         self.found: SummedGradient
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class SummedProblem:
         return self.coordinates.length(unknowns)
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
-        """``C P^T A^T r``; in place of the residual its norm, shape (1, k)."""
+        """``C P^H A^H r``; in place of the residual its norm, shape (1, k)."""
         of, self.found = self.coordinates, self._sums(high[0], low[0])
         self.rate.fill_(self.found.rate)
         left = of.inverse_norm * (self._left + self.found.floor)

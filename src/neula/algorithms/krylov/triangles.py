@@ -33,7 +33,7 @@ class Triangles:
     ) -> Triangles:
         """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1).
 
-        The lower triangle of ``R^T R``, where it is known, spares a product.
+        The lower triangle of ``R^H R``, where it is known, spares a product.
         """
         inverse = triangular_inverse(r, upper=True)
         if gram is None:
@@ -47,7 +47,8 @@ class Triangles:
         """Estimate the norms by power methods, with D the column norms of R: no operation takes n^3."""
         norm = norm_of_triangle(r, columns)
         largest = (ESTIMATED * norm).clamp_max(r.shape[-1] ** 0.5)
-        inverse_norm_of = inverse_norm(partial(solved, r), partial(solved_transposed, r), columns)[0]
+        solves = partial(solved, r), partial(solved_transposed, r)
+        inverse_norm_of = inverse_norm(*solves, columns, dtype=r.dtype)[0]
         return cls(None, norm, largest, ESTIMATED * inverse_norm_of[:, None], ESTIMATED)
 
     @property
@@ -68,5 +69,5 @@ def solved(r: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def solved_transposed(r: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``R^-T Y``."""
-    return torch.linalg.solve_triangular(r.mT, y, upper=False)
+    """``R^-H Y``."""
+    return torch.linalg.solve_triangular(r.mH, y, upper=False)

@@ -19,7 +19,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 
 
 class Underdetermined(FactoredTallMatrices):
-    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^T`` with scaled columns: ``x = T w``.
+    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^H`` with scaled columns: ``x = T w``.
 
     Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
     residual of ``A x = b``.
@@ -48,7 +48,7 @@ class Underdetermined(FactoredTallMatrices):
         self.inverse = triangular_inverse(r, upper=True)
         super().__init__(t, r, self.inverse, low, b_low)
         self.columns = columns
-        self._norm = torch.ones_like(t[:, 0, :1]) if norm is None else norm
+        self._norm = torch.ones_like(columns[:, 0]) if norm is None else norm
         self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
         of_r, of_inverse = (schatten_bounds(x, upper=True)[1] for x in (r, self.inverse))
         self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None], lifted=True)
@@ -69,16 +69,16 @@ class Underdetermined(FactoredTallMatrices):
         (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
         assert self.doubled is not None
         outside, rest = self.doubled.residual(w, x, w_low)
-        residual, residual_low = self.doubled.mT.residual(x, b, x_low)
+        residual, residual_low = self.doubled.mH.residual(x, b, x_low)
         rest = rest + x_low
         if self.low is not None and self.b_low is not None:
-            rest, residual_low = rest - self.low @ w, residual_low - self.low.mT @ x + self.b_low
+            rest, residual_low = rest - self.low @ w, residual_low - self.low.mH @ x + self.b_low
         outside, residual = outside + rest, residual + residual_low
-        inside = self.coordinates(residual + self.t.mT @ outside)
+        inside = self.coordinates(residual + self.t.mH @ outside)
         dw = self.solve(inside)
         dx = self.t @ dw - outside
         sizes = lengths(x)
-        noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * self._condition
+        noise = residual_noise(self._size, doubled=True) * self._condition
         wrong = self._left * (lengths(outside) + lengths(inside)) + noise * sizes
         return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 
@@ -89,12 +89,12 @@ class Underdetermined(FactoredTallMatrices):
 
         From above: where sums of slices lose what is small compared with the largest x, that is added to r.
         """
-        residual = residual - self.t.mT @ self.solution(update)
+        residual = residual - self.t.mH @ self.solution(update)
         of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, b))
         assert self.doubled is not None
         if self.doubled.cut:
             largest = self.solution(unknowns).abs().amax(1)  # T is at most 1
-            noise = residual_noise(sum(self.t.shape[1:]), doubled=True) * largest
+            noise = residual_noise(self._size, doubled=True) * largest
             rows = lengths(shift(torch.ones_like(b[..., :1]), self._exponents.mT))
             of_residual = of_residual + noise * rows
         error = over(of_residual, self._norm * self.size(unknowns) + of_b)

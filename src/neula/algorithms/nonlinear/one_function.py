@@ -1,5 +1,7 @@
 """One function of NumPy and its Jacobian, for methods that ask for both, more than once at the same point.
 
+Complex residuals are real ones here, the real part of each before its imaginary part.
+
 The schemes are those of :mod:`neula.algorithms.nonlinear.differentiate`; here there are no bounds, and all
 quotients of a Jacobian are taken at once, since of a small problem calls are most of the work.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +31,7 @@ from neula.kernels.magnitudes import MODERATE
 Vectors = Callable[[np.ndarray], np.ndarray]
 """From x, shape (n,), to residuals, shape (m,), or to their Jacobian, shape (m, n)."""
 
-DOUBLE = np.dtype(np.float64)
+DOUBLE, COMPLEX = np.dtype(np.float64), np.dtype(np.complex128)
 EPS = float(np.finfo(DOUBLE).eps)
 
 _FAR = {
@@ -95,6 +98,11 @@ class OneFunction:
         self._typical: list[float] = []
         self._at = self._sloped_at = b""
         self._f = self._slopes = np.empty(0)
+        self._dtype: np.dtype[Any] = DOUBLE  # of what the function returns
+
+    def presented(self, x: np.ndarray) -> np.ndarray:
+        """Numbers of the residuals, shape (..., m), as the function returns them."""
+        return x.view(self._dtype)
 
     @property
     def noise(self) -> float:
@@ -203,8 +211,12 @@ class OneFunction:
         f = self._call(x)
         if type(f) is np.ndarray and f.dtype == DOUBLE and f.shape == self._f.shape:
             return f
-        if type(f) is not np.ndarray or f.dtype != DOUBLE or f.ndim != 1:
+        if type(f) is not np.ndarray or f.dtype not in (DOUBLE, COMPLEX) or f.ndim != 1:
             raise Unusual
+        if f.dtype == COMPLEX:
+            self._dtype, f = COMPLEX, np.ascontiguousarray(f).view(DOUBLE)
+            if f.shape == self._f.shape:
+                return f
         if self._at:
             raise ValueError(f"fun returned {len(self._f)} residuals before, and now {len(f)}")
         return f
@@ -212,9 +224,12 @@ class OneFunction:
     def _given(self, x: np.ndarray, f: np.ndarray) -> np.ndarray:
         assert self._derivatives is not None
         found = self._derivatives(x.copy())
-        if type(found) is not np.ndarray or found.dtype != DOUBLE or found.shape != (len(f), len(x)):
+        if type(found) is not np.ndarray or found.dtype != self._dtype or found.ndim != 2:
             raise Unusual
-        return found.T.copy()
+        slopes = found.T.copy().view(DOUBLE)
+        if slopes.shape != (len(x), len(f)):
+            raise Unusual
+        return slopes
 
     def _by_differences(self, x: np.ndarray, f: np.ndarray, part: float = 1.0) -> np.ndarray:
         far, weights = _FAR[self.scheme]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.orthogonal.rgsqrf import split_columns
+from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.kernels import mgs_into, tallest_tile
 from neula.kernels.precision import exactly
@@ -31,7 +32,7 @@ PRODUCT_COLUMNS = 128
 
 BLOCK_ROWS = 256
 NARROW = 128
-"""Products ``Q^T A`` with at most this many columns of Q are summed over blocks of rows, which takes a third
+"""Products ``Q^H A`` with at most this many columns of Q are summed over blocks of rows, which takes a third
 of the time where there are few matrices, and few thread blocks without."""
 
 MANY = 256
@@ -109,7 +110,7 @@ def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     m, n = a.shape[1:]
     q, multiples, vanished = without_first_column(a, _noise(m, n, a.device))
     r = q.new_empty(len(a), n, n)
-    narrow = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    narrow = torch.empty(a.shape, dtype=matching_dtype(torch.float32, a.dtype), device=a.device)
     _factorize(q, r, tallest_tile(q.dtype), narrow)
     return narrow, with_first_column(r, multiples, vanished, torch.promote_types(a.dtype, torch.float32))
 
@@ -163,7 +164,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.T
 
 def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None) -> None:
     """By Cholesky QR in double precision, unless a GPU has no kernel for that: a thousand launches."""
-    if a.dtype == torch.float64 and (not a.is_cuda or cholesky_panel.takes(a, r)):
+    if a.dtype == double_of(a.dtype) and (not a.is_cuda or cholesky_panel.takes(a, r)):
         cholesky_panel(a, r, narrow)
         return
     _tree(a, r, tile_rows)
@@ -172,14 +173,14 @@ def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: t
 
 
 def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
-    """``Q^T A``: narrow matrices are cut into blocks of rows, so that there is a thread block for each."""
+    """``Q^H A``: narrow matrices are cut into blocks of rows, so that there is a thread block for each."""
     count, m, k = q.shape
     blocks = m // BLOCK_ROWS
     if k > NARROW or count >= MANY or blocks < 2 or m % blocks:
-        exactly(torch.bmm, q.mT, a, out=out)
+        exactly(torch.bmm, q.mH, a, out=out)
         return
     left, right = (x.unflatten(1, (blocks, -1)).flatten(0, 1) for x in (q, a))
-    parts = exactly(torch.bmm, left.mT, right)
+    parts = exactly(torch.bmm, left.mH, right)
     torch.sum(parts.view(count, blocks, k, -1), 1, out=out)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
 
 REFLECTED = 100_000
@@ -24,15 +25,15 @@ def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Ten
     Parameters
     ----------
     x : Tensor, shape (m, l), m >= l
-        float32 or float64, on the host.
+        On the host.
     loss : float
-        How large elements of ``Q^T Q - I`` may be.
+        How large elements of ``Q^H Q - I`` may be.
 
     Returns
     -------
     q : Tensor, shape (m, l)
     r : Tensor, shape (l, l)
-        Upper triangular, the signs of its diagonal as they come.
+        Upper triangular, the phases of its diagonal as they come.
 
     Examples
     --------
@@ -52,13 +53,13 @@ def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Ten
 def _by_cholesky(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor] | None:
     q, r, one = x, None, np.eye(x.shape[1])
     for _ in range(PASSES):
-        wide = q.double()
-        factor, info = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
+        wide = in_double(q)
+        factor, info = torch.linalg.cholesky_ex(wide.mH @ wide, upper=True)
         if info:
             return None
         # Not by the inverse, with which A = Q R would err by the condition number.
         q = torch.linalg.solve_triangular(factor.to(x), q, upper=True, left=False)
         r = factor if r is None else factor @ r
-        if np.abs(exact_matmul(q.mT, q).numpy() - one).max() <= loss:
+        if np.abs(exact_matmul(q.mH, q).numpy() - one).max() <= loss:
             return q, r
     return None

@@ -1,4 +1,4 @@
-"""Cholesky QR panels: ``A^T A = R^T R``, ``Q = A R^-1``.
+"""Cholesky QR panels: ``A^H A = R^H R``, ``Q = A R^-1``.
 
 Two products and one small factorization: the least communication a QR can have. Orthogonality is lost with
 the square of the condition number times the precision of the Gram matrix, hence double precision for it, or
@@ -15,6 +15,7 @@ import torch
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.wide_panels import wide_cholesky_qr32_in_place
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS, CholeskyFactors, cholesky_inverse
 from neula.kernels.cholesky.cholesky_tiles import lower_factor
@@ -187,9 +188,11 @@ def solved_cholesky_qr(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor | Non
     n = a.shape[1]
     gram = a.new_empty(n, n)
     for k in blocks(slice(0, n), -(-n // GRAM_PARTS)):
-        torch.mm(a[:, k].T, a[:, : k.stop], out=gram[k, : k.stop])
+        torch.mm(a[:, k].mH, a[:, : k.stop], out=gram[k, : k.stop])
     r, info = upper_cholesky(gram)
-    left = r.diagonal().square() / gram.diagonal()  # of the square of a column, beyond those before it
+    left = (
+        r.diagonal().real.square() / gram.diagonal().real
+    )  # of the square of a column, beyond those before it
     if int(info) > 0 or not bool((torch.finfo(a.dtype).eps / 2 < MOST_LOST * left).all()):
         return None
     torch.linalg.solve_triangular(r.mT, a.mT, upper=False, out=out.mT)
@@ -204,7 +207,7 @@ def shifted_cholesky_r(w: torch.Tensor, gram: torch.Tensor, over_rows: Reduction
     """
     m, n = over_rows.count(w.shape[0]), w.shape[1]
     u = torch.finfo(gram.dtype).eps / 2
-    norm2 = gram.diagonal().sum()
+    norm2 = gram.diagonal().real.sum()
     shift = norm2 * min(11 * (m * n + n * (n + 1)) * u, 1e-3)
     factor, info = upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))
     return factor.masked_fill(info > 0, math.nan)
@@ -218,7 +221,7 @@ def _three_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.
     q = _apply_inverse(a, r, engine)
     for _ in range(2):
         q, step = cholesky_qr(q, engine)
-        r = step.double() @ r
+        r = in_double(step) @ r
     return q, r.to(a.dtype)
 
 
@@ -234,23 +237,23 @@ def _is_graded(r: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     They are lost below ``u ||G||``; the diagonal of R is up to ``sqrt(n)`` larger than the singular value
     behind it.
     """
-    diagonal = r.diagonal()
+    diagonal = r.diagonal().real
     return diagonal.min() < 10 * (len(diagonal) * torch.finfo(dtype).eps) ** 0.5 * diagonal.max()
 
 
 def gram64(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``A^T A`` of a tall matrix in float64."""
-    wide = a.double()
-    return over_rows.total(wide.T @ wide)
+    """``A^H A`` of a tall matrix in double precision."""
+    wide = in_double(a)
+    return over_rows.total(wide.mH @ wide)
 
 
 def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Upper triangular R with ``R^T R = G``, and LAPACK's info, of a matrix or each of a batch.
+    """Upper triangular R with ``R^H R = G``, and LAPACK's info, of a matrix or each of a batch.
 
-    The lower factor is what libraries compute without extra copies: R is a view of its transpose.
+    The lower factor is what libraries compute without extra copies: R is a view of its conjugate transpose.
     """
     factor, info = lower_factor(gram)
-    return factor.mT, info
+    return factor.mH, info
 
 
 def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:

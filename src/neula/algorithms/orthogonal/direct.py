@@ -13,7 +13,7 @@ from neula.kernels.precision import exact_matmul
 
 # item: Q (3); V Algorithm 1
 def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``x = R^-1 (Q^T b)``: the direct solver of the papers (formula 3), in the precision of the factors.
+    """``x = R^-1 (Q^H b)``: the direct solver of the papers (formula 3), in the precision of the factors.
 
     Parameters
     ----------
@@ -21,12 +21,12 @@ def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduc
     r : Tensor, shape (n, n)
     b : Tensor, shape (m, k)
     """
-    return solve_r(r, over_rows.total(exact_matmul(q.T, b)))
+    return solve_r(r, over_rows.total(exact_matmul(q.mH, b)))
 
 
 # item: Q (2)
 def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x = (A^T A)^-1 A^T b`` by Cholesky: half the operations of QR, twice the sensitivity.
+    """``x = (A^H A)^-1 A^H b`` by Cholesky: half the operations of QR, twice the sensitivity.
 
     Parameters
     ----------
@@ -34,15 +34,15 @@ def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[
         In the engine's storage precision.
     b : Tensor, shape (m, k)
     engine : Engine
-        Multiplies ``A^T A``.
+        Multiplies ``A^H A``.
 
     Returns
     -------
     x : Tensor, shape (n, k)
     r : Tensor, shape (n, n)
-        The Cholesky factor; both are NaN where ``A^T A`` is not numerically positive definite.
+        The Cholesky factor; both are NaN where ``A^H A`` is not numerically positive definite.
     """
     operand = engine.operand(a)
     r, info = upper_cholesky(engine.inner(operand, operand))
     r = r.masked_fill(info > 0, torch.nan)
-    return solve_normal(r, engine.over_rows.total(exact_matmul(a.T, b))), r
+    return solve_normal(r, engine.over_rows.total(exact_matmul(a.mH, b))), r

@@ -17,6 +17,7 @@ from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triangular_inverse import triangular_inverse
 
 
 def gram_passes(
@@ -27,7 +28,7 @@ def gram_passes(
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-        float64, columns of one size.
+        In double precision, columns of one size.
     exact : bool
         Whether rows of Q are found by substitution until they are nearly orthonormal, which leaves the
         residual of reflections. A product with an inverse leaves the condition number times as much: less
@@ -64,6 +65,32 @@ def passes_with_a_look(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, t
     return *_more_passes(*_substituted(a, r[0]), engine, 2 if needed else 1, exact=True), needed
 
 
+def batched_cholesky_qr(
+    a: torch.Tensor, *, passes: int, shifted: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Q and R of each matrix of a batch, by a few launches for all of them; NaN where one has broken down.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        In double precision, columns of one size.
+    passes : int
+    shifted : bool, optional
+        Whether the diagonal of the first Gram matrix is enlarged, as for nearly dependent columns.
+    """
+    q, r = a, None
+    for place in range(passes):
+        gram = q.mH @ q
+        if shifted and place == 0:
+            gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, a.shape[1])[:, None])
+        step, order = upper_cholesky(gram)
+        step = step.masked_fill((order > 0)[:, None, None], torch.nan)
+        q = q @ triangular_inverse(step, upper=True)
+        r = step if r is None else step @ r
+    assert r is not None
+    return q, r
+
+
 def _more_passes(
     q: torch.Tensor, r: torch.Tensor | None, engine: Engine, passes: int, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,8 +115,8 @@ def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[to
 
 
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
-    q = factor.solved(q.T[None])[0].T
-    return q, factor.t[0].tril().T.masked_fill(q[:1, :1].isnan(), torch.nan)
+    q = factor.solved(q.mH[None])[0].mH
+    return q, factor.t[0].tril().mH.masked_fill(q[:1, :1].isnan(), torch.nan)
 
 
 def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
@@ -97,11 +124,17 @@ def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """R of ``A^T A + s I``, s being what the rounding errors of Gram matrix and factor amount to.
+    """R of ``A^H A + s I``, s being what the rounding errors of Gram matrix and factor amount to.
 
     These grow like the roots of the sizes (Higham and Mary, "A new approach to probabilistic rounding error
     analysis", SIAM J. Sci. Comput. 41, 2019), where a shift by their bounds would make the next pass harder.
     """
     m, n = a.shape
-    shift = 11 * (m**0.5 + n**0.5) * FP64.u * gram[0].diagonal().sum()
+    shift = _shift(gram, m)[:, None, None]
     return _triangle(*upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device)))
+
+
+def _shift(gram: torch.Tensor, m: int) -> torch.Tensor:
+    """The s of each Gram matrix, shape (batch,)."""
+    sizes = gram.diagonal(dim1=1, dim2=2).real.sum(1)
+    return 11 * (m**0.5 + gram.shape[-1] ** 0.5) * FP64.u * sizes

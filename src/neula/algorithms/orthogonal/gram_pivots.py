@@ -64,7 +64,7 @@ def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | No
     basis, rest, least = b_matrix[:, :0], b_matrix, 0.0
     for _ in range(ROUNDS):
         gram = lower_gram(rest[None])[0]
-        gram = gram.tril() + gram.tril(-1).T
+        gram = gram.tril() + gram.tril(-1).mH
         norms = torch.stack([gram.diagonal().amax(), torch.linalg.matrix_norm(gram)])
         largest, size = norms.tolist()
         least = least or tolerance**2 * largest
@@ -77,9 +77,9 @@ def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | No
         q = torch.linalg.solve_triangular(r[:, pivots], rest[:, pivots], upper=True, left=False)
         q = refine_qr(q)[0]
         if basis.shape[1]:  # of which rounding errors of small columns have parts
-            q = refine_qr(q - basis @ (basis.T @ q))[0]
+            q = refine_qr(q - basis @ (basis.mH @ q))[0]
         for _ in range(2):
-            rest = rest - q @ (q.T @ rest)
+            rest = rest - q @ (q.mH @ rest)
         basis = torch.cat([basis, q], 1)
         if basis.shape[1] >= n:
             return basis[:, :n]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines import Engine
+from neula.kernels.phases import with_nonnegative_diagonal
 
 
 def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,13 +21,11 @@ def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Te
 
 
 def _reflected(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    q, r = torch.linalg.qr(a)
-    sign = torch.copysign(r.new_ones(()), r.diagonal(dim1=-2, dim2=-1))
-    return q.mul_(sign[..., None, :]), r.mul_(sign[..., None])
+    return with_nonnegative_diagonal(*torch.linalg.qr(a))
 
 
 def solve_by_householder(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x = R^-1 (Q^T b)`` without Q itself, and R: backward stable, half the operations of a QR.
+    """``x = R^-1 (Q^H b)`` without Q itself, and R: backward stable, half the operations of a QR.
 
     Parameters
     ----------

@@ -28,9 +28,11 @@ from neula.algorithms.elimination.calu import eliminate_rows
 from neula.algorithms.elimination.lu import WHOLE, LUTuning
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
-from neula.engines import Engine
+from neula.engines import FP64, Engine
+from neula.engines.formats import in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
+from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -124,7 +126,7 @@ def sketched_pivots(
     """
     m, n = a.shape
     order = torch.arange(n, device=a.device)
-    exact = engine.using("fp64" if engine.storage == torch.float64 else "fp32")
+    exact = engine.using("fp64" if engine.format is FP64 else "fp32")
     generator = torch.Generator(a.device).manual_seed(_SEED)
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
@@ -176,7 +178,7 @@ def _pivots(
     """
     rows, some = sketch.T, None
     smallest = noise / sketch.shape[0] ** 0.5
-    if engine.tuning.tournaments and len(rows) > sketch.shape[0]:
+    if engine.tuning.tournaments and len(rows) > sketch.shape[0] and not engine.is_complex:
         some = _by_tournaments(rows, count, engine)
         rows = rows[some]
     lu, interchanges, _ = torch.linalg.lu_factor_ex(rows)
@@ -204,10 +206,10 @@ def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
         U.
     """
     sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
-    r = upper_cholesky(gram64((upper / sizes).T))[0]
+    r = upper_cholesky(gram64((upper / sizes).mT))[0]
     identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
     inverse = triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
-    triangle = torch.linalg.solve_triangular(r, (inverse / sizes).T.double(), upper=True, left=False)
+    triangle = torch.linalg.solve_triangular(r, in_double((inverse / sizes).T), upper=True, left=False)
     return triangle.to(upper.dtype)
 
 
@@ -310,7 +312,7 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
         norms = torch.linalg.vector_norm(a, dim=1).masked_fill_(taken, -1.0)
         size, place = norms.max(1, keepdim=True)
         q = a.take_along_dim(place[:, None], 2) / size.clamp_min(torch.finfo(a.dtype).tiny)[:, None]
-        a -= q * (q * a).sum(1, keepdim=True)
+        a -= q * (q.conj() * a).sum(1, keepdim=True)
         taken.scatter_(1, place, True)
         order.append(place)
     rest = taken.to(torch.int8).argsort(dim=1, stable=True)[:, : n - len(order)]
@@ -343,5 +345,4 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
         torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
     )
     q = q if outer is None else outer @ q
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(a.dtype)
-    return q * sign[:, None], r * sign[..., None], order.long()
+    return *with_nonnegative_diagonal(q, r), order.long()

@@ -13,6 +13,7 @@ from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.gram import gram_r
 from neula.engines import FP64, Engine, cublas
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -58,7 +59,7 @@ def cholesky_r(
 def sampled_max(a: torch.Tensor) -> torch.Tensor:
     """A probable upper bound on the largest magnitude in each column of a tall matrix, from a sample."""
     some = a[:: max(1, len(a) // SAMPLED)]
-    largest = torch.linalg.vector_norm(some.double(), torch.inf, dim=0)
+    largest = torch.linalg.vector_norm(in_double(some), torch.inf, dim=0)
     return largest if len(some) == len(a) else HEADROOM * largest
 
 
@@ -80,11 +81,11 @@ def low_cholesky_r(
     matrix = a[0]
     column_max = sampled_max(matrix) if sampled else engine.column_max(matrix).double()
     scales = power_of_two_scales(over_rows.largest(column_max))
-    return (over_rows.agree_triangle(gram_r(matrix, engine, scales)).double() / scales)[None]
+    return (in_double(over_rows.agree_triangle(gram_r(matrix, engine, scales))) / scales)[None]
 
 
 def lower_gram(a: torch.Tensor) -> torch.Tensor:
-    """``A^T A``, of which only the lower triangle is to be read: products do not know that it is symmetric.
+    """``A^H A``, of which only the lower triangle is to be read: products do not know that it is symmetric.
 
     Parameters
     ----------
@@ -100,11 +101,11 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
         return cublas.lower_square(a[0])[None]
     parts = 8 if n >= HALVED else 4 if a.is_cpu and n >= QUARTERED else 1
     if parts == 1:
-        return a.mT @ a
+        return a.mH @ a
     gram = a.new_zeros(len(a), n, n)
     for k in blocks(slice(0, n), -(-n // parts)):
         for one, out in zip(a, gram, strict=True):  # a product of batches writes to memory of its own first
-            torch.mm(one[:, k].mT, one[:, : k.stop], out=out[k, : k.stop])
+            torch.mm(one[:, k].mH, one[:, : k.stop], out=out[k, : k.stop])
     return gram
 
 
@@ -134,13 +135,13 @@ def shifted_cholesky3_r(
     """
     m, n = over_rows.count(a.shape[1]), a.shape[2]
     gram = over_rows.total(lower_gram(a)) if gram is None else gram.clone()
-    sizes = gram.diagonal(dim1=1, dim2=2).sqrt()
+    sizes = gram.diagonal(dim1=1, dim2=2).real.sqrt()
     shift = min(11 * (m * n + n * (n + 1)) * FP64.u, MAX_SHIFT)
     diagonal = gram.diagonal(dim1=1, dim2=2)
     diagonal *= 1 + n * shift  # of columns with norm 1: their units do not matter
     r = step = upper_cholesky(gram)[0]
     inverse = triangular_inverse(step, upper=True)
-    shortest = a.new_zeros(1) if rcond is None else _shortest(a, inverse, sizes[..., None], over_rows)
+    shortest = sizes.new_zeros(1) if rcond is None else _shortest(a, inverse, sizes[..., None], over_rows)
     for passes in (2, 3):
         a = a @ inverse
         step = cholesky_r(a, over_rows)
@@ -161,18 +162,18 @@ def _shortest(
 
     It is not below the least singular value.
 
-    Inverse iteration with ``(B^T B + s I)^-1 = D R^-1 R^-T D`` takes out what belongs to singular values
+    Inverse iteration with ``(B^H B + s I)^-1 = D R^-1 R^-H D`` takes out what belongs to singular values
     beyond the root of s.
     """
     y, inverse = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None], sizes * inverse
     for _ in range(INVERSE_STEPS):
-        y = inverse @ (inverse.mT @ y)
+        y = inverse @ (inverse.mH @ y)
     return over_rows.norms((a @ (y / sizes))[0, :, 0])[0].reshape(1) / torch.linalg.vector_norm(y)
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R from a Gram matrix in float32: accurate to ``2^-24 cond(A)^2``, in half the time."""
-    return cholesky_r(a.float(), over_rows).double()
+    return in_double(cholesky_r(a.to(matching_dtype(torch.float32, a.dtype)), over_rows))
 
 
 def householder_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
@@ -182,5 +183,6 @@ def householder_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 
 def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype, over_rows: Reduction = HERE) -> torch.Tensor:
     """R by :func:`batched_qr` in float32 or float64, returned in the precision of A, shape (batch, m, n)."""
+    dtype = matching_dtype(dtype, a.dtype)
     narrow = dtype != a.dtype
     return over_rows.merged_r(a.to(dtype), lambda rows: batched_qr(rows, overwrite_a=narrow)[1]).to(a.dtype)

@@ -1,14 +1,16 @@
 """Householder reflectors from an explicit orthonormal Q.
 
 Ballard, Demmel, Grigori, Jacquelin, Knight and Nguyen, "Reconstructing Householder vectors from tall-skinny
-QR" (J. Parallel Distrib. Comput. 85, 2015), section 5: if ``Q = (I - Y T Y_1^T) [S; 0]`` with the signs S,
-then ``Q - [S; 0] = Y (-T Y_1^T S)`` is an LU factorization, whose L are the Householder vectors.
+QR" (J. Parallel Distrib. Comput. 85, 2015), section 5: if ``Q = (I - Y T Y_1^H) [S; 0]`` with the signs S,
+then ``Q - [S; 0] = Y (-T Y_1^H S)`` is an LU factorization, whose L are the Householder vectors.
 """
 
 from __future__ import annotations
 
 import torch
 
+from neula.engines.formats import double_of
+from neula.kernels.phases import phases
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.qr.signed_lu import WIDTH, signed_lu
 
@@ -27,7 +29,7 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     Parameters
     ----------
     q : Tensor, shape (batch, m, k), m >= k
-        float32 or float64, with orthonormal columns.
+        At least in single precision, with orthonormal columns.
     r : Tensor, shape (batch, k, n), n >= k
         Upper triangular.
 
@@ -66,8 +68,12 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
         signs[:, start:stop], l_inverse, u_inverse = signed_lu(panel[:, : stop - start])
         below.copy_(exact_matmul(below, u_inverse))
         row.copy_(exact_matmul(l_inverse, row))
+    pivots = work.diagonal(dim1=1, dim2=2).clone()
     vectors = work.tril_(-1)
-    tau = 2 / (1 + torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64).square())
+    tau = 2 / (1 + torch.linalg.vector_norm(vectors, dim=1, dtype=double_of(q.dtype)).square())
+    if q.is_complex():  # I - tau y y^H is unitary for 2 Re tau = |tau|^2 |y|^2, with the phase of what T has
+        turn = phases(-pivots * signs)
+        tau = tau * turn.real * turn
     signed = (signs[..., None] * r.triu()).to(q.dtype)
     vectors[:, :k] += signed[..., :k]
     if r.shape[2] > k:

@@ -24,7 +24,9 @@ from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.gram import GramTuning, gram
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.phases import with_real_diagonal
 
 MAX_PASSES = 5
 
@@ -35,13 +37,13 @@ ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 """Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
 
 NEARLY_ORTHONORMAL = 0.25
-"""``||I - Q^T Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
+"""``||I - Q^H Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
 LIFT = 2.0**12
 """Elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
 
 WELL_CONDITIONED = 0.5
-"""``||I - W^T W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
+"""``||I - W^H W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
 
 
 # item: Q re-orthogonalization
@@ -84,7 +86,7 @@ def second_passes(
     """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
     for _ in range(MAX_PASSES):
         q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
-        smallest = step.diagonal().min()
+        smallest = step.diagonal().real.min()
         r = _multiply_triangular(step, r, engine)
         yield q, r
         if not bool(engine.over_rows.agree(smallest) < FULL_RANK):
@@ -117,7 +119,7 @@ def correct(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cholesky QR of a Q that is nearly orthonormal, by its series: Q and ``R_2 R`` in the places of Q and R.
 
-    With ``Q^T Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^T = E - U^T U``: half of E's
+    With ``Q^H Q = I + E`` the Cholesky factor is ``R_2 = I + U``, where ``U + U^H = E - U^H U``: half of E's
     upper triangle, and once more with that in place of U, is U up to ``|E|^3``. Up to that ``I - U + U^2`` is
     the inverse of ``R_2``. Only E needs the engine's format, and half of a product; products with U are in
     the cheapest one, with errors of ``|E|`` times its unit roundoff. Nothing synchronizes: where E is not
@@ -130,7 +132,7 @@ def correct(
     r : Tensor, shape (n, n)
         Column-major as well.
     largest : float
-        ``||I - Q^T Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
+        ``||I - Q^H Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
         which for random E is far less than the third power of the norm, and for one of rank one is that.
     """
     n = q.shape[1]
@@ -138,7 +140,9 @@ def correct(
     width = max(engine.tuning[GramTuning].correction_block, -(-n // PRODUCT_BLOCKS))
     columns = list(blocks(slice(0, n), width))
 
-    u_t = gram(engine.operand(q), engine)  # lower triangles, which are what the Gram matrix has
+    u_t = with_real_diagonal(
+        gram(engine.operand(q), engine)
+    )  # lower triangles, which are what the Gram matrix has
     u_t.diagonal().sub_(1.0).mul_(0.5)
     u_t.mT.triu_()
     small = torch.linalg.matrix_norm(u_t) < largest
@@ -147,7 +151,7 @@ def correct(
     first = _rounded(u_t, low, scales)
     half = u_t.diagonal().clone()
     for k in columns:
-        low.gemm(first[k.start :, : k.stop], first[k, : k.stop].T, u_t[k.start :, k], -(LIFT**-2), 1.0)
+        low.gemm(first[k.start :, : k.stop], first[k, : k.stop].mH, u_t[k.start :, k], -(LIFT**-2), 1.0)
     u_t.diagonal().add_(half).mul_(0.5)
     u_t.mT.triu_()
 
@@ -156,13 +160,14 @@ def correct(
         low.gemm(second[k.start :, k.start :], second[k.start :, k], u_t[k.start :, k], -(LIFT**-2), 1.0)
     for k in columns:
         old_r = _rounded(r[: k.stop, k], low)
-        low.gemm(second[: k.stop, : k.stop].T, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
-    less = low.fill(second, u_t, scales)
+        low.gemm(second[: k.stop, : k.stop].mH, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
+    with_real_diagonal(r)
+    less = low.fill(second, with_real_diagonal(u_t), scales)
     del u_t  # large matrices: what is read no more makes room for what comes
     for rows in _blocks_of_rows(len(q), low):
         old_q = _rounded(q[rows], low)
         for k in columns:
-            low.gemm(old_q[:, : k.stop], less[k, : k.stop].T, q[rows, k], -1.0 / LIFT, 1.0)
+            low.gemm(old_q[:, : k.stop], less[k, : k.stop].mH, q[rows, k], -1.0 / LIFT, 1.0)
     return q, r
 
 
@@ -173,7 +178,7 @@ def correct_last(
 
     Gram-Schmidt loses orthogonality with the condition number of the columns so far. As long as these are a
     part of those of a matrix without structure, that is a small number (14 for three quarters of a square
-    one); the loss is in the last columns. They are projected out of the others' range once more: ``S = Q_1^T
+    one); the loss is in the last columns. They are projected out of the others' range once more: ``S = Q_1^H
     Q_2`` in the engine's format, ``Q_2 - Q_1 S`` and ``R_12 + S R_22`` in the cheapest one, since S is small.
     Then :func:`correct` takes care of what they have among themselves.
 
@@ -232,7 +237,7 @@ def refine_qr(
     R : Tensor, shape (n, n)
         Both float64; NaN where A is too close to rank-deficient for this.
     """
-    w, step = a, None if r is None else r.double()
+    w, step = a, None if r is None else in_double(r)
     r = step
     for _ in range(MAX_PASSES):
         if step is not None:

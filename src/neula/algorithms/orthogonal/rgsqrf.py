@@ -15,7 +15,7 @@ import torch
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32_in_place
 from neula.algorithms.orthogonal.panels import Panel, panel_named
 from neula.algorithms.trace import TraceEvent, Tracer, traced
-from neula.engines import Engine
+from neula.engines import FP64, Engine
 from neula.errors import whole_number
 
 
@@ -93,7 +93,7 @@ def rgsqrf(
     r = engine.empty(n, n).zero_()
     recursion = _RecursiveGramSchmidt(
         engine,
-        panel_engine=engine.using(panel_format or ("fp64" if engine.storage == torch.float64 else "fp32")),
+        panel_engine=engine.using(panel_format or ("fp64" if engine.format is FP64 else "fp32")),
         panel=panel_named(panel or best.panel),
         fused=(panel or best.panel) == "cholesky32" and engine.storage == torch.float32,
         careful=panel is None,

@@ -7,7 +7,7 @@ computing a strong rank-revealing QR factorization", SIAM J. Sci. Comput. 17, 19
 
     R = [R11 R12; 0 R22],   w_i = 1 / ||row i of R11^-1||,   c_j = ||column j of R22||,
 
-interchanging columns i and k + j multiplies ``|det R11|`` by ``sqrt((R11^-1 R12)_ij^2 + (c_j / w_i)^2)``.
+interchanging columns i and k + j multiplies ``|det R11|`` by ``sqrt(|(R11^-1 R12)_ij|^2 + (c_j / w_i)^2)``.
 When no interchange gains more than a factor f, then ``||R22|| <= sqrt(1 + f^2 k (n - k)) sigma_(k+1)``, and
 ``sigma_k <= sqrt(1 + f^2 k (n - k)) sigma_min(R11)``.
 
@@ -22,6 +22,8 @@ from typing import NamedTuple
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
+from neula.kernels.magnitudes import squares
+from neula.kernels.phases import phases
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -70,11 +72,11 @@ def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
     rows = r.new_zeros(k + -k % BLOCK, n)
     torch.mul(r, power_of_two_scales(largest), out=rows[:k])
     pivots = rows.diagonal()[:k].abs()
-    squares = rows.square_().unflatten(0, (-1, BLOCK))
+    sums = squares(rows).unflatten(0, (-1, BLOCK))
     # Of no negative numbers, so that nothing cancels.
-    squares = exact_matmul(torch.ones(BLOCK, BLOCK, dtype=r.dtype, device=r.device).triu(), squares)
-    squares[:-1] += squares[1:, :1].flip(0).cumsum(0).flip(0)
-    left = squares.flatten(0, 1)[:k].amax(1).sqrt()
+    sums = exact_matmul(torch.ones(BLOCK, BLOCK, dtype=sums.dtype, device=r.device).triu(), sums)
+    sums[:-1] += sums[1:, :1].flip(0).cumsum(0).flip(0)
+    left = sums.flatten(0, 1)[:k].amax(1).sqrt()
     weak = (left > WEAK * pivots) & (left > tolerance * left[0])
     found = weak.nonzero()[:1, 0].tolist()
     return found[0] if found else None
@@ -86,7 +88,7 @@ def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
     Parameters
     ----------
     r : Tensor, shape (k, n), k <= n
-        Upper triangular, float64, elements near 1 at most.
+        Upper triangular, in double precision, elements near 1 at most.
     tolerance : float
         Singular values of at most this size count as zero.
 
@@ -121,8 +123,8 @@ class _Interchange(NamedTuple):
 
 def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
     """The first k for which ``||R22||_F`` is at most the tolerance."""
-    squares = torch.linalg.vector_norm(r.triu(), dim=1).square()
-    trailing = squares.flip(0).cumsum(0).flip(0).sqrt()
+    sizes = torch.linalg.vector_norm(r.triu(), dim=1).square()
+    trailing = sizes.flip(0).cumsum(0).flip(0).sqrt()
     return int((trailing > tolerance).sum())
 
 
@@ -131,19 +133,19 @@ def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> _Interchange |
     inverse = _inverse(r[:rank, :rank], tolerance)
     # Of all leading blocks at once: the smallest distance of a column from the span of the others, and what
     # no singular value is below.
-    squares = inverse.square().cumsum_(1)
-    nearest, least = squares.amax(0).rsqrt(), squares.sum(0).rsqrt()
+    sums = squares(inverse).cumsum_(1)
+    nearest, least = sums.amax(0).rsqrt(), sums.sum(0).rsqrt()
     pivots = inverse.diagonal().abs().reciprocal()
     # A last column that is as near as any goes by itself.
     kept = ((least > tolerance) | (pivots > GAIN * nearest)).nonzero()[-1:, 0].tolist()
     if not kept:
         return None
     rank = kept[0] + 1
-    inverse, distances = inverse[:rank, :rank], squares[:rank, rank - 1].rsqrt()
+    inverse, distances = inverse[:rank, :rank], sums[:rank, rank - 1].rsqrt()
     if rank < r.shape[1]:
         sizes = torch.linalg.vector_norm(r[rank:, rank:], dim=0)
         # That of column k + j from the span of the leading ones without column i.
-        others = torch.hypot(distances[:, None] * (inverse @ r[:rank, rank:]), sizes)
+        others = torch.hypot(distances[:, None] * (inverse @ r[:rank, rank:]).abs(), sizes)
         gains = torch.where(others > tolerance, others / distances[:, None], 0.0)
         i, j = divmod(int(gains.argmax()), gains.shape[1])
         if float(gains[i, j]) > GAIN:
@@ -166,18 +168,18 @@ def _interchanged(r: torch.Tensor, step: _Interchange) -> tuple[list[int], torch
     places = [*range(i), *range(i + 1, last + 1), i, *range(last + 1, r.shape[1])]
     places[last], places[step.j] = step.j, i
     direction = (step.row / torch.linalg.vector_norm(step.row))[:, None]
-    sizes = direction.square().cumsum(0).sqrt()
+    sizes = squares(direction).cumsum(0).sqrt()
     rows = r[i : last + 1, places]
     collected = (direction * rows).cumsum_(0) / sizes
     r = r[:, places]
-    r[i:last] = (sizes[:-1] * rows[1:] - direction[1:] * collected[:-1]) / sizes[1:]
+    r[i:last] = (sizes[:-1] * rows[1:] - direction[1:].conj() * collected[:-1]) / sizes[1:]
     r[last] = collected[-1]
     r[: last + 1, : last + 1].triu_()
     if step.j > last:
         v = r[last:, last].clone()
-        v[0] += torch.copysign(torch.linalg.vector_norm(v), v[0])
+        v[0] += phases(v[0]) * torch.linalg.vector_norm(v)
         v /= torch.linalg.vector_norm(v)
-        r[last:, last:] -= 2 * v[:, None] * (v @ r[last:, last:])
+        r[last:, last:] -= 2 * v[:, None] * (v.conj() @ r[last:, last:])
         r[last + 1 :, last] = 0
     return places, r
 

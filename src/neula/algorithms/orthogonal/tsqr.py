@@ -17,8 +17,10 @@ import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.trace import TraceEvent, Tracer
+from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.cholesky.cholesky import cholesky_inverse
+from neula.kernels.phases import phases, with_real_diagonal
 from neula.kernels.qr.householder import MAX_HEIGHT, Product, TileReflectors, apply_tiles, factor_tiles
 from neula.kernels.qr.tall import half_gram, tall_gram, tall_product
 
@@ -42,8 +44,8 @@ def tsqr(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n), m >= n
-        float32 or float64, scaled so that norms of columns are in the range of the product's format and their
-        squares in that of the dtype.
+        At least in single precision, scaled so that norms of columns are in the range of the product's format
+        and their squares in that of the dtype.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
         The product for block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
     tile_rows : int, optional
@@ -81,11 +83,11 @@ def tsqr(
         levels.append(reflectors)
         if trace is not None:
             trace(TraceEvent("block of R", shape=tuple(r.shape[1:]), value=r.clone()))
-    signs = torch.where(r.diagonal(dim1=1, dim2=2) < 0, -1.0, 1.0).to(r.dtype)
-    q = torch.diag_embed(signs * RAISED)
+    turn = phases(r.diagonal(dim1=1, dim2=2))
+    q = torch.diag_embed(turn * RAISED)
     for reflectors in reversed(levels):
         q = apply_tiles(reflectors, q, product)
-    return q.div_(RAISED), r * signs[..., None]
+    return q.div_(RAISED), with_real_diagonal(r * turn.conj()[..., None])
 
 
 def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
@@ -96,20 +98,20 @@ def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.T
     Parameters
     ----------
     a : Tensor, shape (m, n), m >= n
-        float32 or float64. Squares of the elements should neither overflow nor underflow.
+        At least in single precision. Squares of the elements should neither overflow nor underflow.
 
     Returns
     -------
     Q : Tensor, shape (m, n)
     R : Tensor, shape (n, n)
-        float64.
+        In double precision.
     """
     gram = over_rows.total(tall_gram(a))
     factor, info = upper_cholesky(gram)
     r = factor.masked_fill(info > 0, torch.nan)
     identity = torch.eye(a.shape[1], dtype=r.dtype, device=r.device)
     inverse = torch.linalg.solve_triangular(r.mT, identity, upper=False).mT
-    return tall_product(a, inverse, gram.diagonal().sqrt()), r
+    return tall_product(a, inverse, gram.diagonal().real.sqrt()), r
 
 
 def cholesky_tsqr32(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,4 +131,4 @@ def cholesky_tsqr2(a: torch.Tensor, once: OnePass = cholesky_tsqr) -> tuple[torc
     """One of the above twice: orthogonal to ``u`` up to a condition of about ``u**-0.5``."""
     q, first = once(a)
     q, second = once(q)
-    return q, second.double() @ first.double()
+    return q, in_double(second) @ in_double(first)

@@ -79,7 +79,7 @@ def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> 
             [ 0.0000,  1.0000]])
     """
     n, rest = len(gram), gram.triu()
-    rest += rest.triu(1).T
+    rest += rest.triu(1).mH
     diagonal = rest.diagonal().clone()
     smallest = LOST * diagonal
     r, inverse = torch.zeros_like(rest), torch.zeros_like(rest)
@@ -90,8 +90,8 @@ def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> 
         factors = cholesky_inverse(rest[k, k].double(), out=r[k, k])
         inverse[k, k] = factors.inverse
         if k.stop < n:
-            beside = exactly(torch.mm, factors.inverse.T, rest[k, right], out=r[k, right])
-            exactly(torch.addmm, rest[right, right], beside.T, beside, out=rest[right, right], alpha=-1)
+            beside = exactly(torch.mm, factors.inverse.mH, rest[k, right], out=r[k, right])
+            exactly(torch.addmm, rest[right, right], beside.mH, beside, out=rest[right, right], alpha=-1)
     _invert_from(r, inverse, width)
     return CholeskyFactors(r, inverse, diagonal.sqrt())
 

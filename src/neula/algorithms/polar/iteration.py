@@ -102,9 +102,10 @@ def norm_bound(gram: torch.Tensor, engine: Engine) -> torch.Tensor:
     Tensor, shape (batch,)
         In the storage precision; zero for zero. :data:`UNLUCKY` says how often it is below the norm.
     """
-    _, count, k, _ = gram.shape
-    v = gaussian(k, PROBES, torch.float32, gram.device, seed=k).to(engine.storage).expand(count, -1, -1)
-    logarithm = torch.zeros(count, dtype=engine.storage, device=gram.device)
+    count, k = engine.members(gram), gram.shape[2]
+    single = torch.complex64 if engine.is_complex else torch.float32
+    v = gaussian(k, PROBES, single, gram.device, seed=k).to(engine.storage).expand(count, -1, -1)
+    logarithm = torch.zeros(count, dtype=engine.storage.to_real(), device=gram.device)
     for _ in range(POWER):
         v = engine.thin(gram, v)
         # Elements near 1 on the way, whatever the format.

@@ -17,12 +17,12 @@ def isometry(
     completion: bool = False,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``W V^T`` of ``W S V^T``, without the vectors of singular values that count as zero.
+    """``W V^H`` of ``W S V^H``, without the vectors of singular values that count as zero.
 
     Parameters
     ----------
     wide : Tensor, shape (batch, k, m), k <= m
-        float32 or float64; no NaN, no Inf.
+        float32, float64, complex64 or complex128; no NaN, no Inf.
     cutoff : float
         Singular values up to this part of the largest count as zero.
     unknown : float, optional
@@ -48,32 +48,32 @@ def isometry(
     (tensor([[[1., 0.],
              [0., 0.]]]), tensor([1]), tensor([False]))
     """
-    q, r = over_rows.merged(wide.mT, torch.linalg.qr)
+    q, r = over_rows.merged(wide.mH, torch.linalg.qr)
     v, s, wh = converged_svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
     doubtful = ((s <= unknown * s[:, :1]) & (s > 0)).any(1)
     kept = torch.ones_like(counts) if completion else counts
-    left = wh.mT * kept[:, None, :]
-    if wide.dtype == torch.float64:  # in float32 LAPACK's tolerance is a tenth of that, in units of rounding
-        left = left + exact_matmul(left, _turn(r, v, s, wh.mT)) * kept[:, None, :]
-        small = _orthonormal(exact_matmul(left, v.mT))
+    left = wh.mH * kept[:, None, :]
+    if s.dtype == torch.float64:  # in float32 LAPACK's tolerance is a tenth of that, in units of rounding
+        left = left + exact_matmul(left, _turn(r, v, s, wh.mH)) * kept[:, None, :]
+        small = _orthonormal(exact_matmul(left, v.mH))
     else:
-        small = exact_matmul(left, v.mT)
+        small = exact_matmul(left, v.mH)
     small, counts, doubtful = over_rows.agreed(small, counts, doubtful)
-    return exact_matmul(small, q.mT), counts.sum(1), doubtful
+    return exact_matmul(small, q.mH), counts.sum(1), doubtful
 
 
 def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """The small skew-symmetric Z for which ``W (I + Z) V^T`` is the polar factor of ``R^T`` to first order.
+    """The small skew-Hermitian Z for which ``W (I + Z) V^H`` is the polar factor of ``R^H`` to first order.
 
     LAPACK's iteration takes elements beside the diagonal for zero from ``u^(-1/8) u`` on (TOLMUL of DBDSQR),
-    in float64 99 u, so that ``W^T R^T V = S + E`` with an E of that size. A polar factor leaves a symmetric
-    ``(S + E) (I - Z)``: ``S Z + Z S = E - E^T``. Where Z is not below the root of u (zero by zero is not,
+    in float64 99 u, so that ``W^H R^H V = S + E`` with an E of that size. A polar factor leaves a Hermitian
+    ``(S + E) (I - Z)``: ``S Z + Z S = E - E^H``. Where Z is not below the root of u (zero by zero is not,
     either) it is left out, or ``I + Z`` would not be orthonormal; singular values are too small there for E
     to count.
     """
-    core = exact_matmul(v.mT, exact_matmul(r, w))
-    z = (core.mT - core) / (s[:, :, None] + s[:, None, :])
+    core = exact_matmul(v.mH, exact_matmul(r, w))
+    z = (core.mH - core) / (s[:, :, None] + s[:, None, :])
     most = (torch.finfo(s.dtype).eps / 2) ** 0.5 / s.shape[1]
     return torch.where(z.abs() <= most, z, 0.0)
 
@@ -82,4 +82,4 @@ def _orthonormal(x: torch.Tensor) -> torch.Tensor:
     """Newton's and Schulz's step: V and W are orthonormal except for rounding errors, which would count
     twice.
     """
-    return x + (x - exact_matmul(exact_matmul(x, x.mT), x)) / 2
+    return x + (x - exact_matmul(exact_matmul(x, x.mH), x)) / 2

@@ -1,17 +1,17 @@
 """Minimum-norm least squares below full rank without an SVD: a complete orthogonal decomposition, measured.
 
 A basis Z of the row space of the part of B that counts is all it takes. However it was found, with
-``W = B Z = Q R`` and ``F = B (I - Z Z^T)``
+``W = B Z = Q R`` and ``F = B (I - Z Z^H)``
 
     sigma_min(R) <= sigma_r(B),      sigma_(r+1)(B) <= ||F||,
 
-since W is B on a space of dimension r, and ``B Z Z^T`` a matrix of rank r. If the threshold lies between the
+since W is B on a space of dimension r, and ``B Z Z^H`` a matrix of rank r. If the threshold lies between the
 two, r is the rank. And the spaces of Q and Z are those of the leading singular vectors up to the angle
-``||B^T Q - Z R^T|| / (sigma_min(R) - ||F||)`` (Wedin, "Perturbation bounds in connection with singular value
+``||B^H Q - Z R^H|| / (sigma_min(R) - ||F||)`` (Wedin, "Perturbation bounds in connection with singular value
 decomposition", BIT 12, 1972): the truncated problem is solved, which singular values define, and not one that
 pivots define.
 
-Pivoted QR finds a basis Q of the columns; ``B^T Q`` then spans the rows, with an angle of second order in
+Pivoted QR finds a basis Q of the columns; ``B^H Q`` then spans the rows, with an angle of second order in
 what is dropped (Fierro and Bunch, "Bounding the subspaces from rank revealing two-sided orthogonal
 decompositions", SIAM J. Matrix Anal. Appl. 16, 1995). Where that is more than rounding errors, a few steps of
 subspace iteration do the rest: each multiplies the angle by ``(sigma_(r+1) / sigma_r)^2``.
@@ -81,8 +81,8 @@ class Subspaces:
     # largest, smallest: bounds from below and above on ||B||_2, and on sigma_rank(B) from below.
     largest: tuple[float, float]
     smallest: float
-    dropped: float  # ||B (I - Z Z^T)|| from above
-    residual: float  # ||B^T Q - Z R^T||_F
+    dropped: float  # ||B (I - Z Z^H)|| from above
+    residual: float  # ||B^H Q - Z R^H||_F
 
     @property
     def rank(self) -> int:
@@ -121,7 +121,7 @@ def complete_orthogonal(
         return _beyond_doubt(problem, b_matrix, found, basis_of)
     # The norm of the remainder of all n columns is then below the threshold.
     basis = basis_of(b_matrix, rcond / (UNWANTED * b_matrix.shape[1] ** 0.5))
-    z, t = _graded_qr(b_matrix.T @ basis)
+    z, t = _graded_qr(b_matrix.mH @ basis)
     count = basis.shape[1]
     del basis
     sizes = t.diagonal().abs()
@@ -158,26 +158,26 @@ def _separated_rows(
     if gram is None:
         gram = lower_gram(b_matrix[None])[0]
     else:
-        units = gram.diagonal().sqrt()
+        units = gram.diagonal().real.sqrt()
         units = torch.where(units > 0, units, 1.0)
         gram = gram / units / units[:, None]
-    gram = gram.tril() + gram.tril(-1).T
+    gram = gram.tril() + gram.tril(-1).mH
     noise = gram_noise(m, float(torch.linalg.matrix_norm(gram)))
     r, pivots, left = pivoted_cholesky(gram.clone(), noise)
     if not len(r):
         return None
-    sizes = r.gather(1, pivots[:, None])[:, 0].square()
+    sizes = r.gather(1, pivots[:, None])[:, 0].abs().square()
     following = torch.cat([sizes[1:], sizes.new_full((1,), max(left, FP64.u * noise))])
     gap, place = (sizes / following).max(0)
     wide = (gap > SEPARATED) & (sizes[place] > SEPARATED * noise)
     usable, last = torch.stack([wide, place]).tolist()
     if not usable or last + 1 == n:
         return None
-    z = _graded_qr(r[: last + 1].T)[0]
+    z = _graded_qr(r[: last + 1].mH)[0]
     rows = gram @ z
-    square = upper_cholesky(z.T @ rows)[0]
+    square = upper_cholesky(z.mH @ rows)[0]
     # Nearly orthonormal, so that what makes it so changes R by as little.
-    return refine_qr(torch.cholesky_solve(rows.T, square, upper=True).T)[0], square
+    return refine_qr(torch.cholesky_solve(rows.mH, square, upper=True).mH)[0], square
 
 
 def _graded_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -201,13 +201,13 @@ def _subspaces(b_matrix: torch.Tensor, z: torch.Tensor, r: torch.Tensor | None =
         q, r = _graded_qr(b_matrix @ z) if r is None else refine_qr(b_matrix @ z, r)
         if not bool(r.diagonal().isfinite().all()):
             return None
-        rows = b_matrix.T @ q
+        rows = b_matrix.mH @ q
         before, found = found, _measured(b_matrix, z, q, r, rows)
         last = math.inf if before is None else before.residual
         if found.dropped >= found.smallest or not goes_on(found.residual, last, eps * found.largest[1]):
             break
-        # Nearly orthonormal: B^T Q = Z R^T up to the residual.
-        z = refine_qr(rows @ found.inverse.T)[0]
+        # Nearly orthonormal: B^H Q = Z R^H up to the residual.
+        z = refine_qr(rows @ found.inverse.mH)[0]
     assert found is not None
     return found if before is None or found.residual <= before.residual else before
 
@@ -220,7 +220,7 @@ def _measured(
         *norm_bounds(r),
         norm_bounds(inverse)[1].reciprocal(),
         MARGIN * _norm_beside(b_matrix, z),
-        torch.linalg.matrix_norm(rows - z @ (z.T @ rows)),
+        torch.linalg.matrix_norm(rows - z @ (z.mH @ rows)),
     ]
     low, high, smallest, dropped, residual = torch.stack(numbers).tolist()
     return Subspaces(z, q, r, inverse, (low, high + dropped), smallest, dropped, residual)
@@ -230,22 +230,22 @@ def norm_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``||A||_2`` from below and from above, within ``n^(1/8)``: from Schatten norms, by two products."""
     norm = torch.linalg.matrix_norm
     size = norm(a)
-    gram = (a.T / size) @ (a / size)
+    gram = (a.mH / size) @ (a / size)
     square = norm(gram @ gram)
     return size * (square / norm(gram)).sqrt(), size * square.sqrt().sqrt()
 
 
 def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    """``||B (I - Z Z^T)||_2`` from below, by the power method from several vectors."""
-    x = probes(len(z), z.device)
+    """``||B (I - Z Z^H)||_2`` from below, by the power method from several vectors."""
+    x = probes(len(z), z.device, dtype=z.dtype)
     for step in range(POWERS):
         # Rounding errors of a projection, made unit vectors, may lie along Z again.
         for _ in range(2):
-            x = x - z @ (z.T @ x)
+            x = x - z @ (z.mH @ x)
             x = x / torch.linalg.vector_norm(x, dim=0).clamp_min(torch.finfo(x.dtype).tiny)
-        image = b_matrix @ (x - z @ (z.T @ x))
+        image = b_matrix @ (x - z @ (z.mH @ x))
         if step + 1 < POWERS:
-            x = b_matrix.T @ image
+            x = b_matrix.mH @ image
     return torch.linalg.vector_norm(image, dim=0).amax()
 
 
@@ -260,10 +260,10 @@ def _beyond_doubt(
     least, rows = problem.rounding, problem.used_rows
     real = q[:, :0]
     if found.dropped > least:
-        rest = b_matrix - (b_matrix @ found.z) @ found.z.T
-        rest = rest - q @ (q.T @ rest)
+        rest = b_matrix - (b_matrix @ found.z) @ found.z.mH
+        rest = rest - q @ (q.mH @ rest)
         real = basis_of(rest, least / float(norm(rest, dim=0).amax()))
-    along, length = real.T @ solution.residual, norm(solution.residual, dim=0)
+    along, length = real.mH @ solution.residual, norm(solution.residual, dim=0)
     dropped = length.new_full((real.shape[1],), found.dropped)
     return rank_doubt(found.smallest, dropped, along, length, found.rank, rows, least) or solution
 
@@ -314,7 +314,7 @@ def _without_gap(
     if dropped < 1 and not 2 * dropped**2 * eps / (above * (1 - dropped)) > 2 * SURE:
         return None
     q, z, r = q[:, :rank], z[:, :rank], r[:rank, :rank]
-    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.T @ q), sure=False)
+    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.mH @ q), sure=False)
     doubt = (
         f"the singular values number {rank} and {rank + 1} are about {above:.2e} and {below:.2e} times the "
         f"largest, with no gap at rcond = {rcond:.2e}: pass another rcond, or damp="
@@ -330,7 +330,7 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
     threshold are then the singular values of a block.
     """
     for _ in range(2):
-        r = _graded_qr(r.T)[1]
+        r = _graded_qr(r.mH)[1]
     sizes = r.diagonal().abs()
     relative = sizes / sizes.amax()
     first = int((relative > NEAR * rcond).sum())
@@ -339,7 +339,7 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
         return None
     # Their squares differ by so little that those of the Gram matrix have the digits that are requested.
     block = r[first:last, first:last] / sizes.amax()
-    near = converged_eigvalsh(block.T @ block).flip(0).clamp_min(0).sqrt()
+    near = converged_eigvalsh(block.mH @ block).flip(0).clamp_min(0).sqrt()
     counting = int((near > rcond).sum())
     if counting in (0, len(near)):
         return None
@@ -353,7 +353,7 @@ def _solution(
     coefficients = torch.zeros(found.rank, b.shape[1], dtype=b.dtype, device=b.device)
     residual = b
     for _ in range(REFINEMENTS + 1):
-        coefficients = coefficients + found.inverse @ (q.T @ residual)
+        coefficients = coefficients + found.inverse @ (q.mH @ residual)
         residual = b - b_matrix @ (z @ coefficients)
     length = torch.linalg.vector_norm
     high, smallest = found.largest[1], found.smallest
@@ -365,7 +365,7 @@ def _solution(
         residual=found.residual / smallest,
     )
     size = length(coefficients, dim=0)
-    left = over(length(found.inverse @ (q.T @ residual), dim=0), size)
+    left = over(length(found.inverse @ (q.mH @ residual), dim=0), size)
     error = left + spectrum.coefficient_error(over(length(residual, dim=0), found.largest[0] * size))
     row_space = RowSpace(z, problem.sizes_below_one, sure=sure)
     y = row_space.shortest(coefficients)
@@ -374,7 +374,7 @@ def _solution(
         rank=found.rank,
         doubt="",
         row_basis=z,
-        coordinates=found.inverse.T @ z.T,
+        coordinates=found.inverse.mH @ z.mH,
         norm=found.largest[0],
         condition=spectrum.condition,
         forward_error=row_space.error(coefficients, y, error, spectrum.angle),

@@ -18,9 +18,9 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
     ----------
     r : Tensor, shape (n, n)
     steps : int
-        Steps of the power method on ``R^T R``.
+        Steps of the power method on ``R^H R``.
     """
-    return float(_largest(r, steps, torch.ones_like(r[0])))
+    return float(_largest(r, steps, torch.ones_like(r[0].real)))
 
 
 def extreme_singular_values(
@@ -41,7 +41,7 @@ def extreme_singular_values(
     -------
     Tensor, shape (2,)
     """
-    columns = torch.ones_like(r[0]) if columns is None else columns.to(r.dtype)
+    columns = torch.ones_like(r[0].real) if columns is None else columns.to(r.dtype.to_real())
     largest, smallest = _largest(r, _STEPS + 1, columns), _smallest(triangle, _STEPS, columns)
     return torch.stack([largest, smallest]).double()
 
@@ -77,7 +77,7 @@ def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor
     x = _random_vector(r)[:, 0]
     for _ in range(steps):
         x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
-        x = (r.T @ (r @ (x / columns))) / columns
+        x = (r.mH @ (r @ (x / columns))) / columns
     return torch.linalg.vector_norm(x).sqrt()
 
 
@@ -91,7 +91,7 @@ def _smallest(r: UpperTriangular, steps: int, columns: torch.Tensor) -> torch.Te
 
 
 def solve_normal(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``(R^T R)^-1 x`` for upper triangular R and the columns of x."""
+    """``(R^H R)^-1 x`` for upper triangular R and the columns of x."""
     return solve_r(r, solve_rt(r, x))
 
 
@@ -101,7 +101,7 @@ def solve_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
 
 
 def solve_rt(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``R^-T x``."""
+    """``R^-H x``."""
     return triangular(r).solve_transposed(x)
 
 

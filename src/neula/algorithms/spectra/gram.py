@@ -23,7 +23,7 @@ class GramTuning:
 
 
 def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """Lower triangle of ``A^T A``; what is above it means nothing.
+    """Lower triangle of ``A^H A``; what is above it means nothing.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
 
 
 def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """R of ``A^T A = R^T R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
+    """R of ``A^H A = R^H R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
 
     Parameters
     ----------

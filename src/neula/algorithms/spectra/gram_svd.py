@@ -16,6 +16,7 @@ import torch
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.engines.reduction import Reduction
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
@@ -69,11 +70,11 @@ def gram_svd(
     tensor([3., 2.])
     """
     over_rows = engine.over_rows
-    g = gram(a.to(engine.operand_dtype), engine).double()
+    g = in_double(gram(a.to(engine.operand_dtype), engine))
     norm = frobenius_norm(a) if norm is None else norm
-    if not math.isfinite(float(over_rows.agree(g.trace()))):
-        nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.T)]
-        return MeasuredTriplets(nan[0], nan[0][0], nan[1], math.nan, math.nan, norm, math.nan)
+    if not math.isfinite(float(over_rows.agree(g.trace().real))):
+        nan = [x.new_full((len(x), rank), math.nan) for x in (a, a.mH)]
+        return MeasuredTriplets(nan[0], nan[0][0].real, nan[1], math.nan, math.nan, norm, math.nan)
     eigenvalues, vectors = over_rows.agreed(*converged_eigh(g))
     beyond = float(eigenvalues[-rank - 1].clamp_min(0).sqrt()) if rank < len(g) else 0.0
     v = vectors[:, -rank:].flip(1)
@@ -81,7 +82,7 @@ def gram_svd(
         found, image = _project(a, v.to(a.dtype), norm, over_rows)
         if step + 1 == MAX_STEPS or not found.residual > residual:
             return replace(found, beyond=beyond)
-        v = over_rows.agree(torch.linalg.qr(image.double()).Q)
+        v = over_rows.agree(torch.linalg.qr(in_double(image)).Q)
     raise AssertionError  # unreachable
 
 
@@ -91,8 +92,8 @@ def frobenius_norm(a: torch.Tensor) -> float:
     Torch would copy A to sum in a wider one.
     """
     norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
-    low, high = SAFE_NORMS[a.dtype]
-    return norm if low < norm < high else float(torch.linalg.matrix_norm(a.double()))
+    low, high = SAFE_NORMS[a.dtype.to_real()]
+    return norm if low < norm < high else float(torch.linalg.matrix_norm(in_double(a)))
 
 
 def _project(
@@ -104,15 +105,15 @@ def _project(
     s, w = theta.flip(0).clamp_min(0).sqrt(), w.flip(1)
     u = exact_matmul(b, (w / s).to(a.dtype))
     v = exact_matmul(v, w.to(a.dtype))
-    image = over_rows.total(exact_matmul(a.T, u))
-    gap = torch.linalg.matrix_norm(image.double() - v * s)
+    image = over_rows.total(exact_matmul(a.mH, u))
+    gap = torch.linalg.matrix_norm(in_double(image) - v * s)
     of_u = over_rows.total(_gram64(u))
     loss = torch.linalg.matrix_norm(of_u - torch.eye(len(s), dtype=s.dtype, device=s.device))
     measured = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5])
     residual, orthogonality = over_rows.agree(measured).tolist()
-    return MeasuredTriplets(u, s.to(a.dtype), v, residual, orthogonality, norm, math.nan), image
+    return MeasuredTriplets(u, s.to(a.dtype.to_real()), v, residual, orthogonality, norm, math.nan), image
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:
-    wide = b.double()
-    return wide.T @ wide
+    wide = in_double(b)
+    return wide.mH @ wide

@@ -8,6 +8,7 @@ import torch
 
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines.random_vectors import gaussian
+from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.systems import turned
 
 EXPLICIT = 64
@@ -27,16 +28,22 @@ Solve = Callable[[torch.Tensor], torch.Tensor]
 
 
 def inverse_norm(
-    solve: Solve, solve_transposed: Solve, left: torch.Tensor, right: torch.Tensor | None = None
+    solve: Solve,
+    solve_transposed: Solve,
+    left: torch.Tensor,
+    right: torch.Tensor | None = None,
+    dtype: torch.dtype = torch.float64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
 
     Parameters
     ----------
     solve, solve_transposed : callable
-        ``A^-1 x`` and ``A^-T x`` for the columns of x, shape (..., n, k).
+        ``A^-1 x`` and ``A^-H x`` for the columns of x, shape (..., n, k).
     left, right : Tensor, shape (..., n, 1)
         The right one is an identity by default.
+    dtype : torch.dtype
+        Of x.
 
     Returns
     -------
@@ -47,13 +54,13 @@ def inverse_norm(
     """
     n = left.shape[-2]
     if n <= EXPLICIT:
-        identity = torch.eye(n, dtype=left.dtype, device=left.device).expand(*left.shape[:-1], n)
+        identity = torch.eye(n, dtype=dtype, device=left.device).expand(*left.shape[:-1], n)
         inverse = left * solve(_scaled(right, identity))
         stack = inverse.reshape(-1, n, n)
         longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
         shown = identity.reshape(-1, n, n)[0, longest]
         return schatten_bounds(stack)[1].reshape(left.shape[:-2]), shown.reshape(left.shape)
-    v = gaussian(n, 1, left.dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, 1)
+    v = gaussian(n, 1, dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, 1)
     for _ in range(STEPS):
         v = _scaled(right, solve_transposed(turned(solve(_scaled(right, v)), left)))
     norm = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
@@ -71,7 +78,7 @@ def norm_of_triangle(r: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     v = gaussian(r.shape[-1], 1, r.dtype, r.device, seed=20180417).expand_as(columns)
     for _ in range(NORM_STEPS):
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
-        v = torch.bmm(r.mT, torch.bmm(r, v / columns)) / columns
+        v = torch.bmm(r.mH, torch.bmm(r, v / columns)) / columns
     return torch.linalg.vector_norm(v, dim=1).sqrt()
 
 
@@ -80,7 +87,7 @@ def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
 
 
 def symmetric_inverse_norm(
-    left: torch.Tensor, right: torch.Tensor, count: int
+    left: torch.Tensor, right: torch.Tensor, count: int, dtype: torch.dtype = torch.float64
 ) -> Generator[torch.Tensor, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Estimate the inverse norm of one symmetric A, by two solves for several random vectors together.
 
@@ -96,6 +103,8 @@ def symmetric_inverse_norm(
     left, right : Tensor, shape (n, 1)
     count : int
         Vectors, some at least: what is said above is of six.
+    dtype : torch.dtype
+        Of the vectors; with complex ones estimates are more certain.
 
     Yields
     ------
@@ -109,24 +118,24 @@ def symmetric_inverse_norm(
     vector : Tensor, shape (n, 1)
         Of norm 1, the best combination of the vectors after a step of the power method.
     """
-    g = gaussian(len(left), count, left.dtype, left.device, seed=20170101)
+    g = gaussian(len(left), count, dtype, left.device, seed=20170101)
     z = left * (yield right * g)
     longest = z.abs().amax()
     y = right * (yield left * (z / longest))
     size = y.abs().amax()
     y = y / size
-    gram = y.mT @ y
+    gram = y.mH @ y
     # The largest eigenvector of the Gram matrix combines what the vectors have of the largest singular
     # vector of B; squares make the others vanish beside it.
     power = gram
     for _ in range(SQUARINGS):
         power = power / power.abs().amax()
         power = power @ power
-    best = power.index_select(1, power.diagonal().argmax()[None])
+    best = power.index_select(1, power.diagonal().real.argmax()[None])
     vector = y @ best
     shown = size * torch.linalg.vector_norm(vector) / torch.linalg.vector_norm(z / longest @ best)
     pairs = torch.triu_indices(count, count, offset=1, device=gram.device)
-    sampled = (longest * size).sqrt() * gram[pairs[0], pairs[1]].square().mean() ** 0.125
+    sampled = (longest * size).sqrt() * gram[pairs[0], pairs[1]].abs().square().mean() ** 0.125
     return torch.maximum(shown, sampled), vector / torch.linalg.vector_norm(vector)
 
 
@@ -209,9 +218,9 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
     """
     size = z.abs().amax()
     z = z / size
-    gram = z.T @ z
+    gram = z.mH @ z
     pairs = torch.triu_indices(len(gram), len(gram), offset=1, device=z.device)
-    return float(size * gram[pairs[0], pairs[1]].square().mean().sqrt().sqrt())
+    return float(size * gram[pairs[0], pairs[1]].abs().square().mean().sqrt().sqrt())
 
 
 def norm_of(
@@ -232,7 +241,7 @@ def norm_of(
     start = gaussian(n, 1, a.dtype, a.device, seed=20180417) / columns
     images = _times(a, torch.cat([start, x], 2))
     image = images[..., :1]
-    back = (a.mT @ image) / columns
+    back = adjoint_times(a, image) / columns
     norm = torch.linalg.vector_norm
     return norm(back, dim=(1, 2)) / norm(image, dim=(1, 2)), images[..., 1:]
 

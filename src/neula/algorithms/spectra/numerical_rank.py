@@ -6,6 +6,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular.inverted import InvertedBlocks
+from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import exact_matmul
 
@@ -91,7 +92,7 @@ def numerical_ranks(
         ranks[which] -= (smallest <= limit).long()
         return ranks
     doubtful = smallest <= SAFETY * limit
-    s = torch.linalg.svdvals(r[doubtful].double())
+    s = torch.linalg.svdvals(in_double(r[doubtful]))
     ranks[which[doubtful]] = (s > torch.maximum(rcond * s[:, 0], error[doubtful])[:, None]).sum(1)
     return ranks
 
@@ -110,7 +111,7 @@ def largest_singular_values(r: torch.Tensor) -> torch.Tensor:
     x = _direction(r.shape[2], r)
     for _ in range(_STEPS):
         y = _unit(exact_matmul(r, x))[0]
-        x, size = _unit(exact_matmul(r.mT, y))
+        x, size = _unit(exact_matmul(r.mH, y))
     return size[:, 0, 0]
 
 
@@ -135,7 +136,7 @@ def smallest_singular_values(r: torch.Tensor, width: int = 0) -> torch.Tensor:
     r, x = (r[0], x[0]) if count == 1 else (r, x.expand(count, -1, -1))
     blocks = InvertedBlocks.from_factor(r, r.dtype, upper=True, width=width)
     for step in range(_STEPS):
-        y, size = _unit(blocks.mT.solved(x))
+        y, size = _unit(blocks.mH.solved(x))
         if step < _STEPS - 1:
             x = _unit(blocks.solved(y))[0]
     regular = size.isfinite() & (size > 0)
@@ -157,5 +158,5 @@ def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _direction(n: int, like: torch.Tensor) -> torch.Tensor:
     """A unit vector, fixed, that no matrix is built to avoid; shape (1, n, 1)."""
-    x = gaussian(n, 1, torch.float64, like.device, seed=n)
+    x = gaussian(n, 1, double_of(like.dtype), like.device, seed=n)
     return _unit(x[None])[0].to(like)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from neula.algorithms.spectra.refined_svd import refined_svd
+from neula.engines.formats import FP32, format_of, in_double
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
@@ -44,7 +45,7 @@ def qr_svd(
     tol: float | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``A = Q R``, ``R = U S V^T``, hence ``A = (Q U) S V^T``, truncated.
+    """``A = Q R``, ``R = U S V^H``, hence ``A = (Q U) S V^H``, truncated.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ class SVDOfR(NamedTuple):
     vh: torch.Tensor  # shapes (n, k), (k,) and (k, n)
     # ||R V - U diag(s)||_F of all triplets, or of those that are kept where no others were computed.
     left: float
-    lost: float  # the larger of ||U^T U - I||_F / sqrt(l) and the same of V, l being the number of these
+    lost: float  # the larger of ||U^H U - I||_F / sqrt(l) and the same of V, l being the number of these
 
 
 def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows: Reduction = HERE) -> SVDOfR:
@@ -91,16 +92,16 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
     # Singular vectors are not unique: all processes take those of the first.
     u, s, vh = over_rows.agreed(*refined_svd(r)) if found is None else found
     k = truncate(s, rank, tol) if found is None else len(s)  # once: `tol` is relative to all of A
-    wide, left, right = r.double(), u.double(), vh.double()
-    gap = torch.linalg.matrix_norm(wide @ right.mT - left * s)
-    measured = torch.stack([gap, torch.maximum(loss_of(left), loss_of(right.mT))])
+    wide, left, right = in_double(r), in_double(u), in_double(vh)
+    gap = torch.linalg.matrix_norm(wide @ right.mH - left * s)
+    measured = torch.stack([gap, torch.maximum(loss_of(left), loss_of(right.mH))])
     return SVDOfR(u[:, :k], s[:k], vh[:k], *over_rows.agree(measured).tolist())
 
 
 def loss_of(v: torch.Tensor) -> torch.Tensor:
-    """``||V^T V - I||_F / sqrt(k)``, in double precision."""
-    wide = v.double()
-    gram = wide.mT @ wide
+    """``||V^H V - I||_F / sqrt(k)``, in double precision."""
+    wide = in_double(v)
+    gram = wide.mH @ wide
     gram.diagonal().sub_(1)
     return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 
@@ -108,18 +109,19 @@ def loss_of(v: torch.Tensor) -> torch.Tensor:
 def _svd_from_gram(
     r: torch.Tensor, rank: int | None, tol: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-    """SVD of a float32 matrix from the eigenvectors of ``R^T R`` in double precision, what is kept of it.
+    """SVD of a matrix in single precision, what is kept of it, from the eigenvectors of ``R^H R`` in double
+    precision.
 
     None where that is not as accurate: ``U = R V diag(s)^-1`` loses orthogonality with the square of the
     ratio of the singular values that are kept, times the unit roundoff of double precision.
     """
-    if r.dtype != torch.float32:
+    if format_of(r.dtype) is not FP32:
         return None
-    wide = r.double()
-    theta, v = converged_eigh(wide.T @ wide)
+    wide = in_double(r)
+    theta, v = converged_eigh(wide.mH @ wide)
     s, v = theta.flip(0).clamp_min(0).sqrt(), v.flip(1)
     k = truncate(s, rank, tol)
     if k == 0 or not bool(s[k - 1] >= LARGEST_RATIO**-1 * s[0]) or not s[0] > 0:
         return None
     s, v = s[:k], v[:, :k]
-    return (wide @ v / s).float(), s.float(), v.T.float()
+    return (wide @ v / s).to(r.dtype), s.float(), v.mH.to(r.dtype)

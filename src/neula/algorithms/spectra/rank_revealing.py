@@ -33,7 +33,7 @@ class MinimumNorm:
     doubt: str  # why the rank is not certain; empty if it is
     # Shape (n, rank): orthonormal basis V of the row space of the part of B that counts.
     row_basis: torch.Tensor
-    # Shape (rank, n): B coordinates^T is an orthonormal basis of the numerical range of B, up to u condition.
+    # Shape (rank, n): B coordinates^H is an orthonormal basis of the numerical range of B, up to u condition.
     coordinates: torch.Tensor
     norm: float  # ||B||_2
     condition: float  # sigma_1 / sigma_rank
@@ -66,11 +66,11 @@ def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
     else:
         u, s, vh = svd(b_matrix)
     rank, doubt = _rank(s, rcond, max(m, n))
-    u, v, others = u[:, :rank], vh[:rank].T, vh[rank:].T
+    u, v, others = u[:, :rank], vh[:rank].mH, vh[rank:].mH
     spectrum = Spectrum.from_singular_values(s, rank, m + n)
-    along = over_rows.total(u.T @ b)
+    along = over_rows.total(u.mH @ b)
     coefficients = along / s[:rank, None]
-    left = over_rows.total(u.T @ (b - b_matrix @ (v @ coefficients)))
+    left = over_rows.total(u.mH @ (b - b_matrix @ (v @ coefficients)))
     coefficients = coefficients + left / s[:rank, None]
     outside = over_rows.norms(b - u @ along)[0]
     error = spectrum.coefficient_error(over(outside, s[0] * _lengths(coefficients)))
@@ -133,7 +133,7 @@ class Spectrum:
     condition: float  # sigma_1 / sigma_r
     dropped: float  # sigma_(r+1) / sigma_r from above: a tiny singular value is known to eps sigma_1 only
     eps: float
-    residual: float = 0.0  # ||B^T U - V S|| / sigma_r where B V = U S
+    residual: float = 0.0  # ||B^H U - V S|| / sigma_r where B V = U S
 
     @classmethod
     def from_singular_values(cls, s: torch.Tensor, rank: int, size: int) -> Spectrum:
@@ -186,24 +186,24 @@ def _doubt(
     if problem.b_low is not None:
         rest[:, count:] += problem.b_low[0]
     for _ in range(2):
-        rest = rest - u @ over_rows.total(u.T @ rest)
+        rest = rest - u @ over_rows.total(u.mH @ rest)
     q, r = over_rows.merged(rest[:, :count], torch.linalg.qr)
     left, dropped, _ = over_rows.agreed(*svd(r))
     residual = rest[:, count:]
-    along, length = over_rows.total_and_norms((q @ left).T @ residual, residual)
+    along, length = over_rows.total_and_norms((q @ left).mH @ residual, residual)
     return rank_doubt(kept, dropped, along, length, u.shape[1], problem.used_rows, problem.rounding)
 
 
 def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
     """Row space and coefficients once more, with products in twice the working precision.
 
-    Columns of ``B^T U`` lie in the row space of B, whatever the errors of U, except for dropped directions.
+    Columns of ``B^H U`` lie in the row space of B, whatever the errors of U, except for dropped directions.
     In a basis of it there is a problem of full rank.
     """
     norms, over_rows, doubled = problem.norms[0].T, problem.over_rows, problem.doubled
     rows = over_rows.total_of_pairs(*doubled.transposed_pair(u[None], torch.zeros_like(u)[None]))[0]
     if problem.a_low is not None:
-        rows = rows + over_rows.total(problem.a_low[0].T @ u)
+        rows = rows + over_rows.total(problem.a_low[0].mH @ u)
     v = over_rows.agree(torch.linalg.qr(rows / norms / s)[0])
     columns = v / norms
     zero = torch.zeros_like(u)
@@ -221,7 +221,7 @@ def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowS
 class RowSpace:
     """The row space of the part of A that counts: where the minimum-norm x is.
 
-    With ``M = D V`` it is ``x = M (M^T M)^-1 c`` for the coefficients c of ``D x`` in V.
+    With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V.
 
     Parameters
     ----------
@@ -268,7 +268,7 @@ class RowSpace:
     ) -> torch.Tensor:
         """Relative error of ``y = D x`` by those of the coefficients and of V, to first order.
 
-        ``dx = (M^T)^+ (dc - dM^T x) + (I - M M^+) dM (M^T M)^-1 c`` with ``dM = D dV``.
+        ``dx = (M^H)^+ (dc - dM^H x) + (I - M M^+) dM (M^H M)^-1 c`` with ``dM = D dV``.
         """
         if len(coefficients) == 0:
             return torch.zeros_like(relative)
@@ -278,8 +278,8 @@ class RowSpace:
         inverse = self._half_solve(torch.eye(self.r.shape[0], dtype=y.dtype, device=y.device))
         alike = self.spread <= ALIKE
         along = self.spread if alike else schatten_bounds((self.sizes * (self.q @ inverse))[None])[1][0]
-        z = self.sizes * probes(len(self.sizes), y.device)
-        across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mT @ z)))
+        z = self.sizes * probes(len(self.sizes), y.device, dtype=y.dtype)
+        across = MARGIN * torch.linalg.matrix_norm(self.sizes * (z - self.q @ (self.q.mH @ z)))
         half = self._half_solve(coefficients)
         weights = _lengths(torch.linalg.solve_triangular(self.r, half, upper=True))
         sizes = _lengths(y)
@@ -292,7 +292,7 @@ class RowSpace:
         return torch.where(first_order | (change == 0), over(change, sizes), torch.inf)
 
     def _half_solve(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.solve_triangular(self.r.mT, x[self.pivots], upper=False)
+        return torch.linalg.solve_triangular(self.r.mH, x[self.pivots], upper=False)
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.engines.formats import double_of
 from neula.kernels.polar.svd import Factors, svd
 
 LARGEST_CORRECTION = 2.0**-26
@@ -15,7 +16,7 @@ LARGEST_CORRECTION = 2.0**-26
 
 
 def refined_svd(a: torch.Tensor) -> Factors:
-    """The reduced singular value decomposition of a matrix that is not wide, refined once in float64.
+    """The reduced SVD of a matrix that is not wide, refined once in double precision.
 
     A step of Ogita and Aishima, "Iterative refinement for singular value decomposition based on matrix
     multiplication", J. Comput. Appl. Math. 369, 2020. Singular vectors whose singular values are so close
@@ -35,16 +36,20 @@ def refined_svd(a: torch.Tensor) -> Factors:
     tensor([3., 2.], dtype=torch.float64)
     """
     u, s, vh = svd(a)
-    if a.dtype != torch.float64 or not len(s):
+    if a.dtype != double_of(a.dtype) or not len(s):
         return u, s, vh
-    v, identity = vh.mT, torch.eye(len(s), dtype=s.dtype, device=s.device)
-    of_u, of_v, t = identity - u.mT @ u, identity - vh @ v, u.mT @ (a @ v)
-    s = (t.diagonal() / (1 - (of_u + of_v).diagonal() / 2)).clamp_min(0)
-    alpha, beta = t + of_u * s, t.mT + of_v * s
+    v, identity = vh.mH, torch.eye(len(s), dtype=s.dtype, device=s.device)
+    of_u, of_v, t = identity - u.mH @ u, identity - vh @ v, u.mH @ (a @ v)
+    if t.is_complex():  # u and v determine each other's phases
+        phases = torch.where(t.diagonal() == 0, 1, t.diagonal().sgn())
+        u, t = u * phases, phases.conj()[:, None] * t
+        of_u = identity - u.mH @ u
+    s = (t.diagonal().real / (1 - (of_u + of_v).diagonal().real / 2)).clamp_min(0)
+    alpha, beta = t + of_u * s, t.mH + of_v * s
     apart = s * s - s[:, None] * s[:, None]
     left, right = (s * alpha + s[:, None] * beta) / apart, (s[:, None] * alpha + s * beta) / apart
     small = torch.maximum(left.abs(), right.abs()) <= LARGEST_CORRECTION  # not where it is NaN
     u = u + u @ torch.where(small, left, of_u / 2)
     v = v + v @ torch.where(small, right, of_v / 2)
     s, order = s.sort(descending=True)
-    return u[:, order], s, v[:, order].mT
+    return u[:, order], s, v[:, order].mH

@@ -12,17 +12,18 @@ from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
 from neula.kernels.polar.small_svd import small_svd
 
 ROUNDING = 8
-"""Units in the last place that elements of ``Q^T Q`` may be off by, for Q to count as orthonormal."""
+"""Units in the last place that elements of ``Q^H Q`` may be off by, for Q to count as orthonormal."""
 
 TWICE_IS_ENOUGH = 0.1
 """Largest error from which a second pass makes Q orthonormal."""
 
 LOST = 32
-"""Units in the last place of ``||Q^T Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
+"""Units in the last place of ``||Q^H Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -32,18 +33,18 @@ SURE = 1e-8
 
 @dataclass(frozen=True)
 class Ritz:
-    """``A V = U diag(s)`` with orthonormal U and V, and ``A^T U = V diag(s) + E``."""
+    """``A V = U diag(s)`` with orthonormal U and V, and ``A^H U = V diag(s) + E``."""
 
     u: torch.Tensor  # shape (m, l)
     s: torch.Tensor  # shape (l,): descending, float64, on the host
     v: torch.Tensor  # shape (n, l)
-    image: torch.Tensor  # shape (n, l): A^T U
-    rest: torch.Tensor  # shape (l, l): E^T E, float64, on the host
-    loss: float  # ||U^T U - I||_F / sqrt(l) or the same of V, whichever is larger
-    # Bound on ||V^T E||_2, which is zero up to rounding errors of products with A and of bases: by so much
-    # U^T A V differs from diag(s).
+    image: torch.Tensor  # shape (n, l): A^H U
+    rest: torch.Tensor  # shape (l, l): E^H E, float64 or complex128, on the host
+    loss: float  # ||U^H U - I||_F / sqrt(l) or the same of V, whichever is larger
+    # Bound on ||V^H E||_2, which is zero up to rounding errors of products with A and of bases: by so much
+    # U^H A V differs from diag(s).
     rounding: float
-    # Shapes (m, p) and (n, p): D G and A^T D G of vectors that came along, with D = (I - U U^T) A.
+    # Shapes (m, p) and (n, p): D G and A^H D G of vectors that came along, with D = (I - U U^H) A.
     carried: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
@@ -53,7 +54,7 @@ def orthonormal(
     """QR of a block of columns whose Q is orthonormal whatever their rank.
 
     On a CPU by :mod:`~neula.algorithms.orthogonal.block_on_host`. Else by a panel of the engine, which is a
-    few products, and once more if that was not enough; by Householder's reflections where a look at ``Q^T Q``
+    few products, and once more if that was not enough; by Householder's reflections where a look at ``Q^H Q``
     says that columns depend on each other.
 
     Parameters
@@ -61,13 +62,13 @@ def orthonormal(
     x : Tensor, shape (m, l), m >= l
         In the storage precision of the engine.
     loss : float, optional
-        How large elements of ``Q^T Q - I`` may be; rounding errors by default.
+        How large elements of ``Q^H Q - I`` may be; rounding errors by default.
 
     Returns
     -------
     q : Tensor, shape (m, l)
     r : Tensor, shape (l, l)
-        float64, on the host.
+        float64 or complex128, on the host.
 
     Examples
     --------
@@ -81,18 +82,18 @@ def orthonormal(
         loss = ROUNDING * torch.finfo(x.dtype).eps
     if engine.tuning.lapack:
         q, r = householder(x, engine) if engine.over_rows.spread else block_on_host(x, loss)
-        return q, r.double()
+        return q, in_double(r)
     panel = panel_named(engine.tuning.recursion(x.dtype).panel)
     q, r = panel(x, engine)
-    r, gram = engine.over_rows.agree(torch.stack([r.double(), engine.gram(q)])).cpu()
+    r, gram = engine.over_rows.agree(torch.stack([in_double(r), engine.gram(q)])).cpu()
     lost = float((gram - torch.eye(len(r), dtype=gram.dtype, device="cpu")).abs().amax())
     if lost <= loss:
         return q, r
     if lost <= TWICE_IS_ENOUGH:  # not for NaN
         q, again = panel(q, engine)
-        return q, engine.over_rows.agree(again.double()).cpu() @ r
+        return q, engine.over_rows.agree(in_double(again)).cpu() @ r
     q, r = householder(x, engine)
-    return q, r.cpu().double()
+    return q, in_double(r.cpu())
 
 
 def is_blind(x: torch.Tensor, engine: Engine) -> bool:
@@ -174,15 +175,15 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
 
     def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
         losses = [_loss(over_rows.total(_gram64(u))), _loss(_gram64(v))]
-        rest = image - v * s.to(v)
-        rounding = schatten_bounds((v.double().T @ rest.double())[None])[1][0, 0]
+        rest = image - v * s.to(v.dtype.to_real())
+        rounding = schatten_bounds((in_double(v).mH @ in_double(rest))[None])[1][0, 0]
         numbers = [torch.stack(losses).amax(), rounding]
         return (torch.cat([_gram64(rest), s[None], torch.stack(numbers)[:, None].expand(2, len(s))]),)
 
     image = engine.inner(a, u)
     (found,) = engine.replay(measured, (image, u, s, v), ("Ritz residuals", repr(engine)))
     found = over_rows.agree(found).cpu()
-    return Ritz(u, found[-3], v, image, found[:-3], *found[-2:, 0].tolist())
+    return Ritz(u, found[-3].real, v, image, found[:-3], *found[-2:, 0].real.tolist())
 
 
 def _loss(gram: torch.Tensor) -> torch.Tensor:
@@ -192,5 +193,5 @@ def _loss(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:
-    wide = b.double()
-    return wide.T @ wide
+    wide = in_double(b)
+    return wide.mH @ wide

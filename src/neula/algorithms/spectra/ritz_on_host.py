@@ -15,6 +15,7 @@ import torch
 from neula.algorithms.spectra.ritz import Ritz, orthonormal
 from neula.certificates.low_rank import beside
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.kernels.polar.small_svd import small_svd
 
 
@@ -52,19 +53,19 @@ def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: t
 def _measured(
     u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, image: torch.Tensor
 ) -> tuple[torch.Tensor, float, float]:
-    """``E^T E`` of ``E = A^T U - V diag(s)``, the loss of orthogonality, and the norm of ``V^T E``."""
+    """``E^H E`` of ``E = A^H U - V diag(s)``, the loss of orthogonality, and the norm of ``V^H E``."""
     size = len(s)
-    both = _gram64(torch.cat([v, image - v * s.to(v)], 1))
+    both = _gram64(torch.cat([v, image - v * s.to(v.dtype.to_real())], 1))
     of_u, products, one = _gram64(u).numpy(), both.numpy(), np.eye(size)
     losses = [np.linalg.norm(gram - one) for gram in (of_u, products[:size, :size])]
     # Up to l^(1/4) times the spectral norm, whose singular values would take longer.
     across = products[:size, size:]
     largest = np.abs(across).max()
     scaled = across / largest if largest > 0 else across
-    rounding = largest * math.sqrt(np.linalg.norm(scaled.T @ scaled))
+    rounding = largest * math.sqrt(np.linalg.norm(scaled.conj().T @ scaled))
     return both[size:, size:], float(max(losses)) / math.sqrt(size), float(rounding)
 
 
 def _gram64(b: torch.Tensor) -> torch.Tensor:
-    wide = b.double()
-    return wide.mT @ wide
+    wide = in_double(b)
+    return wide.mH @ wide

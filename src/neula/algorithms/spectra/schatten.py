@@ -38,20 +38,20 @@ def schatten_bounds_of_gram(gram: torch.Tensor, sizes: torch.Tensor) -> tuple[to
     """
     norm = torch.linalg.vector_norm
     scaled = (gram / sizes / sizes.mT).tril_()
-    diagonal = scaled.diagonal(dim1=1, dim2=2)
+    diagonal = scaled.diagonal(dim1=1, dim2=2).real
     squares = 2 * norm(scaled, dim=(1, 2))[:, None].square() - norm(diagonal, dim=1, keepdim=True).square()
     square = squares.sqrt()
     return square / diagonal.sum(1, keepdim=True).sqrt(), square.sqrt()
 
 
 def _gram_norm(a: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """``||A^T A||_F``, shape (batch,); of a large triangle in eight blocks, a quarter of the operations."""
+    """``||A^H A||_F``, shape (batch,); of a large triangle in eight blocks, a quarter of the operations."""
     n, norm = a.shape[-1], torch.linalg.matrix_norm
-    if n < HALVED or not upper:
-        return norm(a.mT @ a)
-    squares = a.new_zeros(len(a))
+    if (1 + a.is_complex()) * n < HALVED or not upper:
+        return norm(a.mH @ a)
+    squares = torch.zeros(len(a), dtype=a.dtype.to_real(), device=a.device)
     for k in blocks(slice(0, n), -(-n // 8)):
         # A block of columns of the Gram matrix from the diagonal down, where the rest is its transpose.
-        part = a[:, : k.stop, k.start :].mT @ a[:, : k.stop, k]
+        part = a[:, : k.stop, k.start :].mH @ a[:, : k.stop, k]
         squares += 2 * norm(part).square() - norm(part[:, : k.stop - k.start]).square()
     return squares.sqrt()

@@ -75,7 +75,7 @@ class MixedPrecisionOperator:
         if engine.format.max_exponent >= FP32.max_exponent or not norm > 0:
             return cls(a, engine.operand(a), exact, engine)
         exponent = engine.format.max_exponent - HEADROOM - math.frexp(norm)[1]
-        scales = torch.full((a.shape[1],), 2.0**exponent, dtype=a.dtype, device=a.device)
+        scales = torch.full((a.shape[1],), 2.0**exponent, dtype=a.dtype.to_real(), device=a.device)
         low = engine.fill(engine.empty(*a.shape, dtype=engine.operand_dtype), a, scales)
         if engine.operand_dtype == engine.storage:  # kept in a wider dtype, and not rounded yet
             low = engine.operand(low)
@@ -91,7 +91,7 @@ class MixedPrecisionOperator:
         return self.engine.image(self.low, self.engine.operand(x))
 
     def transposed_times(self, y: torch.Tensor) -> torch.Tensor:
-        """``A^T Y`` times the scale, in the low arithmetic."""
+        """``A^H Y`` times the scale, in the low arithmetic."""
         return self.engine.inner(self.low, self.engine.operand(y))
 
 
@@ -175,7 +175,7 @@ def _narrowed(s: list[float], rank: int) -> int:
 
 
 def _powers(a: MixedPrecisionOperator, block: torch.Tensor, steps: int) -> torch.Tensor:
-    """``(A^T A)^j`` times a block, made orthonormal before each product: nothing is lost of what is small.
+    """``(A^H A)^j`` times a block, made orthonormal before each product: nothing is lost of what is small.
 
     That damps less than a polynomial of Ritz vectors, and takes less than these.
     """
@@ -233,7 +233,7 @@ def _growth(s: float, edge: float) -> float:
 
 
 def _filtered(a: MixedPrecisionOperator, found: Ritz, width: int, rank: int, degree: int) -> torch.Tensor:
-    """``T(2 A^T A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the first l vectors.
+    """``T(2 A^H A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the first l vectors.
 
     Each column is divided by what T makes of its own Ritz value, or of the last that is wanted, so that
     nothing overflows (the scaling of
@@ -247,7 +247,7 @@ def _filtered(a: MixedPrecisionOperator, found: Ritz, width: int, rank: int, deg
     edge = _edge(s.tolist())
 
     def of_columns(x: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(x).to(v)
+        return torch.from_numpy(x).to(v.device, v.dtype.to_real())
 
     y = 2 * np.maximum(s / edge, s[rank - 1] / edge) ** 2 - 1
     weight, ratio = 4 / (edge * a.scale) ** 2, 1 / y

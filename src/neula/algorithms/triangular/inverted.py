@@ -96,13 +96,13 @@ class InvertedBlocks:
         return cls(t, inverses, dtype, upper, lost)
 
     @cached_property
-    def mT(self) -> InvertedBlocks:
-        """The transpose: a view, except for inverses that are read by rows with a narrow matrix."""
-        inverses = self.inverses.mT
+    def mH(self) -> InvertedBlocks:
+        """The conjugate transpose: a view, except for inverses that are read by rows with a narrow matrix."""
+        inverses = self.inverses.mH
         if self.t.dtype != self.dtype:
             inverses = inverses.contiguous()
-        refining = None if self.refining is None else self.refining.mT
-        return InvertedBlocks(self.t.mT, inverses, self.dtype, not self.upper, self.lost, refining)
+        refining = None if self.refining is None else self.refining.mH
+        return InvertedBlocks(self.t.mH, inverses, self.dtype, not self.upper, self.lost, refining)
 
     @cached_property
     def _steps(self) -> list[TriangularBlock]:
@@ -138,7 +138,7 @@ class InvertedBlocks:
         first = self.inverses[0, :k, :k]
         if self.upper:
             out = self._as_stored.solve(x)
-            out[:k] -= exact_matmul(first, exact_matmul(lost.mT, out[width:]))
+            out[:k] -= exact_matmul(first, exact_matmul(lost.mH, out[width:]))
             return out
         x[width:] -= exact_matmul(lost, exact_matmul(first, x[:k]))
         return self._as_stored.solve(x)
@@ -163,8 +163,8 @@ class InvertedLU:
         return self.upper.solve(self.lower.solve(x))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``A^-T b``."""
-        x = self.lower.mT.solve(self.upper.mT.solve(b.clone()))
+        """``A^-H b``."""
+        x = self.lower.mH.solve(self.upper.mH.solve(b.clone()))
         return torch.empty_like(x).scatter_(-2, self.permutation.expand(x.shape), x)
 
 

@@ -44,13 +44,15 @@ class Substitution:
     """
 
     factors: PackedLU  # of an n x n matrix
-    dtype: torch.dtype  # float32 or float64
+    dtype: torch.dtype  # in single or double precision
+    # Whether diagonal blocks are inverted in any case: a GPU substitutes for few vectors many times slower.
+    inverts: bool = False
 
     @classmethod
     def prepared(cls, factors: PackedLU, dtype: torch.dtype) -> Substitution:
         """One that any thread may use from now on, in any stream: all that it keeps is there."""
         solver = cls(factors, dtype)
-        if factors.lu.dtype != dtype:
+        if solver._by_inverses:
             _ = solver._inverted
             if factors.lu.is_cuda:
                 torch.cuda.current_stream(factors.lu.device).synchronize()
@@ -70,14 +72,14 @@ class Substitution:
         """
         lu = self.factors.lu
         x = b[self.factors.permutation]
-        if lu.dtype == self.dtype:
+        if not self._by_inverses:
             x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
             return torch.linalg.solve_triangular(lu, x, upper=True)
         lower, upper = self._inverted
         return upper.solve(lower.solve(x))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``x = P^T L^-T U^-T b``, as :meth:`solve`.
+        """``x = P^T L^-H U^-H b``, as :meth:`solve`.
 
         Parameters
         ----------
@@ -89,19 +91,23 @@ class Substitution:
         """
         lu = self.factors.lu
         x = b.clone()
-        if lu.dtype == self.dtype:
-            x = torch.linalg.solve_triangular(lu.mT, x, upper=False)
-            x = torch.linalg.solve_triangular(lu.mT, x, upper=True, unitriangular=True)
+        if not self._by_inverses:
+            x = torch.linalg.solve_triangular(lu.mH, x, upper=False)
+            x = torch.linalg.solve_triangular(lu.mH, x, upper=True, unitriangular=True)
         else:
             lower, upper = self._inverted
-            x = lower.mT.solve(upper.mT.solve(x))
+            x = lower.mH.solve(upper.mH.solve(x))
         found = torch.empty_like(x)
         found[self.factors.permutation] = x
         return found
+
+    @property
+    def _by_inverses(self) -> bool:
+        return self.inverts or self.factors.lu.dtype != self.dtype
 
     @cached_property
     def _inverted(self) -> tuple[InvertedBlocks, InvertedBlocks]:
         """L and U with the inverses of their diagonal blocks, together at most ``2 n WIDEST`` elements."""
         lu, dtype = self.factors.lu, self.dtype
         width = min(WIDEST, WIDTH * max(1, lu.shape[0] // (BLOCKS * WIDTH)))
-        return inverted_factors(lu, dtype, width)
+        return inverted_factors(lu, dtype, width, refining=lu.dtype == dtype)

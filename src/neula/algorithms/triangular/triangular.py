@@ -172,8 +172,8 @@ class BlockTriangular:
         return out.to(x.dtype) if self.scales is None else out * self.scales[:, None]
 
     def solve_transposed(self, x: torch.Tensor) -> torch.Tensor:
-        """``R^-T D x``."""
-        return self._solve(self.r.T, x, self.scales, upper=False).to(x.dtype)
+        """``R^-H D x``."""
+        return self._solve(self.r.mH, x, self.scales, upper=False).to(x.dtype)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """``R D^-1 x``."""
@@ -189,7 +189,7 @@ class BlockTriangular:
             return torch.linalg.solve_triangular(t, right.to(t.dtype), upper=upper)
         right = torch.empty(x.T.shape, dtype=t.dtype, device=x.device).T  # contiguous columns
         right = right.copy_(x) if scales is None else torch.mul(x, scales[:, None], out=right)
-        steps = steps_of(t, self.inverses if upper else self.inverses.mT, upper=upper)
+        steps = steps_of(t, self.inverses if upper else self.inverses.mH, upper=upper)
         return solve_in_blocks(
             steps, right, torch.empty_like(right), multiply=_multiply, subtract=subtract_from
         )

@@ -86,9 +86,9 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
 
 
 class LowerFactors(NamedTuple):
-    """Of a batch of symmetric matrices ``A = L L^T``."""
+    """Of a batch of Hermitian matrices ``A = L L^H``."""
 
-    inverse: torch.Tensor  # shape (batch, n, n): L^-T, upper triangular
+    inverse: torch.Tensor  # shape (batch, n, n): L^-H, upper triangular
     # Shape (batch,). int32: 0, or the order of the first leading minor that is not positive; by the kernel
     # also of one that may be so for all that rounding errors say, its pivot being less than 2**-19 of the
     # diagonal element. Then the factor means nothing.
@@ -110,8 +110,8 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        float32 or float64, of any strides. Its lower triangles are read, and L takes their place; what is
-        above the diagonal becomes zero.
+        In single or double precision, real or complex, of any strides. Its lower triangles are read, and L
+        takes their place; what is above the diagonal becomes zero.
 
     Returns
     -------
@@ -130,10 +130,10 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     """
     lower, info = torch.linalg.cholesky_ex(a)
     if a.is_cuda and a.shape[1] > MAX_COLUMNS:  # substitution takes three times as long as doubling
-        inverse = triangular_inverse(lower, upper=False).mT
+        inverse = triangular_inverse(lower, upper=False).mH
     else:
         identity = torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(a)
-        inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mT
+        inverse = torch.linalg.solve_triangular(lower, identity, upper=False).mH
     a.copy_(lower)
     return LowerFactors(inverse, info)
 

@@ -33,6 +33,17 @@ def _tried(device: torch.device) -> None:
     orthonormalizing.kernel(one, one, one[0])
 
 
+def _real(x: torch.Tensor) -> torch.Tensor:
+    """With ``[[x, -y], [y, x]]`` in the place of each number ``x + i y``: triangles stay triangles."""
+    rows = torch.stack([torch.view_as_real(x.conj().resolve_conj()), torch.view_as_real(1j * x.conj())], 1)
+    return rows.flatten(0, 1).flatten(1)
+
+
+def _complex(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`_real`."""
+    return torch.complex(x[::2, ::2], x[1::2, ::2])
+
+
 @kernel(
     "neula.kernels.cholesky.few_vectors_triton:orthonormalizing_triton",
     trial=_tried,
@@ -61,16 +72,19 @@ def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tens
             [0., 2.]])
     """
     k = len(gram)
+    if gram.is_complex() and gram.is_cuda:  # whose real matrix has factors of the same kind
+        found = orthonormalizing(_real(gram), _real(factor), least.repeat_interleave(2))
+        return Steps(_complex(found.inverse), _complex(found.factor), found.fails[::2])
     identity = torch.eye(k, dtype=gram.dtype, device=gram.device)
-    small, rest = BLURRED * gram.diagonal(), gram
+    small, rest = BLURRED * gram.diagonal().real, gram
     r, inverse, failed = identity.clone(), identity.clone(), []
     for j in range(k):
-        left = rest[j, j]
+        left = rest[j, j].real
         # NaN does not fail: it is in everything then.
-        fails = (left <= small[j]) | (left.sqrt() * factor[j, j] <= least[j])
+        fails = (left <= small[j]) | (left.sqrt() * factor[j, j].real <= least[j])
         failed.append(fails)
         row = (rest[j] / left.sqrt()).masked_fill(fails, 0.0)
-        rest = rest - row[:, None] * row
+        rest = rest - row[:, None].conj() * row
         r[j, j:] = torch.where(fails, identity[j, j:], row[j:])
         inverse[:, j] = (identity[:, j] - inverse[:, :j] @ r[:j, j]) / r[j, j]
     return Steps(inverse, r @ factor, torch.stack(failed).int())

@@ -21,9 +21,9 @@ LOOKED = 8
 
 
 class PivotedFactors(NamedTuple):
-    """``G = R^T R``, about."""
+    """``G = R^H R``, about."""
 
-    r: torch.Tensor  # shape (rank, n): Float64, upper trapezoidal with its columns in the order of the pivots
+    r: torch.Tensor  # shape (rank, n): Upper trapezoidal with its columns in the order of the pivots
     pivots: torch.Tensor  # shape (rank,): int64: the columns that were chosen, in order
     left: float  # the largest diagonal element of G - R^T R
 
@@ -42,7 +42,7 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     Parameters
     ----------
     gram : Tensor, shape (n, n)
-        Float64, symmetric. Overwritten.
+        In double precision, Hermitian. Overwritten.
     tolerance : float
         Where diagonal elements are at most that, nothing is left.
 
@@ -67,7 +67,7 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
             break
         if start + PANEL < n:
             rows = r[start : start + PANEL]
-            gram.addmm_(rows.T, rows, alpha=-1.0)
+            gram.addmm_(rows.mH, rows, alpha=-1.0)
     rank, left = torch.stack([count[0].double(), diagonal.amax().clamp_min(0.0)]).tolist()
     return PivotedFactors(r[: int(rank)], pivots[: int(rank)].long(), left)
 
@@ -75,16 +75,17 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
 def pivots_on_device(a: torch.Tensor) -> bool:
     """Whether the kernel finds the pivots of ``A^T A``."""
     n = a.shape[1]
-    return a.is_cuda and n <= MOST and _tried.passed(a.device)
+    return a.is_cuda and not a.is_complex() and n <= MOST and _tried.passed(a.device)
 
 
 def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     """By LAPACK's ``pstrf``, on the host."""
-    factor, order, rank, _ = scipy_linalg.lapack.dpstrf(gram.cpu().numpy(), tolerance)
+    pstrf = scipy_linalg.lapack.zpstrf if gram.is_complex() else scipy_linalg.lapack.dpstrf
+    factor, order, rank, _ = pstrf(gram.cpu().numpy(), tolerance)
     pivots = torch.from_numpy(order.astype(np.int64) - 1).to(gram.device)
     r = torch.empty(rank, len(gram), dtype=gram.dtype, device=gram.device)
     r[:, pivots] = torch.from_numpy(np.triu(factor)[:rank]).to(gram.device)
-    left = (gram.diagonal() - r.square().sum(0))[pivots[rank:]]
+    left = (gram.diagonal().real - r.abs().square().sum(0))[pivots[rank:]]
     return PivotedFactors(r, pivots[:rank], float(left.amax().clamp_min(0.0)) if len(left) else 0.0)
 
 
@@ -94,7 +95,7 @@ def _begun(
     """Workspaces before the first pivot."""
     n = len(gram)
     pivots = torch.zeros(n, dtype=torch.int32, device=gram.device)
-    return gram, gram.diagonal().clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)
+    return gram, gram.diagonal().real.clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)
 
 
 @kernel(

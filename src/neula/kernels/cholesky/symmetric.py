@@ -34,7 +34,7 @@ def symmetric_copy(
     a : Tensor, shape (batch, n, n)
         Of any floating dtype and any strides.
     scales : Tensor, shape (batch, n)
-        The diagonals of D: powers of two, in the dtype of the result.
+        The diagonals of D: powers of two, in the dtype of the result or of its parts.
     rows : int, optional
         Stride between two columns of the result, at least n.
     whole : bool, optional
@@ -56,7 +56,7 @@ def symmetric_copy(
     # A row times its scale stays in the range: of a definite matrix it is at most the root of a diagonal
     # element.
     lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
-    return torch.add(lower, lower.tril(-1).mT, out=out)
+    return torch.add(lower, lower.tril(-1).mH, out=out)
 
 
 @kernel(
@@ -86,7 +86,9 @@ def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype)
     tensor([[[1., 0.],
              [4., 6.]]], dtype=torch.float64)
     """
-    return triangle_room(t, dtype).copy_(t.tril().to(scales.dtype) / scales[:, :, None])
+    return triangle_room(t, dtype).copy_(
+        t.tril().to(torch.promote_types(t.dtype, scales.dtype)) / scales[:, :, None]
+    )
 
 
 def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

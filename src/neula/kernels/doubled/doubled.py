@@ -12,7 +12,7 @@ product", SIAM J. Sci. Comput. 26, 2005).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -85,12 +85,18 @@ class Doubled:
         Parameters
         ----------
         a : Tensor, shape (batch, m, n)
-            float64, of any strides.
+            float64 or complex128, of any strides.
         columns : Tensor, shape (batch, n, 1), optional
             Sizes of their columns, by which errors in ``(m + n) 2^-104`` are to be measured: so large, with
             room, are those of many vectors on matrix units. Without, these are not taken.
         """
         rows, transposed = _with_contiguous_rows(a)
+        if a.is_complex():
+            parts = in_parts(rows)
+            if transposed:  # columns of A are rows of the parts
+                return ComplexDoubled(rows, True, real=Doubled.from_matrix(parts.mT, columns).mH)
+            sizes = None if columns is None else columns.repeat_interleave(2, 1)
+            return ComplexDoubled(rows, False, real=Doubled.from_matrix(parts, sizes))
         if a.numel() == 0 or not cuts(a.device):
             return cls(rows, transposed, columns=columns)
         return cls.sliced(rows, transposed)
@@ -110,8 +116,8 @@ class Doubled:
         return self.anchors is not None
 
     @property
-    def mT(self) -> Doubled:
-        """The transposed matrices, sharing what was prepared: each of their rows is cut by itself."""
+    def mH(self) -> Doubled:
+        """The conjugate transposes, sharing what was prepared: each of their rows is cut by itself."""
         return replace(self, transposed=not self.transposed, turned=not self.turned)
 
     def residual(self, x: torch.Tensor, b: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
@@ -130,7 +136,7 @@ class Doubled:
             Low is at most the rounding error of high.
         """
         if self.anchors is None:
-            return self._by_kernel(x, x_low, b)
+            return self._evaluate(x, x_low, b)
         return _evaluated(self._product(x, x_low), b)
 
     def product(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
@@ -147,12 +153,12 @@ class Doubled:
         Tensor, shape (batch, m, k)
         """
         if self.anchors is None:
-            return self._by_kernel(x, x_low)[0]
+            return self._evaluate(x, x_low)[0]
         high, low = self._product(x, x_low)
         return low.add_(high).mT
 
     def transposed_product(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """``A^T (high + low)``, rounded once.
+        """``A^H (high + low)``, rounded once.
 
         Parameters
         ----------
@@ -163,13 +169,13 @@ class Doubled:
         -------
         Tensor, shape (batch, n, k)
         """
-        return self.mT.product(high, low)
+        return self.mH.product(high, low)
 
     def transposed_pair(self, high: torch.Tensor, low: torch.Tensor) -> Pair:
-        """The product ``A^T x`` of some rows of a matrix, as an unevaluated sum of two numbers."""
-        transposed = self.mT
+        """The product ``A^H x`` of some rows of a matrix, as an unevaluated sum of two numbers."""
+        transposed = self.mH
         if self.anchors is None:
-            return transposed._by_kernel(high, low)
+            return transposed._evaluate(high, low)
         total, rest = transposed._product(high, low)
         return total.mT, rest.mT
 
@@ -177,7 +183,7 @@ class Doubled:
     def _matrix(self) -> torch.Tensor:
         return self.rows.mT if self.transposed else self.rows
 
-    def _by_kernel(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
+    def _evaluate(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
         if self.columns is not None:
             return many_products(self._matrix, x, x_low, b, None if self.turned else self.columns)
         return doubled_product(self._matrix, x, x_low, b)
@@ -195,6 +201,58 @@ class Doubled:
             return times_slices(factor, self.slices, self.transposed)
         by_blocks = _product_of_columns if self.transposed else _product_of_rows
         return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
+
+
+@dataclass(frozen=True)
+class ComplexDoubled(Doubled):
+    """Complex matrices, prepared as real ones: by turns real and imaginary parts of the columns of R.
+
+    R is ``rows``, or its transpose where that is the matrix: then products are ``conj(R^H conj(x))``.
+    """
+
+    real: Doubled = field(kw_only=True)  # shape (batch, m, 2 n)
+
+    @property
+    def cut(self) -> bool:
+        return self.real.cut
+
+    def _evaluate(self, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor | None = None) -> Pair:
+        low = torch.zeros_like(x) if x_low is None else x_low
+        conjugated = self.transposed != self.turned
+        x, low = (y.conj() if conjugated else y for y in (x, low))
+        if self.transposed:
+            pair = of_adjoint(*self.real.transposed_pair(in_parts(x), in_parts(low)))
+        else:
+            found = self.real.mH.transposed_pair(beside_parts(x), beside_parts(low))
+            pair = of_parts(found[0]), of_parts(found[1])
+        high, low = (y.conj().resolve_conj() if conjugated else y for y in pair)
+        return _evaluated((high.mT, low.mT), b)
+
+
+def in_parts(x: torch.Tensor) -> torch.Tensor:
+    """Complex numbers, shape (..., n), as real ones, shape (..., 2 n): by turns real and imaginary parts."""
+    return torch.view_as_real(x.resolve_conj()).flatten(-2)
+
+
+def of_parts(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`in_parts`."""
+    return torch.view_as_complex(x.contiguous().unflatten(-1, (x.shape[-1] // 2, 2)))
+
+
+def beside_parts(x: torch.Tensor) -> torch.Tensor:
+    """Real vectors, shape (..., 2 n, 2 k), whose products with ``in_parts(A)`` are ``in_parts(A X)``."""
+    parts = torch.view_as_real(x.resolve_conj())
+    columns = torch.stack([torch.view_as_real(x.conj().resolve_conj()), parts.flip(-1)], -1)
+    return columns.transpose(-3, -2).flatten(-2).flatten(-3, -2)
+
+
+def of_adjoint(high: torch.Tensor, low: torch.Tensor) -> Pair:
+    """``A^H Y`` from the sum of two numbers that is the product of ``in_parts(A)^T`` with ``in_parts(Y)``."""
+    (high, second), (low, rest) = (
+        (y[..., ::2, :], -1j * y[..., 1::2, :]) for y in map(of_parts, (high, low))
+    )
+    total, error = two_sum(high, second)
+    return total, error + low + rest
 
 
 def _check(product: Callable[..., Pair], columns: int, device: torch.device, k: int = 1) -> None:

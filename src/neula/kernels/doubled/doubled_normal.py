@@ -6,7 +6,7 @@ import torch
 
 from neula.kernels.core import core, empty
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.doubled.doubled import Doubled, Pair
+from neula.kernels.doubled.doubled import Doubled, Pair, beside_parts, in_parts, of_adjoint, of_parts, two_sum
 from neula.kernels.few_vectors.normal_product import ROWS, fits
 from neula.kernels.few_vectors.one_pass_host import EACH
 
@@ -30,14 +30,14 @@ def _in_one_pass(a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor, b: torch
 def doubled_normal(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor
 ) -> tuple[Pair, Pair]:
-    """``r = b - A (x + x_low)`` and ``A^T r``, each as a sum of two numbers.
+    """``r = b - A (x + x_low)`` and ``A^H r``, each as a sum of two numbers.
 
     On a CPU the compiled core takes a tenth of the time of sliced products.
 
     Parameters
     ----------
     a : Tensor, shape (m, n)
-        float64, as all others.
+        float64 or complex128, as all others.
     x, x_low : Tensor, shape (n, k)
         Without ``x_low`` it is zero.
     b : Tensor, shape (m, k)
@@ -55,6 +55,10 @@ def doubled_normal(
     >>> residual[0].item() * 2**54, gradient[0].item() * 3 * 2**54
     (1.0, 1.0)
     """
+    if a.is_complex():
+        beside = None if x_low is None else beside_parts(x_low)
+        (r, rest), of_r = doubled_normal(in_parts(a), beside_parts(x), beside, in_parts(b))
+        return (of_parts(r), of_parts(rest)), two_sum(*of_adjoint(*of_r))
     if a.is_cpu and a.numel() and core() is not None:
         return _by_core(a, x, x_low, b)
     doubled = Doubled.from_matrix(a[None])

@@ -7,6 +7,7 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.few_vectors.mixed_product import subtract_product
 from neula.kernels.few_vectors.one_pass_host import OnePass, pays
+from neula.kernels.precision import adjoint_times
 
 COLUMNS = 4096
 """Up to how many columns a few rows fit in the registers of a multiprocessor."""
@@ -54,7 +55,7 @@ def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 def normal_product(
     a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^T Y``.
+    """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^H Y``.
 
     On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall, on a CPU
     the compiled core does where A is large and float32; elsewhere they are two products.
@@ -103,7 +104,7 @@ def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     when=_in_one_pass,
 )
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``A^T Y``, by the same kernel: cuBLAS takes several times what memory does for tall A.
+    """``A^H Y``, by the same kernel: cuBLAS takes several times what memory does for tall A.
 
     ``Y^T A`` reads row-major A along its rows; MKL takes eight times as long for ``A^T Y`` with two columns.
 
@@ -115,5 +116,7 @@ def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if a.dtype != y.dtype and pays(a):
         return torch.from_numpy(OnePass(a.numpy()).transposed_times(y.numpy()))
     if a.dtype != y.dtype:
-        return product(a.T, y)
+        return product(a.mH, y)
+    if a.is_complex():
+        return adjoint_times(a, y)
     return a.T @ y if y.shape[1] == 1 else (y.T @ a).T

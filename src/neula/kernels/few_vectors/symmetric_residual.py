@@ -42,7 +42,7 @@ def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
     >>> diagonal_scales(torch.diag(torch.tensor([1.0, 8.0, 0.0]))[None]).tolist()
     [[1.0, 0.25, 1.0]]
     """
-    diagonal = a.diagonal(dim1=1, dim2=2).double()
+    diagonal = a.diagonal(dim1=1, dim2=2).real.double()
     half = torch.frexp(diagonal)[1].div(2, rounding_mode="floor")
     return torch.where(diagonal > 0, torch.ldexp(torch.ones_like(diagonal), -half), 1.0)
 
@@ -57,7 +57,7 @@ def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
 def factor_residuals(
     a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor, probes: torch.Tensor
 ) -> torch.Tensor:
-    """``||D (A - L L^T) D G||_F / ||D A D G||_F`` with the D of :func:`diagonal_scales`, without
+    """``||D (A - L L^H) D G||_F / ||D A D G||_F`` with the D of :func:`diagonal_scales`, without
     synchronizing; half of each matrix is read.
 
     Parameters
@@ -69,7 +69,7 @@ def factor_residuals(
     order : Tensor, shape (batch,)
         int32: not zero where L means nothing.
     probes : Tensor, shape (n, k)
-        G: float64.
+        G: in double precision, complex if A is.
 
     Returns
     -------
@@ -93,6 +93,6 @@ def factor_residuals(
 
 
 def images(a: torch.Tensor, lower: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``A X`` and ``L L^T X``."""
+    """``A X`` and ``L L^H X``."""
     below = triangle_product(lower, x, "transposed")
     return triangle_product(a, x, "symmetric"), triangle_product(lower, below, "lower")

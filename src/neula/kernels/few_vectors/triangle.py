@@ -35,7 +35,7 @@ def _ones(n: int, device: torch.device) -> torch.Tensor:
     when=lambda t, x, kind: x.shape[2] == VECTORS and 0 not in t.shape,
 )
 def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """``L X``, ``L^T X`` or ``(L + strict(L)^T) X`` for the lower triangles L of some matrices.
+    """``L X``, ``L^H X`` or ``(L + strict(L)^H) X`` for the lower triangles L of some matrices.
 
     On a GPU a Triton kernel reads the triangles alone; the library would take a copy of the matrices in
     double precision.
@@ -43,9 +43,10 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     Parameters
     ----------
     t : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides. L has zeros above the diagonal, where it is not symmetric.
+        Of any dtype and any strides. L has zeros above the diagonal, where it is not Hermitian; the diagonal
+        of a Hermitian matrix counts as real.
     x : Tensor, shape (batch, n, k)
-        float64.
+        In double precision, complex if t is.
     kind : {"lower", "transposed", "symmetric"}
 
     Returns
@@ -62,22 +63,22 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     # Vectors are rows: libraries multiply a few of these several times as fast as a few columns.
     x = x.mT.contiguous()
     found = torch.zeros_like(x)
-    for k, rows in _block_rows(t):
+    for k, rows in _block_rows(t, x.dtype):
         # L of LAPACK is column-major, and takes long to copy.
         rows = rows.tril(k.start) if kind == "symmetric" else rows
         if kind != "transposed":
             found[:, :, k] += x[:, :, : k.stop] @ rows.mT
         if kind != "lower":
-            found[:, :, : k.stop] += x[:, :, k] @ rows
+            found[:, :, : k.stop] += (x[:, :, k].conj() @ rows).conj()  # which copies no matrix
     if kind == "symmetric":
-        found -= x * t.diagonal(dim1=1, dim2=2)[:, None]
+        found -= x * t.diagonal(dim1=1, dim2=2).real[:, None]
     return found.mT
 
 
-def _block_rows(t: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Some rows up to the end of their diagonal block, in float64."""
+def _block_rows(t: torch.Tensor, dtype: torch.dtype) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Some rows up to the end of their diagonal block, in a dtype."""
     count, n, _ = t.shape
     height = max(1, BLOCK[t.device.type] // max(1, count * n))
     for start in range(0, n, height):
         k = slice(start, min(start + height, n))
-        yield k, t[:, k, : k.stop].double()
+        yield k, t[:, k, : k.stop].to(dtype)

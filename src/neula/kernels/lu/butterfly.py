@@ -51,6 +51,10 @@ def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Te
     >>> mixed(torch.empty(4, 1), x, torch.ones(4, 4, 1)).T
     tensor([[6., 6., 6., 6.]])
     """
+    if x.is_complex():
+        for part, target in ((x.real, out.real), (x.imag, out.imag)):
+            mixed(target, part, weights)
+        return out
     order = WAYS * weights.shape[-1]
     weights = weights.to(x.dtype)[..., None]
     width = max(1, _BLOCK // max(1, order))

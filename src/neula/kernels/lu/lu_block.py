@@ -63,7 +63,8 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
     right.copy_(torch.linalg.solve_triangular(factors, right, upper=False, unitriangular=True))
     below.copy_(torch.linalg.solve_triangular(factors, below, upper=True, left=False))
     # In double: no switch for float32 products has a say.
-    block[k:, k:] -= (below.double() @ right.double()).to(block.dtype)
+    wide = torch.promote_types(block.dtype, torch.float64)
+    block[k:, k:] -= (below.to(wide) @ right.to(wide)).to(block.dtype)
     lu_unpivoted_reference(block[k:, k:])
     return block
 

@@ -39,6 +39,7 @@ def batched_product(
     shift: float = 0.0,
     scales: torch.Tensor | None = None,
     symmetric: bool = False,
+    wide: bool = False,
 ) -> torch.Tensor:
     """``scale (factor A B + shift I)`` for each pair of matrices, in the parts that A and B are in.
 
@@ -53,10 +54,12 @@ def batched_product(
         float32.
     symmetric : bool
         Whether the result is known to be symmetric.
+    wide : bool
+        Whether it is returned in float32, and not in parts.
 
     Returns
     -------
-    Tensor, shape (parts, batch, m, n)
+    Tensor, shape (parts, batch, m, n), or (1, batch, m, n)
 
     Examples
     --------
@@ -66,13 +69,13 @@ def batched_product(
     tensor([[[ 1.5000,  6.0000],
              [ 6.0000, 13.5000]]])
     """
-    wide = torch.float32 if len(a) == 1 else torch.float64
-    product = factor * (joined(a, wide) @ joined(b, wide))
+    dtype = torch.float32 if len(a) == 1 else torch.float64
+    product = factor * (joined(a, dtype) @ joined(b, dtype))
     if shift:
         product.diagonal(dim1=1, dim2=2).add_(shift)
     if scales is not None:
         product *= scales[:, None, None]
-    return split(product.float(), a.dtype, len(a))
+    return product.float()[None] if wide else split(product.float(), a.dtype, len(a))
 
 
 @kernel(

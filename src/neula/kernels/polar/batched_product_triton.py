@@ -52,26 +52,28 @@ def batched_product_triton(
     shift: float = 0.0,
     scales: torch.Tensor | None = None,
     symmetric: bool = False,
+    wide: bool = False,
     config: BatchedProductConfig | None = None,
 ) -> torch.Tensor:
     """``batched_product.batched_product`` by the kernel, queued on the current stream."""
     (parts, batch, m, k), n = a.shape, b.shape[3]
     config = config or _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
-    out = room(parts, batch, m, n, dtype=a.dtype, device=a.device)
+    out = room(1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device)
     by_columns = b.stride(2) == 1 and b.stride(3) != 1
     b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
     descriptors = (
         *_descriptors(a, [config.rows, config.run]),
         *_descriptors(b.mT if by_columns else b, b_block),
-        *_descriptors(out, [config.rows, config.columns]),
+        *_descriptors(a if wide else out, [config.rows, config.columns]),
     )
     down, across = ceil_div(m, config.rows), ceil_div(n, config.columns)
     tiles = down * (down + 1) // 2 if symmetric else down * across
     with torch.cuda.device_of(a):
         _batched_product[(tiles * batch,)](
             *descriptors,
-            *(out if scales is None else scales.contiguous(), factor, shift, m, n, k, tiles),
-            *(a.dtype, parts, SHIFT, symmetric, by_columns, scales is not None, not a.is_cuda),
+            *(out, *out.stride()[1:3], out if scales is None else scales.contiguous()),
+            *(factor, shift, m, n, k, tiles),
+            *(a.dtype, parts, SHIFT, symmetric, by_columns, scales is not None, wide, not a.is_cuda),
             *(config.rows, config.columns, config.run, GROUP),
             num_warps=config.warps,
             num_stages=config.stages,
@@ -91,12 +93,12 @@ def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
     return found + [found[-1]] * (2 - len(found))
 
 
-@jit(do_not_specialize=["m", "n", "k", "tiles"])
+@jit(do_not_specialize=["m", "n", "k", "tiles", "wide_batch", "wide_row"])
 def _batched_product(
-    a1_parts, a2_parts, b1_parts, b2_parts, c1_parts, c2_parts, scales, factor, shift, m, n, k, tiles,
-    LOW: tl.constexpr,
+    a1_parts, a2_parts, b1_parts, b2_parts, c1_parts, c2_parts, wide, wide_batch, wide_row, scales, factor,
+    shift, m, n, k, tiles, LOW: tl.constexpr,
     PARTS: tl.constexpr, SHIFT: tl.constexpr, SYMMETRIC: tl.constexpr, BY_COLUMNS: tl.constexpr,
-    SCALED: tl.constexpr, WIDEN: tl.constexpr,
+    SCALED: tl.constexpr, WIDE: tl.constexpr, WIDEN: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """A tile of one of the products."""
@@ -140,11 +142,21 @@ def _batched_product(
     if SYMMETRIC:  # noqa: SIM102 (the other is no constant)
         if row == column:  # sums of two parts are not symmetric to the last bit
             total = tl.where(i >= j, total, tl.trans(total))
-    c1 = total.to(LOW)
-    _store(c1_parts, batch, row, column, c1, SYMMETRIC)
-    if PARTS == 2:
-        c2 = ((total - c1.to(tl.float32)) * (1 << SHIFT)).to(LOW)
-        _store(c2_parts, batch, row, column, c2, SYMMETRIC)
+    if WIDE:
+        target = wide + batch.to(tl.int64) * wide_batch
+        tl.store(target + i.to(tl.int64) * wide_row + j, total, mask=(i < m) & (j < n))
+        if SYMMETRIC:  # noqa: SIM102 (the other is no constant)
+            if row != column:
+                i_turned = row + tl.arange(0, ROWS)[None, :]
+                j_turned = column + tl.arange(0, COLUMNS)[:, None]
+                inside = (i_turned < m) & (j_turned < n)
+                tl.store(target + j_turned.to(tl.int64) * wide_row + i_turned, tl.trans(total), mask=inside)
+    else:
+        c1 = total.to(LOW)
+        _store(c1_parts, batch, row, column, c1, SYMMETRIC)
+        if PARTS == 2:
+            c2 = ((total - c1.to(tl.float32)) * (1 << SHIFT)).to(LOW)
+            _store(c2_parts, batch, row, column, c2, SYMMETRIC)
 
 
 @jit

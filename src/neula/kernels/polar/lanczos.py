@@ -33,7 +33,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     Parameters
     ----------
     image : Tensor, shape (batch, k)
-        float32 or float64, contiguous; overwritten.
+        float32 or float64, or complex, contiguous; overwritten.
     basis : Tensor, shape (batch, steps, k)
         Contiguous, in the same dtype. Vectors up to the one of this step are read, the next one is written,
         where there is room for it: zero where an invariant subspace was found.
@@ -56,9 +56,9 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     """
     known = basis[:, : step + 1]
     size = torch.linalg.vector_norm(image, dim=1)
-    diagonal = (known[:, step] * image).sum(1)
+    diagonal = (known[:, step].conj() * image).sum(1).real
     for _ in range(2):
-        image = image - exact_matmul(exact_matmul(known, image[..., None]).mT, known)[:, 0]
+        image = image - exact_matmul(exact_matmul(known.conj(), image[..., None]).mT, known)[:, 0]
     length = torch.linalg.vector_norm(image, dim=1)
     beside = torch.where(length <= NEW * size, 0.0, length)
     if step + 1 < basis.shape[1]:

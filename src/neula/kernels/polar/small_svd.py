@@ -29,12 +29,12 @@ def _tried(device: torch.device) -> None:
     when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
 )
 def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``R = W diag(s) X^T``; on a GPU by a kernel, elsewhere by LAPACK.
+    """``R = W diag(s) X^H``; on a GPU by a kernel, elsewhere by LAPACK.
 
     Parameters
     ----------
     r : Tensor, shape (n, n)
-        float64.
+        float64, or complex128 for LAPACK.
 
     Returns
     -------
@@ -52,6 +52,6 @@ def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     on_host = r.cpu()
     if not bool(on_host.isfinite().all()):
         nan = torch.full_like(r, math.nan)
-        return nan, nan[0], nan
+        return nan, nan[0].real, nan
     w, s, xh = converged_svd(on_host)
-    return w.to(r.device), s.to(r.device), xh.mT.to(r.device)
+    return w.to(r.device), s.to(r.device), xh.mH.to(r.device)

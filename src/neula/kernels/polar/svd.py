@@ -55,14 +55,15 @@ def converged_svd(a: torch.Tensor) -> Factors:
     except torch.linalg.LinAlgError:
         if a.is_cuda or not bool(a.isfinite().all()):
             raise
-    matrices, shape = a.reshape(-1, *a.shape[-2:]).double().numpy(), a.shape[:-2]
+    matrices, shape = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).numpy(), a.shape[:-2]
     each = [scipy_linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
-    u, s, vh = (torch.from_numpy(np.stack(x)).to(a.dtype) for x in zip(*each, strict=True))
+    u, s, vh = (torch.from_numpy(np.stack(x)) for x in zip(*each, strict=True))
+    u, s, vh = u.to(a.dtype), s.to(a.dtype.to_real()), vh.to(a.dtype)
     return u.view(*shape, *u.shape[1:]), s.view(*shape, -1), vh.view(*shape, *vh.shape[1:])
 
 
 def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues and eigenvectors of symmetric matrices, shape (..., n, n), likewise.
+    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, shape (..., n, n), likewise.
 
     Examples
     --------
@@ -75,10 +76,10 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     except torch.linalg.LinAlgError:
         if not bool(a.isfinite().all()):
             raise
-    matrices = a.reshape(-1, *a.shape[-2:]).double().cpu().numpy()
+    matrices = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).cpu().numpy()
     each = [scipy_linalg.eigh(x, driver="ev") for x in matrices]
-    values, vectors = (torch.from_numpy(np.stack(x)).to(a) for x in zip(*each, strict=True))
-    return values.view(a.shape[:-1]), vectors.view(a.shape)
+    values, vectors = (torch.from_numpy(np.stack(x)).to(a.device) for x in zip(*each, strict=True))
+    return values.to(a.dtype.to_real()).view(a.shape[:-1]), vectors.to(a.dtype).view(a.shape)
 
 
 def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
@@ -88,6 +89,11 @@ def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
         return values
     except torch.linalg.LinAlgError:
         return converged_eigh(a)[0]
+
+
+def _doubled(a: torch.Tensor) -> torch.dtype:
+    """That of A in double precision."""
+    return torch.promote_types(a.dtype, torch.float64)
 
 
 def _by(a: torch.Tensor, driver: str | None) -> Factors:
@@ -100,6 +106,6 @@ def _accurate(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tenso
     k, norm = s.shape[-1], torch.linalg.matrix_norm
     identity = torch.eye(k, dtype=a.dtype, device=a.device)
     bound = 4 * k * torch.finfo(a.dtype).eps
-    errors = [norm(exact_matmul(x.mT, x) - identity) for x in (u, vh.mT)]
+    errors = [norm(exact_matmul(x.mH, x) - identity) for x in (u, vh.mH)]
     residual = norm(a - exact_matmul(u * s[..., None, :], vh)) / norm(a).clamp_min(torch.finfo(a.dtype).tiny)
     return bool((torch.stack([*errors, residual]) <= bound).all())

@@ -56,9 +56,9 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None
     tensor([[[2., 5.],
              [0., 3.]]], dtype=torch.float64)
     """
-    first, inverse = _factors(a.mT @ a)
+    first, inverse = _factors(a.mH @ a)
     q = a @ inverse
-    second, inverse = _factors(q.mT @ q)
+    second, inverse = _factors(q.mH @ q)
     a.copy_(q @ inverse)
     r.copy_(second @ first)
     if narrow is not None:
@@ -66,13 +66,13 @@ def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None
 
 
 def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R and its inverse: operations on columns that turn G into ``R^T`` turn the identity into ``R^-1``."""
+    """R and its inverse: operations on columns that turn G into ``R^H`` turn the identity into ``R^-1``."""
     n = gram.shape[1]
-    least = LOST * gram.diagonal(dim1=1, dim2=2)
+    least = LOST * gram.diagonal(dim1=1, dim2=2).real
     left, inverse = gram.clone(), torch.eye(n, dtype=gram.dtype, device=gram.device).repeat(len(gram), 1, 1)
     r = torch.zeros_like(gram)
     for k in range(n):
-        row, pivot = left[:, k].clone(), left[:, k, k]
+        row, pivot = left[:, k].clone(), left[:, k, k].real
         lost = pivot < least[:, k]
         pivot = torch.where(lost, least[:, k], pivot)
         row[:, : k + 1], row[:, k + 1 :] = 0, row[:, k + 1 :].masked_fill(lost[:, None], 0.0)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.magnitudes import squares
 
 
 class ProjectedMatrices(NamedTuple):
@@ -65,9 +66,10 @@ def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatri
     (tensor([[0., 3., 0.]], dtype=torch.float64), tensor([[False, False,  True]]))
     """
     vanished = ~a.any(1)
-    work = torch.where(vanished[:, None], noise.double(), a.double()).contiguous()
+    dtype = torch.promote_types(a.dtype, torch.float64)
+    work = torch.where(vanished[:, None], noise.to(dtype), a.to(dtype)).contiguous()
     first = work[:, :, :1]
-    multiples = (first * work).sum(1) / first.square().sum(1)
+    multiples = (first.conj() * work).sum(1) / squares(first).sum(1)
     multiples[:, 0] = 0
     multiples.masked_fill_(vanished | vanished[:, :1], 0.0)
     return ProjectedMatrices(work.sub_(first * multiples[:, None]), multiples, vanished)

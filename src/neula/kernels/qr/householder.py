@@ -2,7 +2,7 @@
 
 Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021): a batched QR of tiles of up to 256 x
 128 whose products run on matrix units, each operand in one part or in two (error correction). Reflectors
-``I - v v^T`` are scaled so that ``|v|^2 = 2``; those of 16 columns become ``I - V T V^T`` (Schreiber and Van
+``I - v v^H`` are scaled so that ``|v|^2 = 2``; those of 16 columns become ``I - V T V^H`` (Schreiber and Van
 Loan, "A Storage-Efficient WY Representation for Products of Householder Transformations", SIAM J. Sci. Stat.
 Comput. 10, 1989). The kernel takes blocks of columns from left to right, each reflected by all blocks before
 it (left-looking), so that a block is read and written once.
@@ -22,6 +22,8 @@ import torch
 
 from neula.errors import unknown_name
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.magnitudes import squares
+from neula.kernels.phases import phases
 from neula.kernels.products.parts import SCHEMES, parts_of, round_part
 
 WIDTH = 16
@@ -47,7 +49,7 @@ class TileReflectors:
     # Shape (batch, m, n): Householder vectors in the place of the columns that they annihilate, zeros above.
     v: torch.Tensor
     # Shape (batch, blocks, ceil(n / 16), 16, 16): upper triangular: columns 16 p to 16 p + 15 of a tile make
-    # the reflector I - V T V^T.
+    # the reflector I - V T V^H.
     t: torch.Tensor
     height: int  # rows of a tile; the last one of a matrix may be shorter
 
@@ -77,9 +79,9 @@ def factor_tiles(
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        float32 or float64, of any strides; not modified. Squares of the norms of columns should not overflow,
-        and norms should be in the range of the product's format: what is shorter than 1e-12 in float32, or
-        1e-138 in float64, counts as zero.
+        At least in single precision, of any strides; not modified. Squares of the norms of columns should not
+        overflow, and norms should be in the range of the product's format: what is shorter than 1e-12 in
+        float32, or 1e-138 in float64, counts as zero.
     height : int
         At least n. The last tile of a matrix may have fewer rows than columns.
     product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
@@ -107,7 +109,7 @@ def factor_tiles(
         panel, rest = tiles[:, start:, start:stop], tiles[:, start:, stop:]
         block = reflect_columns(panel, reflections) if reflections else reflect_columns(panel)
         t[:, p, : stop - start, : stop - start], r[:, start:stop, start:stop] = block
-        rest -= _reflected(panel, block[0].mT, rest, multiply)
+        rest -= _reflected(panel, block[0].mH, rest, multiply)
         r[:, start:stop, stop:] = rest[:, : stop - start]
         rest[:, : stop - start] = 0
     return (
@@ -152,8 +154,8 @@ def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Prod
 
 
 def _reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply: Product) -> torch.Tensor:
-    """``V (T (V^T C))``: what a block reflector subtracts."""
-    return multiply(v, multiply(t, multiply(v.mT, c)))
+    """``V (T (V^H C))``: what a block reflector subtracts."""
+    return multiply(v, multiply(t, multiply(v.mH, c)))
 
 
 @kernel(
@@ -183,21 +185,23 @@ def reflect_columns(
     for k in range(width):
         x = panel[..., k : k + 1].clone()
         x[:, :k] = 0
-        products = (x * panel).sum(1) if multiply is None else multiply(x.mT, panel)[:, 0]
-        square, alpha = products[:, k] if multiply is None else x.square().sum((1, 2)), panel[:, k, k]
+        products = (x.conj() * panel).sum(1) if multiply is None else multiply(x.mH, panel)[:, 0]
+        square, alpha = products[:, k].real if multiply is None else squares(x).sum((1, 2)), panel[:, k, k]
         square = torch.where(square < negligible, 0.0, square)
         norm = square.sqrt()
-        beta = torch.where(alpha > 0, -norm, norm)
+        beta = torch.where(alpha == 0, norm, -norm * phases(alpha))
         root = (norm * (norm + alpha.abs())).sqrt()
         scale = torch.where(root == 0, 0.0, 1 / root)
         x[:, k, 0] -= beta
         v = x * scale[:, None, None]
-        row = (products - beta[:, None] * panel[:, k]) * scale[:, None]  # V^T v left of k, v^T A right of it
+        row = (products - beta.conj()[:, None] * panel[:, k]) * scale[
+            :, None
+        ]  # v^H V left of k, v^H A right of it
         right = row[:, None, k + 1 :]
         panel[..., k + 1 :] -= v * right if multiply is None else multiply(v, right)
         r[:, :k, k], r[:, k, k] = panel[:, :k, k], beta
         panel[..., k : k + 1] = v
-        t[:, :k, k] = -(t[:, :k, :k] * row[:, None, :k]).sum(2)
+        t[:, :k, k] = -(t[:, :k, :k] * row[:, None, :k].conj()).sum(2)
         t[:, k, k] = 1.0
     return t, r
 

@@ -67,7 +67,7 @@ def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         q[..., k] /= torch.where(norm == 0, 1.0, norm)
         column, rest = q[..., k : k + 1], q[..., k + 1 :]
         # Not a matrix product, whose precision is the user's to choose; nor is that one faster here.
-        row = (column * rest).sum(-2, keepdim=True)
+        row = (column.conj() * rest).sum(-2, keepdim=True)
         rest -= column * row
         r[..., k, k] = norm[..., 0]
         r[..., k : k + 1, k + 1 :] = row
@@ -116,4 +116,4 @@ def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def tallest_tile(dtype: torch.dtype) -> int:
     """Rows of the tallest tile that is factorized in one piece."""
-    return TALLEST_TILE[dtype]
+    return TALLEST_TILE[dtype.to_real()]

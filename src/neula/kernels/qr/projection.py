@@ -26,7 +26,7 @@ def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | No
 
 @kernel("neula.kernels.qr.projection_triton:project_out_triton", trial=_tried, when=_narrow)
 def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
-    """``R = Q^T A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
+    """``R = Q^H A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total 
     >>> a.T, r
     (tensor([[0., 4.]]), tensor([[3.]]))
     """
-    r.copy_(exact_matmul(q.T, a))
+    r.copy_(exact_matmul(q.mH, a))
     if total is not None:
         total(r)
     a.sub_(exact_matmul(q, r))

@@ -16,7 +16,7 @@ WIDTH = 64
 
 @dataclass(frozen=True)
 class Reflectors:
-    """``Q = H_1 H_2 ... H_k`` of each matrix of a batch, in blocks ``I - Y T Y^T``.
+    """``Q = H_1 H_2 ... H_k`` of each matrix of a batch, in blocks ``I - Y T Y^H``.
 
     Schreiber and Van Loan, "A Storage-Efficient WY Representation for Products of Householder
     Transformations" (SIAM J. Sci. Stat. Comput. 10, 1989).
@@ -29,9 +29,9 @@ class Reflectors:
 
     @classmethod
     def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
-        """Those of ``H_j = I - tau_j y_j y_j^T``, in another precision.
+        """Those of ``H_j = I - tau_j y_j y_j^H``, in another precision.
 
-        By ``T^-1 = diag(1 / tau) + striu(Y^T Y)``, written so that ``tau_j`` may be zero. On a CPU nothing
+        By ``T^-1 = diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero. On a CPU nothing
         is to be prepared: LAPACK applies reflectors as they are.
 
         Parameters
@@ -55,13 +55,13 @@ class Reflectors:
         y, factors = functional.pad(y, (0, more)), functional.pad(tau, (0, more))
         blocks = y.unflatten(2, (-1, WIDTH)).movedim(2, 1).flatten(0, 1)
         factors = factors.view(-1, WIDTH)
-        gram = exact_matmul(blocks.mT, blocks).triu(1).mul_(factors[:, :, None])
+        gram = exact_matmul(blocks.mH, blocks).triu(1).mul_(factors[:, :, None])
         gram.diagonal(dim1=1, dim2=2).fill_(1.0)
         t = triangular_inverse(gram, upper=True) * factors[:, None, :]
         return cls(y, t.view(batch, -1, WIDTH, WIDTH))
 
     def apply(self, x: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
-        """``Q X``, or ``Q^T X``, in the precision of the reflectors.
+        """``Q X``, or ``Q^H X``, in the precision of the reflectors.
 
         Parameters
         ----------
@@ -74,5 +74,5 @@ class Reflectors:
         for block in range(count) if transposed else reversed(range(count)):
             start = block * WIDTH
             y, t, rest = self.y[:, start:, start : start + WIDTH], self.t[:, block], x[:, start:]
-            rest -= exact_matmul(y, exact_matmul(t.mT if transposed else t, exact_matmul(y.mT, rest)))
+            rest -= exact_matmul(y, exact_matmul(t.mH if transposed else t, exact_matmul(y.mH, rest)))
         return x

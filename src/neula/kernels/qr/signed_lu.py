@@ -31,12 +31,12 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     Parameters
     ----------
     block : Tensor, shape (batch, n, n)
-        float32 or float64, of any strides: U, and below the diagonal L, take its place.
+        At least in single precision, of any strides: U, and below the diagonal L, take its place.
 
     Returns
     -------
     signs : Tensor, shape (batch, n)
-        The diagonal of S: opposite to the pivots as they would be without it.
+        The diagonal of S: opposite to the real parts of pivots as they would be without it.
     l_inverse, u_inverse : Tensor, shape (batch, n, n)
         Inverses of the factors; what a block holds that is not finite is in all of them.
 
@@ -54,7 +54,7 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     l_inverse, u_inverse = (identity.repeat(batch, 1, 1) for _ in range(2))
     for j in range(n):
         pivot = block[:, j, j]
-        signs[:, j] = torch.where(pivot >= 0, -1.0, 1.0)
+        signs[:, j] = torch.where(pivot.real >= 0, -1.0, 1.0)
         pivot -= signs[:, j]
         column, row = block[:, j + 1 :, j], block[:, j, j + 1 :]
         column /= pivot[:, None]

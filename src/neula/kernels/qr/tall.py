@@ -36,7 +36,7 @@ def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
 
 @kernel("neula.kernels.qr.tall_gram_triton:tall_gram_triton", trial=_tried, when=_fits, variant=_width)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
-    """``A^T A`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
+    """``A^H A`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
     Parameters
     ----------
@@ -57,9 +57,9 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
     """
-    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.float64)
+    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.promote_types(a.dtype, torch.float64))
     for block in _blocks(a):
-        gram += block.mT @ block
+        gram += block.mH @ block
     return gram
 
 
@@ -82,7 +82,7 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     Tensor, shape (m, n)
         float32, contiguous, or column-major like an ``a`` of up to 128 columns. NaN where ``w`` is.
     """
-    w = w.double().triu()
+    w = w.to(torch.promote_types(w.dtype, torch.float64)).triu()
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
@@ -120,4 +120,5 @@ def multiply_panel(
 
 
 def _blocks(a: torch.Tensor) -> list[torch.Tensor]:
-    return [block.double() for block in a.split(max(1, _CHUNK // a.shape[1]))]
+    wide = torch.promote_types(a.dtype, torch.float64)
+    return [block.to(wide) for block in a.split(max(1, _CHUNK // a.shape[1]))]

@@ -144,7 +144,7 @@ def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
 def takes(a: torch.Tensor, *, square: bool = False) -> bool:
     """Whether the kernel runs on the device of some matrices, and has room for them."""
     m, n = a.shape[1:]
-    if not (0 < n <= min(m, MAX_COLUMNS) and a.is_cuda):
+    if not (0 < n <= min(m, MAX_COLUMNS) and a.is_cuda and a.dtype.is_floating_point):
         return False
     columns = MAX_COLUMNS if in_cuda(n, len(a)) else columns_of(n)
     return _tried.passed(a.device, columns, int(square), a.dtype.itemsize)

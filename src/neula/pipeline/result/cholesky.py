@@ -15,7 +15,7 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
-    """Cholesky factor of a matrix, or of a batch: a :class:`CertifiedResult` with ``L``, ``U = L^T`` and the
+    """Cholesky factor of a matrix, or of a batch: a :class:`CertifiedResult` with ``L``, ``U = L^H`` and the
     methods of :class:`Factored`.
 
     For a batch, scalars describe the worst matrix, and arrays have one entry a matrix.
@@ -30,7 +30,7 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
     converged : bool
         Whether the factorization is certified to the requested accuracy.
     residual : float
-        Estimate of ``||A - L L^T||_F / ||A||_F`` from a few random vectors, in higher precision than that of
+        Estimate of ``||A - L L^H||_F / ||A||_F`` from a few random vectors, in higher precision than that of
         the accuracy, for A scaled symmetrically to a diagonal near one.
     bound : float
         Largest accepted ``residual``.
@@ -56,12 +56,12 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
 
     @property
     def L(self) -> ArrayT:
-        """The lower factor; with ``upper=True`` the transpose of U."""
+        """The lower factor; with ``upper=True`` the conjugate transpose of U."""
         return _transposed(self.factor) if self.upper else self.factor
 
     @property
     def U(self) -> ArrayT:
-        """The upper factor; without ``upper=True`` the transpose of L."""
+        """The upper factor; without ``upper=True`` the conjugate transpose of L."""
         return self.factor if self.upper else _transposed(self.factor)
 
     @property
@@ -82,5 +82,8 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
 
 
 def _transposed(x: Any) -> Any:
-    """Of the last two dimensions, as the library of the array has it."""
-    return x.mT if hasattr(x, "mT") else x.swapaxes(-2, -1)
+    """The conjugate transpose of the last two dimensions, as the library of the array has it."""
+    if hasattr(x, "mH"):
+        return x.mH
+    turned = x.mT if hasattr(x, "mT") else x.swapaxes(-2, -1)
+    return turned.conj() if "complex" in str(x.dtype) else turned

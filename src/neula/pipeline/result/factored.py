@@ -43,11 +43,12 @@ class SlogdetResult(shown.Shown, Unpacked, Generic[ArrayT]):
     Attributes
     ----------
     sign : array
-        1 or -1.
+        1 or -1; of complex matrices a number of magnitude 1.
     logabsdet : array
         Logarithm of the magnitude of the determinant; a torch tensor can be differentiated.
     error : array of float64
-        Bound on the error of the logarithm; the sign is certain where it is finite.
+        Bound on the error of the logarithm, and of a complex sign in radians; a real sign is certain where it
+        is finite.
     """
 
     _arrays: ClassVar[str] = ".sign and .logabsdet"
@@ -101,7 +102,7 @@ class Factored(Generic[ArrayT]):
 
     Notes
     -----
-    With factors ``A = M1 M2`` (``L L^T``, ``P^T L U``, ``Q R``) and ``E = M1^-1 A M2^-1 - I``, ``log |det
+    With factors ``A = M1 M2`` (``L L^H``, ``P^T L U``, ``Q R``) and ``E = M1^-1 A M2^-1 - I``, ``log |det
     A|`` is ``log |det M1 M2| + log |det (I + E)|``. Products with eight Gaussian vectors bound the second
     term, with a probability of failure below 1e-6. The error is this bound and the rounding errors of the sum
     (N. J. Higham, "Accuracy and Stability of Numerical Algorithms", 2002, section 4.2); see
@@ -126,7 +127,8 @@ class Factored(Generic[ArrayT]):
         return found
 
     def solve_triangular(self, b: Any, *, transposed: bool = False) -> FactorSolution[ArrayT]:
-        """Solution ``x`` of a system with L of ``L L^T``, U of ``L U`` or R of ``Q R``, or its transpose.
+        """Solution ``x`` of a system with L of ``L L^H``, U of ``L U`` or R of ``Q R``, or with its conjugate
+        transpose.
 
         The evidence is that for the factor as it is stored: substitution is backward stable (Higham 2002,
         theorem 8.5), and the condition number bounds the forward error.
@@ -145,7 +147,7 @@ class Factored(Generic[ArrayT]):
         return found
 
     def inv_quad(self, b: Any) -> FactorValue[ArrayT]:
-        """``b^T A^-1 b`` of each right-hand side, shape (...) for a vector, else (..., k)."""
+        """``b^H A^-1 b`` of each right-hand side, shape (...) for a vector, else (..., k)."""
         found: FactorValue[ArrayT] = self._known.inv_quad(b)
         return found
 
@@ -157,4 +159,7 @@ class Factored(Generic[ArrayT]):
 
 def in_words(x: Any) -> str:
     """Text of a number, or of an array of numbers."""
-    return shown.array(x) if getattr(x, "shape", ()) else f"{float(x):.6g}"
+    if getattr(x, "shape", ()):
+        return shown.array(x)
+    number = complex(x)
+    return f"{number:.6g}" if number.imag else f"{number.real:.6g}"

@@ -31,6 +31,8 @@ class KeptSolvers:
         Made from the factors, by the precision that is solved in.
     better : LUFactors or None
         In double precision, where the factors are too coarse.
+    adjoint : LUFactors or None
+        The factors as those of the conjugate transpose, once it was solved with.
     none_better : bool
         Whether the factors are as good as they can be.
     measured : callable or None
@@ -39,6 +41,7 @@ class KeptSolvers:
 
     substitutions: dict[Any, Substitution] = field(default_factory=dict)
     better: LUFactors[Any] | None = None
+    adjoint: LUFactors[Any] | None = None
     none_better: bool = False
     measured: Callable[[Any], Any | None] | None = None
 

@@ -110,7 +110,7 @@ class Named:
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"two columns of A are named {twice!r}: take x, or rename one")
-        return {name: float(v) if v.ndim == 0 else v for name, v in zip(names, values, strict=True)}
+        return {name: v.item() if v.ndim == 0 else v for name, v in zip(names, values, strict=True)}
 
 
 def as_numpy(x: Any) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic
 import numpy as np
 import torch
 
+from neula.engines.formats import double_of
 from neula.kernels import scipy_linalg
 from neula.pipeline.result import shown
 from neula.pipeline.result.named import Named, as_numpy
@@ -33,9 +34,10 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
     cost : float
         Half the sum of squares, or of losses.
     fun : array, shape (*batch, m), or None
-        Residuals at x; None of a function that is called by blocks.
+        Residuals at x, complex if the function is; None of a function that is called by blocks.
     jac : array, shape (*batch, m, n), or None
-        Jacobian at x; with a loss scaled so that ``jac.T @ jac`` stands for the Hessian matrix of the cost.
+        Jacobian at x; with a loss scaled so that the real part of ``jac.conj().T @ jac`` stands for the
+        Hessian matrix of the cost.
     grad : array, shape (*batch, n)
         Gradient of the cost.
     optimality : float
@@ -81,7 +83,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
     R : array, shape (*batch, n, n)
         Triangular factor of ``jac``.
     observations : int
-        Residuals of a problem.
+        Residuals of a problem; complex ones count twice.
     accepted : array of bool, shape (*batch,)
         Which problems have converged.
     engine : str
@@ -193,7 +195,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
     def leverage(self) -> ArrayT:
         """How much each observation draws the model to itself, between 0 and 1, shape (*batch, m).
 
-        The squared norms of the rows of ``J R^-1``, in blocks of rows.
+        The squared norms of the rows of ``J R^-1``, in blocks of rows; up to 2 of complex observations.
 
         Raises
         ------
@@ -206,9 +208,10 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
             )
         from neula.pipeline.inputs import take  # which knows the results
 
-        jac, r = take(self.jac, "jac"), take(self.R, "R").tensor.double()
+        jac, r = take(self.jac, "jac", or_complex=True), take(self.R, "R").tensor
+        r = r.to(double_of(jac.tensor.dtype))
         parts = [
-            torch.linalg.solve_triangular(r, rows.double(), upper=True, left=False).square().sum(-1)
+            torch.linalg.solve_triangular(r, rows.to(r), upper=True, left=False).abs().square().sum(-1)
             for rows in jac.tensor.split(ROWS, dim=-2)
         ]
         found: ArrayT = jac.wrap(torch.cat(parts, -1))
@@ -347,6 +350,8 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
         Returns
         -------
         y, half : array, shape (*batch, k)
+            Of a complex model, the real part of ``half`` is that of ``y.real``, the imaginary part that of
+            ``y.imag``.
 
         Raises
         ------
@@ -359,9 +364,13 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
             )
         y, slopes = self.predict(xdata)
         inverse, give = self.result._inverse(self.absolute_sigma)
-        spread = torch.linalg.vector_norm(slopes.double() @ inverse.to(slopes.device), dim=-1)
+        inverse, parts = (
+            inverse.to(slopes.device),
+            (slopes.real, slopes.imag) if y.is_complex() else (slopes,),
+        )
+        spread = [torch.linalg.vector_norm(part.double() @ inverse, dim=-1) for part in parts]
         dof = math.inf if self.absolute_sigma else self.result.degrees_of_freedom
-        return give(y), give(quantile(level, dof) * spread)
+        return give(y), give(quantile(level, dof) * (torch.complex(*spread) if spread[1:] else spread[0]))
 
     def _headline(self) -> str:
         return self.result._headline()
@@ -413,4 +422,4 @@ def _is_one_of_numpy(x: Any) -> bool:
 
 def _product(inverse: torch.Tensor) -> torch.Tensor:
     lost = inverse.isinf()
-    return torch.where(lost, math.inf, inverse.masked_fill(lost, 0.0) @ inverse.masked_fill(lost, 0.0).mT)
+    return torch.where(lost, math.inf, inverse.masked_fill(lost, 0.0) @ inverse.masked_fill(lost, 0.0).mH)

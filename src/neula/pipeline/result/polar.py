@@ -31,7 +31,7 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     rank : int
         The smallest of ``ranks``.
     residual : float
-        Estimate of ``||A - U H||_F / ||A||_F`` from a few random vectors, with ``H = (U^T A + A^T U) / 2``.
+        Estimate of ``||A - U H||_F / ||A||_F`` from a few random vectors, with ``H = (U^H A + A^H U) / 2``.
     orthogonality : float
         Estimate of the largest distance of a singular value of U from 1, from a few Lanczos steps; from 0 or
         1 where the rank is not full.

@@ -32,7 +32,7 @@ class QRResult(Factored[ArrayT], CertifiedResult, Unpacked, Generic[ArrayT]):
         With column pivoting the order of the columns: ``A[:, P] = Q R``.
     H, tau : array, shape (..., m, n) and (..., min(m, n)), or None
         With ``mode="raw"`` R in the upper triangle and Householder vectors below, and their factors:
-        ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^T``.
+        ``Q = H_1 H_2 ...`` with ``H_j = I - tau_j v_j v_j^H``.
     accepted : array of bool, shape (*batch,), or None
         Whether each factorization is certified to the requested accuracy.
     """

@@ -49,8 +49,9 @@ class Regression(Named, Statistics):
 
         if self._design is not None:
             A = self._design(A)
-        a = take(in_order(A, self.names[self.intercept :] if self.names else None, "A"), "A")
-        x = take(self.x, "x", differentiable=True).tensor.to(a.tensor)
+        a = take(in_order(A, self.names[self.intercept :] if self.names else None, "A"), "A", or_complex=True)
+        x = take(self.x, "x", differentiable=True, or_complex=True).tensor
+        x = x.to(a.tensor.device, a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
         matrix = x[:, None] if x.ndim == 1 else x
         first, matrix = matrix[..., : self.intercept, :], matrix[..., self.intercept :, :]
         if a.tensor.shape[-1] != matrix.shape[-2]:
@@ -59,7 +60,7 @@ class Regression(Named, Statistics):
                 f"A has {a.tensor.shape[-1]} columns, and the fit {matrix.shape[-2]}{without}: pass A with "
                 "the columns that were fitted"
             )
-        found = a.tensor @ matrix + first.sum(-2, keepdim=True)
+        found = a.tensor.to(x.dtype) @ matrix + first.sum(-2, keepdim=True)
         return a.wrap(found[..., 0] if x.ndim == 1 else found)
 
     @property

@@ -100,9 +100,10 @@ def count(x: Any) -> int:
 def numbers(x: Any) -> str:
     """The first and last of a sequence of numbers."""
     n, half = len(x), NUMBERS // 2
+    scalar = complex if "complex" in str(getattr(x, "dtype", "")) else float
     if n <= NUMBERS:
-        return ", ".join(f"{float(v):.4g}" for v in x)
-    ends = [", ".join(f"{float(x[i]):.4g}" for i in part) for part in (range(half), range(n - half, n))]
+        return ", ".join(f"{scalar(v):.4g}" for v in x)
+    ends = [", ".join(f"{scalar(x[i]):.4g}" for i in part) for part in (range(half), range(n - half, n))]
     return ", ..., ".join(ends)
 
 

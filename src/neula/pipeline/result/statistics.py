@@ -81,10 +81,11 @@ class Statistics:
     _fit: FittedProblem | None
 
     def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
-        """Covariance matrix of the parameters, ``s^2 (A^T W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
+        """Covariance matrix of the parameters, ``s^2 (A^H W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
 
-        With damping that of the linear map from b to x, ``s^2 (A^T A + damp^2 I)^-1 A^T A (A^T A + damp^2
-        I)^-1``: what noise does, not the bias.
+        With damping that of the linear map from b to x, ``s^2 (A^H A + damp^2 I)^-1 A^H A (A^H A + damp^2
+        I)^-1``: what noise does, not the bias. Of complex parameters it is ``E (x - E x) (x - E x)^H`` for
+        errors of b with a mean of ``|e|^2`` of s^2.
 
         Parameters
         ----------
@@ -102,7 +103,7 @@ class Statistics:
 
         Returns
         -------
-        array of float64, shape (..., n, n) or (..., k, n, n)
+        array of float64 or complex128, shape (..., n, n) or (..., k, n, n)
 
         Raises
         ------

@@ -15,6 +15,7 @@ from neula.algorithms.elimination.jitter import least_jitter
 from neula.certificates.bounds import Accuracy
 from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, run_chain
@@ -44,6 +45,7 @@ def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any
         for_each_shape(lambda A, **keywords: _plan(A, **keywords)),
         operands=1,
         go_on=lambda begun, A, **keywords: _gone_on(A, begun, **keywords),
+        or_complex=True,
     ),
 )
 def cholesky(
@@ -57,18 +59,19 @@ def cholesky(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> CholeskyResult:
-    """Cholesky factorization ``A = L L^T``, certified to the requested accuracy.
+    """Cholesky factorization ``A = L L^H``, certified to the requested accuracy.
 
     Returns L, or U with ``upper=True``, with its measured residual.
 
     Parameters
     ----------
     A : array_like, shape (..., n, n)
-        Symmetric positive definite: NumPy array, torch tensor or DLPack object, float16 to float64; integers
-        are taken as float64. Not modified. Only the lower triangle is read, or the upper one with
-        ``upper=True``, as in torch. Leading dimensions are a batch; any dimension may be zero.
+        Symmetric or Hermitian positive definite: NumPy array, torch tensor or DLPack object, float16 to
+        float64, complex64, complex128; integers are taken as float64. Not modified. Only the lower triangle
+        is read, or the upper one with ``upper=True``, as in torch, and of the diagonal its real part, as in
+        LAPACK. Leading dimensions are a batch; any dimension may be zero.
     upper : bool, optional
-        Whether to return ``U`` with ``A = U^T U`` in place of L, as in torch; ``scipy.linalg.cholesky`` does
+        Whether to return ``U`` with ``A = U^H U`` in place of L, as in torch; ``scipy.linalg.cholesky`` does
         so by default.
     jitter : {"auto"}, optional
         Add to the diagonal of each matrix that is not positive definite the number that makes it so, at most
@@ -91,9 +94,9 @@ def cholesky(
     Returns
     -------
     CholeskyResult
-        The factor as ``L`` (and, transposed, as ``U``), with its residual; ``solve``, ``logdet``,
-        ``inv_quad`` and others of :class:`~neula.pipeline.result.Factored` compute with it. It keeps A, by
-        reference.
+        The factor as ``L`` (and, conjugate transposed, as ``U``), whose diagonal is real, with its residual;
+        ``solve``, ``logdet``, ``inv_quad`` and others of :class:`~neula.pipeline.result.Factored` compute
+        with it. It keeps A, by reference.
 
     Raises
     ------
@@ -103,7 +106,7 @@ def cholesky(
     ValueError
         If A is not square, or the triangle that is read has NaN or Inf; for unknown names.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     AccuracyError
         If the accuracy was not reached and ``strict`` is set.
 
@@ -128,7 +131,7 @@ def cholesky(
     residual is that of the scaled matrix. For nearly singular A, rounding errors decide whether it counts as
     positive definite, as in LAPACK.
 
-    L of a torch tensor is differentiable, to any order; the gradient is symmetric, as in torch.
+    L of a torch tensor is differentiable, to any order; the gradient is Hermitian, as in torch.
 
     References
     ----------
@@ -177,6 +180,7 @@ def _asked(
         bound=lambda target, shape: cholesky_bound(target, max(1, *shape[-1:])),
         strict=strict,
         gradients=True,
+        or_complex=True,
     )
     given = call.first.tensor
     check_matrices(given, "A")
@@ -192,7 +196,7 @@ def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) ->
     a = call.first.tensor
     small = a.ndim == 2 and 0 < len(a) <= LARGEST and options.engine.device.type == "cpu"
     if small and options.tuning.lapack:
-        return CholeskyPlan(len(a), options, upper=upper)
+        return CholeskyPlan(len(a), options, a.dtype, upper=upper)
     return launched_plan(a, options, upper=upper) if wait else None
 
 
@@ -206,7 +210,7 @@ def _gone_on(
 def _lower(call: Call, *, upper: bool) -> torch.Tensor:
     """Matrices whose lower triangles are read."""
     matrices = call.matrices()
-    return matrices.mT if upper else matrices
+    return matrices.mH if upper else matrices
 
 
 def _pending(
@@ -219,7 +223,7 @@ def _pending(
         accepted = judge.accept(found)
     lower = _attached(call, begun.values.lower, upper=upper)
     of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
-    factor = call.hand_back(lower.mT if upper else lower)
+    factor = call.hand_back(lower.mH if upper else lower)
     return CholeskyResult(
         factor=factor,
         upper=upper,
@@ -260,7 +264,7 @@ def _with_jitter(call: Call, options: CholeskyOptions, *, upper: bool) -> Choles
     """The factors of matrices with a multiple of the identity added to those that need it."""
     with call.computing():
         lower = _lower(call, upper=upper)
-        orders = library_cholesky(lower.double()).order.tolist()
+        orders = library_cholesky(in_double(lower)).order.tolist()
         added = [least_jitter(a) if order else 0.0 for a, order in zip(lower, orders, strict=True)]
     first, (*batch, n, _) = call.first, call.first.tensor.shape
     device = first.tensor.device
@@ -278,7 +282,7 @@ def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
     if not call.differentiable:
         return lower
     graph = call.first.graph
-    return attach_cholesky(graph.mT if upper else graph, lower)
+    return attach_cholesky(graph.mH if upper else graph, lower)
 
 
 def _factorize(
@@ -335,7 +339,7 @@ def _collect(
     lower = _attached(call, run.found.lower, upper=upper)
     judge = CholeskyJudge.for_shape(max(n, 1), options)
     found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
-    factor = call.give_back(lower.mT if upper else lower)
+    factor = call.give_back(lower.mH if upper else lower)
     result = CholeskyResult(
         factor=factor,
         upper=upper,

@@ -11,6 +11,7 @@ import torch
 
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64
+from neula.engines.formats import in_double
 from neula.errors import of_batch
 from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
@@ -44,19 +45,20 @@ class CholeskyPlan:
         Whether U is requested, of the upper triangle.
     """
 
-    def __init__(self, n: int, options: CholeskyOptions, *, upper: bool) -> None:
+    def __init__(self, n: int, options: CholeskyOptions, dtype: torch.dtype, *, upper: bool) -> None:
         self.options, self._upper, self._bound = options, upper, CholeskyJudge.for_shape(n, options).bound
         self._double = options.low.format is FP64
-        by_scipy = scipy_linalg.lapack.dpotrf if self._double else scipy_linalg.lapack.spotrf
+        routine = ("cpotrf", "zpotrf") if dtype.is_complex else ("spotrf", "dpotrf")
+        by_scipy = getattr(scipy_linalg.lapack, routine[self._double])
         self._factorize = by_scipy if n <= BY_SCIPY else _by_torch
         self._label = f"cholesky {options.low.name}"
-        self._vectors = gaussian_probes(n, torch.device("cpu")).numpy()
+        self._vectors = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
 
     def __call__(self, given: Given) -> CholeskyResult[Any] | None:
         """The result; None where it is not accepted."""
         (a,), upper = given.arrays, self._upper
         with np.errstate(all="ignore"):  # not accepted unless finite
-            diagonal, most = a.diagonal(), 2.0**SAFE_EXPONENT
+            diagonal, most = a.diagonal().real, 2.0**SAFE_EXPONENT
             if self._double and not (diagonal.min() >= 1 / most and diagonal.max() <= most):
                 return None
             # Rows of A are columns of what LAPACK sees.
@@ -74,14 +76,19 @@ class CholeskyPlan:
 
     def _residual(self, a: np.ndarray, factor: np.ndarray) -> float:
         """That of :func:`neula.certificates.cholesky.residuals_of_triangles`, of the lower triangle of A."""
-        diagonal = a.diagonal().astype(np.float64)
+        diagonal = a.diagonal().real.astype(np.float64)
         scales = np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2))[:, None]
-        below = torch.from_numpy(a).tril(-1).double().numpy()  # in a part of the time of NumPy's
-        lower = factor.astype(np.float64, copy=False)
+        below = in_double(torch.from_numpy(a).tril(-1)).numpy()  # in a part of the time of NumPy's
+        lower = factor.astype(below.dtype, copy=False)
         vectors = self._vectors * scales
-        image = below @ vectors + below.T @ vectors + diagonal[:, None] * vectors
+        image = below @ vectors + adjoint(below) @ vectors + diagonal[:, None] * vectors
         size = np.linalg.norm(image * scales)
-        return float(np.linalg.norm((image - lower @ (lower.T @ vectors)) * scales) / size)
+        return float(np.linalg.norm((image - lower @ (adjoint(lower) @ vectors)) * scales) / size)
+
+
+def adjoint(a: np.ndarray) -> np.ndarray:
+    """The conjugate transpose; a view of real numbers."""
+    return a.T.conj() if a.dtype.kind == "c" else a.T
 
 
 def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, int]:
@@ -120,7 +127,7 @@ class LaunchedCholeskyPlan:
         """Factorize matrices of any shape; L, of the shape of A, may be attached to a graph."""
         device, options, upper, found = self.options.engine.device, self.options, self._upper, None
         matrices = flattened(a).to(device)
-        problems = Symmetric(matrices.mT if upper else matrices, options)
+        problems = Symmetric(matrices.mH if upper else matrices, options)
         memory = MemoryGuard(device).attempt(self._link.label)
         with suppress(NotDefiniteMember), memory, plain_arithmetic(device):
             found = self._link.answer(problems, None)
@@ -133,7 +140,7 @@ class LaunchedCholeskyPlan:
         residuals = found.values.residual.reshape(a.shape[:-2])
         lower = attached(found.values.lower.reshape(a.shape))
         reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, len(matrices), "matrices")
-        factor = given.give(lower.mT if upper else lower)
+        factor = given.give(lower.mH if upper else lower)
         known = factor, residual, given.give(residuals), lambda: given.give(judge.accept(residuals))
         return _accepted(given, options, found.label, lambda: reason, *known, judge.bound, upper)
 

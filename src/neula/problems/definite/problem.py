@@ -54,7 +54,7 @@ class Symmetric(Batch):
 
 @dataclass(frozen=True)
 class CholeskyValues(Values):
-    """Factors ``A = L L^T``, and what was measured of them."""
+    """Factors ``A = L L^H``, and what was measured of them."""
 
     lower: torch.Tensor  # shape (batch, n, n): in the dtype of A
     # Shape (batch,): as in neula.certificates.cholesky.residuals_of_triangles; NaN where there is no factor.

@@ -10,6 +10,8 @@ import torch
 from neula.algorithms.elimination.cholesky import CholeskyOrders, cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FP64, Arithmetic, Engine, Format
+from neula.engines.formats import in_double as wider
+from neula.engines.formats import matching_dtype
 from neula.kernels.cholesky.cholesky_batch import factor_batch
 from neula.kernels.cholesky.cholesky_tiles import lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
@@ -67,15 +69,16 @@ def by_library(
         If there is no factor in double precision.
     """
     a, label = matrices.a, f"cholesky {format.name}"
+    dtype = matching_dtype(format.dtype, a.dtype)
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
     scales = diagonal_scales(a) if format is FP64 else None
     # In single precision nothing waits for the answer: where scales matter, the residual shows it.
     if scales is None or (may_wait and _is_safe(scales)):
-        found = library_cholesky(a.to(format.dtype))
+        found = library_cholesky(a.to(dtype))
         lower = found.lower.to(a.dtype)
     else:
-        wide = scales.to(torch.promote_types(a.dtype, torch.float32))
-        found = library_cholesky(symmetric_copy(a, wide).to(format.dtype))
+        wide = scales.to(torch.promote_types(a.dtype, torch.float32).to_real())
+        found = library_cholesky(symmetric_copy(a, wide).to(dtype))
         lower = unscaled_triangle(found.lower, wide, a.dtype)
     if format is FP64 and may_wait:
         orders = found.order.tolist()
@@ -93,14 +96,15 @@ def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], F
     """L in an arithmetic, and its measures, replayed from a graph if that is faster."""
     engine, label = matrices.options.engine, f"cholesky {name}"
     report = stage(matrices.options.progress, f"factorizing in {name}")
-    replays = matrices.a.nbytes <= REPLAYED
+    # Libraries factorize batches in ways that may wait for the host; those of real ones are a kernel.
+    replays = matrices.a.nbytes <= REPLAYED and (len(matrices.a) == 1 or not matrices.a.is_complex())
     lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
 def _by_tiles(a: torch.Tensor) -> Found:
-    lower, order = lower_factor(a.double())
+    lower, order = lower_factor(wider(a))
     lower = lower.to(a.dtype)
     return lower, residuals_of_triangles(a, lower, order)
 
@@ -115,12 +119,12 @@ def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
     if (len(a) > 1 or n <= tuning[CholeskyOrders].tiled_cholesky) and factor_batch.takes(a):
         together = factor_batch(a)
         lower, order = together.lower.to(a.dtype), together.order
-    elif len(a) == 1 and n < tuning[CholeskyOrders].cholesky:
-        lower, order, _ = library_cholesky(a.float())
+    elif (len(a) == 1 or a.is_complex()) and n < tuning[CholeskyOrders].cholesky:
+        lower, order, _ = library_cholesky(a.to(engine.storage))
         lower = lower.to(a.dtype)
     else:
         wide = torch.promote_types(a.dtype, torch.float32)
-        scales = diagonal_scales(a).to(wide)
+        scales = diagonal_scales(a).to(wide.to_real())
         work = symmetric_copy(a, scales, rows=engine.rows(n), whole=False)
         found = cholesky(work if wide == engine.storage else _in(work, engine.storage), engine)
         lower, order = unscaled_triangle(found.lower, scales, a.dtype), found.order

@@ -15,6 +15,7 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64
+from neula.engines.formats import in_double
 from neula.kernels.doubled.doubled import cuts
 from neula.kernels.few_vectors.one_pass_host import pays
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
@@ -80,7 +81,7 @@ def as_given(
     narrow = not doubled and len(a) == 1 and pays(a[0])
     problems = ScaledProblems.as_given(a, b, over_rows, narrow=narrow)
     known = {} if gram is None else {"gram": gram}
-    r = source.factor(a if source.narrow else problems.a.double(), over_rows=over_rows, **known)
+    r = source.factor(a if source.narrow else in_double(problems.a), over_rows=over_rows, **known)
     norms = lengths(r)
     usable = _moderate(norms, over_rows.largest(largest_magnitude(problems.b, 1)))
     if doubled and cuts(a.device):
@@ -136,7 +137,7 @@ def _broken_down(
 
 def _missing(problems: ScaledProblems) -> tuple[LeastSquaresSolutions, int, torch.Tensor]:
     missing = LeastSquaresSolutions.missing(
-        len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device
+        len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device, problems.a.dtype
     )
     return missing, 0, missing.measured()
 

@@ -20,7 +20,13 @@ from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.kernels.core import DTYPES
 from neula.kernels.small_problems import seminormal_host
-from neula.kernels.small_problems.seminormal_host import Probes, SeminormalHostSolutions, SolutionMethod
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
+from neula.kernels.small_problems.seminormal_host import (
+    NUMBERS,
+    Probes,
+    SeminormalHostSolutions,
+    SolutionMethod,
+)
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
@@ -62,7 +68,9 @@ ELEMENTS = 1 << 22
 
 
 def suits(m: int, n: int, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for plain problems of a shape."""
+    """Whether there is a kernel for plain problems of a shape: for complex ones of twice that."""
+    if dtype.is_complex:
+        m, n, dtype = 2 * m, 2 * n, dtype.to_real()
     small = 0 < min(m, n) <= WIDEST and m * n <= LARGEST
     return small and dtype in DTYPES and seminormal_host.available()
 
@@ -144,7 +152,7 @@ def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
 def takes_dependent(m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether the core finds the rank of tall matrices that begin otherwise sooner than other ways do."""
     plain = options.weights is None and not options.damp and not takes(m, n, options)
-    in_reach = n <= m and n**2 <= LARGEST and m * n <= ELEMENTS
+    in_reach = n <= m and n**2 <= LARGEST and m * n <= ELEMENTS and not options.dtype.is_complex
     return plain and in_reach and _are_here(options) and suits(n, 1, options.dtype)
 
 
@@ -162,21 +170,35 @@ def kernel_for(
         limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
         options.limits((m, n)),
     )
+    rcond, rounding = options.rcond, rounding_of(n, options.unit)
+    if options.dtype.is_complex:
+        m, n = 2 * m, 2 * n
+        # Twice the rows have twice the rounding errors: what is dropped is below rcond all the same.
+        rcond, rounding = 2 * rcond, min(2 * rounding, rcond)
     return seminormal_host.prepared(
-        *(options.dtype, limits, verdict.backward_error, verdict.condition),
-        rcond=options.rcond,
-        rounding=rounding_of(n, options.unit),
+        *(options.dtype.to_real(), limits, verdict.backward_error, verdict.condition),
+        rcond=rcond,
+        rounding=rounding,
         probes=_probes(n, m * n <= NEAR) if n**2 <= LARGEST else None,
     )
 
 
 def _solved(a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> SeminormalHostSolutions | None:
-    a, b = (x if x.dtype in DTYPES else x.double() for x in (a, b))
+    a, b = (x if x.dtype.to_real() in DTYPES else x.double() for x in (a, b))
     count, k, (m, n) = len(a), b.shape[-1], a.shape[-2:]
-    solve, written = kernel_for(m, n, options), np.empty(seminormal_host.size_of(count, n, k))
-    if solve is None or not solve(a.numpy(), b.numpy(), written):
+    solve, order = kernel_for(m, n, options), (1 + a.is_complex()) * n
+    matrices, right = (
+        (embedded(a.numpy()), stacked_parts(b.numpy())) if a.is_complex() else (a.numpy(), b.numpy())
+    )
+    written = np.empty(seminormal_host.size_of(count, order, k))
+    if solve is None or not solve(matrices, right, written):
         return None
-    return SeminormalHostSolutions(written, count, n, k)
+    found = SeminormalHostSolutions(written, count, order, k)
+    if a.is_complex():
+        found.x, ranks = of_stacked_parts(found.x), found.numbers[NUMBERS.index("rank")]
+        np.maximum(found.numbers[0], ranks % 2, out=found.numbers[0])  # half of a complex direction counts
+        ranks /= 2
+    return found
 
 
 @lru_cache(maxsize=WIDEST)

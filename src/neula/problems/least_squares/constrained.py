@@ -227,7 +227,7 @@ def _in_units(
     Unknowns that are ``OF_ZERO`` beside others are in the units of the columns of C.
     """
     c, d = constraints
-    zero, of_c = relative == OF_ZERO, torch.where(c != 0, torch.frexp(c)[1], OF_ZERO)
+    zero, of_c = relative == OF_ZERO, torch.where(c != 0, _exponents(c), OF_ZERO)
     if bool(zero.any()):  # these columns are measured by C alone
         others = (of_c - relative).masked_fill(zero | (of_c == OF_ZERO), OF_ZERO).amax(1, keepdim=True)
         others = torch.where(others == OF_ZERO, of_c.amax(1, keepdim=True), others)
@@ -240,13 +240,18 @@ def _in_units(
     of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
     of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
     of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
-    of_d = torch.where(d != 0, torch.frexp(d)[1] - of_rows, OF_ZERO)
+    of_d = torch.where(d != 0, _exponents(d) - of_rows, OF_ZERO)
     of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), OF_ZERO)
     with call.computing():
         scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
         lost = (shift(scaled, relative + of_rows) != c).any(1)
         null = NullSpace.factorize(scaled, d, call.engine, lost.nonzero().flatten().tolist())
     return problem, null, torch.where(of_d == OF_ZERO, OF_ZERO, of_d + whole)
+
+
+def _exponents(x: torch.Tensor) -> torch.Tensor:
+    """Binary exponents of elements, of complex ones that of the larger part."""
+    return torch.frexp(torch.view_as_real(x).abs().amax(-1) if x.is_complex() else x)[1]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Statistics of linear fits, from a certified R: no inverse of ``A^T A`` is formed unless it is requested."""
+"""Statistics of linear fits, from a certified R: no inverse of ``A^H A`` is formed unless it is requested."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.engines import FP64, select_engine
+from neula.engines.formats import double_of
 from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import SQUARABLE_EXPONENT
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -30,7 +31,7 @@ UNCHANGED = 1e-10
 class FitNumbers(NamedTuple):
     """Numbers from which statistics of P matrices are computed, except leverages and residuals."""
 
-    map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^T
+    map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^H
     effective: torch.Tensor  # shape (P,): sums of leverages
     free: torch.Tensor  # shape (P,): rows less these
     squares: torch.Tensor  # shape (P, K): squared norms of residuals, without the rows of the damping
@@ -102,7 +103,8 @@ class LinearFit:
     @cached_property
     def _scaled(self) -> ScaledProblems:
         """With weights and damping, each matrix in units of its own: as given where float64 holds squares."""
-        a, b = self.call.here(self.shapes.matrices).double(), self.call.here(self.shapes.columns).double()
+        double = double_of(self.x.dtype)
+        a, b = (self.call.here(y).to(double) for y in (self.shapes.matrices, self.shapes.columns))
         a, b = stacked_problem(a, b, self.options.weights, self.options.damp)
         (a, of_a), (b, of_b) = _in_range(a, (1, 2)), _in_range(b, (1,))
         if self.exponents is not None:
@@ -139,7 +141,7 @@ class LinearFit:
 
     @cached_property
     def _inverse(self) -> torch.Tensor:
-        """``R^-1``, by which ``Q^T b`` becomes x, shape (P, n, q)."""
+        """``R^-1``, by which ``Q^H b`` becomes x, shape (P, n, q)."""
         r = self._factors.r
         identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
         inverse = torch.linalg.solve_triangular(r, identity, upper=True)
@@ -147,7 +149,7 @@ class LinearFit:
 
     @cached_property
     def _map(self) -> torch.Tensor:
-        """M, the covariance of the scaled problem being ``M M^T``, shape (P, n, q).
+        """M, the covariance of the scaled problem being ``M M^H``, shape (P, n, q).
 
         ``R^-1``, or damped less than that.
         """
@@ -155,7 +157,7 @@ class LinearFit:
         if q.shape[1] == self._data:
             return self._inverse
         # The triangle of a QR of the rows that are data is as good as they are.
-        return self._inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mT
+        return self._inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mH
 
     # --- numbers of each matrix, and of each right-hand side ---
 
@@ -164,8 +166,8 @@ class LinearFit:
         """Sums of leverages, shape (P,)."""
         q = self._factors.q
         if q.shape[1] == self._data:
-            return q.new_full((len(q),), q.shape[2])
-        return q[:, : self._data].square().sum((1, 2))
+            return q.real.new_full((len(q),), q.shape[2])
+        return squares(q[:, : self._data]).sum((1, 2))
 
     @cached_property
     def _beside(self) -> torch.Tensor | None:
@@ -182,24 +184,24 @@ class LinearFit:
         """Rows less leverages, shape (P,)."""
         if self._beside is None:
             return self._data - self._effective
-        return self._beside[:, : self._data].square().sum((1, 2))
+        return squares(self._beside[:, : self._data]).sum((1, 2))
 
     @cached_property
     def _variance(self) -> torch.Tensor:
         """Residual variances of the scaled problem, shape (P, K)."""
-        squares, free = self._squares, self._free[:, None]
+        free = self._free[:, None]
         if not bool((free > 0).all()):
             raise ValueError(
                 f"{self._data} rows and {self._effective.max():.0f} parameters leave no degrees of freedom "
                 "to estimate the variance of b from: pass absolute=True where it is known"
             )
-        return squares / free
+        return self._squares / free
 
     @property
     def _squares(self) -> torch.Tensor:
         """Squared norms of residuals of the scaled problem in the rows that are data, shape (P, K)."""
         self._check_unchanged()
-        return self._residuals[:, : self._data].square().sum(1)
+        return squares(self._residuals[:, : self._data]).sum(1)
 
     @property
     def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -211,9 +213,9 @@ class LinearFit:
         """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
         b, q = self._scaled.b, self._factors.q
         if self._beside is not None:
-            return self._beside @ (self._beside.mT @ b)
-        left = b - q @ (q.mT @ b)
-        return left - q @ (q.mT @ left)
+            return self._beside @ (self._beside.mH @ b)
+        left = b - q @ (q.mH @ b)
+        return left - q @ (q.mH @ left)
 
     def _check_unchanged(self) -> None:
         """A and b are those that were solved.
@@ -230,7 +232,7 @@ class LinearFit:
             raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
 
     def _given(self, x: torch.Tensor) -> Any:
-        return self.call.give_back(x.contiguous(), torch.float64)
+        return self.call.give_back(x.contiguous().resolve_conj(), double_of(x.dtype))
 
     def _scale(self, absolute: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Standard deviations of b, and binary exponents of what is made of them and of M, shape (P, K)."""
@@ -254,7 +256,7 @@ class LinearFit:
         """Covariance matrices of the parameters."""
         deviation, exponents = self._scale(absolute)
         variance, exponents = (self._of_columns(y)[..., None, None] for y in (deviation.square(), exponents))
-        found = self._of_matrices(self._map @ self._map.mT)
+        found = self._of_matrices(self._map @ self._map.mH)
         found = variance * (found if self.shapes.is_vector else found.unsqueeze(-3))
         return self._given(shift(shift(found, exponents), exponents))
 
@@ -274,6 +276,11 @@ class LinearFit:
         """Intervals by Student's distribution for degrees of freedom of each matrix, or by the normal one."""
         from scipy.special import ndtri, stdtrit
 
+        if self._map.is_complex():
+            raise ValueError(
+                "confidence intervals are those of real parameters, and these are complex: use "
+                "standard_errors(), or fit real and imaginary parts as real parameters"
+            )
         tail = 0.5 + level / 2
         if free is None:
             quantiles = torch.full_like(self._effective, float(ndtri(tail)))
@@ -288,10 +295,10 @@ class LinearFit:
         a, r = self._scaled.a, self._factors.r
         mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
         if samples is not None:
-            mixed = gaussian(r.shape[2], samples, torch.float64, r.device, seed=2) / math.sqrt(samples)
+            mixed = gaussian(r.shape[2], samples, r.dtype, r.device, seed=2) / math.sqrt(samples)
         inverse = torch.linalg.solve_triangular(r, mixed.expand(len(r), *mixed.shape), upper=True)
-        parts = [(block @ inverse).square().sum(2) for block in self._blocks(a[:, : self._data])]
-        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.new_zeros(len(a), 0)))
+        parts = [squares(block @ inverse).sum(2) for block in self._blocks(a[:, : self._data])]
+        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.real.new_zeros(len(a), 0)))
 
     def _blocks(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
         size = max(1, 8 * self.call.engine.tuning.chunk_elements // max(1, len(a) * a.shape[2]))
@@ -375,7 +382,7 @@ def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, tor
     dimensions, and their exponents.
     """
     if not x.numel():
-        return x, x.sum(dims, keepdim=True).int()
+        return x, x.real.sum(dims, keepdim=True).int()
     exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=dims, keepdim=True))
     exponents = exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
     return shift(x, -exponents) if bool(exponents.any()) else x, exponents

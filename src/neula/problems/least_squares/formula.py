@@ -79,7 +79,7 @@ def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> L
         raise ValueError(f"the formula {formula!r} has no response: write it like 'y ~ {formula}'")
     names, responses = (_names(one) for one in (matrices.rhs, matrices.lhs))
     constant = "Intercept" in names
-    a, b = (np.asarray(one, dtype=np.float64) for one in (matrices.rhs, matrices.lhs))
+    a, b = (_numbers(one) for one in (matrices.rhs, matrices.lhs))
     result = lstsq(_without(a, names), b[:, 0] if b.shape[1] == 1 else b, **{**given, "intercept": constant})
     kept = [name for name in names if name != "Intercept"]
     vars(result).update(
@@ -92,6 +92,11 @@ def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> L
 
 def _names(matrix: Any) -> list[str]:
     return [str(name) for name in matrix.model_spec.column_names]
+
+
+def _numbers(matrix: Any) -> np.ndarray:
+    found = np.asarray(matrix)
+    return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64, copy=False)
 
 
 def _without(a: np.ndarray, names: list[str]) -> np.ndarray:
@@ -107,7 +112,7 @@ class _Design:
 
     def __call__(self, table: Any) -> np.ndarray:
         found = _evaluated(self.spec.formula, lambda **how: self.spec.get_model_matrix(table, **how))
-        return _without(np.asarray(found, dtype=np.float64), _names(found))
+        return _without(_numbers(found), _names(found))
 
 
 def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:

@@ -13,6 +13,7 @@ from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded_error
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
+from neula.engines.formats import double_of, in_double
 from neula.errors import warn
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
@@ -31,7 +32,7 @@ from neula.problems.least_squares.report import LeastSquaresOutcome
 class General:
     """Constraints and covariance of a general problem."""
 
-    # C, shape (p, n), and d, shape (p, 1) or (p, k), in float64.
+    # C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision.
     constraints: tuple[torch.Tensor, torch.Tensor] | None
     # Lower Cholesky factor of the covariance, shape (m, m), or the square roots of variances, shape (m,).
     factor: torch.Tensor | None
@@ -79,15 +80,18 @@ def checked_general(
 
 
 def _array(call: Call, x: Any, name: str) -> torch.Tensor:
-    found = call.here(take(x, name).tensor).double()
+    found = call.here(take(x, name, or_complex=True).tensor)
+    double = double_of(call.dtype)
+    if found.is_complex() and not double.is_complex:
+        raise TypeError(f"{name} is complex, and A and b are real: pass a real {name}, or a complex A")
     check_finite(found, found, name)
-    return found
+    return found.to(double)
 
 
 def checked_constraints(
     call: Call, constraints: Any, n: int, *, intercept: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """C, shape (p, n), and d, shape (p, 1) or (p, k), in float64 on the device of the engine.
+    """C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision on the device of the engine.
 
     Raises
     ------
@@ -109,6 +113,9 @@ def checked_constraints(
 def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
     """Cholesky factor of a covariance, or square roots of variances."""
     if v.shape == (m,):
+        if v.is_complex() and bool(v.imag.any()):
+            raise ValueError("covariance has complex variances: pass their real values, or a matrix")
+        v = v.real
         if not bool((v > 0).all()):
             place = int((~(v > 0)).nonzero()[0])
             raise ValueError(
@@ -120,10 +127,11 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
         raise ValueError(
             f"covariance must have shape ({m}, {m}) or ({m},), as A has rows, got {tuple(v.shape)}"
         )
-    difference = (v - v.mT).abs().max() if m else v.new_zeros(())
+    difference = (v - v.mH).abs().max() if m else v.new_zeros(())
     if bool(difference > 1e-6 * v.abs().max()):
         raise ValueError(
-            f"covariance is not symmetric: elements differ from their mirror by {difference:.1e}"
+            f"covariance is not {'Hermitian' if v.is_complex() else 'symmetric'}: elements differ from their "
+            f"{'conjugate ' * v.is_complex()}mirror by {difference:.1e}"
         )
     lower, info = torch.linalg.cholesky_ex(v)
     if bool(info > 0):
@@ -155,7 +163,7 @@ def solve_general(
     general: General,
 ) -> LeastSquaresOutcome:
     """Whiten and scale, remove the constraints, solve what is left, and say what that has cost in digits."""
-    a, b = (call.here(call.operands[name].graph).double() for name in ("A", "b"))
+    a, b = (call.here(call.operands[name].graph).to(double_of(call.dtype)) for name in ("A", "b"))
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
@@ -174,7 +182,7 @@ def solve_general(
         share = over(lengths(problem.a[..., : a.shape[-2], :]), lengths(problem.a))
         noise = 2 * FP64.u * float(share.max()) if share.numel() else 0.0
     unit = options.unit + noise
-    plain = replace(options, damp=0.0, weights=None, dtype=torch.float64, unit=unit)
+    plain = replace(options, damp=0.0, weights=None, dtype=a.dtype, unit=unit)
     if general.constraints is None:
         found = whitened(call, problem, plain, noise)
         if weights is not None and problem.limited is not None:
@@ -190,8 +198,8 @@ def solve_general(
 def _noise(factor: torch.Tensor, *, computed: bool) -> float:
     """Relative perturbation of A and b that whitening comes to.
 
-    Rounding errors of the triangular solve, and of the factor, ``L L^T = V + E``, which become
-    ``L^-1 E L^-T``.
+    Rounding errors of the triangular solve, and of the factor, ``L L^H = V + E``, which become
+    ``L^-1 E L^-H``.
     """
     if factor.ndim == 1 or not len(factor):
         return 2 * FP64.u
@@ -205,10 +213,10 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
 def _rounded_products(found: ConstrainedSolution) -> torch.Tensor:
     """Relative error of x by rounded products with weights, where damping dominates, shape (..., k).
 
-    There x is ``A^T b`` divided by squares of the damping, each term of which is rounded three times.
+    There x is ``A^H b`` divided by squares of the damping, each term of which is rounded three times.
     """
     norms, scaled = found.norms[..., None], found.problem
-    terms = scaled.a.detach().abs().mT @ scaled.b.detach().abs()
+    terms = scaled.a.detach().abs().mH @ scaled.b.detach().abs()
     return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
 
 
@@ -219,6 +227,8 @@ def _in_range(solution: torch.Tensor, dtype: torch.dtype, *, doubtful: bool) -> 
     """
     if doubtful:
         largest = torch.finfo(dtype).max
+        if solution.is_complex():
+            return torch.view_as_complex(torch.view_as_real(solution).clamp(-largest, largest))
         return solution.clamp(-largest, largest)
     if bool(solution.detach().to(dtype).isinf().any()):
         raise does_not_fit(dtype)
@@ -239,7 +249,7 @@ def _given_back(
     of_x = found.of_x - found.problem.columns.mT
     of_b = found.problem.b_columns.expand(*x.shape[:-2], 1, x.shape[-1])
     solution = _in_range(shift(x, of_x), call.dtype, doubtful=bool(found.doubt))
-    rounded = shift(solution.detach().to(call.dtype).double(), -of_x)
+    rounded = shift(in_double(solution.detach().to(call.dtype)), -of_x)
     rest, size = (lengths(norms * y) for y in (x.detach() - rounded, x.detach()))
     rounding = over(rest, size)
     forward = rounded_error(found.forward, rounding)

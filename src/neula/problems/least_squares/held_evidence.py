@@ -22,7 +22,7 @@ from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.residuals import residual_noise
 from neula.certificates.stagnation import settled
 from neula.engines import FP64
-from neula.kernels.magnitudes import SQUARABLE, largest_magnitude
+from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
@@ -56,18 +56,18 @@ class Held(SingleProblem):
     def solved(
         self, problems: Held, before: Answer[LeastSquaresSolutions] | None
     ) -> Answer[LeastSquaresSolutions]:
-        """The solution by R, updated where that helps, and how far ``R^T [R z]`` is from ``A^T [A b]``.
+        """The solution by R, updated where that helps, and how far ``R^H [R z]`` is from ``A^H [A b]``.
 
-        R and ``Q^T b`` have the backward errors of one perturbed problem, R and the sums have not: an update
+        R and ``Q^H b`` have the backward errors of one perturbed problem, R and the sums have not: an update
         that is no longer than the uncertainty of ``A^T A`` makes x worse. Longer ones occur where damping is
         far above A, and hides it.
         """
         options, n = self.options, len(self.exponents)
         r, z, s = self._damped()
-        count, units = max(self.sums.rows, n), shift(torch.ones_like(r[0]), -self.exponents)
+        count, units = max(self.sums.rows, n), shift(torch.ones_like(r[0].real), -self.exponents)
         rcond = options.certain_rcond((count, n))
         of = Coordinates.of_any_rank(r, (z, s), rcond, count, options.unit, units)
-        start, b = of.of_b(z), (z.square().sum(0) + s.square().sum(0)).sqrt()
+        start, b = of.of_b(z), (squares(z).sum(0) + squares(s).sum(0)).sqrt()
         distance, uncertain = self._distance(of)
         rate = uncertain * of.inverse_norm
         # Below full rank R leaves some of Q^T b.
@@ -87,7 +87,7 @@ class Held(SingleProblem):
         refinement = Refinement(system, start[None], 0.0)
         refinement.advance(steps, steps)
         found, scale = refinement.solution(), max(of.norm, torch.finfo(torch.float64).tiny)
-        products = torch.linalg.vector_norm((self.sums.products - r.T @ z) / of.columns, dim=0)
+        products = torch.linalg.vector_norm((self.sums.products - r.mH @ z) / of.columns, dim=0)
         backward = over(products, scale * b).clamp_min(distance / scale / scale)
         wrong = over(refinement.left, of.inverse_norm)
         error = found.forward_error + enlarged(rate, rate)
@@ -140,7 +140,7 @@ class Held(SingleProblem):
         """Of each column, in the units of the sums, shape (n,)."""
         fraction, exponent = math.frexp(self.options.damp)
         exponents = exponent - self.excess - self.sums.of_a - self.exponents
-        return shift(torch.full_like(self.sums.r[0, : len(self.exponents)], fraction), exponents)
+        return shift(torch.full_like(self.sums.r[0, : len(self.exponents)].real, fraction), exponents)
 
     def _moderate(self, *parts: torch.Tensor) -> torch.Tensor:
         """Which right-hand sides, in the last matrix, are moderate, as all other columns are, shape (k,).
@@ -154,7 +154,7 @@ class Held(SingleProblem):
         return right
 
     def _noise(self, of: Coordinates, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Upper bound on the rounding errors of ``D^-1 (A^T b - (R^T R + damp^2 I) x)``, shape (k,).
+        """Upper bound on the rounding errors of ``D^-1 (A^H b - (R^H R + damp^2 I) x)``, shape (k,).
 
         Those of doubled products are relative to the largest element of a matrix, also in its small columns.
         """
@@ -169,11 +169,11 @@ class Held(SingleProblem):
     @property
     def _unit(self) -> float:
         """Rounding errors of an element of a doubled product, times the root of the number of elements."""
-        n = len(self.exponents)
-        return residual_noise(self.sums.rows + 2 * n, doubled=True) * n**0.5
+        n, terms = len(self.exponents), 2 if self.sums.r.is_complex() else 1
+        return residual_noise(terms * (self.sums.rows + 2 * n), doubled=True) * n**0.5
 
     def _distance(self, of: Coordinates) -> tuple[float, float]:
-        """``||D^-1 (A^T A - R^T R) D^-1||_F``, estimated, and a bound on it times ``||B^+||``, with what
+        """``||D^-1 (A^H A - R^H R) D^-1||_F``, estimated, and a bound on it times ``||B^+||``, with what
         rounding errors of products hide.
 
         D is at least as large as what the vectors see.
@@ -189,7 +189,7 @@ class Held(SingleProblem):
         return distance, (MARGINS[PROBES] * distance + noise) * of.inverse_norm
 
     def _projected(self, of: Coordinates, x: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """``P^T (A^T b - (R^T R + damp^2 I) x)`` for an unevaluated sum x."""
+        """``P^H (A^H b - (R^H R + damp^2 I) x)`` for an unevaluated sum x."""
         product = normal_product(self.sums.parts[0], x, low)
         rest = (self.sums.products - product[0]) + (self.sums.products_low - product[1])
-        return of.projector.T @ (rest - self.damping.square()[:, None] * (x + low))
+        return of.projector.mH @ (rest - self.damping.square()[:, None] * (x + low))

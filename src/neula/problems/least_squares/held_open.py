@@ -17,6 +17,8 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.probes import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
+from neula.engines.complex import over
+from neula.engines.formats import in_double
 from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
@@ -29,7 +31,7 @@ from neula.pipeline.names import check_aligned, column_names, in_order, row_labe
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
-from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows
+from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, torch_dtype
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.kept_fit import fit_held
@@ -42,9 +44,10 @@ from neula.problems.signatures import ArrayLike
 class LeastSquares:
     """Incremental least squares: ``min ||A x - b||`` for rows that arrive one block after another.
 
-    Rows can be added, weighted down and removed. The memory is that of ``(n + k)^2`` numbers, whatever the
-    number of rows. Short blocks of rows are gathered: the triangular factor is updated with 2048 or ``4 n``
-    rows at once, or when a solution is requested. The solution has standard errors.
+    Rows can be added, weighted down and removed. They may be complex, and so is the solution then. The memory
+    is that of ``(n + k)^2`` numbers, whatever the number of rows. Short blocks of rows are gathered: the
+    triangular factor is updated with 2048 or ``4 n`` rows at once, or when a solution is requested. The
+    solution has standard errors.
 
     Parameters
     ----------
@@ -72,10 +75,10 @@ class LeastSquares:
 
     Notes
     -----
-    R, ``Q^T b`` and the norms of the residuals are kept, and merged with each block of rows by Householder
-    reflections (sequential TSQR). Rows are removed by ``R'^T R' = R^T (I - P P^T) R`` with ``P = R^-T A^T``
-    ([1]_, section 6.5). As evidence without A, ``A^T (A G)`` is accumulated in twice the working precision
-    for four random vectors G and compared with ``R^T (R G)``. The bound on the error of x is that of the
+    R, ``Q^H b`` and the norms of the residuals are kept, and merged with each block of rows by Householder
+    reflections (sequential TSQR). Rows are removed by ``R'^H R' = R^H (I - P P^H) R`` with ``P = R^-H A^H``
+    ([1]_, section 6.5). As evidence without A, ``A^H (A G)`` is accumulated in twice the working precision
+    for four random vectors G and compared with ``R^H (R G)``. The bound on the error of x is that of the
     normal equations: it grows with the square of the condition number, and above about 1e6 no digit is
     guaranteed. :func:`neula.lstsq` has a better bound for a source that can be read again.
 
@@ -148,7 +151,7 @@ class LeastSquares:
         sources, like = self._sources(A, b, weights)
         with plain_arithmetic(self._engine.device):
             sums = self._merged or HeldSums.begin(self.n, self._width(sources), self._engine.device)
-            gathered = self._gathered
+            sums, gathered = sums.in_dtype(self._dtype(sources)), self._gathered
             for rows, right, weighted in self._blocks(sources, whole=not is_source(A)):
                 if len(rows) >= Gathered.enough:
                     sums = sums.plus_rows(*self._scaled(rows, right, weighted))
@@ -200,6 +203,7 @@ class LeastSquares:
         if sums is None or self.rows < m:
             raise ValueError(f"{m} rows cannot be removed from a fit of {self.rows}")
         with plain_arithmetic(self._engine.device):
+            sums = sums.in_dtype(self._dtype(sources))
             for block in self._blocks(sources, whole=True):
                 sums = sums.minus_rows(*self._scaled(*block))
         self._merged = sums
@@ -231,7 +235,7 @@ class LeastSquares:
             return
         self._check_width(theirs.products.shape[1], other._is_vector)
         with plain_arithmetic(self._engine.device):
-            self._merged = sums.plus(theirs)
+            self._merged = sums.in_dtype(theirs.r.dtype).plus(theirs.in_dtype(sums.r.dtype))
 
     # --- solutions ---
 
@@ -248,7 +252,7 @@ class LeastSquares:
         Parameters
         ----------
         damp, rcond, accuracy, strict : optional
-            As for :func:`neula.lstsq` in float64, whatever the dtypes of the rows were.
+            As for :func:`neula.lstsq` in float64 or complex128, whatever the dtypes of the rows were.
 
         Returns
         -------
@@ -278,7 +282,7 @@ class LeastSquares:
         options = LeastSquaresOptions(
             engine=call.engine,
             target=call.target,
-            dtype=torch.float64,
+            dtype=call.dtype,
             damp=damp,
             rcond=rcond,
             max_iterations=1,
@@ -301,14 +305,14 @@ class LeastSquares:
     def _call(self, accuracy: Accuracy | None, strict: bool) -> Call:
         """With operands that have shapes, and no numbers."""
         assert self._sums is not None
-        m, k = max(self.rows, 1), self._sums.products.shape[1]
+        m, (_, k), dtype = max(self.rows, 1), self._sums.products.shape, self._sums.r.dtype
         (wrap, device), operands = self._like, {}
-        number = torch.zeros(1, dtype=torch.float64, device=device)
+        number = torch.zeros(1, dtype=dtype, device=device)
         for name, shape in (("A", (m, self.n)), ("b", (m,) if self._is_vector else (m, k))):
             x = number.expand(shape)
             operands[name] = Taken(x, wrap, x)
         target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
-        return Call(operands, self._engine, torch.float64, target, strict)
+        return Call(operands, over(self._engine, dtype), dtype, target, strict)
 
     # --- files ---
 
@@ -382,7 +386,7 @@ class LeastSquares:
             if is_source(x):
                 sources[name] = row_blocks(x)
                 continue
-            taken = take(x, name)
+            taken = take(x, name, or_complex=name != "weights")
             sources[name] = SlicedArray(taken.tensor)
             like = (taken.wrap, taken.tensor.device) if name == "b" else like
         shapes = {name: source.shape for name, source in sources.items()}
@@ -391,6 +395,8 @@ class LeastSquares:
             raise ValueError(f"A must have shape (m, {self.n}), got {shapes['A']}")
         if len(shapes["b"]) not in (1, 2) or shapes["b"][0] != m:
             raise ValueError(f"A has {m} rows, and b has shape {shapes['b']}")
+        if weights is not None:
+            torch_dtype(sources["weights"].dtype, "weights")
         if shapes.get("weights", (m,)) != (m,):
             raise ValueError(f"weights must have shape ({m},), one for each row, got {shapes['weights']}")
         self._check_width(self._width(sources), len(shapes["b"]) == 1)
@@ -404,16 +410,17 @@ class LeastSquares:
         All of them, or some at a time, read ahead in a thread.
         """
         m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
+        dtype = self._dtype(sources)
         size = max(self._engine.tuning[StreamTuning].streamed_bytes // (8 * self.n), self.n)
         blocks: Any = Reader(sources, device, size).read("update")
         if whole:
-            rows = [_joined(*source, m).to(device).double() for source in sources.items()] if m else []
+            rows = [in_double(_joined(*source, m).to(device)) for source in sources.items()] if m else []
             blocks = [Block(0, tuple(rows))] if m else []
         for block in blocks:
             for name, x in zip(sources, block.rows, strict=True):
                 check_rows(x, name, block.first, SQUARABLE)
             a, b, *weights = block.rows
-            yield a, b.reshape(len(b), k), weights
+            yield a.to(dtype), b.reshape(len(b), k).to(dtype), weights
 
     def _scaled(
         self, a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor]
@@ -421,6 +428,12 @@ class LeastSquares:
         """Rows as sums take them: weighted, and scaled by powers of two."""
         a, b, units = scaled_rows(a, b, weights, self._exponents)
         return a, b, self._vectors, units
+
+    def _dtype(self, sources: dict[str, Source]) -> torch.dtype:
+        """Of sums over new rows and those that are there: float64, or complex128 where any is complex."""
+        given = (torch_dtype(sources[name].dtype, name, or_complex=True) for name in ("A", "b"))
+        held = self._merged is not None and self._merged.r.is_complex()
+        return torch.complex128 if held or any(dtype.is_complex for dtype in given) else torch.float64
 
     def _width(self, sources: dict[str, Source]) -> int:
         """Right-hand sides."""
@@ -435,5 +448,5 @@ class LeastSquares:
 
 
 def _joined(name: str, source: Source, m: int) -> torch.Tensor:
-    parts = [take(block, name).tensor for block in source.blocks(m)]
+    parts = [take(block, name, or_complex=True).tensor for block in source.blocks(m)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,9 +1,11 @@
-"""Statistics of linear fits whose rows are gone: from R, ``Q^T b`` and the norms of residuals."""
+"""Statistics of linear fits whose rows are gone: from R, ``Q^H b`` and the norms of residuals."""
 
 from __future__ import annotations
 
 import torch
 
+from neula.engines.formats import in_double
+from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -49,17 +51,17 @@ def from_triangle(
             "columns out that depend on others, or pass damp="
         )
     inverse = torch.linalg.solve_triangular(whole, torch.eye(n, dtype=r.dtype, device=r.device), upper=True)
-    squares, effective = s.square().sum(0), r.new_full((), n)
+    squared, effective = squares(s).sum(0), r.real.new_full((), n)
     if damping is not None:
         damped = r @ inverse  # its singular values are filters
-        inverse, effective = inverse @ damped.T, damped.square().sum()
-        squares = squares + (z - r @ (inverse @ z)).square().sum(0)
+        inverse, effective = inverse @ damped.mH, squares(damped).sum()
+        squared = squared + squares(z - r @ (inverse @ z)).sum(0)
     least = of_a.amin()
     return FitNumbers(
         shift(inverse, (least - of_a)[:, None])[None],
         effective[None],
         (rows - effective)[None],
-        squares[None],
+        squared[None],
         (least.reshape(1, 1), of_b[None]),
         rows,
     )
@@ -89,12 +91,12 @@ def fit_spread(
     def numbers() -> FitNumbers:
         over_rows = options.over_rows
         with call.computing():
-            a, b = (call.here(y).double() for y in (shapes.matrices, shapes.columns))
+            a, b = (in_double(call.here(y)) for y in (shapes.matrices, shapes.columns))
             count = over_rows.count(a.shape[1])
             a, b = stacked_problem(a, b, options.weights, 0.0)
             r = over_rows.merged_r(torch.cat([a, b], 2), lambda rows: torch.linalg.qr(rows, mode="r")[1])
             n, k = a.shape[2], b.shape[2]
-            damping = a.new_full((n,), options.damp) if options.damp else None
+            damping = a.real.new_full((n,), options.damp) if options.damp else None
             zeros = torch.zeros(max(n, k), dtype=torch.int64, device=a.device)
             found = [from_triangle(one, damping, count, options.rcond, (zeros[:n], zeros[:k])) for one in r]
         return FitNumbers.joined(found)

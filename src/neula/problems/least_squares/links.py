@@ -7,18 +7,18 @@ table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
-
-import torch
 
 from neula.algorithms.krylov.cgls import cgls
 from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.spectra.gram import GramTuning
 from neula.engines import FP16_COR, FP64
+from neula.engines.formats import double_of
 from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
@@ -62,6 +62,11 @@ class LeastSquaresCase(Case):
     def work(self) -> int:
         """Operations of a factorization, ``m n^2`` of the tall shape."""
         return max(self.rows, self.n) * min(self.rows, self.n) ** 2
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of A in double precision."""
+        return (16 if self.options.dtype.is_complex else 8) * self.rows * self.n
 
     @cached_property
     def spread(self) -> bool:
@@ -112,8 +117,11 @@ class LeastSquaresCase(Case):
         options, tuning = self.options, self.tuning
         plain = options.weights is None and not options.damp and not options.named
         fast = tuning.corrected and tuning.fast_fp64
-        large = self.m >= self.n and 8 * self.m * self.n > tuning.replayed_bytes
-        copied = self.spread and options.dtype != torch.float64
+        large = self.m >= self.n and self.size > tuning.replayed_bytes
+        if self.small:  # complex products in fp64 take four times as many operations
+            long = 4 * self.work >= tuning[LeastSquaresTuning].together
+            large = large and long and options.dtype.is_complex
+        copied = self.spread and options.dtype != double_of(options.dtype)
         if copied or not (plain and fast and large and options.refines_doubled(self.m, self.n)):
             return ""
         if self.n <= tuning[GramTuning].fp16_gram_columns:
@@ -137,9 +145,13 @@ class LeastSquaresCase(Case):
         if not tuning.corrected:
             return [("rgsqrf", format) for format in formats]
         columns = self.m if options.is_wide(self.m, self.n) else self.n
-        gram = tuning[GramTuning]
-        low = [("cholesky", "fp16")] if gram.fp16_gram_columns < columns <= gram.gram_columns else []
-        low.append(("cholesky", FP16_COR) if columns <= gram.gram_columns else ("rgsqrf", "fp16"))
+        # Of complex columns a Gram matrix is one real product of their parts, and a QR hundreds of three.
+        gram, most = (
+            tuning[GramTuning],
+            math.inf if options.dtype.is_complex else tuning[GramTuning].gram_columns,
+        )
+        low = [("cholesky", "fp16")] if gram.fp16_gram_columns < columns <= most else []
+        low.append(("cholesky", FP16_COR) if columns <= most else ("rgsqrf", "fp16"))
         better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
         return [*low, ("rgsqrf", FP16_COR), *better]
 
@@ -188,7 +200,8 @@ _in_core_if_dependent = _when(
 
 # A batch has no step together; each of its problems begins with it.
 _has_gram = _when(
-    "tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64",
+    "tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64; real ones if "
+    "large",
     lambda case: bool(case.gram) and case.together == (case.count == 1),
 )
 
@@ -301,7 +314,7 @@ def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
     takes longer than the host takes to read, which may save the next step.
     """
     tuning, times = case.tuning, LATER if later else 1
-    size = 8 * case.rows * case.n
+    size = case.size
     launched = tuning[LaunchTuning]
     brief = size <= tuning.replayed_bytes and case.work <= launched.prelaunched_again
     many = case.count > 1 or not case.options.may_wait or brief or times * size <= tuning.replayed_bytes
@@ -355,6 +368,7 @@ _SMALL = _together, _small
 
 TABLE: Table[LeastSquaresCase] = (
     Row("cholesky {}", _core, (_together, _in_core), "seminormal", place=CORE),
+    Row("cholesky {}", _by_gram, (_has_gram,), "seminormal", _of_gram),
     Row(
         "cholesky {}",
         _seminormal,
@@ -367,7 +381,6 @@ TABLE: Table[LeastSquaresCase] = (
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
     Row("the host", _on_host(lambda to: to.passes_left), (_together, _small, _may_go_to_host), place=HOST),
-    Row("cholesky {}", _by_gram, (_large, _has_gram), "seminormal", _of_gram),
     Row("pivoted cholesky {}", _core, (_one_left, _small, _in_core_if_dependent), "seminormal", place=CORE),
     Row("direct {}", _unrefined, (_one_left, _is_named("direct")), arithmetics=_named_format),
     Row("normal {}", _unrefined, (_one_left, _is_named("normal")), arithmetics=_named_format),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, overload
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
@@ -19,12 +21,15 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
 from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.parts import by_parts, has_parts, of_parts
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.problems.least_squares import by_core
+from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.general import General, checked_general, solve_general
+from neula.problems.least_squares.kept_fit import fit_spread
 from neula.problems.least_squares.observations import row_factors, with_intercept
 from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -47,6 +52,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
     Plans(
         lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
+        or_complex=True,
     ),
 )
 @keeps_names
@@ -90,16 +96,17 @@ def lstsq(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch. Every dimension may be zero. With m < n the minimum-norm
-        solution is computed. Or a matrix whose rows are distributed over processes
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; integers are
+        taken as float64. Not modified. Leading dimensions are a batch. Every dimension may be zero. With
+        m < n the minimum-norm solution is computed. Or a matrix whose rows are distributed over processes
         (:func:`neula.distributed.rows`), or one that is larger than memory: a source of row blocks
         (:func:`neula.io.sources.row_blocks`), an array of Dask, or a memory map, h5py dataset or array of
         Zarr of more than 256 MB. If A is a table (pandas, Polars, Arrow, xarray), the result keeps
         its column names, and b and weights must have the same row labels.
     b : array_like, shape (m,) or (..., m, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
-        and b are broadcast as in NumPy. A source of rows if A is one.
+        and b are broadcast as in NumPy. A source of rows if A is one. With a real A, the parts of a complex b
+        are right-hand sides.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
         error; the cheapest sufficient format is used.
@@ -107,7 +114,7 @@ def lstsq(
         The engine that multiplies matrices. ``"auto"`` chooses it by the device of A; one small matrix of a
         GPU goes to the CPU.
     algorithm : {"cgls", "lsqr", "direct", "normal", "householder", "svd"}, optional
-        Force this algorithm, without a fallback: QR with CGLS or LSQR, ``R^-1 Q^T b`` without refinement, the
+        Force this algorithm, without a fallback: QR with CGLS or LSQR, ``R^-1 Q^H b`` without refinement, the
         normal equations, Householder QR in double precision with refinement, the SVD. By default the chain in
         the Notes.
     compute : str, optional
@@ -173,7 +180,7 @@ def lstsq(
         is no torch tensor. Problems of a batch with NaN or Inf are no error unless ``strict``: their
         solutions are NaN, and are not accepted; others are solved, those with the same matrix as well.
     TypeError
-        For complex or sparse input.
+        For sparse input, and for complex weights.
     ArithmeticError
         If a named algorithm breaks down without an answer, or the answer overflows the dtype.
     AccuracyError
@@ -206,6 +213,9 @@ def lstsq(
     unconstrained problem (as LAPACK's ``gglse``). ``constraint_error`` measures the residual of the
     constraints; backward and forward error include it. With a covariance, A and b are multiplied by the
     inverse of its Cholesky factor, whose condition number enters the forward error.
+
+    Complex problems take the same ways, with conjugate transposes; small ones on a CPU, and batches of small
+    ones on a GPU, are solved as real ones of twice the order.
 
     If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The
     backward pass factorizes A in double precision, and raises a ValueError where A lacks full rank
@@ -257,24 +267,28 @@ def lstsq(
             )
         asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
         return lstsq_streamed(A, b, *asked)
-    call, shapes, options = _asked(
-        A,
-        b,
-        accuracy=accuracy,
-        engine=engine,
-        algorithm=algorithm,
-        compute=compute,
-        damp=damp,
-        intercept=intercept,
-        weights=weights,
-        rcond=rcond,
-        max_iterations=max_iterations,
-        certify=certify,
-        strict=strict,
-        progress=progress,
-        wait=wait,
-        general=any(x is not None for x in (constraints, covariance, covariance_factor)),
-    )
+    keywords: Any = {
+        "accuracy": accuracy,
+        "engine": engine,
+        "algorithm": algorithm,
+        "compute": compute,
+        "damp": damp,
+        "intercept": intercept,
+        "weights": weights,
+        "rcond": rcond,
+        "max_iterations": max_iterations,
+        "certify": certify,
+        "strict": strict,
+        "progress": progress,
+    }
+    more = {"constraints": constraints, "covariance": covariance, "covariance_factor": covariance_factor}
+    general_asked = any(x is not None for x in more.values())
+    call, shapes, options = _asked(A, b, wait=wait, general=general_asked, **keywords)
+    if has_parts(shapes.a, options.dtype) and not general_asked:
+        whole = partial(_asked, A, b, general=True, **keywords)
+        joined = _by_parts(call, shapes, partial(lstsq, **keywords), whole)
+        vars(joined)["intercept"] = intercept
+        return joined
     w = call.weights
     weight = None if w is None else w.graph
     general = checked_general(
@@ -321,11 +335,14 @@ def _asked(
         strict=strict,
         gradients=True,
         weights=weights,
+        or_complex=True,
     )
     given, observations = call.first.tensor, None
+    if given.is_complex() and not call.operands["b"].tensor.is_complex():
+        call = replace(call, operands={**call.operands, "b": call.operands["b"].to(call.dtype)})
     if call.weights is not None and given.ndim > 1:
         _check_weights(call.weights.tensor, given.shape[-2], call.engine)
-    if intercept:
+    if intercept and (general or not has_parts(given, call.dtype)):
         observations = given.shape[-2] if damp and given.ndim > 1 else None
         call, damp = with_intercept(call, damp), 0.0
     if wait and algorithm is None and compute is None:
@@ -354,6 +371,24 @@ def _asked(
     return call, shapes, options
 
 
+def _by_parts(
+    call: Call,
+    shapes: BatchedProblem,
+    solve: Callable[..., LstsqResult[Any]],
+    whole: Callable[[], tuple[Call, BatchedProblem, LeastSquaresOptions]],
+) -> LstsqResult[Any]:
+    """Solutions for complex right-hand sides of real matrices, with the norms of their residuals."""
+    found, k = by_parts(call, shapes, solve), shapes.b.shape[-1]
+    pairs = np.reshape(found.residual_norm, (-1 if k else len(shapes.matrices), 2, k))
+    norms = np.hypot(pairs[:, 0], pairs[:, 1]).flatten().tolist()
+    fit: Any = found._fit
+    if isinstance(fit, LinearFit) and fit.x.numel():
+        x, sizes = (y.unflatten(-1, (-1, 2 * k)) for y in (fit.x, fit.norms))
+        make = fit_spread if call.engine.over_rows.spread else RegressionFit
+        fit = make(*whole(), of_parts(x).flatten(-2), torch.hypot(*sizes.split(k, -1)).flatten(-2))
+    return replace(found, residual_norm=norms[0] if len(norms) == 1 else norms, _fit=fit)
+
+
 PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
 
 
@@ -367,6 +402,8 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
         if name in keywords:
             keywords[name] = checked(name, keywords[name])
     keywords["damp"] = check_damp(keywords.get("damp", 0.0))
+    if len({x.dtype.is_complex for x in tensors_of((A, b))}) > 1:
+        return None
     options = _asked(A, b, wait=wait, **keywords)[2]
 
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:

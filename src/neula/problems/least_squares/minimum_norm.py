@@ -17,6 +17,7 @@ from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
+from neula.engines.formats import in_double
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
 from neula.pipeline.progress import stage
@@ -98,13 +99,13 @@ def _members(
     """The solution with its evidence: singular values have decided its rank."""
     over_rows, norms = options.over_rows, problem.norms.mT
     z = solution.y / norms
-    x = problem.unscale(z).to(options.dtype).double()
+    x = in_double(problem.unscale(z).to(options.dtype))
     lost = z - problem.scale(x)
     rounding = over(lengths(lost * norms), lengths(solution.y[None]))
     residual, gradient = (part[0] for part in problem.gradient(z))
     gradient = gradient / norms[0]
     # The gradient in the row space of what counts, and the residual in the range of it.
-    along, projected = solution.row_basis.T @ gradient, solution.coordinates @ gradient
+    along, projected = solution.row_basis.mH @ gradient, solution.coordinates @ gradient
     scale = Scale(torch.ones_like(norms[0, :, 0]), solution.norm)
     of_scaled = norms_of(scale, problem.b[0], solution.y, residual, gradient, projected, over_rows)
     measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)

@@ -1,7 +1,8 @@
-"""Equality constraints ``C x = d``: the points that fulfil them, by QR of ``C^T``."""
+"""Equality constraints ``C x = d``: the points that fulfil them, by QR of ``C^H``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -44,7 +45,7 @@ class NullSpace:
     # c, d, shape (p, n), (..., p, k): the constraints.
     c: torch.Tensor
     d: torch.Tensor
-    # q, r, shape (n, rank), (rank, p): QR factors of the columns of C^T, those that are kept first.
+    # q, r, shape (n, rank), (rank, p): QR factors of the columns of C^H, those that are kept first.
     q: torch.Tensor
     r: torch.Tensor
     rounded: list[int]  # rows with elements that underflow beside others
@@ -66,7 +67,7 @@ class NullSpace:
         Parameters
         ----------
         c : Tensor, shape (p, n)
-            float64, the largest element of each row in [1/2, 1), or all of it zero.
+            In double precision, the largest part of an element of each row in [1/2, 1), or all of it zero.
         d : Tensor, shape (..., p, k)
         engine : Engine
         rounded : list of int
@@ -80,12 +81,12 @@ class NullSpace:
             )
             empty = d.new_zeros(n, 0), d.new_zeros(0, p)
             return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
-        q, r, order = qr(c.mT, mode="complete", pivoting=True, engine=engine)
+        q, r, order = qr(c.mH, mode="complete", pivoting=True, engine=engine)
         diagonal = r.diagonal().abs()
         rank = int((diagonal > NEGLIGIBLE * max(n, p) * FP64.u * diagonal.max()).sum())
         kept, dropped = order.tolist()[:rank], order.tolist()[rank:]
         triangle = r[:rank, :rank]
-        y = torch.linalg.solve_triangular(triangle.mT, d[..., kept, :], upper=False)
+        y = torch.linalg.solve_triangular(triangle.mH, d[..., kept, :], upper=False)
         condition = _condition(triangle) if rank else 1.0
         shortest, basis = q[:, :rank] @ y, q[:, rank:]
         found = cls(shortest, basis, kept, dropped, condition, c, d, q[:, :rank], r[:rank], rounded)
@@ -105,7 +106,7 @@ class NullSpace:
         for _ in range(CORRECTIONS):
             at = x.detach().movedim(-2, 0) + moved
             left = doubled.residual(at.flatten(1)[None], right.flatten(1)[None])[0][0]
-            y = torch.linalg.solve_triangular(self.r[:, : self.rank].mT, left, upper=False)
+            y = torch.linalg.solve_triangular(self.r[:, : self.rank].mH, left, upper=False)
             moved = moved + (self.q @ y).unflatten(1, moved.shape[1:])
         return x + moved.movedim(0, -2)
 
@@ -152,12 +153,12 @@ class NullSpace:
         nearest combinations, shape (..., dropped rows, k).
         """
         if not self.dropped or not self.rank:
-            return self.d[..., :0, :]
+            return self.d[..., :0, :].abs()
         x, (factors, left) = self.shortest.detach().abs(), self.combined(self.c[self.dropped])
         sizes = self.sizes(x)
-        sizes = sizes[..., self.dropped, :] + factors.abs().mT @ sizes[..., self.kept, :]
+        sizes = sizes[..., self.dropped, :] + factors.abs().mH @ sizes[..., self.kept, :]
         rest = (self.c @ self.shortest.detach() - self.d)[..., self.dropped, :].abs()
-        return over((rest - left.abs().mT @ x).clamp_min(0.0), sizes)
+        return over((rest - left.abs().mH @ x).clamp_min(0.0), sizes)
 
     @property
     def independent(self) -> dict[int, bool]:
@@ -179,14 +180,16 @@ class NullSpace:
         Returns
         -------
         factors : Tensor, shape (rank, q)
+            Conjugates of the coefficients.
         left : Tensor, shape (n, q)
-            Remainder of each row.
+            Conjugate of the remainder of each row.
         """
-        kept, triangle, wanted = self.c[self.kept], self.r[:, : self.rank], rows.mT.contiguous()
-        prepared, left = Doubled.from_matrix(kept.mT[None].contiguous()), wanted
+        kept, triangle = self.c[self.kept].mH.resolve_conj(), self.r[:, : self.rank]
+        wanted = left = rows.mH.resolve_conj().contiguous()
+        prepared = Doubled.from_matrix(kept[None].contiguous())
         factors = low = rows.new_zeros(self.rank, len(rows))
         for _ in range(STEPS):
-            update = torch.linalg.solve_triangular(triangle, self.q.mT @ left, upper=True)
+            update = torch.linalg.solve_triangular(triangle, self.q.mH @ left, upper=True)
             factors, low = add_to_pair(factors, low, update)
             left = prepared.residual(factors[None], wanted[None], low[None])[0][0]
         return factors, left
@@ -205,30 +208,46 @@ class NullSpace:
             Indices of rows; whether the rounding of one row explains the difference.
         """
         kept, found = self.c[self.kept], {}
-        for i in beyond_combinations(kept, rows):
+        for i in beyond_combinations(*_real(kept, rows)):
             row = rows[i, None]
             factors = torch.cat([-self.combined(row)[0][:, 0], rows.new_ones(1)])
             found[i] = _is_rounding(torch.cat([kept, row]), factors)
         return found
 
 
+def _real(kept: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real rows that are real combinations of others where the complex ones are complex combinations."""
+    if not kept.is_complex():
+        return kept, rows
+    kept = torch.cat([kept, 1j * kept])
+    return torch.cat([kept.real, kept.imag], 1), torch.cat([rows.real, rows.imag], 1)
+
+
 def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
-    """Whether a sum of rows with simple factors vanishes up to the rounding of one row.
+    """Whether a sum of rows with the conjugates of simple factors vanishes up to the rounding of one row.
 
     A row that was computed with simple factors, and rounded, is no longer nearest to the combination with
     them.
     """
     factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
     factors = factors / factors[factors != 0].abs().min()
-    simple = (factors / COARSE).round() * COARSE
+    simple = _of_parts(factors / COARSE, torch.round) * COARSE
     if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
         return False
-    rest = Doubled.from_matrix(rows.mT[None].contiguous()).product(simple[None, :, None])[0, :, 0].abs()
+    conjugate = rows.mH[None].resolve_conj().contiguous()
+    rest = Doubled.from_matrix(conjugate).product(simple[None, :, None])[0, :, 0].abs()
     return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
+
+
+def _of_parts(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """A function of each element, of complex ones of each part."""
+    return torch.complex(function(x.real), function(x.imag)) if x.is_complex() else function(x)
 
 
 def _half_spacing(x: torch.Tensor) -> torch.Tensor:
     """Half the distance from x to the next float64 number towards zero, which a rounding error may be."""
+    if x.is_complex():
+        return _of_parts(x, _half_spacing).abs()
     smaller = torch.nextafter(x.abs(), torch.zeros_like(x))
     return torch.ldexp(torch.ones_like(x), torch.frexp(smaller)[1] - 54).masked_fill(x == 0, 0.0)
 

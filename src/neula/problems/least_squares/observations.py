@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from neula.engines.formats import in_double
 from neula.errors import counted
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken, take
@@ -56,7 +57,7 @@ def with_intercept(call: Call, damp: float) -> Call:
     if damp:
         n = a.shape[-1]
         rows = torch.nn.functional.pad(damp * torch.eye(n, dtype=torch.float64, device=a.device), (1, 0))
-        bordered = torch.cat([bordered.double(), rows.expand(*a.shape[:-2], n, n + 1)], -2)
+        bordered = torch.cat([in_double(bordered), rows.expand(*a.shape[:-2], n, n + 1)], -2)
         below = shapes.b.new_zeros(*shapes.b.shape[:-2], n, shapes.b.shape[-1])
         b = torch.cat([shapes.b, below], -2)
         b = b[..., 0] if shapes.is_vector else b

@@ -32,7 +32,10 @@ from neula.problems.signatures import Array, ArrayLike, Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@with_operator(traced_pinv, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
+@with_operator(
+    traced_pinv,
+    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+)
 def pinv(
     A: ArrayLike,
     rcond: float | None = None,
@@ -48,8 +51,8 @@ def pinv(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch. Every dimension may be zero.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64 or complex128; integers
+        are taken as float64. Not modified. Leading dimensions are a batch. Every dimension may be zero.
     rcond : float, optional
         Singular values of A below ``rcond`` times the largest count as zero, where the rows of a tall A, or
         the columns of any other, are first divided by their norms: the rank does not depend on their units.
@@ -76,7 +79,7 @@ def pinv(
         For NaN or Inf in a single matrix, for an ``rcond`` that is out of range, for fewer than two
         dimensions, and for unknown names.
     TypeError
-        For complex, sparse or masked input.
+        For sparse or masked input.
     OverflowError
         If the result overflows the dtype of A.
     AccuracyError
@@ -161,6 +164,7 @@ def _asked(
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
         gradients=True,
+        or_complex=True,
     )
     a = call.first.tensor
     check_matrices(a, "A")

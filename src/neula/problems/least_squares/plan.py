@@ -13,6 +13,7 @@ from neula.algorithms.krylov.pace import LaunchTuning, Pace
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import DTYPES
 from neula.kernels.small_problems import seminormal_host
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link
@@ -62,19 +63,27 @@ class LeastSquaresPlan:
         assert solve is not None
         self._solve = solve
         self._limits = options.limits((m, n), options.first_error(m, n))
-        self._size, self._full_rank = seminormal_host.size_of(1, n, k), options.full_rank(m, n)
+        self._order = (1 + options.dtype.is_complex) * n  # of unknowns in the core
+        self._size, self._full_rank = seminormal_host.size_of(1, self._order, k), options.full_rank(m, n)
 
     def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
         """X, shape (n, k), and what is known of it; None where it is not accepted."""
         (n, k), written = self._shape, np.empty(self._size)
         if self._damping is not None:
             a, b = np.concatenate([a, self._damping]), np.concatenate([b, np.zeros((n, k))])
+        if self._order > n:
+            a, b = embedded(a), stacked_parts(b)
         if not self._solve(a, b, written):
             return None
-        numbers = written[n * k :].tolist()
+        x, numbers = written[: self._order * k].reshape(self._order, k), written[self._order * k :].tolist()
         if numbers[ZERO] or not self._limits.accept(Evidence.from_numbers(numbers)):
             return None
-        return written[: n * k].reshape(n, k), numbers
+        if self._order > n:
+            rank = NUMBERS.index("rank")
+            x, numbers[rank] = of_stacked_parts(x), numbers[rank] / 2
+            if numbers[rank] % 1:  # half of a complex direction counts
+                return None
+        return x, numbers
 
     def __call__(self, given: Given) -> LstsqResult[Any] | None:
         """The result; None where it is not accepted."""
@@ -180,7 +189,7 @@ def plan_for(
     """One problem on the host that the core takes, or problems whose first link launches its work."""
     a, b = shapes.a, shapes.b
     m, n = a.shape[-2:]
-    here = all(x.is_cpu and x.dtype in DTYPES for x in (a, b))
+    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b))
     if here and (one := shape_of_one(a, b)) and (found := core_plan(*one, options, fit_of)):
         return found
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread

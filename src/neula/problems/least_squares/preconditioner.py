@@ -103,7 +103,7 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     options, operator, n = problem.options, problem.operator, problem.scales.numel()
     engine = options.engine.using(compute)
     report = stage(options.progress, f"factorizing in {compute}")
-    size = 8 * math.prod(operator.shape)
+    size = problem.b.element_size() * math.prod(operator.shape)
     played_back = size <= options.engine.replayed_bytes and options.progress is None
     on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
     over_rows = options.over_rows
@@ -112,7 +112,8 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     def factorized(a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
         same = replace(operator, a=a, weights=weights[0] if weights else None)
         if method == "cholesky":
-            r = gram_r(same.operand(engine, scales), engine)
+            given = engine.is_complex and same.weights is None and not same.damp  # rounded as it is split
+            r = gram_r(same.a, engine, scales) if given else gram_r(same.operand(engine, scales), engine)
         else:
             work = same.working(engine, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]

@@ -15,6 +15,7 @@ from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
+from neula.engines.formats import in_double
 from neula.engines.inputs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.pipeline.batches import Batch
@@ -99,9 +100,9 @@ class LeastSquaresProblems(Batch):
     def prepared(self) -> PreparedProblem:
         """The only one, prepared."""
         if self.cache.prepared is None:
-            a, b = self.a[0], self.b[0].double()
+            a, b = self.a[0], in_double(self.b[0])
             if not self._is_read_as_given:
-                a = a.double()
+                a = in_double(a)
             self.cache.prepared = PreparedProblem.from_arrays(a, b, self.options, self.largest)
         return self.cache.prepared
 
@@ -124,9 +125,9 @@ class LeastSquaresProblems(Batch):
 
     @property
     def gram(self) -> torch.Tensor:
-        """Lower triangle of ``A^T A`` of the only A in double precision, shape (n, n)."""
+        """Lower triangle of ``A^H A`` of the only A in double precision, shape (n, n)."""
         if self.cache.gram is None:
-            self.cache.gram = self.options.over_rows.total(lower_gram(self.a.double())[0])
+            self.cache.gram = self.options.over_rows.total(lower_gram(in_double(self.a))[0])
         return self.cache.gram
 
     def check_finite(self) -> None:
@@ -148,7 +149,7 @@ Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Ans
 class PreparedProblem:
     """A problem in double precision."""
 
-    # The tall matrix that is factorized: A with weights and damping, or the transpose of a wide A.
+    # The tall matrix that is factorized: A with weights and damping, or the conjugate transpose of a wide A.
     operator: LeastSquaresOperator
     b: torch.Tensor  # shape (rows, k): its columns scaled by powers of two
     given_b: torch.Tensor  # shape (m, k): the same before weights and damping
@@ -211,13 +212,13 @@ class PreparedProblem:
         """
         weights, damp = (options.weights, options.damp) if scaled is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
-        of_b = options.engine.column_max(b) if largest is None else largest.of_b.to(b.dtype)
+        of_b = options.engine.column_max(b) if largest is None else largest.of_b.double()
         b_scales = power_of_two_scales(of_b)
         b = given_b = b * b_scales
         wide = options.over_rows.count(a.shape[0]) < a.shape[1] and not damp
         if wide:
             weighted = a if weights is None else a * weights[:, None]
-            operator = LeastSquaresOperator(weighted.T)
+            operator = LeastSquaresOperator(weighted.mH)
             b = b if weights is None else b * weights[:, None]
         else:
             # One GPU is busy for longer than its host launches; of several all wait for the slowest host.

@@ -24,6 +24,7 @@ from neula.certificates.forward_error import (
     residual_ratio,
     rounded_error,
 )
+from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer
@@ -96,11 +97,11 @@ def answer_of(
         evidence = replace(evidence, smallest=0.0)
     options, measures, residual_norm = problem.options, refined.measures, refined.residual_norm
     assert residual_norm is not None
-    x = problem.unscale(refined.x).to(options.dtype).double()
+    x = in_double(problem.unscale(refined.x).to(options.dtype))
     rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = INEXACT * rounded_error(evidence.forward_error(refined), rounding)
     refined_error = measures.backward_error.amax()
-    if options.dtype != torch.float64:  # x is not what was refined
+    if options.dtype != x.dtype:  # x is not what was refined
         residual_norm = problem.residual_norm(problem.rescale(x))
     (b_norm,) = options.over_rows.norms(problem.b)
     condition = forward_error.new_tensor([evidence.condition])
@@ -268,7 +269,7 @@ def _sampled(problem: PreparedProblem, r: UpperTriangular, start: torch.Tensor) 
 
     That takes less than a problem with known solution, where iterations are hardly needed.
     """
-    z = gaussian(problem.rank, PROBES, torch.float64, start.device, seed=1)
+    z = gaussian(problem.rank, PROBES, start.dtype, start.device, seed=1)
     image = problem.operator.rmatmul(problem.operator.matmul(solve_r(r, z)))
     norm = torch.linalg.matrix_norm
     rate = float(MARGIN * norm(z - solve_rt(r, image)) / PROBES**0.5)
@@ -289,7 +290,7 @@ def _probe(
 
     It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
     """
-    z = gaussian(problem.rank, 1, torch.float64, columns.device, seed=1)
+    z = gaussian(problem.rank, 1, problem.b.dtype, columns.device, seed=1)
     known = solve_r(r, z)
     together = inner is cgls and not problem.wide
     if together:  # [A known, b] and its gradient in one pass over A

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from neula.engines.formats import double_of
+from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
 from neula.pipeline.result.statistics import Robust
 from neula.problems.least_squares.fit import UNCHANGED, LinearFit
@@ -39,7 +41,7 @@ class RegressionFit(LinearFit):
     @cached_property
     def _b(self) -> torch.Tensor:
         """Data of b as given, divided by powers of two where squares need it, shape (P, m, K)."""
-        given = self.call.here(self.call.tensors[1]).double()
+        given = self.call.here(self.call.tensors[1]).to(double_of(self.x.dtype))
         given = given[..., None] if self.shapes.is_vector else given
         return shift(replace(self.shapes, b=given).columns[:, : self._data], -self._scaled.b_columns)
 
@@ -65,8 +67,9 @@ class RegressionFit(LinearFit):
             left = factor[:, None] * left if factor.ndim == 1 else factor[:, : self._data] @ left
         left = self.shapes.solutions(shift(left, self._scaled.b_columns))
         if self.call.weights is not None and bool((self._weights == 0).any()):
-            a, b = (self.call.here(y).double() for y in self.call.tensors)
-            x = torch.as_tensor(x, dtype=torch.float64, device=a.device).detach()
+            double = double_of(self.x.dtype)
+            a, b = (self.call.here(y).to(double) for y in self.call.tensors)
+            x = torch.as_tensor(x, dtype=double, device=a.device).detach()
             zero = self._weights == 0
             if self.shapes.is_vector:
                 left = torch.where(zero, (b - (a @ x[..., None])[..., 0])[..., : self._data], left)
@@ -90,7 +93,7 @@ class RegressionFit(LinearFit):
         """Whether A x may be any constant, shape (P, 1): 1 or 0."""
         q = self._factors.q
         ones = torch.nn.functional.pad(self._ones, (0, 0, 0, q.shape[1] - self._data))
-        outside = torch.linalg.vector_norm(ones - q @ (q.mT @ ones), dim=1)
+        outside = torch.linalg.vector_norm(ones - q @ (q.mH @ ones), dim=1)
         a = replace(self.shapes, a=self.call.here(self.call.first.tensor)).matrices[:, : self._data]
         column = ((a == a[:, :1]) & (a != 0)).all(1).any(1) & (self.basis is None)
         return ((outside <= UNCHANGED) | column[:, None]).double()
@@ -99,15 +102,15 @@ class RegressionFit(LinearFit):
     def _centred(self) -> torch.Tensor:
         """Whitened b, without its mean where A x may be any constant, shape (P, m, K)."""
         b, ones = self._whitened(self._b), self._ones
-        return b - self._constant[:, None] * ones * (ones.mT @ b)
+        return b - self._constant[:, None] * ones * (ones.mH @ b)
 
     @cached_property
     def _sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Sums of squares of residuals, of b, and of fitted values, the latter without means, (P, K) each."""
         self._check_unchanged()
-        fitted = self._factors.q[:, : self._data].mT @ self._centred
+        fitted = self._factors.q[:, : self._data].mH @ self._centred
         left, given = self._errors_of_rows, self._centred
-        return left.square().sum(1), given.square().sum(1), fitted.square().sum(1)
+        return squares(left).sum(1), squares(given).sum(1), squares(fitted).sum(1)
 
     def numbers(self) -> dict[str, Any]:
         """Of a table of regression, by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
@@ -118,6 +121,11 @@ class RegressionFit(LinearFit):
         """Those of the table, shape (P, 1) or (P, K)."""
         from scipy.special import fdtrc
 
+        if self.x.is_complex():
+            raise ValueError(
+                "the numbers of a regression table are those of real numbers, and x is complex: use "
+                "covariance(), standard_errors() and residual_variance"
+            )
         of_residuals, of_b, of_fitted = self._sums
         m, p, free = self._data, self._effective[:, None], self._free[:, None]
         constant, model = self._constant, self._effective[:, None] - self._constant
@@ -153,25 +161,25 @@ class RegressionFit(LinearFit):
     # --- robust covariances ---
 
     def _robust(self, how: Robust) -> torch.Tensor:
-        """``M S M^T``, S being the sum of squared residuals times rows of Q, shape (P, K, n, n)."""
+        """``M S M^H``, S being the sum of squared residuals times rows of Q, shape (P, K, n, n)."""
         self._check_unchanged()
         q, left = self._factors.q[:, : self._data], self._errors_of_rows
         if how.groups is not None:
             meat = self._of_groups(q, left, torch.from_numpy(how.groups).to(q.device))
         else:
-            squares = left.square()
+            errors = squares(left)
             if how.kind == "HC1":
-                squares = squares * (self._data / self._free[:, None, None])
+                errors = errors * (self._data / self._free[:, None, None])
             elif how.kind in ("HC2", "HC3"):
-                rest = 1 - q.square().sum(2)
+                rest = 1 - squares(q).sum(2)
                 if bool((rest <= UNCHANGED).any()):
                     row = int((rest <= UNCHANGED).nonzero()[0, 1])
                     raise ValueError(
                         f"row {row} has leverage 1, and {how.kind} divides by 1 - leverage: pass robust='HC1'"
                     )
-                squares = squares / rest[..., None] ** (1 if how.kind == "HC2" else 2)
-            meat = torch.stack([q.mT @ (s[..., None] * q) for s in squares.unbind(2)], 1)
-        return self._inverse[:, None] @ meat @ self._inverse.mT[:, None]
+                errors = errors / rest[..., None] ** (1 if how.kind == "HC2" else 2)
+            meat = torch.stack([q.mH @ (s[..., None] * q) for s in errors.unbind(2)], 1)
+        return self._inverse[:, None] @ meat @ self._inverse.mH[:, None]
 
     def _of_groups(self, q: torch.Tensor, left: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """Products of sums over groups, with the correction for few of them, shape (P, K, q, q)."""
@@ -179,9 +187,9 @@ class RegressionFit(LinearFit):
             raise ValueError(f"groups must have shape ({self._data},), as A has rows, got ({len(groups)},)")
         count = int(groups.max()) + 1
         correction = count / (count - 1) * (self._data - 1) / self._free[:, None, None, None]
-        sums = torch.stack([q * one[..., None] for one in left.unbind(2)], 1)
+        sums = torch.stack([q * one.conj()[..., None] for one in left.unbind(2)], 1)
         scores = sums.new_zeros(*sums.shape[:2], count, q.shape[2]).index_add(2, groups, sums)
-        return correction * (scores.mT @ scores)
+        return correction * (scores.mH @ scores)
 
     def robust_covariance(self, how: Robust) -> Any:
         """Covariance matrices of the parameters from squared residuals."""
@@ -204,7 +212,7 @@ class RegressionFit(LinearFit):
         return self._intervals(x, level, self._roots(how), free)
 
     def _roots(self, how: Robust) -> torch.Tensor:
-        roots = self._robust(how).diagonal(dim1=2, dim2=3).clamp(min=0).sqrt()
+        roots = self._robust(how).diagonal(dim1=2, dim2=3).real.clamp(min=0).sqrt()
         return self.shapes.solutions(shift(roots, self._exponents[..., None]).mT)
 
     @property

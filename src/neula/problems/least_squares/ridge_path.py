@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -10,11 +12,14 @@ from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, Engine, format_of
+from neula.engines.formats import double_of, in_double
+from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.names import keeps_names
+from neula.pipeline.parts import has_parts, in_parts
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
@@ -54,8 +59,8 @@ def ridge_path(
     Parameters
     ----------
     A : array_like, shape (m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. m < n is no error.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64 or complex128; integers
+        are taken as float64. Not modified. m < n is no error.
     b : array_like, shape (m,) or (m, k)
     damps : array_like, shape (p,)
         Not negative, in any order; 0 is plain least squares of minimum norm. scikit-learn's ``alpha`` is
@@ -87,7 +92,7 @@ def ridge_path(
         For shapes that do not fit, batches, negative dampings, NaN or Inf, and input that requires a
         gradient.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     AccuracyError
         If the accuracy was not reached and ``strict`` is set.
 
@@ -105,7 +110,7 @@ def ridge_path(
 
     Notes
     -----
-    With ``A = Q R`` and ``R = U S V^T`` the solution is ``V (S^2 + damp^2)^-1 S U^T Q^T b``, a few products
+    With ``A = Q R`` and ``R = U S V^H`` the solution is ``V (S^2 + damp^2)^-1 S U^H Q^H b``, a few products
     with vectors for each damping; solutions and errors with few correct digits are refined. If a row is left
     out, its residual changes from r to ``r / (1 - h)``, where h is its leverage [1]_, so that no fit is
     repeated. Both are computed from ``damp^2 / (S^2 + damp^2)`` without differences: in a fit that
@@ -133,6 +138,7 @@ def ridge_path(
         accuracy=accuracy,
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
+        or_complex=True,
     )
     shapes = broadcast_system(*call.tensors)
     if shapes.batch:
@@ -140,8 +146,13 @@ def ridge_path(
             f"A of shape {tuple(call.tensors[0].shape)} and b of shape {tuple(call.tensors[1].shape)} are a "
             "batch, and a path is that of one matrix: call ridge_path for each"
         )
+    if has_parts(shapes.a, call.dtype) and shapes.b.shape[-1]:
+        asked: Any = {"leverage": leverage, "accuracy": accuracy, "engine": engine}
+        widened = call.tensors[0].to(torch.promote_types(call.tensors[0].dtype, torch.float32))
+        parts = widened, in_parts(shapes.b), damps
+        return _joined(call, shapes, ridge_path(*parts, **asked, strict=strict, progress=progress))
     given = _checked(call.here(take(damps, "damps").tensor).double())
-    a, b = call.here(shapes.matrices)[0].double(), call.here(shapes.columns)[0].double()
+    a, b = (call.here(x)[0].to(double_of(call.dtype)) for x in (shapes.matrices, shapes.columns))
     before = _checked_leverage(call.here(take(leverage, "leverage").tensor).double(), len(a))
     for name, x in (("A", a), ("b", b.squeeze(-1) if shapes.is_vector else b)):
         check_finite(x, x, name)
@@ -159,12 +170,27 @@ def ridge_path(
     return result
 
 
+def _joined(call: Call, shapes: BatchedProblem, found: RidgePath[torch.Tensor]) -> RidgePath[Any]:
+    """The path of complex right-hand sides from that of their parts, all tensors."""
+    joins: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+        **dict.fromkeys((f.name for f in fields(found) if f.name.endswith("_errors")), torch.maximum),
+        **dict.fromkeys(("gcv", "leave_one_out", "squared_errors"), torch.add),
+        **dict.fromkeys(("residual_norms", "solution_norms"), torch.hypot),
+        "x": torch.complex,
+        "accepted": torch.logical_and,
+    }
+    known: dict[str, Any] = {name: join(*getattr(found, name).chunk(2, -1)) for name, join in joins.items()}
+    known = {name: y[..., 0] if shapes.is_vector else y for name, y in known.items()}
+    known |= {name: getattr(found, name) for name in ("damps", "effective_degrees_of_freedom")}
+    return replace(found, **{name: call.first.wrap(y.contiguous()) for name, y in known.items()})
+
+
 def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
     """Those of problems that are refined."""
     return LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
-        dtype=torch.float64,
+        dtype=a.dtype,
         algorithm=None,
         compute=None,
         damp=0.0,
@@ -182,7 +208,7 @@ def _result(
     """The result, with zeros for columns of zeros, and the reason if it is not accepted."""
     path, scaled, solutions = found.path, found.path.scaled, found.x.value
     bound = found.limits.backward_error
-    given = scaled.in_units(solutions).to(call.dtype).double()
+    given = in_double(scaled.in_units(solutions).to(call.dtype))
     x = given.new_zeros(len(damps), len(nonzero), solutions.shape[2])
     x[:, nonzero] = given
     rounding = scaled.rounding(solutions, given)
@@ -191,7 +217,7 @@ def _result(
     sure = torch.stack([forward <= SURE, *map(found.known, tested)])
     doubtful = (~sure[1:].all(0)).double()
     accepted = found.limits.accept(Evidence.from_errors(errors, forward, doubtful))
-    left_out = shift(torch.where(sure[3][:, None], found.left_out.value, torch.nan), scaled.of_b).square()
+    left_out = squares(shift(torch.where(sure[3][:, None], found.left_out.value, torch.nan), scaled.of_b))
     gcv = torch.where(sure[2], shift(found.gcv.value, scaled.of_b).square(), torch.nan)
     numbers = path.size * shift(found.residual.value, scaled.of_b), gcv, left_out.mean(1)
     claims = [
@@ -203,9 +229,10 @@ def _result(
         """Of each damping and right-hand side, shape (p, k), or of rows or columns of A as well."""
         return call.give_back((y[..., 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
+    of_x = call.first.tensor.dtype if x.is_complex() else None
     result: RidgePath[Any] = RidgePath(
         damps=call.give_back(damps, torch.float64),
-        x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous()),
+        x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous(), of_x),
         residual_norms=of_columns(numbers[0]),
         solution_norms=of_columns(shift(norm(solutions, dim=1), scaled.of_b - scaled.of_a)),
         effective_degrees_of_freedom=call.give_back(path.effective, torch.float64),

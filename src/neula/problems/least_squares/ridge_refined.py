@@ -159,7 +159,7 @@ class Estimates:
         if not len(rows) or scaled.is_projected:
             return
         own = k + torch.arange(len(rows), device=rows.device)
-        of_units, of_unit = (y[:, rows, own][..., None] for y in residual)
+        of_units, of_unit = (y[:, rows, own][..., None].real for y in residual)
         if len(rows) == len(scaled.a):
             self.trace.put_at(
                 places, *BoundedEstimate.from_arrays(*(factor * y.sum(1) for y in (of_units, of_unit)))
@@ -259,7 +259,7 @@ def _refined_wide(
     of_rows = binary_exponents(stacks.abs().amax(2, keepdim=True))
     b = shift(b, -of_rows)
     of_b = binary_exponents(b.abs().amax(1, keepdim=True))
-    t, b = shift(stacks, -of_rows).mT, shift(b, -of_b)
+    t, b = shift(stacks, -of_rows).mH, shift(b, -of_b)
     columns = torch.cat([torch.hypot(norm(a, dim=1), damps), damps.expand(-1, m)], 1)[..., None]
     columns = torch.where(columns > 0, columns, 1.0)
     system = Underdetermined(t, householder_r(t), columns)

@@ -1,12 +1,12 @@
 """Ridge solutions for many dampings and their errors of prediction, with bounds on the errors of both.
 
-With ``A = U S V^T`` and ``W = I - A (A^T A + damp^2)^-1 A^T`` the residual is ``W b``, and a row that is left
+With ``A = U S V^H`` and ``W = I - A (A^H A + damp^2)^-1 A^H`` the residual is ``W b``, and a row that is left
 out is predicted with the error ``(W b)_i / W_ii``. The eigenvalues of W are computed as
 ``damp^2 / (s^2 + damp^2)``: one minus the filter ``s^2 / (s^2 + damp^2)`` cancels. Where all rows of b are in
 the range of A, W vanishes with the damping, and its size is a factor that quotients do not need.
 
 Bounds are those of perturbation theory for the backward error E of the SVD, which is measured: the residual
-moves by ``W E x + A (A^T A + damp^2)^-1 E^T r``, and ``W_ii`` likewise, with a unit vector as b.
+moves by ``W E x + A (A^H A + damp^2)^-1 E^H r``, and ``W_ii`` likewise, with a unit vector as b.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from neula.certificates.forward_error import SURE, measured_error
 from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64, Engine
 from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import svd
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
@@ -49,7 +50,7 @@ class ScaledRidgeProblem:
     @classmethod
     def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, damps: torch.Tensor, before: torch.Tensor) -> Self:
         of_a = binary_exponents(torch.cat([damps.new_zeros(1), damps, a.abs().flatten()]).amax())
-        of_b = binary_exponents(torch.cat([b.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
+        of_b = binary_exponents(torch.cat([b.real.new_zeros(1, b.shape[1]), b.abs()]).amax(0))
         return cls(shift(a, -of_a), shift(b, -of_b), shift(damps, -of_a), of_a, of_b, before)
 
     def in_units(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,12 +72,12 @@ class ScaledRidgeProblem:
         """The one vector that A and b are orthogonal to, shape (m, 1), the largest element 1; None where that
         is not known from its leverages: of means it has no negative element.
         """
-        z, m = self.before.sqrt(), len(self.a)
+        z, m = self.before.sqrt().to(self.a.dtype), len(self.a)
         if not m or abs(float(self.before.sum()) - 1) > m * FP64.u:
             return None
         given = torch.cat([self.a, self.b], 1)
         sizes = norm(given, dim=0)
-        return z / z.max() if bool(((z.mT @ given).abs() <= 8 * m * FP64.u * sizes).all()) else None
+        return z / z.real.max() if bool(((z.mH @ given).abs() <= 8 * m * FP64.u * sizes).all()) else None
 
     @property
     def is_projected(self) -> bool:
@@ -121,7 +122,7 @@ class Path:
     u: torch.Tensor  # shape (m, r): left singular vectors of A
     v: torch.Tensor  # shape (n, r)
     s: torch.Tensor  # shape (r,)
-    noise: float  # ||A - U S V^T||, with what U and V lack in orthogonality
+    noise: float  # ||A - U S V^H||, with what U and V lack in orthogonality
     outside: int  # dimension of what is orthogonal to U, and to what A and b are orthogonal to
     attempts: tuple[Attempt, ...]  # how A was factorized
     certain: bool = False  # whether the rank without damping is
@@ -134,21 +135,21 @@ class Path:
         a, z, n = scaled.a, scaled.mean, scaled.a.shape[1]
         if z is not None:
             z = z / norm(z)
-            z = torch.cat([z[:1] + 1, z[1:]]) / (1 + z[0]).sqrt()  # I - z z^T takes it to -e_1
-            a = (a - z @ (z.mT @ a))[1:]
+            z = torch.cat([z[:1] + 1, z[1:]]) / (1 + z[0]).sqrt()  # I - z z^H takes it to -e_1
+            a = (a - z @ (z.mH @ a))[1:]
         qr = certified_qr(a[None], engine)
         left, s, vt = svd(qr.r[0])
         u = qr.q[0] @ left
         errors = [norm(a - (u * s) @ vt)]
-        for x in (u, vt.mT):
-            lacks = norm(x.mT @ x - torch.eye(len(s), dtype=x.dtype, device=x.device))
+        for x in (u, vt.mH):
+            lacks = norm(x.mH @ x - torch.eye(len(s), dtype=x.dtype, device=x.device))
             errors.append(lacks * s.amax() if len(s) else lacks)
         noise = float(torch.stack(errors).sum()) + 4 * FP64.u * float(norm(a))
         if z is not None:
             u = torch.cat([u.new_zeros(1, len(s)), u])
-            u = u - z @ (z.mT @ u)
+            u = u - z @ (z.mH @ u)
         outside = 0 if n >= len(a) else len(a) - n
-        return cls(scaled, u, vt.mT, s, noise, outside, qr.attempts)
+        return cls(scaled, u, vt.mH, s, noise, outside, qr.attempts)
 
     # --- eigenvalues, shape (p, r) ---
 
@@ -225,8 +226,8 @@ class Path:
 
     @cached_property
     def c(self) -> torch.Tensor:
-        """``U^T b``, shape (r, k)."""
-        return self.u.mT @ self.scaled.b
+        """``U^H b``, shape (r, k)."""
+        return self.u.mH @ self.scaled.b
 
     @cached_property
     def rest(self) -> torch.Tensor:
@@ -234,14 +235,14 @@ class Path:
         if not self.outside:
             return torch.zeros_like(self.scaled.b)
         left = self.scaled.b - self.u @ self.c
-        return left - self.u @ (self.u.mT @ left)
+        return left - self.u @ (self.u.mH @ left)
 
     @cached_property
     def rest_of_units(self) -> torch.Tensor:
         """The part of ``W_ii`` outside the range of A, shape (m, 1)."""
         before = self.scaled.before
         if self.outside:
-            return (1 - before - self.u.square().sum(1, keepdim=True)).clamp_min(0)
+            return (1 - before - squares(self.u).sum(1, keepdim=True)).clamp_min(0)
         return -before if self.scaled.is_projected else torch.zeros_like(before)
 
     @cached_property
@@ -285,12 +286,12 @@ class Path:
 
     def left_out(self, x: torch.Tensor, residual: torch.Tensor) -> BoundedEstimate:
         """Errors with which rows are predicted by fits without them, shape (p, m, k)."""
-        squares = self.u.square()
+        of_rows = squares(self.u)
         found = _times(self.u, self.weights.mT[:, :, None] * self.c[:, None]).add_(self.rest[:, None])
-        of_units = (squares @ self.weights.mT + self.rest_of_units)[..., None]
-        row = (squares @ self.weights.square().mT + self.rest_of_units.clamp_min(0)).sqrt()[..., None]
-        column = (squares @ self.gains.square().mT).sqrt()[..., None]
-        # Of rows: W E x + A (A^T A + damp^2)^-1 E^T r, and the same of unit vectors.
+        of_units = (of_rows @ self.weights.mT + self.rest_of_units)[..., None]
+        row = (of_rows @ self.weights.square().mT + self.rest_of_units.clamp_min(0)).sqrt()[..., None]
+        column = (of_rows @ self.gains.square().mT).sqrt()[..., None]
+        # Of rows: W E x + A (A^H A + damp^2)^-1 E^H r, and the same of unit vectors.
         at_least = self.unit * (bool(self.outside) or self.scaled.is_projected)
         wrong = row * (self.backward * norm(x, dim=1) + self.unit * self.b_norm)
         wrong += column * (self.backward * residual)
@@ -311,7 +312,7 @@ class Path:
         scaled, a = self.scaled, self.scaled.a
         damps, x = scaled.damps[:, None], x.movedim(0, 1)
         residual = scaled.b[:, None] - _times(a, x)
-        gradient = _times(a.mT, residual).sub_(damps.square() * x)
+        gradient = _times(a.mH, residual).sub_(damps.square() * x)
         below = x.new_zeros(len(x), x.shape[2])
         for place in doubled:
             stack = torch.cat([a, damps[place].expand(len(x)).diag()])
@@ -321,7 +322,7 @@ class Path:
         if len(self.s):
             weight = torch.where(weight > self.s.max() * 1e-15, weight, torch.inf)
         columns = scaled.columns.movedim(0, 1)
-        projected = norm(_times(self.v.mT, gradient) / weight[..., None], dim=0)
+        projected = norm(_times(self.v.mH, gradient) / weight[..., None], dim=0)
         image, b = norm(columns * x, dim=0), norm(scaled.b, dim=0)
         of_error = len(columns) ** 0.5 * over(forward_errors / (1 - forward_errors) * image, image + b)
         measured = KKTNorms(

@@ -145,7 +145,8 @@ def _go_on(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, i
 
 
 def _missing(problems: LeastSquaresProblems, count: int) -> LeastSquaresSolutions:
-    return LeastSquaresSolutions.missing(count, problems.a.shape[2], problems.b.shape[2], problems.device)
+    shape = problems.a.shape[2], problems.b.shape[2]
+    return LeastSquaresSolutions.missing(count, *shape, problems.device, problems.a.dtype)
 
 
 def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
@@ -223,7 +224,7 @@ def with_exact_zeros(
 def _empty(problems: LeastSquaresProblems, *, is_batch: bool) -> Run[LeastSquaresSolutions]:
     """No rows, no columns or no matrices: without columns b is the residual."""
     a, b, options = problems.a, problems.b, problems.options
-    zero = LeastSquaresSolutions.full(0.0, len(a), a.shape[2], b.shape[2], a.device)
+    zero = LeastSquaresSolutions.full(0.0, len(a), a.shape[2], b.shape[2], a.device, a.dtype)
     if options.damp:
         zero.rank.fill_(a.shape[2])
     if b.numel() > 0 and a.shape[2] == 0:

@@ -18,6 +18,8 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64, Engine, format_of, select_engine
+from neula.engines.complex import over
+from neula.engines.formats import double_of
 from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.shift import shift
@@ -120,7 +122,7 @@ def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
     """Rows of a right-hand side or of weights, and the array that they are if they are in memory."""
     if is_source(x):
         return row_blocks(x), None
-    taken = take(x, name)
+    taken = take(x, name, or_complex=name == "b")
     return SlicedArray(taken.tensor), taken
 
 
@@ -142,6 +144,7 @@ def _check_shapes(a: Source, b: Source, damp: float) -> None:
 
 
 def _check_weights(weights: Source, m: int) -> None:
+    torch_dtype(weights.dtype, "weights")
     if weights.shape != (m,):
         raise ValueError(f"weights must have shape ({m},), one for each row of A, got {weights.shape}")
 
@@ -155,12 +158,14 @@ def _begun(
     operands = {}
     for name in ("A", "b"):
         source = sources[name]
-        x = torch.zeros(1, dtype=torch_dtype(source.dtype, name), device=device).expand(source.shape)
+        x = torch.zeros(1, dtype=torch_dtype(source.dtype, name, or_complex=True), device=device).expand(
+            source.shape
+        )
         operands[name] = Taken(x, wrap, x)
     dtype = torch.promote_types(*(taken.tensor.dtype for taken in operands.values()))
     n = sources["A"].shape[1]
     target = target_format(accuracy, dtype, lambda target: lstsq_bound(target, n))
-    return Call(operands, select_engine(engine, device), dtype, target, strict)
+    return Call(operands, over(select_engine(engine, device), dtype), dtype, target, strict)
 
 
 def _solved(problem: Streamed) -> Run[LeastSquaresSolutions]:
@@ -204,7 +209,8 @@ class Streamed(SingleProblem):
         n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
         device, size = options.engine.device, options.engine.tuning[StreamTuning].streamed_bytes
         # With fewer rows than columns a block would not make up for the merging of its R.
-        reader = Reader(sources, device, max(size // (8 * (n + k)), n, 1), options.progress)
+        each = double_of(options.dtype).itemsize
+        reader = Reader(sources, device, max(size // (each * (n + k)), n, 1), options.progress)
         return cls(reader, options, n, k, torch.zeros(n + k, dtype=torch.float64, device=device))
 
     @property
@@ -218,13 +224,18 @@ class Streamed(SingleProblem):
         return self.options.engine.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of its numbers: float64 or complex128."""
+        return double_of(self.options.dtype)
+
+    @property
     def doubled(self) -> bool:
         """Whether residuals are in twice the working precision."""
         return self.options.forward or self.options.engine.tuning[StreamTuning].streams_doubled
 
     def triangle(self) -> tuple[torch.Tensor, int]:
         """R of ``[A b]`` by Householder reflections, without damping, and how many rows it is of."""
-        sums = HouseholderSums.begin(self.n, self.k, self.device)
+        sums = HouseholderSums.begin(self.n, self.k, self.device, self.dtype)
         self.visit("standard errors", sums.add, damped=False)
         return sums.whole, self.reader.count
 
@@ -254,7 +265,7 @@ class Streamed(SingleProblem):
             step(rows, rows.new_zeros(len(rows), self.k))
 
     def _weighted(self, block: Block) -> tuple[torch.Tensor, torch.Tensor]:
-        a, b, *weights = block.rows
+        (a, b), weights = (x.to(self.dtype) for x in block.rows[:2]), block.rows[2:]
         b = b.reshape(len(b), self.k)
         for w in weights:
             check_rows(w, "weights", block.first)
@@ -286,7 +297,7 @@ class Streamed(SingleProblem):
         """Rows of ``damp I``, some at a time."""
         n, damp = self.n, self.options.damp
         for start in range(0, n if damp else 0, self.reader.rows):
-            rows = torch.zeros(min(self.reader.rows, n - start), n, dtype=torch.float64, device=self.device)
+            rows = torch.zeros(min(self.reader.rows, n - start), n, dtype=self.dtype, device=self.device)
             rows.diagonal(start).copy_(damp * self.scales[start : start + len(rows)])
             yield rows
 
@@ -351,9 +362,9 @@ def by_gram(
     problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
 ) -> Answer[LeastSquaresSolutions]:
     """R of the Gram matrix, which takes half the operations of a QR; for moderate condition numbers."""
-    sums = GramSums.begin(problem.n, problem.k, problem.device)
+    sums = GramSums.begin(problem.n, problem.k, problem.device, problem.dtype)
     problem.visit("Gram matrix", sums.add, sums.rescale)
-    norms = torch.cat([sums.gram.diagonal(), sums.squares]).sqrt()
+    norms = torch.cat([sums.gram.diagonal().real, sums.squares]).sqrt()
     problem.normalize(norms, sums.rescale)
     r = sums.r()
     if r is None:
@@ -363,7 +374,7 @@ def by_gram(
     certain = problem.options.limits((problem.reader.count, problem.n)).full_rank(condition)
     if not (FP64.u * condition**2 <= GRAM_RATE and certain):
         raise Declined(f"condition number up to {condition:.1e}, which the Gram matrix squares")
-    return problem.refine(coordinates, coordinates.inverse.T @ sums.products, label)
+    return problem.refine(coordinates, coordinates.inverse.mH @ sums.products, label)
 
 
 def by_householder(
@@ -372,7 +383,7 @@ def by_householder(
     """R by Householder reflections, for any condition number; minimum-norm solutions below full rank."""
     if problem.reader.passes > MOST_PASSES - 2:
         raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")
-    sums = HouseholderSums.begin(problem.n, problem.k, problem.device)
+    sums = HouseholderSums.begin(problem.n, problem.k, problem.device, problem.dtype)
     problem.visit("Householder reflections", sums.add, sums.rescale if not problem.reader.passes else None)
     r, z, s = sums.parts()
     norms = torch.cat([torch.linalg.vector_norm(r, dim=0), torch.cat([z, s]).norm(dim=0)])

@@ -24,11 +24,13 @@ from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE
+from neula.engines.formats import in_double
 from neula.engines.inputs import Tensors, made
 from neula.kernels.dispatch import try_together
 from neula.kernels.doubled.doubled import doubled_product
 from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.refining import added, over
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
@@ -99,8 +101,12 @@ def solve_together(
 def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     """Whether one launch does all for matrices of shape (batch, m, n), and sooner than many."""
     special = options.named or options.damp or options.weights is not None or options.over_rows.spread
+    if special:
+        return False
+    if a.is_complex():  # in the shape of real ones
+        a = a.real.new_empty(1, 2 * a.shape[1], 2 * a.shape[2]).expand(len(a), -1, -1)
     small = a.shape[1] * a.shape[2] * k <= options.engine.tuning[LaunchTuning].one_launch
-    return small and not special and seminormal.takes(a)
+    return small and seminormal.takes(a)
 
 
 def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Answer[LeastSquaresSolutions]:
@@ -108,9 +114,16 @@ def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Ans
     options = problems.options
     steps = pace.limit(min(MAX_STEPS, options.max_iterations))
     ((a, b),) = problems.chunks(len(problems))
-    found = seminormal.solved(a, b, options.dtype, limits_of(options.digits, steps))
+    real, limits = options.dtype.to_real(), limits_of(options.digits, steps)
+    if options.dtype.is_complex:
+        found = seminormal.solved(embedded(a), stacked_parts(b), real, limits)
+        x = of_stacked_parts(found.x)
+        found.numbers[LeastSquaresSolutions.names.index("rank")] /= 2
+    else:
+        found = seminormal.solved(a, b, real, limits)
+        x = found.x
     members = LeastSquaresSolutions.from_numbers(
-        found.x, found.numbers, forward_error=found.forward_error, residual_norm=found.residual_norm
+        x, found.numbers, forward_error=found.forward_error, residual_norm=found.residual_norm
     )
     return Answer(members, label, iterations=steps, measured=found.numbers)
 
@@ -157,8 +170,8 @@ def _minimum_norm(
     problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, pace: Pace
 ) -> UnscaledSolutions:
     rows, exponents = problems.with_rows()
-    t = rows.a.mT
-    b_transposed = (problems.a / problems.norms).mT
+    t = rows.a.mH
+    b_transposed = (problems.a / problems.norms).mH
     r = factor(b_transposed)
     inverse, (norm, norm_bound) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
     inverse_norm = schatten_bounds(inverse, upper=True)[1]
@@ -170,13 +183,13 @@ def _minimum_norm(
         t,
         factor(t),
         problems.sizes,
-        None if rows.a_low is None else rows.a_low.mT,
+        None if rows.a_low is None else rows.a_low.mH,
         rows.b_low,
         norm=norm,
         exponents=exponents.mT,
     )
     found = _refine(system, rows.b, options, pace)
-    x = rows.unscale(found.x).to(options.dtype).double()
+    x = in_double(rows.unscale(found.x).to(options.dtype))
     lost = found.x - rows.scale(x)
     residual = found.residual + rows.a @ lost
     return UnscaledSolutions(

@@ -18,6 +18,7 @@ from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import ESTIMATED, SURE
 from neula.certificates.verdict import Evidence
+from neula.engines.formats import in_double
 from neula.pipeline.chain import Answer
 from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
@@ -102,18 +103,18 @@ def unrefined(
         y = qr_solve(q, r, rhs, over_rows)
     else:
         y, r = normal_equations(work, rhs, engine)
-    y, r = over_rows.agreed(y, r)
+    y, r = map(in_double, over_rows.agreed(y, r))
     if not bool(torch.isfinite(y).all()):
         raise Declined("the factorization broke down: A is too ill-conditioned for it")
-    preconditioner = Preconditioner.from_factor(r.double(), r.double())
+    preconditioner = Preconditioner.from_factor(r, r)
     largest, smallest = over_rows.agree(preconditioner.extremes).tolist()
     n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
-    x = y.double() * problem.scales[:, None]
+    x = in_double(y) * problem.scales[:, None]
     residual = problem.b - problem.operator.matmul(x)
     gradient = problem.operator.rmatmul(residual)
     columns = problem.scales / preconditioner.columns
     scale = Scale(columns, largest)
-    projected = solve_rt(r.double() / problem.scales, gradient)
+    projected = solve_rt(r / problem.scales, gradient)
     norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
     refined = Refined(x, norms.measures(scale.norm), norms.residual)
     # Rounding errors of this R move singular values by so much; the normal equations square them.

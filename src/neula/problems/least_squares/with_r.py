@@ -16,6 +16,7 @@ from neula.algorithms.orthogonal.r_only import HALVED
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import least_squares_error, residual_ratio, rounded_error
+from neula.engines.formats import in_double
 from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.r_source import RSource
@@ -129,10 +130,10 @@ def measured_members(
     errors include that of the data.
     """
     over_rows = options.over_rows
-    if problems.given and options.dtype == torch.float64:
+    if problems.given and options.dtype == found.x.dtype:
         x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
     else:
-        x = problems.unscale(found.x).to(options.dtype).double()
+        x = in_double(problems.unscale(found.x).to(options.dtype))
         lost = found.x - problems.scale(x)
         residual = found.residual + times(problems.a, lost)
         rounding = over(system.size(lost), system.size(found.x))
@@ -166,7 +167,7 @@ def summed_members(
     In place of the residual ``found`` has its norm, and its forward error is that in the range of the
     coordinates.
     """
-    of, x = system.coordinates, problem.unscale(found.x).to(options.dtype).double()
+    of, x = system.coordinates, in_double(problem.unscale(found.x).to(options.dtype))
     size, lost = of.length(found.x), of.length(found.x - problem.scale(x))
     ratio = residual_ratio(found.residual, of.norm, size)
     errors = found.forward_error[0], found.measures.backward_error[0], ratio[0]

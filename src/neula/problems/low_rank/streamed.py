@@ -19,6 +19,7 @@ from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.probes import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigh
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
@@ -44,6 +45,11 @@ class StreamedMatrix:
         """Where it is worked on."""
         return self.options.engine.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which it is worked on."""
+        return self.options.engine.using(FP64).storage
+
     def __len__(self) -> int:
         return 1
 
@@ -60,7 +66,7 @@ class StreamedMatrix:
         self.relative_error = float(torch.linalg.vector_norm(s[k:])) / norm if norm > 0 else 0.0
         u, found, v_k, errors = self._projected(s, v, k)
         image = self._image(u)
-        gaps = torch.linalg.vector_norm(image - v_k * found.to(image), dim=0).cpu()
+        gaps = torch.linalg.vector_norm(image - v_k * found.to(image.device), dim=0).cpu()
         weights = options.weights(found, norm, m, n)
         lost = max(_loss(u), _loss(v_k))
         residual = float(torch.linalg.vector_norm(gaps / weights))
@@ -78,11 +84,11 @@ class StreamedMatrix:
         is enough for accuracies coarser than that.
         """
         if self.options.target is FP64:
-            r = HouseholderSums.begin(self.n, 0, self.device)
+            r = HouseholderSums.begin(self.n, 0, self.device, self.dtype)
             self._sum("Householder reflections", r)
             _, s, vh = refined_svd(r.parts()[0])
-            return "householder fp64 + svd", s.cpu(), vh.T
-        g = GramSums.begin(self.n, 0, self.device)
+            return "householder fp64 + svd", s.cpu(), vh.mH
+        g = GramSums.begin(self.n, 0, self.device, self.dtype)
         self._sum("Gram matrix", g)
         squares, v = converged_eigh(g.gram)
         return "gram fp64 + svd", squares.flip(0).clamp_min(0).sqrt().cpu(), v.flip(1)
@@ -93,10 +99,10 @@ class StreamedMatrix:
         for block in self.reader.read(what):
             (a,) = block.rows
             check_rows(a, "A", block.first)
-            largest = torch.maximum(largest, a.abs().amax())
+            largest = torch.maximum(largest, largest_magnitude(a, (0, 1)))
             if float(largest) > 0 and not low < float(largest) < high:
                 scale = float(power_of_two_scales(largest))
-                factor = torch.full((self.n,), scale / self.scale, dtype=a.dtype, device=a.device)
+                factor = torch.full((self.n,), scale / self.scale, dtype=torch.float64, device=a.device)
                 sums.rescale(factor, factor[:0])
                 self.scale = scale
             sums.add(self._scaled(block), a[:, :0])
@@ -104,25 +110,25 @@ class StreamedMatrix:
     def _projected(
         self, s: torch.Tensor, v: torch.Tensor, k: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Triplets of ``A V V^T``, and bounds on the errors of their singular values, by one pass."""
-        y = torch.empty(self.reader.count, k, dtype=torch.float64, device=self.device)
-        evidence = _SingularValueBounds(s.to(v), v, k)
+        """Triplets of ``A V V^H``, and bounds on the errors of their singular values, by one pass."""
+        y = torch.empty(self.reader.count, k, dtype=self.dtype, device=self.device)
+        evidence = _SingularValueBounds(s.to(v.device), v, k)
         images = torch.zeros_like(evidence.vectors)
         for block in self.reader.read("left singular vectors"):
             a = self._scaled(block)
             products = a @ torch.cat([v[:, :k], evidence.vectors], 1)
             y[block.first : block.stop] = products[:, :k]
-            images.addmm_(a.T, products[:, k:])
+            images.addmm_(a.mH, products[:, k:])
         q, r = orthonormal(y, self.options.engine.using(FP64))
         w, found, xh = refined_svd(r)
-        u, v_k = q @ w.to(q), v[:, :k] @ xh.T.to(v)
+        u, v_k = q @ w.to(q), v[:, :k] @ xh.mH.to(v)
         return u, found, v_k, evidence.errors(images).cpu() + (found - s[:k]).abs()
 
     def _image(self, u: torch.Tensor) -> torch.Tensor:
-        """``A^T U``, by one pass."""
-        image = torch.zeros(self.n, u.shape[1], dtype=torch.float64, device=self.device)
+        """``A^H U``, by one pass."""
+        image = torch.zeros(self.n, u.shape[1], dtype=self.dtype, device=self.device)
         for block in self.reader.read("residuals"):
-            image.addmm_(self._scaled(block).T, u[block.first : block.stop])
+            image.addmm_(self._scaled(block).mH, u[block.first : block.stop])
         return image
 
     def _scaled(self, block: Block) -> torch.Tensor:
@@ -151,7 +157,7 @@ class _SingularValueBounds:
         self.edges = [largest] if largest > 0 else []
         while self.edges and self.edges[-1] > last:
             self.edges.append(max(self.edges[-1] / DECADE, last))
-        self.z = gaussian(len(s), PROBES, torch.float64, v.device, seed=1) / PROBES**0.5
+        self.z = gaussian(len(s), PROBES, v.dtype, v.device, seed=1) / PROBES**0.5
         parts = [v @ (self.z / s.clamp_min(edge)[:, None]) for edge in self.edges]
         self.vectors = torch.cat(parts, 1) if parts else v[:, :0]
 
@@ -163,7 +169,7 @@ class _SingularValueBounds:
         found = torch.full_like(s, torch.inf)
         for edge, image in zip(self.edges, images.split(PROBES, 1), strict=True):
             d = self.s.clamp_min(edge)[:, None]
-            difference = (self.v.T @ image) / d - (self.s[:, None] / d).square() * self.z
+            difference = (self.v.mH @ image) / d - (self.s[:, None] / d).square() * self.z
             change = torch.linalg.matrix_norm(difference) * s.clamp_min(edge).square()
             # |sigma - s| = |sigma^2 - s^2| / (sigma + s), and sigma is at least 0.
             found = torch.minimum(found, torch.minimum(change / s, change.sqrt()))
@@ -171,7 +177,7 @@ class _SingularValueBounds:
 
 
 def _loss(b: torch.Tensor) -> float:
-    """``||B^T B - I||_F / sqrt(k)``."""
-    gram = b.T @ b
+    """``||B^H B - I||_F / sqrt(k)``."""
+    gram = b.mH @ b
     gram.diagonal().sub_(1)
     return float(torch.linalg.matrix_norm(gram)) / max(1, b.shape[1]) ** 0.5

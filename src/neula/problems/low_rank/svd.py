@@ -17,9 +17,12 @@ from neula.algorithms.spectra.gram_svd import frobenius_norm
 from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
+from neula.engines.complex import over
+from neula.engines.formats import in_double
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
 from neula.io.sources import is_source, row_blocks
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
@@ -82,10 +85,10 @@ def svd_lowrank(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object; not modified. The matrices of a batch are factorized one
-        after another. Or a matrix whose rows are distributed over processes (:func:`neula.distributed.rows`),
-        or one that is larger than memory, as for :func:`neula.lstsq`: it is read three times, and U, of as
-        many rows, kept.
+        NumPy array, torch tensor or DLPack object, real or complex; not modified. The matrices of a batch are
+        factorized one after another. Or a matrix whose rows are distributed over processes
+        (:func:`neula.distributed.rows`), or one that is larger than memory, as for :func:`neula.lstsq`: it is
+        read three times, and U, of as many rows, kept.
     rank : int, optional
         Number of singular triplets, from 1 to ``min(m, n)``; 0 of a matrix without elements.
     tol : float, optional
@@ -114,7 +117,7 @@ def svd_lowrank(
         If both ``rank`` and ``tol`` are given, if one is out of range, for an accuracy that the dtype cannot
         hold, and as for :func:`neula.qr`.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     AccuracyError
         If the accuracy was not reached and ``strict`` is set.
 
@@ -145,7 +148,8 @@ def svd_lowrank(
 
     Gradients of a torch tensor, of any order and in both modes, are those of the exact triplets, not of the
     iterations. Those of U and Vh need singular values that differ from each other, and from the largest that
-    is left out, by more than their errors, and are NaN elsewhere; those of s always exist.
+    is left out, by more than their errors, and are NaN elsewhere, also if the loss depends on the arbitrary
+    phases of complex vectors; those of s always exist.
 
     The truncation error usually exceeds rounding errors by far; ``accuracy="fp16"``, or a number, then loses
     nothing ([2]_, table 4).
@@ -182,6 +186,7 @@ def svd_lowrank(
         accuracy=None if number else accuracy,
         strict=strict,
         gradients=not spread,
+        or_complex=True,
     )
     a = call.first.tensor
     check_matrices(a, "A")
@@ -224,7 +229,7 @@ class _Triplets:
 def _of_matrix(a: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Triplets:
     """The triplets of a matrix, tall or wide, among those that were given."""
     transposed = options.shape_of(a.shape)[0] < a.shape[1]
-    matrix, scale = _prepared(given, a.T if transposed else a, options)
+    matrix, scale = _prepared(given, a.mH if transposed else a, options)
     m, n = options.shape_of(matrix.a.shape)
     judge = SVDJudge.for_shape(m, n, options)
     run = run_chain(chain(m, n, options), matrix, judge)
@@ -279,11 +284,12 @@ def _of_source(
     if algorithm is not None:
         raise ValueError(f"algorithm={algorithm!r} needs A in memory: leave it out, or load A first")
     _check_truncation(rank, tol, min(source.shape))
-    x = torch.zeros(1, dtype=torch_dtype(source.dtype, "A"), device="cpu").expand(source.shape)
+    dtype = torch_dtype(source.dtype, "A", or_complex=True)
+    x = torch.zeros(1, dtype=dtype, device="cpu").expand(source.shape)
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
     target = target_format(None if number else accuracy, x.dtype)
     taken = Taken(x, torch.Tensor.numpy, x)
-    call = Call({"A": taken}, select_engine(engine, x.device), x.dtype, target, strict)
+    call = Call({"A": taken}, over(select_engine(engine, x.device), x.dtype), x.dtype, target, strict)
     options = _options(call, rank, tol, accuracy, None, progress)
     m, n = source.shape
     rows = max(call.engine.tuning[StreamTuning].streamed_bytes // (8 * n), n)
@@ -318,14 +324,14 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
     if call.differentiable:
         graph = call.first.graph
         if graph.shape[-2] < graph.shape[-1]:
-            v, s, u = attach_triplets(graph.mT, v, s, u, errors=errors)
+            v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
     attempts = max((each.attempts for each in found), key=len)
     return SVDResult(
         U=call.give_back(u),
-        s=call.give_back(s),
-        Vh=call.give_back(v.mT),
+        s=call.give_back(s, call.first.tensor.dtype.to_real()),
+        Vh=call.give_back(v.mH),
         relative_error=max(each.relative_error for each in found),
         errors=call.give_back(errors, torch.float64),
         certificate=[x.certificate for x in found[: math.prod(batch)]] if batch else found[0].certificate,
@@ -343,7 +349,7 @@ def _of_nothing(call: Call, options: SVDOptions) -> SVDResult:
     *batch, m, n = a.shape
     k = min(m, n) if options.rank is None else options.rank
     perfect = SVDJudge.for_shape(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
-    u, s, v = (a.new_empty(shape) for shape in ((m, k), (k,), (n, k)))
+    u, s, v = a.new_empty(m, k), a.real.new_empty(k), a.new_empty(n, k)
     one = _Triplets(u, s, v, s, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
     return _result(call, options, [one] * max(math.prod(batch), 1))
 
@@ -356,7 +362,7 @@ def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
             f"accuracy must be the name of a format, or a number from {4 * u:.1e}, which {dtype} can hold, "
             f"to below 1, got {accuracy!r}"
         )
-    return FP64 if dtype == torch.float64 and part < COARSE else FP32, part
+    return FP64 if format_of(dtype) is FP64 and part < COARSE else FP32, part
 
 
 def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> tuple[TallMatrix, float]:
@@ -369,17 +375,16 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
     ValueError
         For NaN and Inf.
     """
-    device, work, over_rows = options.engine.device, options.work.dtype, options.engine.over_rows
-    if tall.dtype != torch.float64:
-        tall = tall.float()
+    device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
+    tall = tall.to(torch.promote_types(tall.dtype, torch.float32))
     norm, scale = _norm(tall, over_rows), 1.0
-    low, high = SAFE_NORMS[work]
+    low, high = SAFE_NORMS[work.to_real()]
     if not low < norm < high:
-        largest = over_rows.largest(torch.linalg.vector_norm(tall, math.inf, dim=0))
+        largest = over_rows.largest(largest_magnitude(tall, 0))
         check_finite(given, largest, "A", over_rows)
         exponent = math.frexp(float(largest.max()))[1]
         scale = 2.0 ** -max(-1022, min(1022, exponent))  # beyond there is no float64
-        tall = tall.double() * scale
+        tall = in_double(tall) * scale
         norm = _norm(tall, over_rows)
     a, rounded = tall.to(device, work), 0.0
     if a.dtype != tall.dtype:
@@ -406,7 +411,7 @@ def _relative_error(
         return rest**0.5
     if remainder > CLEAR_REMAINDER * norm:
         return remainder / norm
-    return low_rank_error(matrix.a[0], u, s.to(u), v.T, matrix.options.engine.over_rows)
+    return low_rank_error(matrix.a[0], u, s.to(u.device), v.mH, matrix.options.engine.over_rows)
 
 
 def _check_truncation(rank: int | None, tol: float | None, largest: int) -> None:

@@ -15,6 +15,7 @@ from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
+from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
@@ -82,7 +83,7 @@ class _TripletMeasurements:
         bound = problems.options.bound(m, n)
         # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
         weights = problems.options.weights(found.s, problems.norm, m, n)[:k].numpy()
-        gaps = np.sqrt(np.maximum(found.rest.numpy().diagonal()[:k], 0.0))
+        gaps = np.sqrt(np.maximum(found.rest.numpy().diagonal()[:k].real, 0.0))
         lost = problems.rounded
         residual = float(np.linalg.norm(gaps / weights)) + lost / weights.min()
         errors, missed = np.full(k, math.inf), math.inf
@@ -103,7 +104,7 @@ class _TripletMeasurements:
         wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
         a, exact, carried = self.problems.a[0], self.problems.options.exact, found.carried
         beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most, carried=carried)
-        left = float(np.square(s[k:]).sum() + found.rest.numpy().trace())
+        left = float(np.square(s[k:]).sum() + found.rest.numpy().trace().real)
         self.remainder = math.hypot(math.sqrt(left), beyond.size)
         bounds = upper_bounds(s, found.rest.numpy(), k, beyond.bound, margin, most / LESS)
         s = s[:k]
@@ -141,8 +142,8 @@ def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
     u, s, vh = refined_svd(a)
     errors = _errors_of_all(a, u, s, vh)
     k = truncate(s, options.rank, options.tol)
-    u, s, v = u[:, :k], s[:k], vh[:k].T
-    gaps = torch.linalg.vector_norm(exact_matmul(a.T, u) - v * s, dim=0)
+    u, s, v = u[:, :k], s[:k], vh[:k].mH
+    gaps = torch.linalg.vector_norm(exact_matmul(a.mH, u) - v * s, dim=0)
     numbers = torch.cat([torch.stack([s, gaps]), torch.stack([loss_of(u), loss_of(v)])[:, None].to(s)], 1)
     numbers = numbers.double().cpu()
     found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
@@ -160,7 +161,7 @@ def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.
     Those of ``A V`` and ``U diag(s)`` differ by no more than the norm of the difference, and by so much from
     those of A, and from s, as V and U lack of orthogonality.
     """
-    n, (a, u, s, v) = a.shape[1], (x.double() for x in (a, u, s, vh.T))
+    n, (a, u, s, v) = a.shape[1], map(in_double, (a, u, s, vh.mH))
     left = torch.linalg.matrix_norm(a @ v - u * s)
     noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
     return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
@@ -174,7 +175,7 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
         problems.a, "reduced", QROptions(options.target, options.engine, progress=options.progress)
     )
     certificate = factors.certificates[0]
-    q, r = (x[0].to(options.work.dtype) for x in (factors.q, factors.r))
+    q, r = (x[0].to(options.exact.storage) for x in (factors.q, factors.r))
     u, s, vh, left, lost = svd_of_r(r, rank=options.rank, tol=options.tol, over_rows=over_rows)
     u, s = exact_matmul(q, u), s.double().cpu()
     bound, weights = options.bound(*shape), options.weights(s, norm, *shape)
@@ -191,7 +192,7 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     errors = errors + (certificate.orthogonality + lost) * n**0.5 * s
     measures = [residual, orthogonality, residual]
     label = f"{factors.attempts[-1].method} + svd"
-    return _answer(options, label, _values(u, s, vh.T, measures, errors))
+    return _answer(options, label, _values(u, s, vh.mH, measures, errors))
 
 
 def _answer(options: SVDOptions, label: str, values: SVDValues) -> Solution:

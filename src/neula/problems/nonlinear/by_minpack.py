@@ -114,8 +114,8 @@ def fit_by_minpack(
     return LeastSquaresResult(
         x=near.x,
         cost=near.cost,
-        fun=function.residuals(near.x),
-        jac=near.slopes.T,
+        fun=function.presented(function.residuals(near.x)),
+        jac=function.presented(near.slopes).T,
         grad=near.gradient,
         optimality=float(np.abs(near.gradient).max()),
         active_mask=np.zeros(n, dtype=np.int64),

@@ -10,6 +10,7 @@ import torch
 
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
+from neula.engines.formats import double_of
 from neula.errors import check_name
 from neula.pipeline.compilation import eager
 from neula.pipeline.names import by_name, check_aligned, row_labels
@@ -115,13 +116,15 @@ def curve_fit(
         Argument of the model; arrays and lists must be finite. For a batch it has the shape of ``ydata``,
         with rows that belong to the problems, or any other shape, and belongs to all of them.
     ydata : array_like, shape (m,) or (*batch, m)
-        Observations: of one curve, or of many, each with parameters of its own.
+        Observations: of one curve, or of many, each with parameters of its own. Complex ones, of a complex
+        model with real parameters, count as two real ones, the real and the imaginary part.
     p0 : array_like, shape (n,) or (*batch, n), optional
         Starting point; by default ones, or the middle of the bounds. A dictionary or series has the
         names of the parameters of f.
     sigma : array_like, optional
         Standard deviations of ``ydata``, broadcast with it; or their covariance matrix, shape (m, m) or
-        (*batch, m, m).
+        (*batch, m, m). Of complex data, those of the real and of the imaginary part: half the Hermitian
+        matrix of the expected ``e e^H``, for errors e whose expected ``e e^T`` is zero.
     absolute_sigma : bool, optional
         Whether ``sigma`` is in the units of ``ydata``; by default only its ratios count, and ``pcov`` is
         scaled by the residuals.
@@ -172,15 +175,16 @@ def curve_fit(
     check_aligned(row_labels(xdata), {"ydata": ydata, "sigma": sigma}, "xdata")
     p0 = by_name(p0, names, "p0")
     xdata, ydata, sigma = clean_data(xdata, ydata, sigma, check_finite, nan_policy)
-    call = begin({"ydata": ydata}, [xdata, sigma, p0], engine, strict)
-    dtype = call.dtype if is_tensor else torch.float64
-    y = torch.atleast_1d(call.first.tensor).to(call.engine.device, dtype)
-    shape = tuple(y.shape)
+    call = begin({"ydata": ydata}, [xdata, sigma, p0], engine, strict, or_complex=True)
+    y = torch.atleast_1d(call.first.tensor).to(
+        call.engine.device, call.dtype if is_tensor else double_of(call.dtype)
+    )
+    shape, dtype = tuple(y.shape), y.dtype.to_real()
     model = Model(f, lambda x: call.give_back(x.clone(), x.dtype), shape[:-1], is_tensor)
     flat = y.reshape(-1, shape[-1])
     data = Observations(model, xdata, flat, shape, *spread_of(sigma, flat, shape))
     most = max_nfev if maxfev is None else maxfev
-    guess = _first_guess(f, p0, bounds, shape[:-1], y)
+    guess = _first_guess(f, p0, bounds, shape[:-1], y.real)
     tolerances = tolerances_of(ftol, xtol, gtol, most, guess.shape[-1], dtype)
     result = None
     others = (x_scale, diff_step, most, callback, progress, verbose or None)
@@ -231,12 +235,12 @@ def clean_data(
     ValueError
         For NaN or Inf, and no data.
     TypeError
-        For what is no array of numbers, masked or complex.
+        For what is no array of numbers, or masked.
     """
     check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
-    ydata = floats(ydata, "ydata")
+    ydata = floats(ydata, "ydata", or_complex=True)
     if isinstance(xdata, (list, tuple, np.ndarray)):
-        xdata = floats(xdata, "xdata")
+        xdata = floats(xdata, "xdata", or_complex=True)
     arrays = isinstance(xdata, (np.ndarray, torch.Tensor))
     if 0 in ydata.shape:
         raise ValueError(f"ydata of shape {tuple(ydata.shape)} must not be empty")
@@ -259,7 +263,7 @@ def _at(sigma: Any, kept: Any) -> Any:
     """Deviations, or covariances, of some observations."""
     if sigma is None or np.ndim(sigma) == 0:
         return sigma
-    sigma = floats(sigma, "sigma")
+    sigma = floats(sigma, "sigma", or_complex=True)
     return sigma[kept] if sigma.ndim == 1 else sigma[kept][:, kept]
 
 

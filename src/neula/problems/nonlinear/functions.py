@@ -57,19 +57,33 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 """From points, shape (P, n), the numbers of their problems and a block to residuals, shape (P, m)."""
 
 
-def tensor_of(out: Any, name: str, *, imaginary: bool = False) -> torch.Tensor:
-    """Convert the return value of a user's function to a tensor; complex only if x was.
+def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
+    """Convert the return value of a user's function to a tensor.
 
     Raises
     ------
     TypeError
-        For what is no array of numbers.
+        For what is no array of numbers, and for complex numbers that are not accepted.
     """
-    if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (imaginary and out.is_complex())):
+    if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (or_complex and out.is_complex())):
         return out
-    if imaginary and isinstance(out, np.ndarray) and out.dtype.kind == "c":
-        return torch.from_numpy(out)
-    return take(in_float64(out, name) if isinstance(out, (list, tuple, float, int)) else out, name).tensor
+    if isinstance(out, (list, tuple, float, int, complex)):
+        out = np.asarray(out) if np.iscomplexobj(out) else in_float64(out, name)
+    return take(out, name, or_complex=or_complex).tensor
+
+
+def in_parts(f: torch.Tensor) -> torch.Tensor:
+    """Residuals, shape (P, m), or a Jacobian, shape (P, m, n), in real numbers: 2 m rows of complex ones, the
+    real part of each before its imaginary part.
+    """
+    if not f.is_complex():
+        return f
+    return torch.view_as_real(f.resolve_conj()).movedim(-1, 2).flatten(1, 2)
+
+
+def from_parts(f: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`in_parts`."""
+    return torch.complex(f[:, ::2], f[:, 1::2])
 
 
 def refuse_dependence(out: Any, name: str) -> None:
@@ -99,7 +113,7 @@ def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call
 
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
-        out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", imaginary=x.is_complex())
+        out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", or_complex=True)
         if out.ndim == len(points.batch):  # a number for each problem
             out = out[..., None]
         if out.ndim != len(points.batch) + 1:
@@ -117,7 +131,7 @@ def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Ca
 
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
-        out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)")
+        out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)", or_complex=True)
         return points.taken(out.to(x.device), which, "jac")
 
     return call
@@ -149,7 +163,8 @@ class Jacobian:
     differences: Differences  # their steps, and where the function may be called
     default: bool  # whether the mode was not named: another one may take its place
     typical: torch.Tensor  # shape (P, n): largest sizes that variables have had
-    # Of what the function returns: one that computes in float32 is no more accurate for an x in float64.
+    # Of what the function returns: one that computes in float32 is no more accurate for an x in float64. If
+    # it is complex, rows are those of real and imaginary parts.
     values: torch.dtype = torch.float64
     part: torch.Tensor | None = None  # shape (P, n): factors of the steps of differences
     # To derivatives of torch; the first one works.
@@ -209,15 +224,20 @@ class Jacobian:
         elif self.mode in SCHEMES:
             self._by_differences(x, which, item, f, out, part)
         else:
-            self._by_derivatives(lambda point: self.call(point, which, item), x, out)
+            self._by_derivatives(lambda point: in_parts(self.call(point, which, item)), x, out)
 
     def _checked(self, found: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if found.shape != out.shape:
+        rows, columns = out.shape[1:]
+        if self.values.is_complex:
+            rows, found = rows // 2, found.to(found.dtype.to_complex())
+        elif found.is_complex():
+            raise TypeError("jac returned complex numbers, but fun real ones: return the real part of both")
+        if found.shape[1:] != (rows, columns):
             raise ValueError(
-                f"the return value of jac has wrong shape: expected {tuple(out.shape[1:])} (a row for each "
+                f"the return value of jac has wrong shape: expected {(rows, columns)} (a row for each "
                 f"residual, a column for each variable), got {tuple(found.shape[1:])}"
             )
-        return found
+        return in_parts(found)
 
     def _by_differences(
         self,
@@ -228,13 +248,23 @@ class Jacobian:
         out: torch.Tensor,
         part: float,
     ) -> None:
+        if self.mode == "cs" and self.values.is_complex:
+            raise TypeError(
+                "fun returned complex numbers, and jac='cs' reads derivatives from imaginary parts: pass "
+                "jac='3-point'"
+            )
         whole, step = self.differences, self.differences.relative_step
         typical = torch.maximum(picked(self.typical, which), x.abs())
         self.typical = placed(self.typical, which, typical)
         step = None if step is None else picked(step, which)
         parts = part if self.part is None else part * picked(self.part, which)
         here = Differences(self.mode, whole.bounds.at(which), step, self.eps, parts)
-        here(lambda point: self.call(point, which, item), x, f, typical, out)
+
+        def function(point: torch.Tensor) -> torch.Tensor:
+            found = self.call(point, which, item)
+            return found if point.is_complex() else in_parts(found)
+
+        here(function, x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
         """Where the mode was not named, by what torch can do with the function: found out once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -81,13 +82,14 @@ def least_squares(
     fun : callable
         ``fun(x, *args, **kwargs)`` returns the residuals, shape (m,). It is called with an array like ``x0``:
         of NumPy, or a tensor. Of a batch, with x of shape (*batch, n), it returns shape (*batch, m), each row
-        from its own row of x alone.
+        from its own row of x alone. Complex residuals count as two real ones, the real and the imaginary
+        part, also for losses.
     x0 : array_like, shape (n,) or (*batch, n)
-        Starting point. Tensors keep their dtype; all else is taken as float64, as in SciPy.
+        Starting point, of real numbers. Tensors keep their dtype; all else is taken as float64, as in SciPy.
     jac : {"forward", "reverse", "2-point", "3-point", "cs"} or callable, optional
-        ``jac(x, *args, **kwargs)`` of shape (*batch, m, n); or derivatives of torch in one mode, or
-        differences. By default torch, in the mode with fewer directions, where ``x0`` is a tensor; else
-        2-point differences, and fourth-order ones for the Gauss-Newton steps at the end.
+        ``jac(x, *args, **kwargs)`` of shape (*batch, m, n), complex if the residuals are; or derivatives of
+        torch in one mode, or differences. By default torch, in the mode with fewer directions, where ``x0``
+        is a tensor; else 2-point differences, and fourth-order ones for the Gauss-Newton steps at the end.
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
         Lower and upper bounds, broadcast with ``x0``.
     method : {"trf", "dogbox", "lm"}, optional
@@ -221,8 +223,16 @@ def with_arguments(function: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
     return lambda *before: function(*before, *after, **named)
 
 
-def begin(arrays: Mapping[str, Any], others: Iterable[Any], engine: str | Engine, strict: bool) -> Call:
+def begin(
+    arrays: Mapping[str, Any],
+    others: Iterable[Any],
+    engine: str | Engine,
+    strict: bool,
+    *,
+    or_complex: bool = False,
+) -> Call:
     """Take the arrays and choose the engine; gradients would be lost in a fit, and are refused."""
     for name, array in (*arrays.items(), *(("an argument of fun", other) for other in others)):
         refuse_dependence(array, name)
-    return Call.begin(arrays, engine=engine, strict=strict)
+    call = Call.begin(arrays, engine=engine, strict=strict, or_complex=or_complex)
+    return replace(call, engine=call.engine.real) if call.engine.is_complex else call

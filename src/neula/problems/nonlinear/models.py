@@ -12,11 +12,12 @@ import torch
 
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.algorithms.nonlinear.feasible import Bounds
-from neula.algorithms.nonlinear.one_function import DOUBLE, Unusual, Vectors
+from neula.algorithms.nonlinear.one_function import COMPLEX, DOUBLE, Unusual, Vectors
+from neula.engines.formats import in_double
 from neula.io.integers import in_float64
 from neula.kernels import scipy_linalg
 from neula.pipeline.inputs import take
-from neula.problems.nonlinear.functions import SCHEMES, Jacobian, mode_of, tensor_of
+from neula.problems.nonlinear.functions import SCHEMES, Jacobian, from_parts, in_parts, mode_of, tensor_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Model:
         given = [self.wrap(value) for value in rows]
         if not self.batch and not self.is_tensor:
             given = [value[()] for value in given]
-        out = tensor_of(function(xdata, *given), name, imaginary=x.is_complex()).to(x.device)
+        out = tensor_of(function(xdata, *given), name, or_complex=True).to(x.device)
         return out if self.batch else out[None]
 
     def select(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
@@ -56,7 +57,7 @@ class Observations:
     xdata: Any
     y: torch.Tensor  # shape (P, m)
     shape: tuple[int, ...]  # of the data as they came
-    deviations: torch.Tensor | None  # shape (P, m)
+    deviations: torch.Tensor | None  # shape (P, m), real
     factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
@@ -99,18 +100,24 @@ class Observations:
 
         def call(x: np.ndarray) -> np.ndarray:
             found = function(xdata, *x)
-            usual = type(found) is np.ndarray and found.dtype == DOUBLE and found.ndim == ndim
+            usual = type(found) is np.ndarray and found.ndim == ndim and found.dtype in (DOUBLE, COMPLEX)
             if not usual or len(found) != m:
                 raise Unusual
             rows: np.ndarray = found - y
             if deviations is not None:
                 rows = (rows.T / deviations).T
-            return rows if factor is None else scipy_linalg.lapack.dtrtrs(factor, rows, lower=1)[0]
+            if factor is None:
+                return rows
+            if rows.dtype == COMPLEX:
+                raise Unusual
+            return scipy_linalg.lapack.dtrtrs(factor, rows, lower=1)[0]
 
         return call
 
     def whitened(self, columns: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """Columns, shape (P, m, k), in units of the standard deviations of observations."""
+        if self.y.is_complex():
+            columns = columns.to(columns.dtype.to_complex())
         if self.deviations is not None:
             return columns / self.deviations[which][..., None]
         if self.factor is not None:
@@ -155,16 +162,20 @@ class Prediction:
                 self.jac is None,
                 x.abs(),
             )
-            slopes = y.new_empty(*y.shape, x.shape[1])
+            if y.is_complex():
+                found.values = y.dtype
             if given is None:
-                found.write(x, everyone, None, y, slopes)
+                f = in_parts(y)
+                slopes = f.new_empty(*f.shape, x.shape[1])
+                found.write(x, everyone, None, f, slopes)
+                slopes = from_parts(slopes) if y.is_complex() else slopes
             else:
-                slopes.copy_(given)
+                slopes = y.new_empty(*y.shape, x.shape[1]).copy_(given)
         return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])
 
 
-def floats(x: Any, name: str) -> Any:
-    """A tensor as it is, all else as SciPy takes it: as an array in float64.
+def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
+    """A tensor as it is, all else as SciPy takes it: as an array in float64, or complex128.
 
     Raises
     ------
@@ -175,10 +186,12 @@ def floats(x: Any, name: str) -> Any:
     """
     if isinstance(x, torch.Tensor):
         if not x.is_floating_point():
-            take(x, name)
+            take(x, name, or_complex=or_complex)
         return x
     if x is None or isinstance(x, np.ma.MaskedArray) or np.asarray(x).dtype.kind not in "biufO":
-        take(x, name)
+        take(x, name, or_complex=or_complex)
+        if np.iscomplexobj(x):
+            return np.asarray(x, dtype=np.complex128)
     return in_float64(x, name)
 
 
@@ -219,15 +232,18 @@ def spread_of(
     """
     if sigma is None:
         return None, None
-    tensor = take(floats(sigma, "sigma"), "sigma").tensor.to(y)
-    m = shape[-1]
+    or_complex = y.is_complex()
+    tensor = take(floats(sigma, "sigma", or_complex=or_complex), "sigma", or_complex=or_complex).tensor
+    tensor, m = tensor.to(y if tensor.is_complex() else y.real), shape[-1]
     if tensor.ndim == len(shape) + 1 or (tensor.shape == (m, m) and tensor.shape != shape):
-        wide = tensor.double().expand(*shape, m) if tensor.shape[-2:] == (m, m) else None
+        wide = in_double(tensor).expand(*shape, m) if tensor.shape[-2:] == (m, m) else None
         if wide is not None:
             factor, info = torch.linalg.cholesky_ex(wide)
             if bool((info > 0).any()):
                 raise ValueError("sigma must be positive definite")
             return None, factor.reshape(-1, m, m)
+    if tensor.is_complex():
+        raise TypeError("sigma is complex: standard deviations are real, and only covariances may be complex")
     try:
         deviations = tensor.expand(shape).reshape(y.shape)
     except RuntimeError:

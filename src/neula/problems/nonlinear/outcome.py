@@ -12,6 +12,7 @@ from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult, report_missed
 from neula.problems.nonlinear.fit import MESSAGES, NonlinearFit
+from neula.problems.nonlinear.functions import from_parts
 from neula.problems.nonlinear.problem import Start
 from neula.problems.nonlinear.residuals import Residuals
 
@@ -24,6 +25,12 @@ def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -
     def array(x: torch.Tensor, kind: torch.dtype = dtype) -> Any:
         return call.give_back(x.reshape(*batch, *x.shape[1:]), kind)
 
+    def residuals(x: torch.Tensor | None) -> Any:
+        if x is None:
+            return None
+        is_complex = problem.jacobian.values.is_complex
+        return array(from_parts(x), dtype.to_complex()) if is_complex else array(x)
+
     def number(values: torch.Tensor) -> Any:
         wide = values.cpu().numpy()
         return wide.reshape(batch) if batch else wide[0].item()
@@ -35,8 +42,8 @@ def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -
     result = LeastSquaresResult(
         x=array(at.x),
         cost=number(at.cost),
-        fun=None if problem.fun is None else array(problem.fun),
-        jac=None if problem.jac is None else array(problem.jac),
+        fun=residuals(problem.fun),
+        jac=residuals(problem.jac),
         grad=array(at.near.gradient),
         optimality=number(slopes),
         active_mask=array(at_bounds, torch.int64),

@@ -16,7 +16,7 @@ from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.problems.nonlinear.evidence import Errors
-from neula.problems.nonlinear.functions import Call, Jacobian, refuse_dependence
+from neula.problems.nonlinear.functions import Call, Jacobian, in_parts, refuse_dependence
 from neula.problems.orthogonal.triangle import certified_triangle
 
 REFLECTED = 1e7
@@ -38,7 +38,7 @@ class Residuals:
     fun: torch.Tensor | None = None
     jac: torch.Tensor | None = None
     uncertified: str = ""  # why the last triangular factor is not certified, if it is not
-    rows: int = 0  # residuals of a problem
+    rows: int = 0  # residuals of a problem; complex ones count twice
     _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     _of: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
 
@@ -98,8 +98,8 @@ class Residuals:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.rows):
             found = self.call(x, which, item)
             refuse_dependence(found, "fun")
-        found = found.detach()
         self.jacobian.values = found.dtype
+        found = in_parts(found.detach())
         # A copy: a function may write into the same memory each time.
         return found.to(self.engine.device, torch.float64, copy=True)
 

@@ -25,8 +25,8 @@ def common(accuracy: str | None, engine: str, strict: bool) -> dict[str, Any]:
 
 def common_dtype(*operands: torch.Tensor) -> torch.dtype:
     """The common one; integers are float64."""
-    floats = (x.dtype if x.is_floating_point() else torch.float64 for x in operands)
-    return reduce(torch.promote_types, floats)
+    numbers = (x.dtype if x.is_floating_point() or x.is_complex() else torch.float64 for x in operands)
+    return reduce(torch.promote_types, numbers)
 
 
 def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:

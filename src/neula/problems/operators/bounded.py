@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy
@@ -109,6 +110,8 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[A
         return None
     for name, x in zip(("lower bound", "upper bound"), bounds, strict=True):
         refuse_variable(x, name)
+        if x.is_complex() if isinstance(x, torch.Tensor) else np.iscomplexobj(x):
+            raise TypeError(f"{name} is complex, and must be real")
     limits = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
     is_vector = b.ndim == 1
     rhs = b.unsqueeze(-1) if is_vector else b

@@ -168,10 +168,10 @@ def traced_cholesky(
     """:func:`neula.cholesky` in a graph; how much jitter it takes depends on the numbers."""
     if jitter is not None or not are_simple(engine, A):
         return None
-    lower, residuals, accepted = CHOLESKY(A.mT if upper else A, name_of(accuracy), engine, strict)
+    lower, residuals, accepted = CHOLESKY(A.mH if upper else A, name_of(accuracy), engine, strict)
     known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals), "bound": math.nan}
     return CholeskyResult(
-        factor=lower.mT if upper else lower,
+        factor=lower.mH if upper else lower,
         upper=upper,
         **known,
         residuals=residuals,

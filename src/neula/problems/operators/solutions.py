@@ -127,8 +127,8 @@ def traced_pinv(
     tall, k = A.shape[-2] > A.shape[-1], min(A.shape[-2:])
     identity = torch.eye(k, dtype=common_dtype(A), device=A.device)
     options = name_of(accuracy), engine, strict, None, None, part_of_one("rcond", rcond), 60, "backward"
-    x = LSTSQ(A.mT if tall else A, identity, *options)[0]
-    return x.mT if tall else x
+    x = LSTSQ(A.mH if tall else A, identity, *options)[0]
+    return x.mH if tall else x
 
 
 def _solve(

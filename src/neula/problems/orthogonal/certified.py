@@ -14,6 +14,8 @@ import torch
 from neula.algorithms.spectra.gram import GramTuning
 from neula.certificates.qr_evidence import QRCertificate
 from neula.engines import FP16_COR, FP64, Engine, Tuning
+from neula.engines.complex import over
+from neula.engines.formats import in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import finite_members
@@ -28,7 +30,7 @@ from neula.problems.orthogonal.ways import refined_from_gram
 
 @dataclass(frozen=True)
 class CertifiedQR:
-    """``A = Q R`` in float64 of each matrix of a batch, with k = min(m, n)."""
+    """``A = Q R`` in double precision of each matrix of a batch, with k = min(m, n)."""
 
     q: torch.Tensor  # shape (batch, m, k)
     # Shape (batch, k, n). In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
@@ -51,7 +53,7 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        On the engine's device, of any floating-point dtype. Not modified. Any dimension may be zero.
+        On the engine's device, of any real or complex dtype. Not modified. Any dimension may be zero.
     engine : Engine
 
     Returns
@@ -69,8 +71,9 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     (tensor([[[5.0000, 2.2000],
              [0.0000, 2.0396]]], dtype=torch.float64), True)
     """
-    a = a.double()
+    a = in_double(a)
     count, m, n = a.shape
+    engine = over(engine, a.dtype)
     options = QROptions(FP64, engine)
     compute = coarse_arithmetic(m, n, engine.tuning)
     if compute is None or count > 1 or not bool(finite_members(a).all()):

@@ -14,6 +14,8 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.qr import accepted_by
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP64, Format
+from neula.engines.formats import double_of, in_double
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.chain import Answer, Link, Run, run_chain
@@ -179,15 +181,15 @@ def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, tor
     matrices : Tensor, shape (batch, m, n)
     exponents : Tensor of int, shape (batch, 1, 1), or None
     """
-    if matrices.dtype != torch.float64 or target is FP64:
+    if matrices.dtype != double_of(matrices.dtype) or target is FP64:
         return matrices, None
-    exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, dim=(1, 2), keepdim=True))
+    exponents = binary_exponents(largest_magnitude(matrices, (1, 2), keepdim=True))
     return shift(matrices, -exponents), exponents
 
 
 def _multiplied(r: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """R by powers of two, and whether that of each matrix does not overflow, shape (batch,)."""
-    found = shift(r.double(), exponents)
+    found = shift(in_double(r), exponents)
     return found, (found.isfinite() == r.isfinite()).flatten(1).all(1)
 
 

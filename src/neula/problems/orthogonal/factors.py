@@ -119,7 +119,7 @@ def as_accepted(
     give, (q, r) = given.give, factors
     fields = {
         "Q": None if mode == "r" else give(q),
-        "R": give(r),
+        "R": give(r.resolve_conj()),
         "certificate": certificate,
         "accepted": Later(lambda: give(torch.ones(q.shape[:-2], dtype=torch.bool, device=q.device))),
     }

@@ -16,6 +16,7 @@ from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_q
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import measures_of_norms
 from neula.engines import FP32, FP64, Format
+from neula.engines.formats import matching_dtype
 from neula.kernels.core import core, empty
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul
@@ -94,8 +95,10 @@ def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) ->
     """
     target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    given = a.to((FP64 if target is FP64 else FP32).dtype)
-    q = empty(*a.shape, dtype=given.dtype) if a.stride(1) == 1 else empty(*a.T.shape, dtype=given.dtype).T
+    given = a.to(matching_dtype((FP64 if target is FP64 else FP32).dtype, a.dtype))
+    by_rows = a.stride(1) == 1
+    room = torch.empty if a.is_complex() else empty
+    q = room(*a.shape, dtype=given.dtype) if by_rows else room(*a.T.shape, dtype=given.dtype).T
     r = solved_cholesky_qr(given, out=q)
     values = _measured(a, q, r, target)
     found = QRJudge(a.shape, target).certificate(values)
@@ -115,7 +118,7 @@ def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: 
     """NaN is all that is measured where columns are too dependent: there are no factors."""
     if r is None:
         return QRValues.of_one(
-            q, q.new_full((q.shape[1],) * 2, math.nan), q.new_full((4,), math.nan).double()
+            q, q.new_full((q.shape[1],) * 2, math.nan), q.new_full((4,), math.nan, dtype=torch.float64)
         )
     measures = torch.from_numpy(measured_on_host(a, q, r, target))[:, 0]
     return QRValues.of_one(q, r.to(torch.promote_types(a.dtype, r.dtype)), measures)

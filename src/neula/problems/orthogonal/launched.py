@@ -45,7 +45,7 @@ def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
 def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Factors of the matrix as given, with what is measured of them."""
     options = matrix.options
-    if r.dtype == matrix.scales.dtype:  # in place, since it may be as large as A
+    if r.dtype.to_real() == matrix.scales.dtype:  # in place, since it may be as large as A
         options.engine.fill(r, r, matrix.scales.reciprocal())
     else:
         r = matrix.unscaled(q, r)

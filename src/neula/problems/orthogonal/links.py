@@ -18,6 +18,7 @@ from neula.algorithms.orthogonal.batched_qr import (
     batched_qr_in_double,
     batched_reorthogonalize,
 )
+from neula.algorithms.orthogonal.gram_passes import batched_cholesky_qr
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
@@ -87,6 +88,11 @@ class QRCase(Case):
     def target(self) -> Format:
         """The accuracy."""
         return self.options.target
+
+    @property
+    def complex(self) -> bool:
+        """Whether numbers are complex: kernels are for real ones."""
+        return self.options.engine.is_complex
 
     @property
     def storage(self) -> Format:
@@ -202,24 +208,29 @@ _lapack = _when(
 _not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 
 _few_columns = _when(
-    "up to 128 columns, accuracies fp32 and fp64",
-    lambda case: host_links.is_for_core(case.m, case.n, case.target),
+    "up to 128 columns of real numbers, accuracies fp32 and fp64",
+    lambda case: not case.complex and host_links.is_for_core(case.m, case.n, case.target),
 )
 
 _small_kernel = _when(
-    "up to 64 columns and m n^2 = 2.5e5, no ``engine`` is named",
-    lambda case: host_links.is_for_kernel(case.m, case.n, case.options),
+    "up to 64 columns of real numbers and m n^2 = 2.5e5, no ``engine`` is named",
+    lambda case: not case.complex and host_links.is_for_kernel(case.m, case.n, case.options),
 )
 
 
-@ruled("on a CPU, from 3 rows a column and more than 128 columns on")
+@ruled("on a CPU, from 3 rows a column and more than 128 columns on, of complex numbers 64")
 def _by_products(case: QRCase) -> bool:
     allowed = not (case.options.named or case.options.over_rows.spread)
-    many = case.n > host_links.COLUMNS  # a kernel does the same for fewer
+    # A kernel does the same for fewer real ones.
+    many = case.n > host_links.COLUMNS or (case.complex and 2 * case.n >= host_links.COLUMNS)
     return allowed and many and case.m >= case.tuning[QRTuning].cholesky_qr_ratio * case.n
 
 
 _one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
+
+_real = _when("real numbers", lambda case: not case.complex)
+
+_complex = _when("complex numbers", lambda case: case.complex)
 
 _tall = _when(
     "from 32 rows a column on, up to 256 columns; in half precision up to 1024", lambda case: bool(case.tall)
@@ -241,6 +252,8 @@ _gram_shifted = _when(
 def _looks(case: QRCase) -> bool:
     return case.target is FP64 and case.wait and case.layout.nbytes > case.tuning.replayed_bytes
 
+
+_below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
 
 _corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
 
@@ -307,8 +320,10 @@ _low = _formats(
 )
 
 _corrected = _formats(
-    "fp16_cor; fp64 for that accuracy, and where fp16_cor does not pay",
-    lambda case: ["fp16_cor" if case.tuning.corrected and case.target is not FP64 else "fp64"],
+    "fp16_cor; fp64 for that accuracy, of complex numbers, and where fp16_cor does not pay",
+    lambda case: [
+        "fp16_cor" if case.tuning.corrected and case.target is not FP64 and not case.complex else "fp64"
+    ],
 )
 
 _tall_arithmetic = _formats("fp16_cor; fp16 where Q may have that accuracy", lambda case: [case.tall])
@@ -355,6 +370,16 @@ def _gram_schmidt(passes: int) -> Make:
             return ways.together(label, case.storage.dtype, partial(batched_qr, passes=passes), scaled=False)
         method = partial(_orthogonal_at_any_rank, passes=passes)
         return ways.together(label, case.storage.dtype, method, waits=True)
+
+    return make
+
+
+def _gram_of_each(passes: int) -> Make:
+    """So many passes in double precision, each a few launches for all matrices; three with a shift."""
+
+    def make(case: QRCase, label: str, name: str) -> QRLink:
+        method = partial(batched_cholesky_qr, passes=passes, shifted=passes == 3)
+        return ways.together(label, torch.float64, method)
 
     return make
 
@@ -427,9 +452,12 @@ _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
     Row(REPEATED, _on_host(host_links.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
-    Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _one_pass), "", _doubled),
-    Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack), REORTHO, _doubled),
-    Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack), f"2 {REORTHO}", _doubled),
+    Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _real, _one_pass), "", _doubled),
+    Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack, _real), REORTHO, _doubled),
+    Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack, _real), f"2 {REORTHO}", _doubled),
+    Row(ONCE, _gram_of_each(1), (_together, _not_lapack, _complex, _below_fp64)),
+    Row(TWICE, _gram_of_each(2), (_together, _not_lapack, _complex)),
+    Row(SHIFTED, _gram_of_each(3), (_together, _not_lapack, _complex)),
     Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
     Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
     Row(TREE, _tree, (_tall_stage,), "", _of_trees),

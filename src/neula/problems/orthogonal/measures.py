@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.certificates.orthogonality import margin
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.qr import units
 from neula.engines import Format
 from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
+from neula.kernels.magnitudes import two_norms
 
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
@@ -22,24 +23,21 @@ def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: 
     Parameters
     ----------
     a, q, r : Tensor
-        A batch, or one matrix and its factors. Diagonals of R are made nonnegative, in place.
+        A batch, or one matrix and its factors. Diagonals of R are nonnegative.
     target : Format
 
     Returns
     -------
     array, shape (4, batch)
     """
-    vectors = probe_vectors(r.shape[-1])
+    vectors = probe_vectors(r.shape[-1], r.dtype)
     if (found := reflected_errors(a, q, r, vectors)) is not None:
         return trusted(found, target)
-    sign = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(r.dtype)
-    q *= sign[..., None, :]
-    r *= sign[..., None]
     a, q, r = (x if x.ndim == 3 else x[None] for x in (a, q, r))
-    norms, g = torch.linalg.vector_norm(r, dim=1).double(), torch.from_numpy(vectors)
-    *errors, spectral = probe_errors(a, q, r, 1 / norms, g, g)
-    spectral = margin(len(g), PROBES) * spectral
-    return trusted(torch.stack([*errors, spectral, norms.amin(1), norms.amax(1)]).numpy(), target)
+    norms, g = two_norms(r, 1).double(), torch.from_numpy(vectors)
+    errors = torch.stack(probe_errors(a, q, r, 1 / norms, g, g))
+    errors = errors * units(len(g), PROBES, g.dtype, g.device)[:, None]
+    return trusted(torch.cat([errors, torch.stack([norms.amin(1), norms.amax(1)])]).numpy(), target)
 
 
 def trusted(found: np.ndarray, target: Format) -> np.ndarray:
@@ -52,7 +50,7 @@ def trusted(found: np.ndarray, target: Format) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def probe_vectors(n: int) -> np.ndarray:
-    """Random vectors of a length, kept."""
-    found: np.ndarray = gaussian_probes(n, torch.device("cpu")).numpy()
+def probe_vectors(n: int, dtype: torch.dtype = torch.float64) -> np.ndarray:
+    """Random vectors of a length, kept; complex for a complex dtype."""
+    found: np.ndarray = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
     return found

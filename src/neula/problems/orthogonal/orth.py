@@ -12,6 +12,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
 from neula.kernels.polar.svd import svd
@@ -41,7 +42,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth, Plans(for_each_shape(range_plan_of), operands=1, fetches=False))
+@with_operator(traced_orth, Plans(for_each_shape(range_plan_of), operands=1, fetches=False, or_complex=True))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(
@@ -155,7 +156,9 @@ def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
 ) -> tuple[Call, QROptions]:
     """Check the arguments of :func:`orth`."""
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
+    )
     check_matrices(call.first.tensor, "A")
     return call, QROptions(call.target, call.engine, progress=progress)
 
@@ -222,7 +225,7 @@ def _check_full_rank(factors: QRFactors, call: Call, result: QRResult) -> torch.
     r = factors.r
     residuals, accepted = factors.residual.to(r.device), factors.accepted.to(r.device)
     # The measured residual is relative to the norm of all columns together.
-    error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype)
+    error = (math.sqrt(n) * torch.where(accepted, residuals, 0.0)).to(r.dtype.to_real())
     ranks = numerical_ranks(columns_of_norm_one(r), rank_tolerance(call.dtype, m, n), error, exact=False)
     ranks = over_rows.agree(ranks)
     deficient = (accepted & (ranks < min(m, n))).cpu()
@@ -241,7 +244,7 @@ def _check_full_rank(factors: QRFactors, call: Call, result: QRResult) -> torch.
 
 def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
     """Singular values relative to the largest, with columns of norm 1, up to which nothing is known."""
-    size = max(m, n)
+    size, dtype = max(m, n), dtype.to_real()
     if dtype == torch.float64:
         return size * torch.finfo(torch.float64).eps
     return max(math.sqrt(size) * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
@@ -253,7 +256,7 @@ def _range_basis(
     """Basis of the range of each matrix, shape (batch, m, rank); None where that is Q."""
     q, r = factors.q, factors.r
     # Squares of large or small elements would be out of range.
-    r = (r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None]).double()
+    r = in_double(r * power_of_two_scales(r.abs().amax((1, 2)))[:, None, None])
     finite = r.isfinite().flatten(1).all(1)
     ranks = over_rows.agree(numerical_ranks(r, rcond))[finite].tolist()
     k = r.shape[1]

@@ -29,8 +29,10 @@ from neula.algorithms.spectra.numerical_rank import (
 )
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.bounds import residual_bound
-from neula.engines import FP16, FP32, FP64
+from neula.engines import FP16, FP32, FP64, Engine
+from neula.engines.formats import double_of, in_double
 from neula.kernels import scipy_linalg
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -94,7 +96,7 @@ def factorize_pivoted(
     with plain_arithmetic(engine.device):
         factors, order = _pivoted(matrices, mode, options) if begun is None else begun
     factors = factors or factorize(in_order(matrices, order), mode, options)
-    if some and engine.tuning.tournaments and not _few_columns(matrices.shape, options):
+    if some and _eliminates(engine) and not _few_columns(matrices.shape, options):
         order, factors = _with_longer_pivots(order, factors, matrices, mode, options)
     with plain_arithmetic(engine.device):
         better = _strong_orders(factors, matrices, options) if some else None
@@ -153,15 +155,15 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[QRF
     engine, tuning = options.low_engine, options.engine.tuning
     if not _few_columns(matrices.shape, options):
         return None, _orders_of_large(matrices, options)
-    exponents = binary_exponents(torch.linalg.vector_norm(matrices, torch.inf, (1, 2), keepdim=True))
-    scaled = shift(matrices.double(), -exponents).to(engine.storage)
+    exponents = binary_exponents(largest_magnitude(matrices, (1, 2), keepdim=True))
+    scaled = shift(in_double(matrices), -exponents).to(engine.storage)
     scaled.masked_fill_(~finite_members(matrices)[:, None, None], 0.0)
     if not tuning.lapack:
         return None, greedy_orders(scaled)
     q, r, order = lapack_factors(scaled)
-    if options.named or (matrices.dtype == torch.float64 and options.target is not FP64):
+    if options.named or (matrices.dtype == double_of(matrices.dtype) and options.target is not FP64):
         return None, order
-    r = shift(r.double(), exponents)[..., : min(m, n)]
+    r = shift(in_double(r), exponents)[..., : min(m, n)]
     return _accepted(in_order(matrices, order), q, r, mode, options), order
 
 
@@ -196,14 +198,19 @@ def _orders_of_large(matrices: torch.Tensor, options: QROptions) -> torch.Tensor
 
 def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     """That of one large matrix, shape (n,)."""
-    at_once = options.engine.tuning.tournaments
+    at_once = _eliminates(options.engine)
     engine = options.engine.using(FP16) if at_once else options.low_engine
-    largest = engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32)).amax()
+    largest = engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32)).amax()
     work = engine.empty(*a.shape, dtype=engine.operand_dtype if at_once else None)
     engine.fill(work, a, power_of_two_scales(largest).repeat(a.shape[1]))
     if at_once:
         return eliminated_order(work, engine)
     return sketched_order(work, engine, engine.tuning[PivotTuning].pivot_block)
+
+
+def _eliminates(engine: Engine) -> bool:
+    """Whether elimination in half precision finds all pivots at once: of real matrices."""
+    return engine.tuning.tournaments and not engine.is_complex
 
 
 def _with_longer_pivots(
@@ -243,7 +250,7 @@ def _strong_orders(factors: QRFactors, matrices: torch.Tensor, options: QROption
     # In the precision of the factors: what it cannot tell from zero the tolerance does not, either.
     r = factors.r[:, :k]
     r = r.to(torch.promote_types(r.dtype, torch.float32))
-    sizes = torch.linalg.vector_norm(r, torch.inf, (1, 2))
+    sizes = largest_magnitude(r, (1, 2))
     r = r * power_of_two_scales(sizes)[:, None, None].to(r.dtype)
     usable = sizes.isfinite()
     if not usable.all():
@@ -257,7 +264,7 @@ def _strong_orders(factors: QRFactors, matrices: torch.Tensor, options: QROption
         size = tolerance * float(largest_singular_values(r[place, None]))
         if _shows_the_last(r[place], size, smallest):
             continue
-        found = strong_order(r[place].double(), size)
+        found = strong_order(in_double(r[place]), size)
         if found is not None:
             order[place], changed = found, True
     return order if changed else None

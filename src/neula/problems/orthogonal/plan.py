@@ -13,6 +13,7 @@ from neula.algorithms.spectra.numerical_rank import SAFETY
 from neula.certificates.bounds import Accuracy
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Engine
+from neula.engines.formats import in_double
 from neula.errors import part_of_one
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
@@ -81,7 +82,7 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
     """
     (m, n), target, tuning = a.shape[-2:], options.target, options.engine.tuning
     asked = options.named or options.in_place or options.progress is not None
-    if asked or not a.numel() or a.dtype != target.dtype or target not in (FP32, FP64):
+    if asked or not a.numel() or a.dtype.to_real() != target.dtype or target not in (FP32, FP64):
         return None
     here = a.is_cpu and options.engine.device.type == "cpu" and tuning.lapack_first(m, n)
     matrices = flattened(a)
@@ -107,8 +108,9 @@ class RangePlan:
         found, certificate = self._plan.first(torch.from_numpy(given.arrays[0]))
         if found is None or certificate is None:
             return None
-        r = found.values.r[0].numpy().astype(np.float64, copy=False)
-        inverse, singular = scipy_linalg.lapack.dtrtri(r.T, lower=1)
+        r = in_double(found.values.r[0]).numpy()
+        invert = scipy_linalg.lapack.ztrtri if r.dtype.kind == "c" else scipy_linalg.lapack.dtrtri
+        inverse, singular = invert(r.T, lower=1)
         # The reciprocal of this norm is at most the smallest singular value, the other at least the largest.
         if singular or not SAFETY * self._rcond * np.linalg.norm(r) * np.linalg.norm(inverse) < 1:
             return None
@@ -139,7 +141,7 @@ def _of_core(
     wait: bool = True,
     **others: Any,
 ) -> QRPlan | None:
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, or_complex=True)
     a, target = call.first.tensor, call.target
     if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None

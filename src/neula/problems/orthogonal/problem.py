@@ -17,7 +17,9 @@ from neula.certificates.orthogonality import measured_again
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
@@ -99,7 +101,7 @@ class QRValues(Values):
     def norms(
         self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
     ) -> np.ndarray:
-        """``||I - Q^T Q||_2`` of some members, whose first estimates exceed the bound of a certificate."""
+        """``||I - Q^H Q||_2`` of some members, whose first estimates exceed the bound of a certificate."""
         q = self.q if which.all() else self.q[torch.from_numpy(which).to(self.q.device)]
         return np.array(measured_again(q, found.orthogonality_2norm_bound, over_rows).tolist())
 
@@ -143,8 +145,8 @@ class QRMatrices(Batch):
 
     def scales(self) -> torch.Tensor:
         """Column scales, shape (batch, n)."""
-        wide_enough = torch.float64 if self.a.dtype == torch.float64 else torch.float32
-        largest = torch.linalg.vector_norm(self.a, math.inf, dim=1)
+        wide_enough = torch.promote_types(self.a.dtype.to_real(), torch.float32)
+        largest = largest_magnitude(self.a, 1)
         return power_of_two_scales(self.options.over_rows.largest(largest).to(wide_enough))
 
     def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -159,8 +161,8 @@ class QRMatrices(Batch):
         Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
         of the range in which their squares can be trusted, and then measures are NaN.
         """
-        q = q.to((FP64 if self.options.target is FP64 else FP32).dtype)
-        r = r.to(torch.float64 if self.a.dtype == torch.float64 else torch.float32)
+        q = q.to(matching_dtype((FP64 if self.options.target is FP64 else FP32).dtype, q.dtype))
+        r = r.to(torch.promote_types(self.a.dtype, torch.float32))
         if scales is not None:
             r = r / scales[:, None, : self.k]
         if self.a.shape[2] > self.k:
@@ -170,8 +172,8 @@ class QRMatrices(Batch):
             if np.isfinite(measures).all():
                 return q, r, torch.from_numpy(measures)
         if scales is None:
-            norms = torch.linalg.vector_norm(r, dim=1)
-            low, high = SAFE_NORMS[q.dtype]
+            norms = two_norms(r, 1)
+            low, high = SAFE_NORMS[q.dtype.to_real()]
             # NaN unless low < norm < high; zero columns are harmless.
             inverse = functional.threshold(norms, low, math.nan).reciprocal_()
             scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
@@ -184,12 +186,12 @@ class QRMatrices(Batch):
         return self.a.is_cpu and alike and not self.options.over_rows.spread
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-        """``Q^T A`` of the columns beyond the square."""
-        rest = self.a[..., self.k :].double()
+        """``Q^H A`` of the columns beyond the square."""
+        q, rest = in_double(q), in_double(self.a[..., self.k :])
         if scales is None:
-            return q.double().mT @ rest
+            return q.mH @ rest
         beyond = scales[:, None, self.k :]
-        return (q.double().mT @ (rest * beyond)) / beyond
+        return (q.mH @ (rest * beyond)) / beyond
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ class Matrix:
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
         """R of the matrix as given: scales undone, zero columns zero, those of a wide one added."""
         leading, options = self.leading, self.options
-        r = r_scaled.to(self.scales.dtype) / leading.scales
+        r = r_scaled.to(matching_dtype(self.scales.dtype, q.dtype)) / leading.scales
         if leading.zero is not None:
             r[:, leading.zero] = 0
         m, n = options.shape_of(self.a.shape)
@@ -283,10 +285,10 @@ class Matrix:
         engine = options.low_engine if options.target in (FP16, BF16) else options.engine.using(FP64)
         scales = self.scales[m:]
         rest = engine.fill(engine.empty(m, n - m), self.a[:, m:], scales)
-        product = engine.gemm(engine.operand(q.to(engine.storage)).T, engine.operand(rest))
+        product = engine.gemm(engine.operand(q.to(engine.storage)).mH, engine.operand(rest))
         return torch.cat([r, product.to(r.dtype) / scales], 1)
 
 
 def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
-    """Largest element of each column, at least in float32."""
-    return options.engine.column_max(a).to(torch.promote_types(a.dtype, torch.float32))
+    """Largest magnitude in each column, at least in float32."""
+    return options.engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32))

@@ -38,7 +38,7 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "househ
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
-@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False, or_complex=True))
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
@@ -69,10 +69,11 @@ def qr(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified, except with ``overwrite_a``. Leading dimensions are a batch; any dimension may be zero. Or a
-        matrix whose rows are distributed over processes (:func:`neula.distributed.rows`). In a list of torch
-        matrices, those of one shape are factorized together, and a list of results is returned.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; integers are
+        taken as float64. Not modified, except with ``overwrite_a``. Leading dimensions are a batch; any
+        dimension may be zero. Or a matrix whose rows are distributed over processes
+        (:func:`neula.distributed.rows`). In a list of torch matrices, those of one shape are factorized
+        together, and a list of results is returned.
     mode : {"reduced", "r", "complete", "raw"}
         Q of shape (m, min(m, n)); only R; Q of shape (m, m) and R of shape (m, n); or the Householder form
         of :func:`torch.geqrf`, at least in float32.
@@ -113,7 +114,8 @@ def qr(
     -------
     QRResult
         Unpacks into ``Q, R``, with ``pivoting`` into ``Q, R, P``, with ``mode="raw"`` into ``H, tau``; has
-        the certificate and the attempts. The diagonal of R is nonnegative, except in Householder form.
+        the certificate and the attempts. The diagonal of R is real, and nonnegative except in Householder
+        form.
 
     Raises
     ------
@@ -122,7 +124,7 @@ def qr(
         Q of a tall matrix, or the Householder form, is to have a gradient, or the latter pivots. Matrices of
         a batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not accepted.
     TypeError
-        For complex, sparse or masked input.
+        For sparse or masked input.
     OverflowError
         If R overflows the dtype of A.
     AccuracyError
@@ -182,6 +184,10 @@ def qr(
     Householder reflections in double precision. The attempts are those of the batch, with the worst
     certificate.
 
+    Complex matrices take the same algorithms, and routines of the library in place of kernels for small ones.
+    Their Gram matrices are in double precision, and products in a low format are three real ones. R has a
+    real diagonal.
+
     References
     ----------
     .. [1] S. Zhang, E. Baharlouei, P. Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR
@@ -207,7 +213,9 @@ def qr(
     >>> bool(np.linalg.norm(A[:, P] - Q @ R) < 1e-14 * np.linalg.norm(A)), int((R.diagonal() > 1e-12).sum())
     (True, 39)
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
+    )
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)

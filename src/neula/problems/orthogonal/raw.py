@@ -12,6 +12,7 @@ from neula.algorithms.orthogonal.reconstruction import householder_form
 from neula.certificates.householder import householder_measures
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
+from neula.engines.formats import matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
@@ -87,11 +88,10 @@ def _by_library(storage: Format) -> RawLink:
     label = f"householder {storage.name}"
 
     def reflected(batch: QRMatrices, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if (
-            torch.promote_types(batch.a.dtype, storage.dtype) == storage.dtype
-        ):  # norms in LAPACK do not overflow
-            return torch.geqrf(batch.a.to(storage.dtype))
-        h, tau = torch.geqrf((batch.a * scales[:, None]).to(storage.dtype))
+        kept = matching_dtype(storage.dtype, batch.a.dtype)
+        if torch.promote_types(batch.a.dtype, kept) == kept:  # norms in LAPACK do not overflow
+            return torch.geqrf(batch.a.to(kept))
+        h, tau = torch.geqrf((batch.a * scales[:, None]).to(kept))
         return _unscaled(h, scales, batch), tau
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -178,16 +178,20 @@ Case = tuple[int, QROptions]
 _when = Rule[Case, bool]
 
 _lapack = _when(
-    "on a CPU, accuracies below fp64",
-    lambda case: case[1].engine.tuning.lapack and case[1].target is not FP64 and not case[1].named,
+    "on a CPU, or of complex numbers, accuracies below fp64",
+    lambda case: (
+        (case[1].engine.tuning.lapack or case[1].engine.is_complex)
+        and case[1].target is not FP64
+        and not case[1].named
+    ),
 )
 
 _few_rows = _when(
-    "on a GPU, up to 512 rows, accuracies below fp64",
+    "on a GPU, up to 512 rows of real numbers, accuracies below fp64",
     lambda case: (
         0 < case[0] <= case[1].engine.tuning[QRTuning].reflected_rows
         and case[1].target is not FP64
-        and not (case[1].named or case[1].engine.tuning.lapack)
+        and not (case[1].named or case[1].engine.tuning.lapack or case[1].engine.is_complex)
     ),
 )
 

@@ -1,4 +1,4 @@
-"""R and ``Q^T B`` in double precision, certified, without Q where it is not needed.
+"""R and ``Q^H B`` in double precision, certified, without Q where it is not needed.
 
 Bounds and steps of non-linear fits need no more than this of a QR, and Q takes more than half of its time.
 """
@@ -16,13 +16,15 @@ from neula.algorithms.orthogonal.reorthogonalize import WELL_CONDITIONED
 from neula.algorithms.spectra.gram import gram_r
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP64, Engine
+from neula.engines.complex import over
+from neula.engines.formats import in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
 
 FAITHFUL = 0.25
-"""How far ``(R^T R)^-1 A^T A`` may be from the identity: singular values are right within a seventh then."""
+"""How far ``(R^H R)^-1 A^H A`` may be from the identity: singular values are right within a seventh then."""
 
 RIGHT_HAND_SIDES = 4
 """Reflections are applied to B as to columns of A, one by one, up to one for so many columns of A; with more
@@ -33,24 +35,24 @@ of them Q and one product take less."""
 class RFactors:
     """``A = Q R`` of each matrix of a batch, with k = min(m, n)."""
 
-    # Shape (batch, k, n). float64, in the units of A. Nothing is said of its rank. NaN where A holds NaN or
-    # Inf.
+    # Shape (batch, k, n). In double precision, in the units of A. Nothing is said of its rank. NaN where A
+    # holds NaN or Inf.
     r: torch.Tensor
-    c: torch.Tensor  # shape (batch, k, K): Q^T B
+    c: torch.Tensor  # shape (batch, k, K): Q^H B
     accepted: bool  # whether all of them are certified
     attempts: tuple[Attempt, ...]
 
 
 def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
-    """R and ``Q^T B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
+    """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
 
-    Without Q what is measured is ``A^T A`` beside ``R^T R``, which is enough for condition numbers up to
+    Without Q what is measured is ``A^H A`` beside ``R^H R``, which is enough for condition numbers up to
     about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
 
     Parameters
     ----------
     a : Tensor, shape (batch, m, n)
-        float64, on the engine's device.
+        In double precision, on the engine's device.
     b : Tensor, shape (batch, m, K)
     engine : Engine
 
@@ -69,7 +71,7 @@ def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFac
              [0.0000, 2.0396]]], dtype=torch.float64), tensor([5., 0.], dtype=torch.float64))
     """
     m, n = a.shape[1:]
-    few = RIGHT_HAND_SIDES * b.shape[2] <= n
+    few, engine = RIGHT_HAND_SIDES * b.shape[2] <= n, over(engine, a.dtype)
     if a.numel() and m >= n and few:
         found = None
         with plain_arithmetic(engine.device):
@@ -81,7 +83,7 @@ def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFac
             return found
     whole = certified_qr(a, engine)
     with plain_arithmetic(engine.device):
-        c = whole.q.mT @ b
+        c = whole.q.mH @ b
     return RFactors(whole.r, c, bool(whole.accepted.all()), whole.attempts)
 
 
@@ -96,35 +98,35 @@ def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> RFactors | None:
 def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> RFactors | None:
     """R of a coarse Gram matrix, and that of ``W = A R^-1`` in double precision."""
     matrix = QRMatrices(a, QROptions(FP64, coarse)).single.leading
-    first = gram_r(coarse.operand(matrix.scaled(coarse)), coarse).double() / matrix.scales.double()
+    first = in_double(gram_r(coarse.operand(matrix.scaled(coarse)), coarse)) / matrix.scales.double()
     w = torch.linalg.solve_triangular(first, a[0], upper=True, left=False)
-    gram = w.mT @ w
+    gram = w.mH @ w
     second, info = upper_cholesky(gram)
     second = second.masked_fill(info > 0, math.nan)
     gram.diagonal().sub_(1.0)
-    # Of a W that is nearly orthonormal Q^T B needs no Q.
+    # Of a W that is nearly orthonormal Q^H B needs no Q.
     second = torch.where(torch.linalg.matrix_norm(gram) <= WELL_CONDITIONED, second, math.nan)
-    c = torch.linalg.solve_triangular(second.mT, w.mT @ b[0], upper=False)
+    c = torch.linalg.solve_triangular(second.mH, w.mH @ b[0], upper=False)
     r = (second @ first).triu_()
     return _believed(a, r[None], c[None], f"cholesky {coarse.arithmetic.name} + cholesky fp64")
 
 
 def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) -> RFactors | None:
-    """R and ``Q^T B``, if R is as good as condition numbers need."""
+    """R and ``Q^H B``, if R is as good as condition numbers need."""
     rate = float(_rate(a, r).max())
     if not rate <= FAITHFUL:
         return None
-    reason = f"(R^T R)^-1 A^T A differs from the identity by {rate:.1e} (bound {FAITHFUL})"
+    reason = f"(R^H R)^-1 A^H A differs from the identity by {rate:.1e} (bound {FAITHFUL})"
     return RFactors(r, c, True, (Attempt(f"{method} without Q", True, reason),))
 
 
 def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
-    """``||(R^T R)^-1 A^T A - I||`` for columns of norm 1, estimated from above, shape (batch,)."""
+    """``||(R^H R)^-1 A^H A - I||`` for columns of norm 1, estimated from above, shape (batch,)."""
     norms = torch.linalg.vector_norm(r, dim=1, keepdim=True)
     norms = torch.where(norms > 0, norms, 1.0)
     # In rows: MKL takes three times as long for a few columns.
-    vectors = gaussian_probes(r.shape[2], r.device).mT / norms
-    difference = ((vectors @ a.mT) @ a - (vectors @ r.mT) @ r) / norms
+    vectors = gaussian_probes(r.shape[2], r.device, r.dtype).mT / norms
+    difference = ((vectors @ a.mH) @ a - (vectors @ r.mH) @ r) / norms
     identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
     inverse = norms.mT * torch.linalg.solve_triangular(r, identity, upper=True)
     distance = torch.linalg.matrix_norm(difference) / PROBES**0.5

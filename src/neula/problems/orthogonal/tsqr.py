@@ -68,9 +68,9 @@ def tsqr(
     Parameters
     ----------
     A : array_like, shape (..., m, n), n <= 256
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. It is
-        not modified. Leading dimensions are a batch; any dimension may be zero. Or a matrix whose rows are
-        distributed over processes (:func:`neula.distributed.rows`).
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; integers are
+        taken as float64. It is not modified. Leading dimensions are a batch; any dimension may be zero. Or a
+        matrix whose rows are distributed over processes (:func:`neula.distributed.rows`).
     mode : {"reduced", "r"}
         Q of shape (m, min(m, n)), or only R.
     compute : str, optional
@@ -90,8 +90,9 @@ def tsqr(
     Returns
     -------
     QRResult
-        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is nonnegative. The
-        accuracy that is certified is that of A's dtype, or of a named ``compute`` if that is coarser.
+        Unpacks into ``Q, R``; holds the certificate and the attempts. The diagonal of R is real and
+        nonnegative. The accuracy that is certified is that of A's dtype, or of a named ``compute`` if that is
+        coarser.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def tsqr(
         For more than 256 columns, for a matrix that has NaN or Inf, and for unknown names. Matrices of a
         batch with NaN or Inf are no error unless ``strict``: their factors are NaN, and are not accepted.
     TypeError
-        For complex, sparse or masked input.
+        For sparse or masked input.
     AccuracyError
         If the accuracy was not reached and ``strict`` is set.
 
@@ -139,7 +140,7 @@ def tsqr(
     >>> neula.tsqr(A, compute="fp16_nocor", engine="emulated").accuracy
     'fp16'
     """
-    call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True)
+    call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True, or_complex=True)
     a, target = call.first.tensor, call.target
     check_matrices(a, "A")
     if a.shape[-1] > COLUMNS[-1]:
@@ -196,7 +197,9 @@ def _product(compute: str, engine: Engine) -> str | Product:
     if format == "fp32":
         return exact_matmul
     low = _multiplying(format, engine)
-    if engine.name == "cuda":  # whose kernels know them by name; an emulated unit on a GPU is not theirs
+    if (
+        engine.name == "cuda" and not engine.is_complex
+    ):  # whose kernels know them by name; an emulated unit on a GPU is not theirs
         return format if correction == "nocor" else f"{format}_cor"
     return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
 

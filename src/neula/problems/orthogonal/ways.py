@@ -32,7 +32,9 @@ from neula.certificates.qr import (
     single_qr_measures,
 )
 from neula.engines import FP64, Format
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import Reduction
+from neula.kernels.phases import with_nonnegative_diagonal
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
@@ -75,7 +77,8 @@ def together(
     label : str
         Says what the method does: equal labels, equal methods.
     dtype : torch.dtype or None
-        Of the matrices that it takes; None for a method that is not scaled and takes any.
+        Of the matrices that it takes, or of the parts of complex ones; None for a method that is not scaled
+        and takes any.
     method : callable
         QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
     scaled : bool
@@ -93,10 +96,11 @@ def together(
             batch = QRMatrices(a, options)
             if dtype is None:
                 return batch.measured(*method(a[..., : batch.k]), None)
-            if not scaled and torch.promote_types(a.dtype, dtype) == dtype:
-                return batch.measured(*method(batch.leading(dtype)), None)
+            kept = matching_dtype(dtype, a.dtype)
+            if not scaled and torch.promote_types(a.dtype, kept) == kept:
+                return batch.measured(*method(batch.leading(kept)), None)
             scales = batch.scales()
-            return batch.measured(*method(batch.scaled(scales, dtype)), scales)
+            return batch.measured(*method(batch.scaled(scales, kept)), scales)
 
         if waits:
             q, r, measures = factorized(matrices.a)
@@ -118,8 +122,8 @@ def another_pass(label: str) -> QRLink:
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         assert before is not None
-        scales, leading = matrices.scales(), before.values.r[..., : matrices.k].double()
-        factors = batched_reorthogonalize(before.values.q.double(), leading * scales[:, None, : matrices.k])
+        scales, leading = matrices.scales(), in_double(before.values.r[..., : matrices.k])
+        factors = batched_reorthogonalize(in_double(before.values.q), leading * scales[:, None, : matrices.k])
         q, r, measures = matrices.measured(*factors, scales)
         return Answer(QRValues(q, r, measures.T), label)
 
@@ -156,7 +160,9 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     count, m, n = a.shape
     shapes = (m, matrices.k), (matrices.k, n)
     q, r = (a.new_full((count, *shape), math.nan) for shape in shapes)
-    measures = torch.full((count, 4), math.nan, dtype=certifying_dtype(a.dtype, target), device="cpu")
+    measures = torch.full(
+        (count, 4), math.nan, dtype=certifying_dtype(a.dtype.to_real(), target), device="cpu"
+    )
     return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
 
 
@@ -184,13 +190,12 @@ def _is_triangular(matrices: QRMatrices) -> bool:
 
 
 def _triangular(matrices: QRMatrices) -> Solution:
-    """Factors of an upper triangle or trapezoid without a reflection: R is A, except for signs."""
+    """Factors of an upper triangle or trapezoid without a reflection: R is A, except for phases of rows."""
     matrix, options, k = matrices.single, matrices.options, matrices.k
-    r = matrix.a[:k].to(matrix.scales.dtype)
-    sign = torch.where(r.diagonal() < 0, -1.0, 1.0).to(r.dtype)
+    r = matrix.a[:k].to(matching_dtype(matrix.scales.dtype, matrix.a.dtype), copy=True)
     q = r.new_zeros(len(matrix.a), k, dtype=options.low_engine.storage)
-    q.diagonal().copy_(sign)
-    r = sign[:, None] * r
+    q.diagonal().fill_(1.0)
+    with_nonnegative_diagonal(q, r)
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
     return Answer(QRValues.of_one(q, r, measures), "triangular")
 
@@ -233,7 +238,7 @@ def refined_from_gram(compute: str) -> QRLink:
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         engine = matrices.options.engine.using(compute)
-        r = gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine).double()
+        r = in_double(gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine))
         if not bool(torch.isfinite(r).all()):
             raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
         return replace(_answer(matrices, "", *refine_qr(_in_double(matrices), r)), label=label)
@@ -338,8 +343,8 @@ def second_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solut
 def householder_of_q(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Householder reflections of Q in double precision."""
     q, r = _inherited(matrices.single, before)
-    q, step = householder(q.double())
-    found = _answer_in_place(matrices, "", q, (step @ r.double()).to(r.dtype))
+    q, step = householder(in_double(q))
+    found = _answer_in_place(matrices, "", q, (step @ in_double(r)).to(r.dtype))
     return replace(found, label="householder fp64")
 
 

@@ -59,14 +59,16 @@ def polar(
     """Polar decomposition ``A = U H``, certified to the requested accuracy.
 
     U is the nearest matrix to A with orthonormal columns (rows, if there are fewer), by which Muon and other
-    optimizers replace a gradient. H is symmetric positive semidefinite and computed if ``side`` is given.
+    optimizers replace a gradient. H is symmetric (Hermitian if A is complex), positive semidefinite, and
+    computed if ``side`` is given.
 
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch; any dimension may be zero. Of a list of torch matrices, as
-        optimizers hold them, those of one shape are decomposed together, and a list of results comes back.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; integers are
+        taken as float64. Not modified. Leading dimensions are a batch; any dimension may be zero. Of a list
+        of torch matrices, as optimizers hold them, those of one shape are decomposed together, and a list of
+        results comes back.
     side : {"right", "left"}, optional
         The symmetric factor to compute as well: of ``A = U H`` or of ``A = H U``. By default none.
     rcond : float, optional
@@ -103,7 +105,7 @@ def polar(
         without full rank is to have a gradient. Matrices of a batch with NaN or Inf are no error unless
         ``strict``: their factors are NaN, and are not accepted.
     TypeError
-        For complex, sparse or masked input.
+        For sparse or masked input.
     OverflowError
         If H overflows the dtype of A.
     AccuracyError
@@ -152,7 +154,9 @@ def polar(
     >>> neula.polar(np.zeros((3, 2))).rank
     0
     """
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin(
+        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
+    )
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
@@ -277,7 +281,10 @@ def decompose(
         links = in_step(chain(options)) if over_rows.spread else chain(options)
         return PolarOutcome(run_chain(links, PolarMatrices(matrices, options), judge, begun=begun), judge)
     nothing = torch.zeros(count, 5, dtype=torch.float64, device="cpu")
-    run = Run.begin(count, PolarValues(matrices.to(options.work.dtype), nothing[:, 0].long(), nothing))
+    run = Run.begin(
+        count,
+        PolarValues(matrices.to(options.engine.using(options.work).storage), nothing[:, 0].long(), nothing),
+    )
     run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
     run.attempts.append(Attempt("nothing to do", True, "no elements"))
     return PolarOutcome(run, judge)
@@ -301,20 +308,20 @@ def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
 
 
 def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: PolarOptions) -> torch.Tensor:
-    """``(U^T A + A^T U) / 2`` of a batch, or ``(U A^T + A U^T) / 2`` for ``side="left"``."""
+    """``(U^H A + A^H U) / 2`` of a batch, or ``(U A^H + A U^H) / 2`` for ``side="left"``."""
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
         return a.new_zeros(len(a), order, order)
     name = options.engine.tuning.cheapest(options.work)
     engine = options.engine.using(Arithmetic.named(name))
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    largest = torch.linalg.vector_norm(a, torch.inf, dim=(1, 2), keepdim=True)
+    largest = largest_magnitude(a, (1, 2), keepdim=True)
     exponents = binary_exponents(options.over_rows.largest(largest))
     near_one = shift(a, -exponents)
-    left, right = (u.mT, near_one.mT) if side == "right" else (near_one, u)
+    left, right = (u.mH, near_one.mH) if side == "right" else (near_one, u)
     h = engine.joined(engine.across(engine.parts(left), engine.parts(right)))
-    h = (h + h.mT) / 2
-    return shift(h.double() if a.dtype == torch.float64 else h, exponents)
+    h = (h + h.mH) / 2
+    return shift(h.to(torch.promote_types(h.dtype, a.dtype)), exponents)
 
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:

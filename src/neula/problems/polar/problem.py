@@ -10,6 +10,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.polar import PolarBounds
 from neula.engines import BF16, FP32, FP64, Engine, Format
 from neula.engines.reduction import Reduction
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.progress import Progress
 
@@ -67,10 +68,10 @@ class PolarOptions:
 
     def laid_down(self, a: torch.Tensor) -> torch.Tensor:
         """Matrices as they are, tall ones transposed."""
-        return a if self.lie_down(a.shape) else a.mT
+        return a if self.lie_down(a.shape) else a.mH
 
     def scales(self, a: torch.Tensor) -> tuple[torch.Tensor, float]:
-        """Powers of two by which elements of ``A A^T`` are near 1 at most: one a matrix, and one for all.
+        """Powers of two by which elements of ``A A^H`` are near 1 at most: one a matrix, and one for all.
 
         Both at once may be out of range.
 
@@ -81,11 +82,11 @@ class PolarOptions:
         Returns
         -------
         scales : Tensor, shape (batch,)
-            In the dtype of A, at least float32.
+            In the dtype of A or of its parts, at least float32.
         factor : float
         """
-        enough = torch.promote_types(a.dtype, torch.float32)
-        largest = self.over_rows.largest(torch.linalg.vector_norm(a, torch.inf, dim=(1, 2)).to(enough))
+        enough = torch.promote_types(a.dtype, torch.float32).to_real()
+        largest = self.over_rows.largest(largest_magnitude(a, (1, 2)).to(enough))
         length = max(self.shape_of(a.shape))
         return power_of_two_scales(largest), 2.0 ** -((length.bit_length() - 1) // 2)
 

@@ -46,7 +46,7 @@ def polynomials(
         key = label, options.target.name, options.small_too, options.completion
         x, measures = options.engine.replay(factorized, (a, *known), key)
         u, unknown = engine.joined(x), torch.full((len(a),), -1, device=a.device)
-        return _answer(options, label, u if options.lie_down(a.shape) else u.mT, unknown, measures)
+        return _answer(options, label, u if options.lie_down(a.shape) else u.mH, unknown, measures)
 
     return Link(label, answer, inherits=on, launches_only=not on)
 
@@ -57,7 +57,8 @@ def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> 
     engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
     scales, factor = options.scales(matrices.a)
-    wide = ((options.laid_down(matrices.a) * scales[:, None, None]) * factor).to(format.dtype)
+    wide = (options.laid_down(matrices.a) * scales[:, None, None]) * factor
+    wide = wide.to(options.engine.using(format).storage)
     wide = torch.where(usable[:, None, None], wide, 0.0)
     cutoff, unknown = options.cutoff(matrices.a.shape), 0.0
     if format is FP32 and options.small_too:
@@ -72,7 +73,7 @@ def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> 
     x = torch.where(usable[:, None, None], x, torch.nan)
     measures = torch.where(usable, measures, torch.nan)
     u = x.to(engine.storage)
-    return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mT, rank, measures)
+    return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mH, rank, measures)
 
 
 def _answer(

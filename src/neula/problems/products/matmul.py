@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
-from neula.engines import FP16_COR, Engine
+from neula.engines import FP16_COR, FP64, Engine, format_of
 from neula.engines.tuning import CorrectedTuning
 from neula.errors import check_name, number
 from neula.pipeline.call import Call
@@ -48,7 +48,8 @@ def matmul(
     ----------
     A : array_like, shape (*batch, m, k) or (k,)
     B : array_like, shape (*batch, k, n) or (k,)
-        NumPy array, torch tensor or DLPack object, of any strides; not modified. Shapes go together as in
+        NumPy array, torch tensor or DLPack object, of any strides, real or complex; not modified. A real
+        operand of a complex one stays real: that is two real products. Shapes go together as in
         :func:`numpy.matmul`: leading dimensions are broadcast, a one-dimensional A is a row and a
         one-dimensional B a column, which the result does not have. Any dimension may be zero. An entry of the
         product that depends on NaN or Inf is NaN or Inf. Or, over processes, ``A.T`` and B of two tall
@@ -62,9 +63,9 @@ def matmul(
         - ``"fp32"``, ``"fp64"``.
 
         The notes say how far each may be from the exact product. By default the cheapest one at the accuracy
-        of the input's dtype: for float32 ``fp16_cor`` for large matrices on a GPU and ``fp32`` elsewhere,
-        ``fp64`` for float64, and for half-precision input its own format, or fp32 where the engine does not
-        have it.
+        of the input's dtype: for float32 and complex64 ``fp16_cor`` for large matrices on a GPU and ``fp32``
+        elsewhere, ``fp64`` for float64 and complex128, and for half-precision input its own format, or fp32
+        where the engine does not have it.
     alpha, beta : float
     out : torch.Tensor or numpy.ndarray, of the shape of the result, optional
         Written in place, in the dtype of the result; it may overlap the operands. It is read only if
@@ -77,7 +78,8 @@ def matmul(
     -------
     array, shape (*batch, m, n), without m or n where A or B is a vector
         ``out``, or a new array of the library and on the device of A, in the common dtype of A and B. The
-        product of two vectors is a number: a scalar of NumPy, or a tensor without dimensions.
+        product of two vectors is a number: a scalar of NumPy, or a tensor without dimensions. Nothing is
+        conjugated.
 
     Raises
     ------
@@ -85,7 +87,7 @@ def matmul(
         If shapes do not fit, for a mode that is unknown or that the engine does not have, if ``beta`` is
         given without ``out``, ``out`` cannot hold the result, or an operand of ``out`` requires a gradient.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     OverflowError
         If the result is too large for a half-precision dtype.
 
@@ -112,6 +114,12 @@ def matmul(
     2 u of rounding them to float32. So no bound is relative to ``|A B|``: where products cancel, the digits
     that ``|A| |B|`` has in excess of it are lost.
 
+    Complex matrices are multiplied as such in fp64, and complex64 in fp32, with f at most ``2^(3/2) k u``. In
+    other modes, and complex128 in fp32, they take three real products, of real parts, of imaginary parts and
+    of sums of both [1]_: then f is 3.2 times that of these, and 12 u more. Errors are relative to moduli, so
+    that the smaller part of a number may have as large an error as the larger one. Sums of parts must not
+    overflow.
+
     For fp16, rows of A and columns of B are scaled by powers of two, exactly undone in the product, so that
     matrices in any units can be multiplied. The range *within* a row remains: elements keep their bits down
     to 2^-28 of the largest in their row of A (or column of B), and have an absolute error of ``d = 2^-39`` of
@@ -120,6 +128,11 @@ def matmul(
     compared with the rounding errors of the largest products, unless these are all absent: where every large
     element of a row of A meets a tiny element of B, use ``tf32_cor`` or ``bf16_cor``, whose exponents are
     those of float32. In the other modes float32 itself must hold the products.
+
+    References
+    ----------
+    .. [1] N. J. Higham, "Stability of a method for multiplying complex matrices with three real matrix
+       multiplications", SIAM J. Matrix Anal. Appl. 13, 1992.
 
     Examples
     --------
@@ -137,7 +150,7 @@ def matmul(
         from neula.problems.products.over_processes import multiply_over_processes
 
         return multiply_over_processes(A, B, compute=compute, alpha=alpha, beta=beta, out=out, engine=engine)
-    call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
+    call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True, or_complex=True)
     alpha, beta = (_factor(x, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
     a, b = call.tensors
     left, right = _as_matrices(a, b)
@@ -152,7 +165,8 @@ def matmul(
             "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
         )
     target = None if out is None else _check_out(out, given, dtype).view(shape)
-    left, right = (call.here(x).to(dtype) for x in (left, right))
+    # A real operand of a complex one stays real.
+    left, right = (call.here(x).to(dtype if x.is_complex() else dtype.to_real()) for x in (left, right))
     with call.computing():
         if target is not None:
             Product(mode, chosen, alpha, beta).write(left, right, target)
@@ -227,7 +241,7 @@ def _modes(engine: Engine) -> tuple[str, ...]:
 
 def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequence[int]) -> str:
     """The cheapest mode whose accuracy is that of the dtype."""
-    if dtype == torch.float64:
+    if format_of(dtype) is FP64:
         return "fp64"
     own = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype)
     if own is not None:
@@ -249,9 +263,11 @@ def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
         raise TypeError(f"out is a {type(out).__name__}: pass a torch tensor or a NumPy array")
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
-    target = take(out, "out").tensor
+    if isinstance(out, torch.Tensor) and (out.is_conj() or out.is_neg()):
+        raise ValueError("out is a lazily conjugated view: pass out.resolve_conj().resolve_neg()")
+    target = take(out, "out", or_complex=True).tensor
     # A conversion by ``take`` copies.
-    kept = out.is_floating_point() if isinstance(out, torch.Tensor) else out.dtype.kind == "f"
+    kept = out.dtype == target.dtype if isinstance(out, torch.Tensor) else out.dtype.kind in "fc"
     if target.dtype != dtype or not kept:
         raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")
     steps = zip(target.stride(), target.shape, strict=True)

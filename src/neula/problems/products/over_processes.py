@@ -55,7 +55,8 @@ def _transposed_product(A: Any, B: Any, *, compute: str | None, alpha: float, en
         own = {torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
         compute = own if own in engine.formats else "fp32"
     wide = torch.promote_types(dtype, torch.float32)
-    part = matmul(A.to(wide).T, B.to(wide), compute=compute, alpha=alpha, engine=engine.alone)
+    here = (x.to(wide if x.is_complex() else wide.to_real()) for x in (A.T, B))
+    part = matmul(*here, compute=compute, alpha=alpha, engine=engine.alone)
     total = engine.over_rows.agree(engine.over_rows.total(part))
     product = total.to(dtype)
     if bool((product.isinf() & total.isfinite()).any()):

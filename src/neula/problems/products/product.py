@@ -10,6 +10,7 @@ import torch
 
 from neula.algorithms.corrected import balanced, corrected_product, scaled_product, unbalanced
 from neula.engines import FP32, TF32, Engine
+from neula.engines.complex import three_products
 from neula.engines.formats import round_to
 from neula.kernels.products.gemm import combine, corrected_gemm
 from neula.kernels.products.parts import SCHEMES, UNCORRECTED
@@ -31,7 +32,7 @@ class Product:
     def write(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         """``out = alpha A B + beta out``; the operands may overlap it."""
         separate = out.device == a.device and not _overlap(out, (a, b))
-        if separate and out.dtype in (torch.float32, torch.float64):
+        if separate and out.dtype.itemsize >= 4:
             self.batched(a, b, out.shape, out)
             return
         total = replace(self, beta=0.0).batched(a, b, out.shape).to(out.device)
@@ -55,8 +56,10 @@ class Product:
         """
         *batch, _, n = shape
         if 0 in (*shape, a.shape[-1]):
-            product = a.new_zeros(tuple(shape))
+            product = a.new_zeros(tuple(shape), dtype=torch.promote_types(a.dtype, b.dtype))
             return product if out is None else combine(product, self.alpha, self.beta, out)
+        if a.is_complex() != b.is_complex():
+            return combine(self._of_real_by_complex(a, b, shape), self.alpha, self.beta, out)
         if b.ndim == 2 and (out is None or out.is_contiguous()):
             rows = None if out is None else out.view(-1, n)
             return self.single(a.reshape(-1, a.shape[-1]), b, rows).reshape(tuple(shape))
@@ -70,6 +73,17 @@ class Product:
         ]
         return out if out is not None else torch.stack(products).reshape(tuple(shape))
 
+    def _of_real_by_complex(self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+        """``A B`` as a real product: the parts of a complex B are columns, those of a complex A are rows."""
+        real, (*batch, m, n) = replace(self, engine=self.engine.real, alpha=1.0, beta=0.0), shape
+        if b.is_complex():
+            pairs = torch.view_as_real(b).flatten(-2)
+            parts = real.batched(a, pairs, (*batch, m, 2 * n)).unflatten(-1, (n, 2))
+        else:
+            pairs = torch.view_as_real(a).mT.flatten(-3, -2)
+            parts = real.batched(pairs, b, (*batch, 2 * m, n)).unflatten(-2, (m, 2)).mT
+        return torch.view_as_complex(parts.contiguous())
+
     def _takes_together(self, a: torch.Tensor, b: torch.Tensor, batch: tuple[int, ...]) -> bool:
         """Whether a batch is one product for the engine: of small matrices, as they are, none repeated."""
         small = max(x.shape[-2] * x.shape[-1] for x in (a, b)) <= self.engine.tuning.batched_elements
@@ -82,6 +96,11 @@ class Product:
     def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
         """Product of two matrices of one dtype, float32 or wider, written into ``c`` if given."""
         alpha, beta, mode = self.alpha, self.beta, self.mode
+        if a.is_complex() and mode != "fp64" and (mode, a.dtype) != ("fp32", torch.complex64):
+            c = a.new_empty(len(a), b.shape[1]) if c is None else c
+            real = replace(self, engine=self.engine.real, alpha=1.0, beta=0.0)
+            # Transposed: in columns, as engines do, and not in rows.
+            return three_products(lambda x, y, z: real.single(y.mT, x.mT, z.mT), a, b, c, alpha, beta)
         double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
         scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
         if scheme is not None and self.engine.tuning.corrected:
@@ -109,7 +128,8 @@ def _is_dense(c: torch.Tensor) -> bool:
 
 def _is_operand(a: torch.Tensor, engine: Engine) -> bool:
     """Whether an engine reads a matrix as it is."""
-    return a.dtype == engine.format.dtype == engine.operand_dtype and engine.format is not TF32
+    own = engine.format.dtype.to_complex() if engine.is_complex else engine.format.dtype
+    return a.dtype == own == engine.operand_dtype and engine.format is not TF32
 
 
 def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool) -> torch.Tensor:

@@ -29,9 +29,10 @@ class CoreTuning:
 
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
-    most = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning]
+    most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
+    n *= 1 + any(dtype.is_complex for dtype in dtypes)
     few = 0 < n <= most.core_order and 0 < k <= most.core_columns
-    return few and all(dtype in TAKEN for dtype in dtypes) and available()
+    return few and all(dtype.to_real() in TAKEN for dtype in dtypes) and available()
 
 
 def is_for_core(n: int, options: SystemsOptions) -> bool:
@@ -40,19 +41,21 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
     """
     named = options.pivot is not None or options.compute is not None or options.progress is not None
     here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    usual = here and not (named or options.over_rows.spread) and options.dtype in TAKEN and n > 0
-    return usual and available() and (is_small(n, options) or not options.forward)
+    usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in TAKEN and n > 0
+    by_factors = not (options.forward or options.dtype.is_complex)
+    return usual and available() and (is_small(n, options) or by_factors)
 
 
 def is_small(n: int, options: SystemsOptions) -> bool:
-    """Whether the core factorizes systems of order n itself."""
-    return n <= options.engine.tuning[CoreTuning].core_order
+    """Whether the core factorizes systems of order n itself, complex ones as real ones of twice the order."""
+    return n * (1 + options.dtype.is_complex) <= options.engine.tuning[CoreTuning].core_order
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     """Whether the core reads such arrays."""
     few = 0 < b.shape[-1] <= options.engine.tuning[CoreTuning].core_columns
-    return few and a.is_cpu and b.is_cpu and a.dtype in TAKEN and b.dtype in TAKEN
+    alike = a.is_complex() or not options.dtype.is_complex
+    return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= TAKEN
 
 
 def by_core(

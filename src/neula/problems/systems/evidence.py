@@ -22,6 +22,7 @@ from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
+from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.refining import over
 from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.scaled import ScaledSystems
@@ -121,14 +122,14 @@ class SystemEvidence:
         elif update is None and _solve(factors, a, scales):
 
             def measured(right: torch.Tensor) -> torch.Tensor:
-                return inverse_norm(factors.solve, factors.solve_transposed, sizes, right)[0]
+                return inverse_norm(factors.solve, factors.solve_transposed, sizes, right, a.dtype)[0]
         elif solved or len(a) < COSTLY:
             measured = _by_gmres(a, factors, sizes, max_iterations, update, probe)
         else:
             measured = _unknown
         image = None if probe is None else probe.solved.along_image
-        image = a @ direction(sizes) if image is None else image
-        multiply = symmetric_product if factors.symmetric else _transposed_product
+        image = a @ direction(sizes, a.dtype) if image is None else image
+        multiply = symmetric_product if factors.symmetric else adjoint_times
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         of_a = None if probe is None else probe.of_a
         norm = _scaled_norm(a, scales.rows, sizes, image, multiply) if of_a is None else of_a
@@ -150,15 +151,20 @@ class SystemEvidence:
             return self.measured
         assert refined.residual is not None
         rows, size, norm = self.scales.rows[:, None], self.size(refined.x), torch.linalg.vector_norm
-        rounding = residual_noise(len(b), doubled=False) * (self.norm * size + norm(rows * b, dim=0))
+        rounding = residual_noise(self.terms, doubled=False) * (self.norm * size + norm(rows * b, dim=0))
         residual = norm(rows * refined.residual, dim=0) + torch.where(size > 0, rounding, 0.0)
         error = measured_error(ESTIMATED * self.inverse * residual, size)
         return torch.where(self.is_regular, error, torch.inf)
 
     @property
+    def terms(self) -> int:
+        """Products in a sum; in each part of a complex one twice as many."""
+        return (1 + self.a.is_complex()) * len(self.a)
+
+    @property
     def is_regular(self) -> torch.Tensor:
         """Whether rounding errors leave no doubt of it, shape ()."""
-        return residual_noise(len(self.a), doubled=False) * ESTIMATED * self.inverse * self.norm <= MAX_RATE
+        return residual_noise(self.terms, doubled=False) * ESTIMATED * self.inverse * self.norm <= MAX_RATE
 
     def refine_forward(
         self, b: torch.Tensor, start: Refined, update: UpdateSolver, options: SystemsOptions
@@ -166,7 +172,7 @@ class SystemEvidence:
         """Update x by residuals in twice the working precision; also returns bounds on its errors."""
         rows, columns = self.scales.rows[:, None], self.scales.columns[:, None]
         doubled = Doubled.from_matrix((self.a * rows * columns.mT)[None])
-        unit = residual_noise(len(b), doubled=True, random=True)
+        unit = residual_noise(self.terms, doubled=True, random=True)
         norm = torch.linalg.vector_norm
 
         def evaluate(high: torch.Tensor, low: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -203,12 +209,13 @@ def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
     identity = torch.eye(len(a), dtype=a.dtype, device=a.device)
     x = torch.linalg.lu_solve(*torch.linalg.lu_factor_ex(b)[:2], identity)
     norm = torch.linalg.matrix_norm
-    rounding = residual_noise(len(a), doubled=False) * norm(b) * norm(x)
+    terms = (1 + a.is_complex()) * len(a)
+    rounding = residual_noise(terms, doubled=False) * norm(b) * norm(x)
     left = norm(identity - b @ x) + rounding
 
     def measured(right: torch.Tensor) -> torch.Tensor:
         # P is small in the units of S; in others it may be larger, and so may what it stands for.
-        size = schatten_bounds((x * (rows * right).mT)[None])[1][0, 0]
+        size = schatten_bounds((x * (rows * right).mH)[None])[1][0, 0]
         return torch.where(left <= UNSOLVED, size / (1 - left), torch.inf)
 
     return measured
@@ -233,14 +240,19 @@ class InverseProbe:
 
     @classmethod
     def from_factors(
-        cls, factors: Factorization, right: torch.Tensor, sizes: torch.Tensor, companions: int = 0
+        cls,
+        factors: Factorization,
+        right: torch.Tensor,
+        sizes: torch.Tensor,
+        dtype: torch.dtype,
+        companions: int = 0,
     ) -> InverseProbe:
         """Before anything is solved for with A itself; with some random vectors beside it, if requested."""
         n = len(sizes)
-        norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right)
+        norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right, dtype)
         vector = half_random(vector)
         others = right * gaussian(n, companions, vector.dtype, vector.device, seed=20030112)
-        solved = Beside(right * vector, SEEN / n**0.5, others, direction(sizes))
+        solved = Beside(right * vector, SEEN / n**0.5, others, direction(sizes, dtype))
         return cls(right, sizes, vector, norm, solved)
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
@@ -288,14 +300,14 @@ def _by_gmres(
     def measured(right: torch.Tensor) -> torch.Tensor:
         start = probe
         if start is None or start.solved.x is None or not torch.equal(start.right, right):
-            start = InverseProbe.from_factors(factors, right, sizes)
+            start = InverseProbe.from_factors(factors, right, sizes, a.dtype)
         if update is not None and len(a) >= COSTLY:
             start.solve(a, update, max_iterations)
         if (shown := start.shown(a)) is not None:
             return shown
         norm, vector, hidden = start.norm, start.vector, start.solved.reduction
         exact = factors.in_double()
-        pairs = ((a, exact), (a.mT, Transposed(exact)))
+        pairs = ((a, exact), (a.mH, Transposed(exact)))
         for _ in range(ROUNDS):
             for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
                 vector = vector / torch.linalg.vector_norm(vector)
@@ -344,13 +356,9 @@ def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bo
     return bool(torch.linalg.matrix_norm(z / columns) <= SOLVED_TWICE)
 
 
-def direction(sizes: torch.Tensor) -> torch.Tensor:
+def direction(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``D^-1`` times a random vector."""
-    return random_direction(len(sizes), sizes.dtype, sizes.device) / sizes
-
-
-def _transposed_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return a.mT @ x
+    return random_direction(len(sizes), dtype, sizes.device) / sizes
 
 
 def _scaled_norm(
@@ -361,7 +369,7 @@ def _scaled_norm(
     Parameters
     ----------
     multiply : callable
-        ``A^T`` times some vectors, given both.
+        ``A^H`` times some vectors, given both.
     """
     image = rows[:, None] * image
     back = multiply(a, rows[:, None] * image) / sizes

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 import torch
 
 from neula.engines import FORMATS, FP64, Arithmetic
+from neula.engines.formats import FP16_COR
 from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.left_to_host import host_for
 from neula.pipeline.refusals import Declined
@@ -50,14 +51,21 @@ class SystemsCase(Case):
         """Whether all that is done first is launched as a whole, with factors that need no pivots."""
         orders = self.tuning[QueuedTuning]
         most = orders.queued_definite if self.options.positive else orders.queued
-        return not self.asks and self.n <= most
+        return not (self.asks or self.is_complex) and self.n <= most
 
     @cached_property
     def begun(self) -> bool:
         """Whether there are links for all systems together: where cheaper factors are no faster."""
         orders = self.tuning[DirectTuning]
         order = orders.direct_definite if self.options.positive else orders.direct
+        # Kernels that make double precision cheap for larger definite matrices are for real numbers.
+        order = min(order, orders.direct) if self.is_complex else order
         return self.launched or (not self.asks and self.n < order)
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether matrices are complex: of LU without the library, tournaments are for real ones."""
+        return self.options.dtype.is_complex
 
     @property
     def asks(self) -> bool:
@@ -104,7 +112,7 @@ _definite = _when("positive definite", lambda case: case.options.positive)
 _general = _when("general", lambda case: not case.options.positive)
 
 _launched = _when(
-    "on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
+    "real, on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
 )
 
 _normal = _when("batches, and one system up to order 256", lambda case: case.normal)
@@ -168,22 +176,30 @@ _low = _formats(
 _first_low = _formats("fp16", lambda case: _low(case)[:1])
 
 
-@ruled("those of the machine from fp32 on")
+@ruled("those of the machine from fp32 on; complex: fp64 up to order 18000 where it is fast, else fp16_cor")
 def _low_for_butterflies(case: SystemsCase) -> Sequence[str]:
     # They make any matrix like a random one, whose elements grow by about n^1.5 without pivoting: in half
     # precision that leaves nothing of a matrix of more than a hundred or two columns.
     named = case.options.pivot == "rbt"
-    return [format.name for format in case.options.formats if named or case.n**1.5 * format.u <= 1]
+    found = [format.name for format in case.options.formats if named or case.n**1.5 * format.u <= 1]
+    if not (case.is_complex and case.tuning.corrected) or case.asks:
+        return found
+    # In double precision the library takes four times as long as corrected products, and GMRES even longer.
+    return [FP64.name if case.n <= case.tuning[QueuedTuning].queued else FP16_COR]
 
 
-@ruled("fp16 by tournaments on a GPU, fp32 on a CPU, or ``compute``")
+@ruled("fp16 by tournaments on a GPU (real), fp32 on a CPU, or ``compute``")
 def _low_with_pivots(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
     if options.pivot == "partial":
         return _low(case)
     if case.n < tuning[DirectTuning].direct_pivoted and options.compute is None:
         return []
-    formats = [format for format in options.formats if tuning.has_tournaments(format) or not tuning.fast_fp64]
+    formats = [
+        format
+        for format in options.formats
+        if not tuning.fast_fp64 or (tuning.has_tournaments(format) and not case.is_complex)
+    ]
     return [format.name for format in formats if format is not FP64]  # in which it is the library's
 
 
@@ -241,6 +257,10 @@ def _in(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], 
     return lambda case, label, name: Link(label, partial(way, format=FORMATS[name]))
 
 
+def _mixed(case: SystemsCase, label: str, name: str) -> SingleLink:
+    return Link(label, partial(ways.mixed_by_butterflies, arithmetic=Arithmetic.named(name)))
+
+
 def _in_double(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], SingleLink]:
     return lambda case, label, name: Link(label, way)
 
@@ -270,7 +290,7 @@ TABLE: Table[SystemsCase] = (
         Row(LU, _in(ways.lu), (_one_left, _not_begun, _general, _without_pivots), arithmetics=_low),
         Row(
             BUTTERFLIES,
-            _in(ways.mixed_by_butterflies),
+            _mixed,
             (_one_left, _not_begun, _general, _butterflies),
             arithmetics=_low_for_butterflies,
         ),

@@ -17,16 +17,19 @@ from neula.algorithms.elimination.lu import (
     InnerPanel,
     PackedLU,
     is_lapacks,
+    largest_of,
     lu_factorize,
     panel_widths,
 )
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
-from neula.engines import Engine, Format, format_of, select_engine
+from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
+from neula.engines.formats import double_of, matching_dtype
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.factors import LUMethods
 from neula.pipeline.inputs import check_finite, is_variable
+from neula.pipeline.parts import in_parts, of_parts
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -38,11 +41,10 @@ from neula.problems.systems.lu_checks import (
     check_square,
     choose_formats,
     growth_of_factors,
-    largest_of,
     report_solutions,
 )
 from neula.problems.systems.lu_plan import MeasuredSubstitution, plan_of
-from neula.problems.systems.lu_refined import refined, solver_of
+from neula.problems.systems.lu_refined import adjoint_of, refined, solver_of
 
 PIVOTING = ("partial", "none", "rbt")
 
@@ -51,7 +53,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False, or_complex=True))
 def lu_factor(
     A: ArrayLike,
     variant: str = "5.2/5.1",
@@ -74,7 +76,8 @@ def lu_factor(
     Parameters
     ----------
     A : array_like, shape (..., n, n)
-        NumPy array, torch tensor or DLPack object; not modified. Leading dimensions are a batch.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; not modified.
+        Leading dimensions are a batch.
     variant : str
         The algorithm of [1]_:
 
@@ -98,14 +101,15 @@ def lu_factor(
         undoes it. ``"partial"`` on a GPU, with the default variant and ``inner_panel`` (32), is tournament
         pivoting: some rows are compared in groups instead of all with each other, and elements of L may
         exceed one, though not by much. Panels are multiples of 32 columns then, 1024 at most. Other widths
-        and variants pivot partially, many times slower.
+        and variants pivot partially, many times slower. Of complex matrices pivots are always partial, those
+        of LAPACK: the largest ``|re| + |im|``.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has. By
         default that of the dtype of A on a CPU (float32 for a narrower dtype), and the cheapest one of the
-        other engines.
+        other engines. Of complex operands both parts are rounded to it.
     storage : str, optional
         Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
-        in float32.
+        in float32. Complex matrices stay in complex64, with products in fp64 in complex128.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
         The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
     keep_a : bool
@@ -129,7 +133,7 @@ def lu_factor(
         If A is not square, or has NaN or Inf, for unknown names, and for panels or formats that do not go
         together.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     OverflowError
         If an element of A, L or U is too large for the format.
     numpy.linalg.LinAlgError
@@ -162,7 +166,7 @@ def lu_factor(
     >>> F.storage_bytes
     80000
     """
-    call = Call.begin({"A": A}, engine=engine, gradients=keep_a)
+    call = Call.begin({"A": A}, engine=engine, gradients=keep_a, or_complex=True)
     a, graph = call.first.tensor, call.first.graph
     check_square(a)
     check_name("variant", variant, VARIANTS)
@@ -210,7 +214,7 @@ def lu_factor(
 
     if not batch:
         return one(found[0].packed, (), found[0])
-    packed = stacked([each.packed for each in found], batch, n, kept, chosen.device)
+    packed = stacked([each.packed for each in found], batch, n, kept, a.to(chosen.device))
     members = tuple(
         one(PackedLU(packed.lu[index], packed.permutation[index], kept), index, each)
         for index, each in zip(indices, found, strict=True)
@@ -224,7 +228,9 @@ def lu_solve(F: LUFactors[Any], b: Kind, **keywords: Unpack[LUSolveKeywords]) ->
 @overload
 def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> Any: ...
 @eager
-def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: bool = False) -> Array:
+def lu_solve(
+    F: LUFactors, b: ArrayLike, *, trans: int = 0, refine: bool | None = None, strict: bool = False
+) -> Array:
     """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
 
     Returns x; the warnings say if it is not certified.
@@ -236,7 +242,9 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
     b : array_like, shape (n,) or (..., n, k)
         One or several right-hand sides; not modified. It is a vector only if it is one-dimensional, and goes
         with every matrix of a batch then; otherwise leading dimensions are broadcast with those of A, as in
-        SciPy.
+        SciPy. Complex b with real factors count as twice as many real ones.
+    trans : {0, 1, 2}, optional
+        As in SciPy: 1 solves with the transpose of A, 2 with the conjugate transpose.
     refine : bool, optional
         By default if F keeps A. Without refinement the solution is as accurate as the factors are: with
         factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
@@ -253,9 +261,9 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
     ------
     ValueError
         If b does not fit, or has NaN or Inf; if A was changed since it was factorized; for ``refine=True``
-        with factors that do not keep A.
+        with factors that do not keep A; for ``trans`` where a gradient is wanted.
     TypeError
-        If F is not an LUFactors, and for complex or sparse b.
+        If F is not an LUFactors, and for sparse b.
     OverflowError
         If the solution is too large for its dtype.
     AccuracyError
@@ -295,23 +303,32 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
     """
     if not isinstance(F, LUFactors):
         raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
+    if trans not in (0, 1, 2):
+        raise ValueError(f"trans is {trans!r}: pass 0 for A, 1 for A^T, 2 for A^H")
     if refine is not False and F._factors is not None and (F._factors.is_variable or is_variable(b)):
+        if trans:
+            turned = "A.mT" if trans == 1 else "A.mH"
+            raise ValueError(f"lu_solve with trans has no gradient: use neula.solve({turned}, b)")
         return F.solve(b).x
-    if F._solvers.measured is not None and F.kept is not None and refine in (None, True):
+    if not trans and F._solvers.measured is not None and F.kept is not None and refine in (None, True):
         F.kept.products()  # A is what it was
         if (soon := F._solvers.measured(b)) is not None:
             return soon
     device = F.packed.lu.device
-    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict)
+    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict, or_complex=True)
     if refine and not F.keeps_a:
         raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
     refine = F.keeps_a if refine is None else refine
     batch, n = F.shape[:-2], F.shape[-1]
     b = call.first.tensor
     dtype = torch.promote_types(F.dtype, call.dtype)
+    if dtype.is_complex and not F.dtype.is_complex:
+        parts = in_parts(b.unsqueeze(-1) if b.ndim == 1 else b)
+        x = of_parts(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
+        return call.first.wrap(x.squeeze(-1) if b.ndim == 1 else x)
     target = format_of(dtype)
     sides = RightHandSides.broadcast(b, batch, n)
-    work = torch.float64 if refine or dtype == torch.float64 else torch.float32
+    work = matching_dtype(FP64.dtype if refine or target is FP64 else FP32.dtype, dtype)
     evidence: dict[tuple[int, ...], RefinedSolution] = {}
     x = torch.empty(sides.columns.shape, dtype=work, device=device)
     with call.computing():
@@ -320,32 +337,36 @@ def lu_solve(F: LUFactors, b: ArrayLike, *, refine: bool | None = None, strict: 
             for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
                 with naming(index):
                     columns = sides.of_matrix(i, device, work)
+                    columns = columns.conj().resolve_conj() if trans == 1 else columns
                     if refine:
+                        member = adjoint_of(member) if trans else member
                         evidence[index] = refined(member, columns, target, dtype)
                         solution = evidence[index].x
                     else:
-                        solution = _substituted(member, columns)
+                        solution = _substituted(member, columns, adjoint=trans > 0)
+                    solution = solution.conj() if trans == 1 else solution
                     _check_solution(solution)
                     sides.put(x, i, solution)
-    if refine:
+    if refine and not trans:
         F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
     answer = call.give_back(x.reshape(sides.shape), dtype)
     report_solutions(evidence, answer, F, target, call)
     return answer
 
 
-def _substituted(F: LUFactors, b: torch.Tensor) -> torch.Tensor:
-    solver = solver_of(F, b.dtype)
-    return solver.solve(b) if F.transform is None else F.transform.solve(solver.solve, b)
+def _substituted(F: LUFactors, b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
+    solver, transform = solver_of(F, b.dtype), F.transform
+    solve = solver.solve_transposed if adjoint else solver.solve
+    if transform is None:
+        return solve(b)
+    return (transform.mH if adjoint else transform).solve(solve, b)
 
 
 def _check_solution(x: torch.Tensor) -> None:
     if not bool(x.isfinite().all()):
-        raise OverflowError(
-            f"the solution overflows {x.dtype}: pass b in float64"
-            if x.dtype == torch.float32
-            else "the solution overflows float64: scale b down, or U is numerically singular"
-        )
+        given, wide = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, double_of(x.dtype)))
+        advice = "scale b down, or U is numerically singular" if given == wide else f"pass b in {wide}"
+        raise OverflowError(f"the solution overflows {given}: {advice}")
 
 
 def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: Callable[..., Any]) -> Any:
@@ -380,7 +401,7 @@ def _factorize(a: torch.Tensor, options: _LUOptions, on_columns: Callable[[int],
     if not len(a):
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
         kept = KeptMatrix.from_matrix(a, 0.0, engine) if options.keep_a else None
-        return _Factorized(nothing, work.new_zeros(()), kept)
+        return _Factorized(nothing, work.real.new_zeros(()), kept)
     largest = largest_of(work)
     if not math.isfinite(top := float(largest)):
         check_finite(work, largest, "A")

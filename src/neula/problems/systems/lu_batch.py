@@ -11,6 +11,7 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.engines import Format
+from neula.engines.formats import matching_dtype
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def naming(index: Sequence[int]) -> Iterator[None]:
 
 
 def stacked(
-    factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, device: torch.device
+    factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, like: torch.Tensor
 ) -> PackedLU:
     """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
 
@@ -34,11 +35,11 @@ def stacked(
     factors : sequence of PackedLU
     batch : sequence of int
         Leading dimensions.
-    n, storage, device
-        Order of the matrices, format and place of the factors, also for a batch of none.
+    n, storage, like
+        Order of the matrices, format of the factors, and a tensor where they are, also for a batch of none.
     """
     if not factors:
-        none = torch.empty(*batch, n, n, dtype=storage.dtype, device=device)
+        none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
         return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)
     lu = torch.stack([packed.lu.T for packed in factors]).unflatten(0, tuple(batch)).mT
     permutation = torch.stack([packed.permutation for packed in factors]).unflatten(0, tuple(batch))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.factorization import growth_of
-from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.elimination.lu import PackedLU, largest_of
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
@@ -42,6 +42,8 @@ def choose_formats(
     if compute is None and storage is None and engine.tuning.lapack:  # half the precision gains nothing there
         compute = format_of(torch.promote_types(dtype, torch.float32)).name
     kept = None if storage is None else format_named(storage)
+    if engine.is_complex:
+        return _choose_complex(compute, kept, engine)
     if variant != "3.1":
         chosen = engine.using(next(x for x in (compute, storage, engine.format) if x is not None))
         if kept not in (None, chosen.format):
@@ -61,22 +63,25 @@ def choose_formats(
     return chosen, kept
 
 
+def _choose_complex(compute: str | None, kept: Format | None, engine: Engine) -> tuple[Engine, Format]:
+    """Products round the parts of their operands; the factors stay in the precision of sums."""
+    chosen = engine if compute is None else engine.using(compute)
+    stored = format_of(chosen.storage)
+    if kept not in (None, stored):
+        raise ValueError(
+            f"factors of complex matrices with products in {chosen.format.name} are kept in {stored.name!r}, "
+            f"got storage={kept.name!r}: leave it out"  # type: ignore[union-attr]
+        )
+    return chosen, stored
+
+
 def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
     """Refuse an A that overflows the format of the matrix."""
     # Numbers up to half a unit in the last place above the largest one are rounded down to it.
     if largest < kept.largest * (1 + kept.u / 2):
         return
     row, column = divmod(int(a.abs().argmax()), a.shape[1])
-    _refuse_overflow(f"A[{row}, {column}] is {float(a[row, column]):.4g}, which", kept)
-
-
-def largest_of(a: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude, or NaN; on a CPU the norm takes ten times as long.
-
-    The transpose of a column-major matrix is contiguous: ``aminmax`` copies others.
-    """
-    low, high = torch.aminmax(a.mT if a.ndim > 1 and a.mT.is_contiguous() else a)
-    return torch.maximum(-low, high)
+    _refuse_overflow(f"A[{row}, {column}] is {a[row, column].item():.4g}, which", kept)
 
 
 def growth_of_factors(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> Callable[[], float]:
@@ -92,7 +97,7 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
         return
     unusable, infinite = (diagonal == 0) | ~diagonal.isfinite(), ~engine.column_max(lu).isfinite()
     first = int(unusable.int().argmax())
-    if float(diagonal[first]) != 0.0:
+    if diagonal[first].item() != 0.0:
         column = int(infinite.int().argmax())
         # A float32 matrix overflows where its elements become operands.
         _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, NamedTuple, Self
@@ -10,11 +9,12 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks
+from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks, largest_of
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import Engine, Format, format_of
+from neula.engines.formats import in_double
 from neula.errors import check_name
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
@@ -27,15 +27,14 @@ from neula.problems.systems.lu_checks import (
     choose_formats,
     evidence_of,
     growth_of_factors,
-    largest_of,
     limits_of,
 )
 
 SINGLE = 40_000
 """Elements of right-hand sides below which OpenBLAS substitutes in one thread, and leaves torch its cores."""
 
-SUBSTITUTE = {np.dtype(np.float64): "dgetrs", np.dtype(np.float32): "sgetrs"}
-"""LAPACK's substitution by type."""
+SUBSTITUTE = {"d": "dgetrs", "f": "sgetrs", "D": "zgetrs", "F": "cgetrs"}
+"""LAPACK's substitution, by the characters of NumPy's dtypes."""
 
 
 class LUPlanOptions(NamedTuple):
@@ -66,7 +65,7 @@ class LUPlan:
             return None
         kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
-        if int(info) or not math.isfinite(float(lu.sum())):  # of finite numbers, unless it overflows
+        if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
             return None
         wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
@@ -84,7 +83,7 @@ def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndar
     image : array, shape (n, 1)
         ``A v`` when it was factorized, for the fixed v of :class:`KeptMatrix`.
     """
-    begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.itemsize])
+    begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.real.itemsize])
     if plan is None:
         return None
     tensor, options, wrap = take(a, "A").tensor, plan.options, torch.Tensor.numpy
@@ -135,13 +134,13 @@ def plan_of(
     **others: Any,
 ) -> LUPlan | None:
     """That of one matrix that LAPACK factorizes in its own precision."""
-    call = Call.begin({"A": A}, engine=engine)
+    call = Call.begin({"A": A}, engine=engine, or_complex=True)
     a = call.first.tensor
     check_square(a)
     check_name("variant", variant, VARIANTS)
     chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
     by_lapack = pivot == "partial" and is_lapacks(chosen, kept, *others.values())
-    single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype
+    single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype.to_real()
     return LUPlan(LUPlanOptions(chosen, kept, keep_a)) if by_lapack and single else None
 
 
@@ -162,10 +161,10 @@ class MeasuredSubstitution:
         kept = factors.kept
         assert kept is not None
         assert kept.conditioning is not None
-        a = kept.a.numpy().astype(np.float64, copy=False)
+        a = in_double(kept.a).numpy()
         self._lu = factors.packed.lu.numpy()
         self._pivots = factors.packed.pivots.numpy().astype(np.int32)
-        self._probes = np.ascontiguousarray(gaussian_probes(len(a), kept.a.device).numpy().T)
+        self._probes = np.ascontiguousarray(gaussian_probes(len(a), kept.a.device, kept.a.dtype).numpy().T)
         self._images, self._norm = self._probes @ a, float(np.linalg.norm(a))
         self._target, self._condition = format_of(factors.dtype), kept.conditioning.condition
         self._limits = limits_of(self._target, len(a))
@@ -176,7 +175,7 @@ class MeasuredSubstitution:
         kept = factors.kept
         if factors.variant != "lapack" or kept is None or factors._solvers.better is not None:
             return None
-        if not kept.a.is_cpu or kept.a.is_neg():
+        if not kept.a.is_cpu or kept.a.is_neg() or kept.a.is_conj():
             return None
         known, same = kept.conditioning, factors.storage == format_of(factors.dtype).name
         if known is None or not known.known or len(known.scalings) > 1 or kept.scale != 1.0 or not same:
@@ -196,11 +195,17 @@ class MeasuredSubstitution:
             or not 0 < b.size < SINGLE
         ):
             return None
-        x, _ = getattr(scipy_linalg.lapack, SUBSTITUTE[b.dtype])(self._lu, self._pivots, b)
+        x, _ = getattr(scipy_linalg.lapack, SUBSTITUTE[b.dtype.char])(self._lu, self._pivots, b)
         with np.errstate(all="ignore"):  # NaN is not accepted
             residual = self._probes @ b - self._images @ x
-            size_x, size_b = self._norm * np.sqrt((x * x).sum(0)), np.sqrt((b * b).sum(0))
-            estimates = np.sqrt((residual * residual).sum(0) / PROBES)
+            size_x, size_b = self._norm * _lengths(x), _lengths(b)
+            estimates = _lengths(residual) / PROBES**0.5
             error, condition = float((estimates / (size_x + size_b)).max()), float((size_x / size_b).max())
         found = RefinedSolution(x, error, max(self._condition, condition), known=True)
         return given.wrap(x) if self._limits.accept(evidence_of(found, self._target)) else None
+
+
+def _lengths(x: np.ndarray) -> np.ndarray:
+    """Norms of the columns, or of a vector."""
+    squares: np.ndarray = x * x if x.dtype.kind == "f" else x.real * x.real + x.imag * x.imag
+    return np.sqrt(squares.sum(0))

@@ -10,10 +10,11 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.pivoting import Interchanges
-from neula.algorithms.krylov.lu_refinement import FAR, RefinedSolution, refined_solution
+from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
-from neula.engines import FP64, Format
+from neula.engines import FP64, Format, format_of
+from neula.engines.formats import in_double
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.result import LUFactors
@@ -29,11 +30,11 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
     exponents = binary_exponents(b.abs().amax(0))
     given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())
     found = _refined(F, b if given else shift(b, -exponents), target)
-    if given and dtype == torch.float64:
+    if given and format_of(dtype) is FP64:
         return found
     exponents = torch.zeros_like(exponents) if given else exponents + math.frexp(F.kept.scale)[1] - 1
     x = found.x if given else shift(found.x, exponents)
-    rest = shift(x.to(dtype).double(), -exponents) - found.x
+    rest = shift(in_double(x.to(dtype)), -exponents) - found.x
     lost = float(over(rest.abs().amax(0), found.x.abs().amax(0)).max())
     # To normal numbers x is rounded by less.
     return replace(found, x=x, backward_error=found.backward_error + (lost if lost > target.u else 0.0))
@@ -59,13 +60,24 @@ def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
 def _refactorized(F: LUFactors) -> LUFactors | None:
     """Pivoted factors of the A that is kept, in double precision; None where a pivot vanishes."""
     assert F.kept is not None
-    lu, pivots, info = torch.linalg.lu_factor_ex(F.kept.a.to(F.packed.lu.device).double())
+    lu, pivots, info = torch.linalg.lu_factor_ex(in_double(F.kept.a.to(F.packed.lu.device)))
     if int(info):
         return None
     permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
-    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept)
+    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept, adjoint=False)
     solvers = KeptSolvers(none_better=True)
     return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", _solvers=solvers)
+
+
+def adjoint_of(F: LUFactors) -> LUFactors:
+    """The factors of A as those of its conjugate transpose, made once."""
+    if F._solvers.adjoint is None:
+        assert F.kept is not None
+        F.kept.products()  # A is what it was
+        kept = KeptMatrix.from_adjoint(F.kept)
+        solvers = KeptSolvers(substitutions=F._solvers.substitutions, none_better=F._solvers.none_better)
+        F._solvers.adjoint = replace(F, kept=kept, _solvers=solvers)
+    return F._solvers.adjoint
 
 
 def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:

@@ -17,13 +17,17 @@ VECTORS = 6
 sides beside them the factors are read once."""
 
 
-def probe_on_the_way(rows: torch.Tensor, sizes: torch.Tensor) -> tuple[InverseProbe, OnTheWay]:
+def probe_on_the_way(
+    rows: torch.Tensor, sizes: torch.Tensor, dtype: torch.dtype
+) -> tuple[InverseProbe, OnTheWay]:
     """A probe that conjugate gradients find in their first two iterations, and solve for in the others.
 
     Parameters
     ----------
     rows, sizes : Tensor, shape (n, 1)
         Scales of the rows of A, and norms of its columns.
+    dtype : torch.dtype
+        Of A.
 
     Returns
     -------
@@ -32,17 +36,17 @@ def probe_on_the_way(rows: torch.Tensor, sizes: torch.Tensor) -> tuple[InversePr
         For :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which fills the probe.
     """
     right = 1 / rows
-    nothing = right[:, :0]
+    nothing = right[:, :0].to(dtype)
 
     def products() -> Companions:
-        image = yield direction(sizes)
+        image = yield direction(sizes, dtype)
         solved.along_image = image
         image = rows * image
         back = (yield rows * image) / sizes
         probe.of_a = torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)
 
     def solves() -> Companions:
-        probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, VECTORS)
+        probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, VECTORS, dtype)
         probe.vector = half_random(vector)
         if bool(probe.vector.isfinite().all()):  # or it would end the iterations of all
             solved.b = right * probe.vector

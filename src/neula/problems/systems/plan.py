@@ -13,6 +13,7 @@ from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.errors import of_batch
 from neula.kernels.core import core
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.launched import Extremes, LaunchedPlan
@@ -41,10 +42,14 @@ class SystemsPlan:
     def __init__(self, n: int, k: int, options: SystemsOptions) -> None:
         kernels = core()
         assert kernels is not None
-        self.options, self._n, self._k = options, n, k
+        self._parts = (
+            2 if options.dtype.is_complex else 1
+        )  # of a number, in the real system that the core solves
+        self.options, self._n, self._k = options, self._parts * n, k
         self._solve, self._count = kernels.solve_systems, compiled.count_of(kernels)
-        self._asked = options.positive, options.dtype == torch.float32, 1
-        self._setting = compiled.setting_for(kernels, n, options.digits)
+        self._asked = options.positive, options.dtype.to_real() == torch.float32, 1
+        self._setting = compiled.setting_for(kernels, self._n, options.digits)
+        self._places = compiled.places_of(kernels)
         self._limits = options.limits(n)
         self._label = (CHOLESKY if options.positive else PIVOTED).format(FP64.name)
 
@@ -53,8 +58,13 @@ class SystemsPlan:
         (a, b), k, limits = given.arrays, self._k, self._limits
         x, errors, numbers = np.empty((self._n, k)), np.empty((1, k)), np.empty((self._count, 1))
         b = b[:, None] if b.ndim == 1 else b
+        if self._parts > 1:
+            a, b = embedded(a), stacked_parts(b)
         if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
             return None
+        if self._parts > 1:
+            compiled.of_parts(numbers, self._places)
+            x = of_stacked_parts(x)
         of = numbers.ravel().tolist()
         _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
         if not (limits.accept(Evidence.from_numbers(of)) and math.isfinite(largest)):

@@ -141,12 +141,13 @@ def in_words(error: float, bound: float, forward_error: float, iterations: int, 
 
 
 def asymmetry(a: torch.Tensor) -> str:
-    """A remark if A, shape (batch, n, n), is said to be positive definite and is not symmetric."""
+    """A remark if A, shape (batch, n, n), is said to be positive definite and is not Hermitian."""
     strips = zip(a.split(STRIP, 1), a.split(STRIP, 2), strict=True)
-    difference = max(float((rows - columns.mT).abs().amax()) for rows, columns in strips)
+    difference = max(float((rows - columns.mH).abs().amax()) for rows, columns in strips)
     if not difference > ASYMMETRIC * float(a.abs().amax()):
         return ""
+    kind = "Hermitian" if a.is_complex() else "symmetric"
     return (
-        f"; A is not symmetric, elements differ from their mirrors by up to {difference:.1e}: "
+        f"; A is not {kind}, elements differ from their mirrors by up to {difference:.1e}: "
         "leave assume_a='pos' out"
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
+from neula.engines.formats import in_double
 from neula.engines.graphs import kept
 from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
@@ -40,7 +41,7 @@ class ScaledSystems(ScaledUnknowns):
         """Scale columns by their largest elements, then rows; no column becomes much smaller by that."""
         if synchronizes and (found := cls.as_given(a, b)) is not None:
             return found
-        a, b = a.double(), b.double()
+        a, b = in_double(a), in_double(b)
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
         scaled = shift(a, -columns) if not synchronizes or bool(columns.any()) else a
         norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
@@ -48,13 +49,10 @@ class ScaledSystems(ScaledUnknowns):
         rows = _alike(binary_exponents(largest_magnitude(scaled, 2, keepdim=True)))
         if not synchronizes or bool(rows.any()):
             scaled = shift(a, -rows - columns)
-        fraction, exponent = torch.frexp(b)
-        exponent = torch.where(b != 0, exponent - rows, -2 * LIMIT)
+        exponent = torch.where(b != 0, binary_exponents(b) - rows, -2 * LIMIT)
         b_columns = exponent.amax(1, keepdim=True)
         b_columns = torch.where(b_columns > -2 * LIMIT, b_columns, 0)
-        return cls(
-            scaled, rows, columns, shift(fraction, exponent - b_columns), b_columns, norms, synchronizes
-        )
+        return cls(scaled, rows, columns, shift(b, -rows - b_columns), b_columns, norms, synchronizes)
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledSystems | None:
@@ -65,7 +63,7 @@ class ScaledSystems(ScaledUnknowns):
     @classmethod
     def supposed(cls, a: torch.Tensor, b: torch.Tensor) -> tuple[ScaledSystems, torch.Tensor]:
         """The systems as they are, and the sizes by which :func:`near_one` tells whether they may be."""
-        a, b = a.double(), b.double()
+        a, b = in_double(a), in_double(b)
         sizes = magnitudes(a)
         ends = ends_of(sizes, b)
         return cls.again(a, b, sizes.norms, ends.of_a, ends.of_b, ends.frobenius), ends.ends
@@ -157,7 +155,7 @@ class ScaledSystems(ScaledUnknowns):
 
         Its diagonal comes near 1, and then no element is larger.
         """
-        diagonal = self.a.diagonal(dim1=1, dim2=2)
+        diagonal = self.a.diagonal(dim1=1, dim2=2).real
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
 
@@ -195,7 +193,11 @@ def _alike(exponents: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class InfinityNorms:
-    """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
+    """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k).
+
+    Of complex residuals it is the largest magnitude, of b and x in the denominator the largest part: backward
+    errors are not underestimated.
+    """
 
     a: torch.Tensor
     b: torch.Tensor
@@ -206,4 +208,5 @@ class InfinityNorms:
 
     def backward_error(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         size = self.a * largest_magnitude(x, 1) + self.b
-        return over(largest_magnitude(residual, 1), size).nan_to_num(torch.inf, torch.inf)
+        largest = residual.abs().amax(1) if residual.is_complex() else largest_magnitude(residual, 1)
+        return over(largest, size).nan_to_num(torch.inf, torch.inf)

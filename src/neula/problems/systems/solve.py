@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -20,6 +21,7 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for
+from neula.pipeline.parts import by_parts, has_parts
 from neula.pipeline.pending import first_answer
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
@@ -57,6 +59,7 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
     Plans(
         lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
+        or_complex=True,
     ),
 )
 def solve(
@@ -81,14 +84,14 @@ def solve(
     Parameters
     ----------
     A : array_like, shape (..., n, n)
-        NumPy array, torch tensor or DLPack object, float16 to float64; integers are taken as float64. Not
-        modified. Leading dimensions are a batch. Every dimension may be zero.
+        NumPy array, torch tensor or DLPack object, float16 to float64, complex64, complex128; integers are
+        taken as float64. Not modified. Leading dimensions are a batch. Every dimension may be zero.
     b : array_like, shape (n,) or (..., n, k)
         One vector, the same for every matrix of A, or a matrix of right-hand sides; leading dimensions of A
-        and b are broadcast as in NumPy.
+        and b are broadcast as in NumPy. Complex b with a real A count as twice as many real ones.
     assume_a : {"gen", "pos"}
-        ``"pos"`` for a symmetric positive definite A, both of whose triangles must be there: Cholesky
-        factorization takes half the time of LU.
+        ``"pos"`` for a symmetric (of complex numbers: Hermitian) positive definite A, both of whose triangles
+        must be there: Cholesky factorization takes half the time of LU.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
         Accuracy of the result; by default that of the dtype. A number is the largest acceptable backward
         error; the cheapest sufficient format is used.
@@ -133,7 +136,7 @@ def solve(
         For shapes that do not fit, NaN or Inf (anywhere in a batch), and unknown names; if b requires a
         gradient and A is no torch tensor.
     TypeError
-        For complex or sparse input.
+        For sparse input.
     ArithmeticError
         If a named variant breaks down without an answer, or the answer overflows the dtype.
     AccuracyError
@@ -191,6 +194,10 @@ def solve(
     """
     asked = (assume_a, accuracy, engine, pivot, compute, max_iterations, certify, strict, progress, wait)
     call, shapes, options = _asked(A, b, *asked)
+    if has_parts(shapes.a, options.dtype):
+        names = ("assume_a", "accuracy", "engine", "pivot", "compute", "max_iterations", "certify", "strict")
+        keywords: Any = dict(zip((*names, "progress", "wait"), asked, strict=True))
+        return by_parts(call, shapes, partial(solve, **keywords))
     if not wait and (pending := _begun(call, shapes, options)) is not None:
         return pending
     return _finished(call, shapes, options)
@@ -219,6 +226,7 @@ def _asked(
         bound=lambda target, shape: solve_bound(target, max(shape, default=1)),
         strict=strict,
         gradients=True,
+        or_complex=True,
     )
     if wait and pivot is None and compute is None:
         call = _by_host(call, engine, positive=assume_a == "pos")
@@ -240,14 +248,18 @@ def _asked(
 
 
 def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
-    options = _asked(A, b, wait=wait, **keywords)[2]
+    call, _, options = _asked(A, b, wait=wait, **keywords)
+    parts = has_parts(call.first.tensor, options.dtype)
 
     def plan(*arrays: Any) -> Plan | None:
+        if parts:
+            return None
         if (one := shape_of_one(*arrays)) and (alone := core_plan(*one, options)):
             return alone
         a, b = tensors_of(arrays)
         _check_square(a)
-        return plan_for(broadcast_system(a, b), options) if wait else None
+        launches = wait and not options.dtype.is_complex
+        return plan_for(broadcast_system(a, b), options) if launches else None
 
     return plan
 
@@ -262,12 +274,12 @@ def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
         k = 1 if b.ndim == 1 else b.shape[-1]
         return m == n and suits(n, k, (a.dtype, b.dtype, call.dtype))
 
-    return call.by_host(engine, has_kernel=has_kernel, most=most, library=not queued)
+    return call.by_host(engine, has_kernel=has_kernel, most=most, library=not queued or call.dtype.is_complex)
 
 
 def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> SolveResult | None:
     """The result of the first link, before anything is read; None if that link synchronizes."""
-    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
+    matrices, columns = _here(call, shapes)
     n = matrices.shape[-1]
     if 0 in (matrices.numel(), columns.numel()):
         return None
@@ -297,9 +309,10 @@ def _finished(
         if isinstance(soon, SolveResult):
             return _attached(call, shapes, options, soon)
         begun = soon
-    matrices, columns = call.here(shapes.matrices), call.here(shapes.columns)
+    matrices, columns = _here(call, shapes)
     if 0 in (matrices.numel(), columns.numel()):
-        zero = SystemsSolutions.full(0.0, len(matrices), columns.shape[1], columns.shape[2], columns.device)
+        n, k = columns.shape[1:]
+        zero = SystemsSolutions.full(0.0, len(matrices), n, k, columns.device, options.dtype)
         run = nothing_to_do(replace(zero, growth=zero.growth + 1), matrices)
     else:
         with call.computing():
@@ -315,6 +328,12 @@ def _finished(
             unsure=not result.forward_error <= SURE,
         )
     return _attached(call, shapes, options, result)
+
+
+def _here(call: Call, shapes: BatchedProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    """Matrices and right-hand sides on the engine's device, both real or both complex."""
+    a, b = call.here(shapes.matrices), call.here(shapes.columns)
+    return a, b if b.is_complex() or not a.is_complex() else b.to(b.dtype.to_complex())
 
 
 def _attached(
@@ -361,7 +380,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
             _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
     else:
-        run = Run.begin(count, SystemsSolutions.missing(count, n, k, a.device))
+        run = Run.begin(count, SystemsSolutions.missing(count, n, k, a.device, options.dtype))
     if not len(run.open):  # no solution of numbers that are not finite is accepted
         return run
     if together:

@@ -16,6 +16,7 @@ from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.backward_error import Scaling
 from neula.certificates.bounds import solve_bound
 from neula.engines import Engine, Format
+from neula.engines.formats import in_double
 from neula.kernels.few_vectors.symmetric_product import symmetric_sizes
 from neula.kernels.magnitudes import magnitudes
 from neula.problems.systems.problem import SystemsOptions
@@ -86,7 +87,7 @@ class EquilibratedSystem:
         check : callable, optional
             Called where norms are not finite: raises an error if A or b is not.
         """
-        a, b = a.double(), b.double()
+        a, b = in_double(a), in_double(b)
         b_max, largest = options.engine.column_max(b), None
         if options.positive:
             row_norms, sizes = symmetric_sizes(a)
@@ -156,7 +157,7 @@ def _symmetric_again(scaled: ScaledSystems) -> Equilibration:
 
 
 def _positive_diagonal(a: torch.Tensor) -> torch.Tensor:
-    diagonal = a.diagonal()
+    diagonal = a.diagonal().real
     bad = (diagonal <= 0).nonzero()[:, 0]
     if len(bad):
         i = int(bad[0])

@@ -25,7 +25,8 @@ from neula.algorithms.krylov.one_launch import limits_of
 from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
-from neula.engines import FP64
+from neula.engines import FP64, format_of
+from neula.engines.formats import in_double
 from neula.engines.inputs import Inputs, Tensors, called, made, nbytes_of
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
@@ -274,7 +275,7 @@ def _measured(
     finished : bool
         Whether those are doubtful that another step would improve.
     """
-    if scaled.given and options.dtype == torch.float64:
+    if scaled.given and format_of(options.dtype) is FP64:
         # Of x alone, as it is returned.
         residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)
         unfinished = refinement.active if finished else torch.zeros_like(refinement.active)
@@ -302,7 +303,7 @@ def _measured(
             numbers[-1] = growth
         return x, forward_error, numbers
     found = refinement.solution()
-    x = scaled.unscale(found.x).to(options.dtype).double()
+    x = in_double(scaled.unscale(found.x).to(options.dtype))
     lost = found.x - scaled.scale(x)
     residual, rounding = found.residual + scaled.a @ lost, over(system.size(lost), system.size(found.x))
     error, condition = scaled.backward_error(found.x, found.residual), _condition(scaled, system)
@@ -327,6 +328,8 @@ def _condition(scaled: ScaledSystems, system: FactoredSystems) -> torch.Tensor:
     else:
         # Units below the smallest normal number: singular for all that matters.
         units, factors = scaled.units, system.factors
-        inverse = inverse_norm(factors.solve, factors.solve_transposed, scaled.norms, 1 / units)[0]
+        inverse = inverse_norm(
+            factors.solve, factors.solve_transposed, scaled.norms, 1 / units, dtype=scaled.a.dtype
+        )[0]
         condition = inverse * norm_of(units * scaled.a, scaled.norms)[0]
     return condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)

@@ -38,7 +38,8 @@ from neula.algorithms.krylov.iterative_refinement import (
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.certificates.stagnation import SLOW, STAGNATION
-from neula.engines import FP32, FP64, Arithmetic, Engine, Format
+from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of
+from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
@@ -79,11 +80,14 @@ def lu(
     return _refined(system, f"lu {format.name}", factors, format, krylov=krylov)
 
 
-def mixed_by_butterflies(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
+def mixed_by_butterflies(
+    system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic
+) -> Solution:
     """LU without interchanges of A mixed by butterflies, where that of A itself is not tried."""
-    if system.options.pivot is None and system.needs_no_pivoting(format):
+    untried = system.options.pivot is not None or arithmetic.corrected
+    if not untried and system.needs_no_pivoting(arithmetic.format):
         raise Declined
-    return _mixed(system, format)
+    return _mixed(system, arithmetic)
 
 
 def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
@@ -125,7 +129,7 @@ def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> So
     """
     if before is not None and bool(before.values.refined_error <= system.bound):
         raise Declined
-    return _mixed(system, FP64)
+    return _mixed(system, Arithmetic(FP64))
 
 
 def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
@@ -185,17 +189,18 @@ def _cholesky_factor(system: EquilibratedSystem, engine: Engine) -> CholeskyFact
         raise NotPositiveDefiniteError(order)
     lower, leading = found.lower[0], found.leading
     lost = None if leading is None else leading.lost(lower)
-    return CholeskyFactor.from_factor(lower, engine.storage, tuning[InvertedTuning].width(n), lost)
+    width, rounded = tuning[InvertedTuning].width(n), engine.format.u > format_of(engine.storage).u
+    return CholeskyFactor.from_factor(lower, engine.storage, width, lost, rounded=rounded)
 
 
-def _mixed(system: EquilibratedSystem, format: Format) -> Solution:
-    engine, n = system.options.engine.using(format), len(system.a)
+def _mixed(system: EquilibratedSystem, arithmetic: Arithmetic) -> Solution:
+    engine, n = system.options.engine.using(arithmetic), len(system.a)
     transform = TwoSided.random(n, system.a.device)
     # Butterflies add and subtract: in the wider precision, before anything is rounded.
     work = engine.empty(padded(n), padded(n))
     system.scales.fill(work[:n, :n], system.a, engine)
     factors = Butterflied(_factorize(system, transform.apply_(work), engine, pivoting=False), transform)
-    return _refined(system, f"rbt + lu {format.name}", factors, format)
+    return _refined(system, f"rbt + lu {arithmetic.name}", factors, engine.format)
 
 
 def _factorize(
@@ -255,9 +260,9 @@ def _refine(
     if by_gmres:
         by_cg = options.positive and system.scaled is None
         label += " + cg" if by_cg else " + gmres"
-        rows, sizes = system.scales.rows, system.sizes[:, None]
+        rows, sizes, dtype = system.scales.rows, system.sizes[:, None], system.a.dtype
         if by_cg:
-            probe, way = probe_on_the_way(rows[:, None], sizes) if large else (None, None)
+            probe, way = probe_on_the_way(rows[:, None], sizes, dtype) if large else (None, None)
             # For less than double precision residuals that are small compared with ``||A|| ||x||`` leave no
             # digit.
             first = system.scalings if refined is None and options.target is FP64 else ()
@@ -267,7 +272,7 @@ def _refine(
                 # Room for the probe, and for a residual that is computed anew.
                 companions = max(0, at_a_time - system.b.shape[1] - 2)
                 most = most // 2 if companions else most  # with which half of them do, or none
-                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, companions)
+                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, dtype, companions)
             beside = None if probe is None else probe.solved
             update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
         refined = run(update, refined, STAGNATION)
@@ -305,10 +310,10 @@ def _by_krylov(system: EquilibratedSystem, factors: Factorization) -> bool:
 def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
     """Whether so many directions are enlarged that GMRES would not be done with them: by one iteration."""
     n, count = len(system.a), system.options.engine.tuning.at_a_time
-    v, rows = gaussian(n, count, torch.float64, system.a.device, seed=20021117), system.scales.rows[:, None]
+    v, rows = gaussian(n, count, system.a.dtype, system.a.device, seed=20021117), system.scales.rows[:, None]
     enlarged = rows * (system.a @ factors.solve(v / rows)) - v
     # Gaussian vectors are nearly orthogonal, and of norm sqrt(n).
-    gram = (enlarged.mT @ enlarged / n).cpu()
+    gram = (enlarged.mH @ enlarged / n).cpu()
     return not bool(gram.isfinite().all()) or bool(converged_eigvalsh(gram)[1] > TOO_POOR**2)
 
 
@@ -331,12 +336,12 @@ def _members(
 ) -> SystemsSolutions:
     """The solution in the user's units, with its evidence."""
     options = system.options
-    x = system.unscale(refined.x).to(options.dtype).double()
+    x = in_double(system.unscale(refined.x).to(options.dtype))
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
     forward_error = rounded_error(evidence.forward_error(system.b, refined), rounding)
     assert refined.residual is not None
     residual, norm = refined.residual, torch.linalg.vector_norm
-    if options.dtype != torch.float64 or system.scaled is not None:  # x is not what was refined
+    if format_of(options.dtype) is not FP64 or system.scaled is not None:  # x is not what was refined
         residual = residual + system.a @ (refined.x - system.rescale(x))
     return SystemsSolutions(
         x=x[None],
@@ -347,7 +352,7 @@ def _members(
         backward_error=(refined.backward_error + rounding).amax()[None],
         condition_bound=ESTIMATED * evidence.condition[None],
         condition=evidence.condition[None],
-        growth=x.new_tensor([growth]),
+        growth=torch.tensor([growth], dtype=torch.float64, device=x.device),
     )
 
 
