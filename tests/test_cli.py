@@ -593,7 +593,7 @@ def make_bad_files() -> None:
         ("lstsq words.csv b.npy", "words.csv: line 2, column 2: 'four' is not a number"),
         ("lstsq problem.npz b.npy", "holds 2 arrays (A, b); choose one, as in problem.npz:A"),
         ("lstsq problem.npz:C b.npy", "no array is named 'C'; it holds A, b"),
-        ("lstsq complex.npy b.npy", "complex"),
+        ("lstsq complex.npy b.npy --nonnegative", "A is complex (complex128), and must be real"),
         ("lstsq objects.npy b.npy", "objects.npy: holds Python objects"),
         ("lstsq A.npy b59.npy", "59"),
         ("lstsq nan.npy b.npy", "[9, 2] is nan"),

@@ -276,8 +276,8 @@ def test_csv_of_one_column_with_a_header_of_words(tmp_path: Path) -> None:
         ("x,y,z\n1,2\n", r"line 1 names 3 columns, the lines below have 2"),
         ("x,y\n", r"holds no numbers below its header"),
         ("# only\n\n", r"holds no numbers"),
-        ("1+2j,3\n4,5\n", r"line 1 is neither"),
-        ("1,2\n3,4+5j\n", r"line 2, column 2: '4\+5j' is not a number"),
+        ("1+2k,3\n4,5\n", r"line 1 is neither"),
+        ("1,2\n3,4+5jj\n", r"line 2, column 2: '4\+5jj' is not a number"),
     ],
 )
 def test_csv_errors_name_the_line(tmp_path: Path, text: str, says: str) -> None:
@@ -338,8 +338,6 @@ def test_matrix_market_files_may_end_in_any_way(tmp_path: Path, end: str) -> Non
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (MM + "array complex general\n1 1\n1 2\n", "complex matrices are not supported yet"),
-        (MM + "coordinate complex hermitian\n1 1 1\n1 1 2 0\n", "complex matrices are not supported yet"),
         (MM + "array real general\n", "not a Matrix Market file that can be read"),
         (MM + "array strange general\n1 1\n1\n", "not a Matrix Market file that can be read .*strange"),
         (MM + "array real general\n2 2\n1\n2\n3\n", "truncated or damaged"),
@@ -464,7 +462,6 @@ def test_pickles_are_never_loaded(tmp_path: Path, extension: str) -> None:
 @pytest.mark.parametrize(
     ("array", "says"),
     [
-        (np.eye(2, dtype=np.complex64), "complex matrices are not supported yet"),
         (np.array(["1", "2"]), "not numbers"),
         (np.zeros(2, dtype=[("x", "f8"), ("y", "f8")]), "not numbers"),
         (np.zeros(2, dtype="M8[s]"), "not numbers"),

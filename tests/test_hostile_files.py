@@ -114,6 +114,24 @@ def test_compressed_zeros(head: bytes, extension: str, tmp_path: Path) -> None:
         read_matrix(path)
 
 
+@pytest.mark.parametrize("field", ["real", "complex"])
+def test_what_scipy_dies_of(field: str, tmp_path: Path) -> None:
+    """A matrix without rows, and a tag that holds more bytes than it has."""
+    path, dtype = tmp_path / "a.mtx", np.dtype(np.complex128 if field == "complex" else np.float64)
+    path.write_text(f"%%MatrixMarket matrix array {field} general\n0 2\n")
+    found = read_matrix(path)
+    assert (found.shape, found.dtype) == ((0, 2), dtype)
+    path.write_text(f"{path.read_text()}{'1 2' if field == 'complex' else '1'}\n")
+    with pytest.raises(FileError, match="longer than its header says: 0 entries"):
+        read_matrix(path)
+    scipy.io.savemat(tmp_path / "a.mat", {"A": A.astype(dtype)})
+    content = bytearray((tmp_path / "a.mat").read_bytes())
+    content[139] = 30  # the second element of the file: flags of the matrix
+    (tmp_path / "a.mat").write_bytes(content)
+    with pytest.raises(FileError, match="a tag that holds 7680 bytes"):
+        read_matrix(tmp_path / "a.mat")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 def test_pipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow writer is waited for, one that does not come is not."""

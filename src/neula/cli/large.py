@@ -13,7 +13,7 @@ from neula.io.paths import HDF5, FileError, split_key, system_errors
 from neula.io.sources import Source, row_blocks
 
 COPIES = 3
-"""Of A in float64 that solving takes in memory: A, what is factorized, and what becomes of it."""
+"""Of A in double precision that solving takes in memory: A, what is factorized, and what becomes of it."""
 
 IN_BLOCKS = (".npy", ".parquet", *HDF5)
 
@@ -59,7 +59,8 @@ def rows_of(argument: str, stream: bool = False, memory: str | None = None) -> S
     try:
         with system_errors(path, "read"):
             source = _source(path, key)
-            fits = COPIES * 8 * source.shape[0] * source.shape[1] <= limit
+            itemsize = max(8, np.dtype(source.dtype).itemsize)
+            fits = COPIES * itemsize * source.shape[0] * source.shape[1] <= limit
     except (ImportError, LookupError, TypeError, ValueError):
         if stream:
             raise
@@ -76,6 +77,6 @@ def _source(path: Path, key: str | None) -> Source:
         from neula.io.arrays import open_dataset
 
         array = open_dataset(path, key)
-    if array.ndim != 2 or array.dtype.kind not in "iubf":
-        raise FileError(f"{path}: {array.dtype} of shape {array.shape} is no matrix of real numbers")
+    if array.ndim != 2 or array.dtype.kind not in "iubfc":
+        raise FileError(f"{path}: {array.dtype} of shape {array.shape} is no matrix of numbers")
     return row_blocks(array)

@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-ACCURACIES = ("fp16", "bf16", "tf32", "fp32", "fp64", "float16", "bfloat16", "float32", "float64")
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+ACCURACIES = ("fp16", "bf16", "tf32", "fp32", "fp64", *_DTYPES)
 """Names that an accuracy has, known here so that a wrong one is refused before anything is read."""
 
 EngineName = StrEnum("EngineName", ["auto", "cpu", "emulated", "cuda"])

@@ -98,17 +98,24 @@ def _coefficients(result: Any, names: tuple[str, ...]) -> str:
 
 
 def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
-    """Against fitted values, and their distribution."""
+    """Against fitted values, complex ones in the plane, and their distribution."""
+    import numpy as np
+
     from neula.papers.drawing import new_canvas
 
     fitted = A @ x
+    residual, names = b - fitted, ("fitted", "residual", "residual")
+    points, sizes = (fitted, residual), residual
+    if np.iscomplexobj(residual):
+        names = ("real part of the residual", "imaginary part", "size of the residual")
+        points, sizes = (residual.real, residual.imag), np.abs(residual)
     figure = new_canvas(9, 3.4)
     left, right = figure.subplots(1, 2)
-    left.plot(fitted, b - fitted, ".", markersize=3, rasterized=len(b) > 5000)
+    left.plot(*points, ".", markersize=3, rasterized=len(b) > 5000)
     left.axhline(0.0, color="0.6", linewidth=0.8)
-    left.set(xlabel="fitted", ylabel="residual")
-    right.hist(b - fitted, bins=min(60, max(5, int(len(b) ** 0.5))))
-    right.set(xlabel="residual", ylabel="rows")
+    left.set(xlabel=names[0], ylabel=names[1])
+    right.hist(sizes, bins=min(60, max(5, int(len(b) ** 0.5))))
+    right.set(xlabel=names[2], ylabel="rows")
     return _svg(figure)
 
 

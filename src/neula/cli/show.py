@@ -93,8 +93,9 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
 
     # Along one random vector: a product of the factors would take as long as they did.
     x = np.random.default_rng(0).standard_normal(rows.shape[-1])
-    given = rows.astype(np.float64) @ x
-    lost = given - lower.astype(np.float64) @ (upper.astype(np.float64) @ x)
+    rows, lower, upper = (one.astype(np.result_type(one, np.float64)) for one in (rows, lower, upper))
+    given = rows @ x
+    lost = given - lower @ (upper @ x)
     part, whole = (np.atleast_1d(np.linalg.norm(one, axis=-1)) for one in (lost, given))
     residual = float(np.max(np.divide(part, whole, out=part, where=whole > 0), initial=0.0))
     facts = _facts(factors, "variant", "compute", "storage", "engine", "growth", "storage_bytes")
@@ -160,7 +161,10 @@ def numbers(values: np.ndarray, most: int = 8) -> str:
 def estimates(
     names: Sequence[str], values: Any, errors: Any, lower: Any, upper: Any, level: float
 ) -> Labelled:
-    """A line for each coefficient, with its standard error and confidence interval."""
+    """A line for each coefficient, with its standard error and, unless it is complex, confidence interval."""
+    if lower is None:
+        found = zip(names, values, errors, strict=True)
+        return {name: f"{value:.8g} +- {error:.2g}" for name, value, error in found}
     return {
         name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
         for name, value, error, low, high in zip(names, values, errors, lower, upper, strict=True)
@@ -306,7 +310,7 @@ def print_json(value: Mapping[str, Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Reduce a result to what JSON has; NaN and infinities become null."""
+    """Reduce a result to what JSON has: NaN and infinities become null, complex numbers pairs."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -315,4 +319,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
+    if isinstance(value, complex):
+        return [_plain(value.real), _plain(value.imag)]
     return None if isinstance(value, float) and not math.isfinite(value) else value

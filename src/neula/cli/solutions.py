@@ -58,9 +58,13 @@ def with_errors(
         if not hasattr(result, "standard_errors"):
             raise ValueError("solutions with bounds have none")
         errors = np.asarray(result.standard_errors(absolute=absolute))
-        lower, upper = np.moveaxis(np.asarray(result.confidence_intervals(level, absolute=absolute)), -1, 0)
         of_fit = {name: getattr(result, name) for name in ("degrees_of_freedom", "residual_variance")}
-        of_rows: dict[str, Any] = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
+        of_rows: dict[str, Any] = {}
+        lower = upper = None
+        if not np.iscomplexobj(result.x):  # intervals and R-squared are those of real numbers
+            intervals = np.asarray(result.confidence_intervals(level, absolute=absolute))
+            lower, upper = np.moveaxis(intervals, -1, 0)
+            of_rows = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
         of_fit["r_squared"] = of_rows.get("r_squared", math.nan)
     except ValueError as why:
         return {**facts, "no_standard_errors": str(why)}, {**rows, "standard errors": f"none: {why}"}
@@ -72,7 +76,8 @@ def with_errors(
     if len(lines) > show.SHORT and not all_shown:
         more = f"{len(lines) - show.SHORT} more: --errors shows all, --json has them"
         lines = {**dict(list(lines.items())[: show.SHORT]), "...": more}
-    fit = f"R-squared {of_fit['r_squared']:.4g}, {result.degrees_of_freedom:.6g} degrees of freedom"
+    explained = f"R-squared {of_fit['r_squared']:.4g}, " if lower is not None else ""
+    fit = f"{explained}{result.degrees_of_freedom:.6g} degrees of freedom"
     return facts, {**rows, "fit": fit, **lines}
 
 

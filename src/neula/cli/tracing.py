@@ -31,6 +31,7 @@ def check_traced(algorithm: str | None, known: tuple[str, ...], **others: object
 
 def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any]:
     """A matrix in the storage precision of the engine, which multiplies in its cheapest format by default."""
+    import numpy as np
     import torch
 
     from neula.engines import select_engine
@@ -39,6 +40,8 @@ def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tu
     engine = engine if compute is None else engine.using(compute)
     if a.ndim != 2:
         raise ValueError(f"--trace shows the steps of one matrix, got an array of shape {a.shape}")
+    if np.iscomplexobj(a):
+        raise ValueError(f"--trace shows the steps of a real matrix, got a {a.dtype} one: leave it out")
     return torch.from_numpy(a).to(engine.device, engine.storage), engine
 
 

@@ -15,7 +15,16 @@ from neula.io.matlab import check_tags
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.sparse import as_dense
-from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, listed
+from neula.io.table import (
+    Message,
+    MissingValues,
+    Table,
+    advice,
+    chosen_columns,
+    complex_of,
+    joined,
+    listed,
+)
 
 
 @contextmanager
@@ -37,11 +46,15 @@ def damage_reported(file: InputFile) -> Iterator[None]:
         raise FileError(f"{file.name}: truncated or damaged {file.kind} file ({text})") from error
 
 
-def real_numbers(name: str, array: np.ndarray) -> np.ndarray:
-    """Refuse what is no array of real numbers; torch takes the native byte order only."""
-    if array.dtype.kind == "c":
-        raise FileError(f"{name}: holds {array.dtype} numbers; complex matrices are not supported yet")
-    if array.dtype.kind not in "biuf":
+COMPOUNDS = (("r", "i"), ("re", "im"), ("real", "imag"))
+"""Names of the real and the imaginary part in compound types; MATLAB 7.3 writes the last ones."""
+
+
+def native_numbers(name: str, array: np.ndarray) -> np.ndarray:
+    """Refuse what is no array of numbers; torch takes the native byte order only."""
+    if array.dtype.names in COMPOUNDS:
+        array = complex_of(*(array[part] for part in array.dtype.names))
+    if array.dtype.kind not in "biufc":
         raise FileError(f"{name}: holds {array.dtype} values, not numbers; save it as a float array")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
@@ -115,7 +128,7 @@ def open_dataset(path: Path, key: str | None, name: str | None = None) -> Any:
 
 
 def _whole(dataset: Any, name: str) -> np.ndarray:
-    check_memory(name, dataset.shape)
+    check_memory(name, dataset.shape, itemsize=dataset.dtype.itemsize)
     return np.asarray(dataset[()])
 
 
@@ -216,17 +229,18 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
     schema = pq.read_schema(file.path)
     names = schema.names
     if key is not None:
-        wanted = [names[i] for i in chosen_columns(file.name, names, key)]
+        chosen = chosen_columns(file.name, names, key)
     else:
         # The field in which pandas keeps the index of a frame is no column.
         index = (schema.pandas_metadata or {}).get("index_columns", [])
-        wanted = [name for name in names if name not in index]
+        chosen = [(name, (i,)) for i, name in enumerate(names) if name not in index]
+    wanted = [names[i] for _, places in chosen for i in places]
     if not wanted:
         raise FileError(f"{file.name}: holds no columns")
-    if len(set(wanted)) < len(wanted):
+    if key is None and len(set(wanted)) < len(wanted):
         chosen_columns(file.name, names, next(name for name in wanted if wanted.count(name) > 1))
     check_memory(file.name, (pq.read_metadata(file.path).num_rows, len(wanted)))
-    table = pq.read_table(file.path, columns=wanted)
+    table = pq.read_table(file.path, columns=list(dict.fromkeys(wanted)))
     columns = []
     for name in wanted:
         column = table[name]
@@ -247,7 +261,7 @@ def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Ta
             )
         in_float64(column.drop_null().to_numpy(), f"{file.name}: {name}")
         columns.append(column.to_numpy())
-    return Table(np.column_stack(columns), tuple(wanted))
+    return joined(file.name, np.column_stack(columns), chosen)
 
 
 def write_parquet(stream: IO[bytes], table: Table) -> None:

@@ -25,7 +25,7 @@ from neula.io.paths import (
     split_key,
     system_errors,
 )
-from neula.io.table import Message, MissingValues, Table
+from neula.io.table import Message, MissingValues, Table, listed, pairs_in
 from neula.io.text import read_text, write_text
 
 __all__ = [
@@ -60,7 +60,8 @@ def read_matrix(
     key : str, optional
         Which array of an ``.npz`` or ``.mat`` file, or the path of a dataset of HDF5; not needed when there
         is only one. Of a table the columns, as in ``"x1,x2"``: their names, or their numbers from 1 where the
-        file names none; all by default.
+        file names none; all by default. ``"z"`` is also the complex column whose parts are named ``z_re`` and
+        ``z_im`` (or ``z.real`` and ``z.imag``), and ``"u+vj"`` the one with the parts u and v.
     column_as_vector : bool, optional
         Return a matrix of one column as a vector of shape ``(m,)`` where the format cannot tell the two
         apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it.
@@ -77,13 +78,13 @@ def read_matrix(
     Returns
     -------
     ndarray
-        Text and Matrix Market give a float64 matrix, other formats keep shape and dtype (in native byte
-        order).
+        Text and Matrix Market give a float64 or complex128 matrix, other formats keep shape and dtype (in
+        native byte order).
 
     Raises
     ------
     FileError
-        The file is missing, empty, truncated, not what its extension says, or holds no real numbers; its
+        The file is missing, empty, truncated, not what its extension says, or holds no numbers; its
         first line may be names or numbers; a package is not installed that reads it.
     InexactIntegerError
         An integer in a text, a table or a Matrix Market file is no float64.
@@ -121,7 +122,10 @@ def read_table(
     tell = message or (lambda text: None)
     with system_errors(file.name, "read"), arrays.damage_reported(file):
         table = _read(file, key, decimal, missing, header, tell)
-    values = arrays.real_numbers(file.name, table.values)
+    if key is None and (pairs := pairs_in(table.columns or ())):
+        text = f"parts of {listed(pairs)} are read as real columns; {file.name}:{pairs[0]} joins them"
+        tell(f"{file.name}: {text}")
+    values = arrays.native_numbers(file.name, table.values)
     vectors = file.kind in (*TEXT, ".parquet", ".mat", *MARKET)
     if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -154,8 +158,8 @@ def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str =
         is replaced once the new one is complete.
     array : ndarray
         Text and Matrix Market take vectors (one column) and matrices, and write as many digits as bring back
-        exactly the same float64. Other formats keep the dtype, and all but ``.parquet`` and ``.mat`` the
-        shape.
+        exactly the same float64 or complex128. Other formats keep the dtype, and all but ``.parquet`` and
+        ``.mat`` the shape; ``.parquet`` has no complex numbers.
     name : str, optional
         The name of the array inside an ``.npz``, HDF5 or ``.mat`` file.
 
@@ -216,6 +220,8 @@ def write_stream(stream: IO[bytes], content: Mapping[str, np.ndarray | Table], k
         # A vector is a column, a number one of length 1.
         matrix = table.values if table.values.ndim == 2 else table.values.reshape(-1, 1)
         table = replace(table, values=matrix)
+        if kind == ".parquet" and np.iscomplexobj(matrix):
+            raise FileError(f"{name}: a .parquet file has no complex numbers; write another kind of file")
         if kind == ".parquet":
             arrays.write_parquet(stream, table)
         elif kind in TEXT:

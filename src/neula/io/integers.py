@@ -30,7 +30,7 @@ def is_exact(value: int) -> bool:
         return False
 
 
-def in_float64(x: Any, name: str, first: int = 0) -> np.ndarray:
+def in_float64(x: Any, name: str, first: int = 0, *, or_complex: bool = False) -> np.ndarray:
     """An array, or a list, of numbers in float64.
 
     Parameters
@@ -41,18 +41,25 @@ def in_float64(x: Any, name: str, first: int = 0) -> np.ndarray:
         Its name in messages.
     first : int, optional
         The number of its first row.
+    or_complex : bool, optional
+        Whether complex numbers are accepted; they keep their dtype, objects become complex128.
 
     Raises
     ------
     InexactIntegerError
         If an integer among them is no float64.
+    TypeError
+        For complex numbers that are not accepted.
     """
     array = np.asarray(x)
     kind, size = array.dtype.kind, array.dtype.itemsize
     lost: Any = ()
+    is_complex = kind == "c" or (kind == "O" and any(map(np.iscomplexobj, array.flat)))
+    if is_complex and not or_complex:
+        raise TypeError(f"{name} is complex ({array.dtype}), and must be real")
     if kind in "iu" and size == 8 and array.size and max(int(array.max()), -int(array.min())) > WHOLE:
         lost = _lost(array)
-    elif kind == "O" or (array is not x and kind == "f" and not np.abs(array).max(initial=0) < WHOLE):
+    elif kind == "O" or (array is not x and kind in "fc" and not np.abs(array).max(initial=0) < WHOLE):
         array = np.asarray(x, dtype=object)  # a list of integers and other numbers
         lost = np.frompyfunc(
             lambda value: isinstance(value, (int, np.integer)) and not is_exact(int(value)), 1, 1
@@ -61,6 +68,8 @@ def in_float64(x: Any, name: str, first: int = 0) -> np.ndarray:
     for place in np.argwhere(lost)[:1].tolist():
         where = ", ".join(str(i + first * (axis == 0)) for axis, i in enumerate(place))
         raise inexact(f"{name}[{where}]" if place else name, int(array[tuple(place)]))
+    if is_complex:
+        return np.asarray(x) if kind == "c" else array.astype(np.complex128)
     return array.astype(np.float64, copy=False)
 
 

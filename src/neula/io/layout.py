@@ -22,6 +22,9 @@ YEARS = range(1000, 3000)
 LOOKED_AT = 10_000
 """Lines from which names are told from numbers where the first line leaves that open."""
 
+_NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)"
+_COMPLEX = re.compile(rf"(\()?(?:({_NUMBER})(?=[-+]))?({_NUMBER})(?:im?|j)(?(1)\))", re.IGNORECASE | re.ASCII)
+
 _SWAPPED = str.maketrans(",.", ".,")
 
 
@@ -61,12 +64,18 @@ class TextLayout:
         try:
             float(self.with_points(field))
         except ValueError:
-            return False
+            return complex_parts(self.with_points(field)) is not None
         return "_" not in field and field.isascii()  # float reads the digits of every script
 
     def with_points(self, text: str) -> str:
         """A text with decimal points; points, which separate thousands where commas do not, become commas."""
         return text if self.decimal == "." else text.translate(_SWAPPED)
+
+
+def complex_parts(field: str) -> tuple[float, float] | None:
+    """The parts of ``1+2j``, ``1.0 - 2.0im``, ``(1+2i)`` or ``2i``; None of others, real numbers included."""
+    match = _COMPLEX.fullmatch(re.sub(r" *([-+]) *", r"\1", field.strip()))
+    return None if match is None else (float(match[2] or 0), float(match[3]))
 
 
 def layout_of(file: InputFile, decimal: str, header: bool | None) -> TextLayout:
@@ -150,7 +159,7 @@ def _without_comment(text: str) -> str:
         return text
     if text.startswith("#"):
         return ""
-    if '"' not in text and re.match(r"[-+.]*\d", text):
+    if '"' not in text and re.match(r"\(?[-+.]*\d", text):
         return re.sub(r"\s+#.*", "", text)
     return text
 
@@ -164,7 +173,7 @@ def _delimiter(file: InputFile, text: str, decimal: str) -> str | None:
 
 
 def _is_name(field: str) -> bool:
-    return field != "" and re.match(r"[-+]?[.,]?\d", field) is None
+    return field != "" and re.match(r"\(?[-+]?[.,]?\d", field) is None
 
 
 def _is_whole(field: str) -> bool:
@@ -198,7 +207,7 @@ def _decided(file: InputFile, layout: TextLayout, fields: Sequence[str], alone: 
     years = series and True not in years_below
     if odd:
         clear = len(odd) == len(names) or any(map(_is_name, odd.values()))
-        damaged = any(re.match(r"[-+]?\d*[.,]", name) for name in odd.values())
+        damaged = any(re.match(r"[-+]?\d*[.,]|.*\d[ij]\b", name) for name in odd.values())
         numeric = any(all(x in MISSING or layout.is_number(x) for x in columns[i]) for i in odd)
         if clear and not damaged and len(whole) + len(odd) == len(names) and (numeric or differs or years):
             return True, ""

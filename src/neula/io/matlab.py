@@ -80,6 +80,8 @@ def _tag(read: Read, order: str) -> tuple[int, int, bytes]:
     if len(tag) < 8:
         raise DamagedError("a matrix ends within a tag")
     first, second = struct.unpack(f"{order}II", tag)
+    if first >> 16 > len(tag) // 2:
+        raise DamagedError(f"a tag that holds {first >> 16} bytes")
     if first >> 16:
         return first & 0xFFFF, first >> 16, tag[4:]
     return first, second, b""

@@ -1,7 +1,8 @@
 """Test matrices of the papers: for QR (HPDC 2020, section 4.2) and for LU (Lopez and Mary 2022, section 6).
 
-Random matrices with chosen singular values are products ``U diag(s) V^T`` of random (Haar-distributed)
-orthogonal U and V, so their condition number is exact to rounding. Those for LU need no pivoting.
+Random matrices with chosen singular values are products ``U diag(s) V^H`` of random (Haar-distributed)
+orthogonal or, in a complex dtype, unitary U and V, so their condition number is exact to rounding. Those for
+LU need no pivoting.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def random_matrix(
     ----------
     kind : str
         ``"uniform01"`` (0, 1), ``"uniform"`` (-1, 1), ``"normal"``, or a spectrum: see
-        :func:`singular_values`.
+        :func:`singular_values`. The intervals are those of real and imaginary parts in a complex dtype, where
+        normal numbers have a mean square of 1.
     m, n : int
     cond : float
         Condition number, for the kinds with a spectrum.
@@ -117,8 +119,8 @@ def singular_vectors(
 
 
 def with_spectrum(kind: str, cond: float, u: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``U diag(s) V^T`` with the singular values of :func:`singular_values`."""
-    return exact_matmul(u * singular_values(kind, u.shape[1], cond).to(u), v.T)
+    """``U diag(s) V^H`` with the singular values of :func:`singular_values`."""
+    return exact_matmul(u * singular_values(kind, u.shape[1], cond).to(u), v.mH)
 
 
 def random_orthonormal(m: int, n: int, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
@@ -132,7 +134,63 @@ def _random_entries(
 ) -> torch.Tensor:
     draw: Callable[..., torch.Tensor] = torch.randn if kind == "normal" else torch.rand
     a = draw(m, n, dtype=dtype, device=generator.device, generator=generator)
-    return a.mul_(2).sub_(1) if kind == "uniform" else a
+    return a.mul_(2).sub_(1 + 1j if dtype.is_complex else 1) if kind == "uniform" else a
+
+
+def definite_matrix(
+    kind: str,
+    n: int,
+    *,
+    cond: float = 1e3,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> torch.Tensor:
+    """A random positive definite matrix, Hermitian in a complex dtype, with chosen eigenvalues.
+
+    Parameters
+    ----------
+    kind : {"geometric", "arithmetic", "cluster_small", "cluster_large"}
+        The eigenvalues: see :func:`singular_values`.
+    n : int
+    cond, dtype, device, seed
+        As for :func:`random_matrix`.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        ``U diag(s) U^H``, exactly Hermitian.
+    """
+    u = random_orthonormal(n, n, torch.Generator(device).manual_seed(seed), dtype)
+    a = with_spectrum(kind, cond, u, u)
+    return (a + a.mH) / 2
+
+
+def fourier_matrix(angles: torch.Tensor, n: int) -> torch.Tensor:
+    """Powers ``exp(i k angle)`` for k from 0 to n - 1: a Vandermonde matrix of points on the unit circle.
+
+    Its columns are those of the discrete Fourier transform for ``angles = 2 pi j / n``; a row is the response
+    of a uniform array of n antennas to a plane wave.
+
+    Parameters
+    ----------
+    angles : Tensor, shape (m,)
+        In radians; float32 or float64.
+    n : int
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        complex64 or complex128.
+
+    Examples
+    --------
+    >>> fourier_matrix(torch.tensor([0.0, torch.pi / 2]), 3).numpy().round(3) + 0.0
+    array([[ 1.+0.j,  1.+0.j,  1.+0.j],
+           [ 1.+0.j,  0.+1.j, -1.+0.j]], dtype=complex64)
+    """
+    k = torch.arange(n, dtype=angles.dtype, device=angles.device)
+    return torch.polar(torch.ones_like(angles)[:, None].expand(-1, n), angles[:, None] * k)
 
 
 # item: L HPL-AI

@@ -70,7 +70,11 @@ def _left_in_groups(mounted: Path, controllers: str, path: str) -> Iterator[floa
 
 
 def check_memory(
-    name: str, shape: tuple[int, ...], advice: str = "choose columns, or use a smaller file"
+    name: str,
+    shape: tuple[int, ...],
+    advice: str = "choose columns, or use a smaller file",
+    *,
+    itemsize: int = 8,
 ) -> None:
     """Refuse early what cannot fit: a file of a few megabytes may stand for terabytes.
 
@@ -78,7 +82,7 @@ def check_memory(
     ------
     FileError
     """
-    needed, free = 8 * math.prod(shape), available()
+    needed, free = max(8, itemsize) * math.prod(shape), available()
     if needed > free:
         size = " x ".join(map(str, shape))
         raise FileError(

@@ -18,6 +18,7 @@ import numpy as np
 
 from neula.errors import needs_extra
 from neula.io.integers import in_float64
+from neula.io.table import joined, parts_of
 
 LOADED = 1 << 28
 """Bytes in float64 up to which memory maps and datasets are arrays like any other: 256 MB fit anywhere."""
@@ -70,7 +71,8 @@ def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
         or a torch tensor in memory; or an object with ``shape``, ``dtype`` and a method ``blocks()`` that
         gives its rows in order, some at a time, each time that it is called.
     columns : list of str, or str, optional
-        Of Parquet: which columns, in this order; all by default. One name gives a vector.
+        Of Parquet: which columns, in this order; all by default. One name gives a vector; ``"z"`` is also the
+        complex column whose parts are named ``z_re`` and ``z_im``, as in :func:`~neula.io.files.read_matrix`.
 
     Returns
     -------
@@ -170,19 +172,22 @@ class Parquet:
     is_vector: bool
     shape: tuple[int, ...]
     dtype: Any
+    chosen: Sequence[tuple[str, tuple[str, ...]]]  # names, and the columns of each: two of a complex one
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
         """Batches of about so many rows; missing values are NaN."""
+        real = np.empty(0, self.dtype).real.dtype
         batches = self.dataset.to_batches(
             columns=list(self.columns), batch_size=rows, batch_readahead=1, fragment_readahead=1
         )
         for batch in batches:
             if batch.num_rows:
-                block = np.empty((batch.num_rows, len(self.columns)), self.dtype)
+                block = np.empty((batch.num_rows, len(self.columns)), real)
                 for j, column in enumerate(batch.columns):
                     there = column.drop_null() if column.null_count else column
                     in_float64(there.to_numpy(zero_copy_only=False), f"column {self.columns[j]!r}")
                     block[:, j] = column.to_numpy(zero_copy_only=False)
+                block = joined("Parquet", block, self.chosen).values
                 yield block[:, 0] if self.is_vector else block
 
 
@@ -237,14 +242,16 @@ def _parquet(x: Any, columns: Sequence[str] | str | None) -> Parquet:
         found = dataset.InMemoryDataset(x)
     schema = found.schema
     wanted = [columns] if isinstance(columns, str) else columns
-    names = tuple(schema.names if wanted is None else wanted)
-    missing = [name for name in names if name not in schema.names]
+    chosen = [(name, parts_of(name, schema.names)) for name in (schema.names if wanted is None else wanted)]
+    missing = [name for name, parts in chosen if not parts]
     if missing:
         raise ValueError(f"no column is named {missing[0]!r}: there are {', '.join(map(repr, schema.names))}")
+    names = tuple(part for _, parts in chosen for part in parts)
     dtypes = [_numbers(name, schema.field(name).type) for name in names]
     m, is_vector = found.count_rows(), isinstance(columns, str)
+    dtypes += [np.dtype(np.complex64)] * (len(names) > len(chosen))
     dtype = np.result_type(*dtypes) if dtypes else np.dtype(np.float64)
-    return Parquet(found, names, is_vector, (m,) if is_vector else (m, len(names)), dtype)
+    return Parquet(found, names, is_vector, (m,) if is_vector else (m, len(chosen)), dtype, chosen)
 
 
 def _numbers(name: str, kind: Any) -> np.dtype:

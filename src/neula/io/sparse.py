@@ -16,7 +16,7 @@ SPARSE = "a sparse solver suits it better"
 def as_dense(name: str, matrix: Any, tell: Message) -> np.ndarray:
     """A sparse matrix of SciPy as an array; ``tell`` gets a line on that."""
     rows, columns = matrix.shape
-    check_memory(name, (rows, columns), SPARSE)
+    check_memory(name, (rows, columns), SPARSE, itemsize=matrix.dtype.itemsize)
     if hasattr(matrix, "indptr"):
         matrix.check_format(full_check=True)  # with indices out of range, toarray ends the process
     share = matrix.nnz / max(rows * columns, 1)

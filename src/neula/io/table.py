@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -28,8 +29,18 @@ class Table:
     rows: tuple[str, ...] | None = None  # names of its rows
 
 
-def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool = True) -> list[int]:
+Choice = list[tuple[str, tuple[int, ...]]]
+"""Columns by their names, with their places: of a complex one those of its real and its imaginary part."""
+
+PARTS = ("_re", "_im"), (".re", ".im"), ("_real", "_imag"), (".real", ".imag")
+"""Endings of the names of columns that hold the parts of complex numbers."""
+
+
+def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool = True) -> Choice:
     """Where the columns are that ``key`` lists, separated by commas; quotes hold commas together.
+
+    Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
+    in ``u+vj``.
 
     Parameters
     ----------
@@ -50,19 +61,69 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
         if named
         else f"it has no names, columns go by 1 to {len(columns)}"
     )
-    places = []
-    for wanted in next(csv.reader([key], skipinitialspace=True), []):
-        found = [i for i, column in enumerate(columns) if column == wanted.strip()]
-        if len(found) > 1:
-            raise FileError(f"{name}: {len(found)} columns are named {wanted!r}; give them different names")
+    places: dict[str, list[int]] = {}
+    for i, column in enumerate(columns):
+        places.setdefault(column, []).append(i)
+    chosen: Choice = []
+    for wanted in map(str.strip, next(csv.reader([key], skipinitialspace=True), [])):
+        found = parts_of(wanted, places)
+        for one in found:
+            if len(places[one]) > 1:
+                raise FileError(
+                    f"{name}: {len(places[one])} columns are named {one!r}; give them different names"
+                )
         if not found:
             near = get_close_matches(wanted, columns, 1)
             meant = f" (did you mean {near[0]!r}?)" if near else ""
             raise FileError(f"{name}: no column is named {wanted!r}{meant}; {has}")
-        places += found
-    if not places:
+        chosen.append((wanted, tuple(places[one][0] for one in found)))
+    if not chosen:
         raise FileError(f"{name}: names of columns are missing after ':'; {has}")
-    return places
+    return chosen
+
+
+def parts_of(wanted: str, columns: Container[str]) -> tuple[str, ...]:
+    """The column of that name, or the two with its real and imaginary part; nothing if they are not there."""
+    total = re.fullmatch(r"(.+?)\s*\+\s*(.+)[ij]", wanted)
+    pairs = [(wanted + real, wanted + imaginary) for real, imaginary in PARTS]
+    pairs += [(total[1], total[2])] if total else []
+    return next((names for names in [(wanted,), *pairs] if all(one in columns for one in names)), ())
+
+
+def pairs_in(columns: Sequence[str]) -> list[str]:
+    """The complex columns whose two parts are there by their names."""
+    pairs = [(name, end, other) for name in columns for end, other in PARTS if name.endswith(end)]
+    found = [(name.removesuffix(end), other) for name, end, other in pairs]
+    return [name for name, other in found if name + other in columns]
+
+
+def joined(
+    name: str, values: np.ndarray, chosen: Sequence[tuple[str, tuple[Any, ...]]], *, named: bool = True
+) -> Table:
+    """Columns that were read one after the other as a table; two parts become a complex column.
+
+    Raises
+    ------
+    FileError
+        If a part is complex itself.
+    """
+    names = tuple(column for column, _ in chosen) if named else None
+    if all(len(places) == 1 for _, places in chosen):
+        return Table(values, names)
+    if np.iscomplexobj(values):
+        raise FileError(
+            f"{name}: columns of complex numbers have no parts in other columns: choose them alone"
+        )
+    rest = iter(values.T)
+    columns = [complex_of(next(rest), next(rest)) if places[1:] else next(rest) for _, places in chosen]
+    return Table(np.column_stack(columns), names)
+
+
+def complex_of(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
+    """Complex numbers of their parts, each of which keeps its NaN and infinities."""
+    made = np.empty(real.shape, np.result_type(real, imaginary, np.complex64))
+    made.real, made.imag = real, imaginary
+    return made
 
 
 def advice(missing: MissingValues) -> str:

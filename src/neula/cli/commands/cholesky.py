@@ -23,7 +23,7 @@ def cholesky(
     header: opt.HeaderOption = None,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Factorize a symmetric positive definite A = LL'; only its lower triangle is read."""
+    """Factorize a positive definite A = LL', symmetric or Hermitian; only its lower triangle is read."""
     with running("cholesky", as_json) as run:
         run.check([a], (output, 1))
         matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values

@@ -19,7 +19,7 @@ def solve(
     a: opt.MatrixFile,
     b: opt.RightHandSideFile,
     assume_a: Annotated[
-        Structure, typer.Option("--assume-a", help="pos: A is symmetric positive definite.")
+        Structure, typer.Option("--assume-a", help="pos: A is positive definite, symmetric or Hermitian.")
     ] = Structure.gen,
     accuracy: opt.AccuracyOption = None,
     certify: opt.CertifyOption = opt.Certify.backward,
