@@ -37,9 +37,7 @@ SUITES = {
 }
 
 ELSEWHERE = {
-    # The peer answers: complex numbers, LAPACK's drivers, other functions.
-    "complex": "complex numbers",
-    "clongdouble": "complex numbers",
+    # The peer answers: LAPACK's drivers, other functions.
     "gels": "drivers",
     "test_inv": "another function",
     "test_det": "another function",

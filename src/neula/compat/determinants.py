@@ -13,16 +13,20 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.orthogonality import directions
 from neula.compat.drop_in import need
 from neula.compat.least_squares import is_accurate_inverse
-from neula.engines import format_of
+from neula.engines import FP32, format_of
+from neula.engines.formats import double_of, in_double
 from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
+
+LAPACKS = {"f": "s", "d": "d", "F": "c", "D": "z"}
+"""First letters of LAPACK's routines, by the characters of NumPy's dtypes."""
 
 
 class Determinants(NamedTuple):
     """Determinants of matrices, shape (...), in the dtype that they were factorized in."""
 
-    sign: torch.Tensor
+    sign: torch.Tensor  # of complex matrices a number of magnitude 1
     logabsdet: torch.Tensor
     product: torch.Tensor  # the determinant itself, which may overflow
 
@@ -48,13 +52,16 @@ def measured_determinants(a: torch.Tensor) -> Determinants:
     error = error + a.shape[-1] * format_of(a.dtype).u * abs(logs).sum(-1)
     worst, logabsdet = float(error.max()), logs.sum(-1)
     need(worst == worst)  # not NaN
-    if not worst <= SURE and a.dtype == torch.float32:
-        return Determinants(*(x.float() for x in measured_determinants(a.double())))
+    if not worst <= SURE and format_of(a.dtype) is FP32:
+        sign, logs, product = measured_determinants(in_double(a))
+        return Determinants(sign.to(a.dtype), logs.float(), product.to(a.dtype))
     if not worst <= SURE:
         text = f"no digit of the determinant is guaranteed: the bound on its relative error is {worst:.1e}"
         warn(text, neula.IllConditionedWarning)
-    sign, logabsdet = (torch.as_tensor(x, dtype=torch.float64, device=a.device) for x in (sign, logabsdet))
-    return Determinants(*(x.to(a.dtype) for x in (sign, logabsdet, sign * logabsdet.exp())))
+    logabsdet = torch.as_tensor(logabsdet, dtype=torch.float64, device=a.device)
+    sign = torch.as_tensor(sign, dtype=double_of(a.dtype), device=a.device)
+    product = (sign * logabsdet.exp()).to(a.dtype)
+    return Determinants(sign.to(a.dtype), logabsdet.to(product.real.dtype), product)
 
 
 def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
@@ -63,29 +70,30 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     Of the transpose, which is a matrix in Fortran's order and has the same determinant.
     """
     a = a.T
-    kind, g = "s" if a.dtype == np.float32 else "d", directions(len(a), torch.device("cpu")).numpy()
+    kind, dtype = LAPACKS[a.dtype.char], torch.complex128 if a.dtype.kind == "c" else torch.float64
+    g = directions(len(a), torch.device("cpu"), dtype).numpy()
     factorize, solve = (getattr(scipy_linalg.lapack, f"{kind}getr{x}") for x in "fs")
     lu, pivots, singular = factorize(a)
     need(not singular)
     with np.errstate(all="ignore"):  # NaN is not accepted
         image = solve(lu, pivots, a @ g.astype(a.dtype, copy=False))[0] - g
         diagonal = lu.diagonal()
-        negative = (diagonal < 0).sum() + (pivots != np.arange(len(a))).sum()
-        logs = np.log(abs(diagonal.astype(np.float64)))
-        return 1 - 2 * (negative % 2), logs, logdet_error(image, g)
+        swaps = (pivots != np.arange(len(a))).sum()
+        logs = np.log(abs(diagonal.astype(g.dtype)))
+        return (1 - 2 * (swaps % 2)) * (diagonal / abs(diagonal)).prod(), logs, logdet_error(image, g)
 
 
 def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
-    n, g = a.shape[-1], directions(a.shape[-1], a.device).to(a.dtype)
+    n, g = a.shape[-1], directions(a.shape[-1], a.device, a.dtype).to(a.dtype)
     with plain_arithmetic(a.device):
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         need(not bool(info.any()))
         image = torch.linalg.lu_solve(lu, pivots, a @ g) - g
         diagonal = lu.diagonal(dim1=-2, dim2=-1)
         swapped = pivots != torch.arange(1, n + 1, dtype=pivots.dtype, device=a.device)
-        negative = (diagonal < 0).sum(-1) + swapped.sum(-1)
-        return 1 - 2 * (negative % 2), diagonal.double().abs().log(), logdet_error(image, g)
+        sign = (1 - 2 * (swapped.sum(-1) % 2)) * in_double(diagonal).sgn().prod(-1)
+        return sign, in_double(diagonal).abs().log(), logdet_error(image, g)
 
 
 def measured_inverse(a: Any, found: Any) -> Any:

@@ -51,7 +51,7 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
-    answer to what neula refuses (complex numbers, singular factors that are to be had nevertheless).
+    answer to what neula refuses (half precision, singular factors that are to be had nevertheless).
     Integers that no float64 holds are rounded, as the peer rounds them, with a warning.
 
     Parameters
@@ -144,7 +144,7 @@ def has_safe_diagonal(a: Any) -> bool:
     ----------
     a : ndarray or Tensor, shape (..., n, n)
     """
-    diagonal = a.diagonal(0, -2, -1)
+    diagonal = a.diagonal(0, -2, -1).real
     numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
     return bool(diagonal.min() >= numbers.tiny**0.5) and bool(diagonal.max() <= numbers.max**0.5)
 
@@ -158,16 +158,31 @@ def is_for_library(a: np.ndarray) -> bool:
     """
     if a.ndim != 2 or not 0 < a.size <= SMALL:
         return False
-    numbers, squares = np.finfo(a.dtype), np.einsum("ij,ij->j", a, a)
+    numbers, squares = (
+        np.finfo(a.dtype),
+        np.einsum("ij,ij->j", a, a if a.dtype.kind == "f" else a.conj()).real,
+    )
     return bool(squares.min() >= numbers.tiny / numbers.eps**2) and bool(squares.max() <= numbers.max)
 
 
 def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Q and R, whose memory is written into, with a nonnegative diagonal of R; an empty Q stays empty."""
-    signs = np.copysign(1.0, r.diagonal())
+    signs = np.copysign(1.0, r.diagonal().real)  # LAPACK's diagonal is real
     r[: len(signs)] *= signs[:, None]
     q[..., : len(signs)] *= signs[: q.shape[-1]]
     return q, r
+
+
+def adjoint(a: Any) -> Any:
+    """The conjugate transpose of matrices, which copies complex arrays only."""
+    turned = a.swapaxes(-1, -2)
+    return turned.conj() if isinstance(a, torch.Tensor) or a.dtype.kind == "c" else turned
+
+
+def squared(x: Any) -> Any:
+    """Squares of magnitudes, real."""
+    real = not x.is_complex() if isinstance(x, torch.Tensor) else x.dtype.kind != "c"
+    return x * x if real else x.real * x.real + x.imag * x.imag
 
 
 def need(suited: bool) -> None:

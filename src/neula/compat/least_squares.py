@@ -10,6 +10,7 @@ import torch
 
 import neula
 from neula.certificates.probes import PROBES, gaussian_probes
+from neula.compat.drop_in import adjoint, squared
 from neula.kernels import scipy_linalg
 
 EPS = float(np.finfo(np.float64).eps)
@@ -18,7 +19,7 @@ EPS = float(np.finfo(np.float64).eps)
 def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndarray) -> bool:
     """Whether half of the digits, or more, of solutions of least squares of full rank are correct.
 
-    The error is ``(A^T A)^-1 A^T (b - A x)``; its norm is at most that of the gradient, which is computed,
+    The error is ``(A^H A)^-1 A^H (b - A x)``; its norm is at most that of the gradient, which is computed,
     and of the rounding errors of that over the square of the smallest singular value.
 
     Parameters
@@ -34,7 +35,7 @@ def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndar
         return False
     with np.errstate(all="ignore"):  # NaN is not accepted
         residual = b - a @ x
-        gradient, size, left = (np.sqrt((y * y).sum(0)) for y in (a.T @ residual, x, residual))
+        gradient, size, left = (np.sqrt(squared(y).sum(0)) for y in (adjoint(a) @ residual, x, residual))
         largest, smallest = (float(each) for each in (s[0], s[-1]))
         rounding = sum(a.shape) * np.finfo(x.dtype).eps * largest * (left + largest * size)
         return bool((gradient + rounding <= np.finfo(x.dtype).eps ** 0.5 * smallest**2 * size).all())
@@ -89,7 +90,7 @@ def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarr
     squares : ndarray, shape (k,) or (1,), or (0,) unless ``m > n``
     """
     result = neula.lstsq(a, b, rcond=0.0)
-    squares = np.square(np.atleast_1d(result.residual_norm)).astype(result.x.dtype)
+    squares = np.square(np.atleast_1d(result.residual_norm)).astype(result.x.real.dtype)
     return result.x, squares if len(a) > a.shape[1] else squares[:0]
 
 
@@ -97,7 +98,7 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     """Whether half of the digits, or more, of all rows of pseudoinverses by an SVD are correct.
 
     The SVD is that of A + E, with ``||E|| <= max(m, n) u ||A||``. Whatever counts as zero,
-    ``X (A + E) X = X`` and ``(A + E) X`` is symmetric: what :func:`is_pseudoinverse` measures is at most
+    ``X (A + E) X = X`` and ``(A + E) X`` is Hermitian: what :func:`is_pseudoinverse` measures is at most
     ``3 ||E|| ||X||``, and need not be measured where A is well-conditioned.
 
     Parameters
@@ -112,13 +113,13 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
 
 
 def _norm(x: Any) -> float:
-    return float(torch.linalg.vector_norm(x) if isinstance(x, torch.Tensor) else (x * x).sum() ** 0.5)
+    return float(torch.linalg.vector_norm(x) if isinstance(x, torch.Tensor) else squared(x).sum() ** 0.5)
 
 
 def is_pseudoinverse(a: Any, x: Any) -> bool:
     """Whether half of the digits, or more, of all rows of pseudoinverses are measured to be correct.
 
-    For a tall A of full rank and ``S = A X - (A X)^T``, the error ``X - A^+`` is
+    For a tall A of full rank and ``S = A X - (A X)^H``, the error ``X - A^+`` is
     ``(X A - I) A^+ + A^+ S (I - A A^+)``. Five products with random vectors estimate the norms of S and of
     ``D (X A X - X)``, where D divides rows of X by their norms. Below full rank, which the peer decides, both
     vanish if X is the pseudoinverse of the part of A that it has kept.
@@ -130,17 +131,18 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
         In the same library.
     """
     if a.shape[-2] < a.shape[-1]:
-        a, x = a.swapaxes(-1, -2), x.swapaxes(-1, -2)
+        a, x = adjoint(a), adjoint(x)
     m, n = a.shape[-2:]
     of_torch = isinstance(x, torch.Tensor)
     # Vectors are rows: torch multiplies columns in three times the time.
-    vectors: Any = gaussian_probes(m, x.device if of_torch else torch.device("cpu")).mT
+    dtype = x.dtype if of_torch else torch.from_numpy(x[..., :0]).dtype
+    vectors: Any = gaussian_probes(m, x.device if of_torch else torch.device("cpu"), dtype).mT
     vectors = vectors.to(x.dtype) if of_torch else vectors.numpy().astype(x.dtype, copy=False)
-    at, xt = a.swapaxes(-1, -2), x.swapaxes(-1, -2)
+    at, xt = adjoint(a), adjoint(x)
     with np.errstate(all="ignore"):  # NaN is not accepted
-        norms = (x * x).sum(-1)[..., None, :] ** 0.5
+        norms = squared(x).sum(-1)[..., None, :] ** 0.5
         once = vectors @ xt
         image = once @ at
         twice, skew = (image @ xt - once) / norms, image - (vectors @ a) @ x
-        errors = (twice * twice).sum((-2, -1)) / n + (skew * skew).sum((-2, -1))
+        errors = squared(twice).sum((-2, -1)) / n + squared(skew).sum((-2, -1))
         return bool((errors <= PROBES * (torch if of_torch else np).finfo(x.dtype).eps).all())

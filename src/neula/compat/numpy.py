@@ -64,7 +64,7 @@ def solve(a: Any, b: Any) -> Any:
     >>> la.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0])).round(12)
     array([1., 2.])
     """
-    A, B = _real(a), _real(b)
+    A, B = _numbers(a), _numbers(b)
     need(B.size > 0)  # else nothing is solved, and NumPy looks at A
     return _as(b, neula.solve(A, right_hand_sides(A, B)).x)
 
@@ -114,7 +114,7 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     fits = A.ndim == 2 and B.ndim in (1, 2) and len(A) == len(B)
     if fits and 2 not in (A.dtype.itemsize, B.dtype.itemsize):  # NumPy takes no half precision
         need_finite(A, LinAlgError("SVD did not converge in Linear Least Squares"))
-    A, B = _real(A), _real(B)
+    A, B = _numbers(A), _numbers(B)
     need(A.size > 0 and B.size > 0)
     found = linalg.lstsq(a, b, rcond)
     x, _, rank, s = found
@@ -158,9 +158,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     >>> bool(np.allclose(Q @ R, A))
     True
     """
-    A = _real(a)
+    A = _numbers(a)
     # NumPy computes in double precision, whatever the dtype, and so is more accurate than single precision.
-    work = A.astype(np.float64, copy=False)
+    work = _in_double(A)
     if mode in ("reduced", "complete") and is_for_library(work):
         Q, R = with_nonnegative_diagonal(*linalg.qr(work, cast(QRMode, mode)))
     else:
@@ -182,7 +182,7 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     a : array_like, shape (..., n, n)
         Only the triangle of the factor is read.
     upper : bool, optional
-        Whether to return U with ``a = U^T U`` in place of L with ``a = L L^T``.
+        Whether to return U with ``a = U^H U`` in place of L with ``a = L L^H``.
 
     Returns
     -------
@@ -206,8 +206,8 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     array([[2., 0.],
            [1., 2.]])
     """
-    A = _real(a)
-    work = A.astype(np.float64, copy=False)
+    A = _numbers(a)
+    work = _in_double(A)
     need(not has_safe_diagonal(work))
     return _as(a, _rounded(neula.cholesky(work, upper=upper).factor, A))
 
@@ -277,7 +277,7 @@ def inv(a: Any) -> Any:
     array([[0.5 , 0.  ],
            [0.  , 0.25]])
     """
-    A = _real(a)
+    A = _numbers(a)
     found = linalg.inv(a)
     better = measured_inverse(A, np.asarray(found))
     return found if better is found else _as(a, better)
@@ -325,7 +325,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     if A.ndim >= 2 and A.dtype.itemsize != 2:
         need_finite(A, LinAlgError("SVD did not converge"))
     need(not hermitian)
-    A = _real(A)
+    A = _numbers(A)
     need(A.size > 0)
     given = {} if rtol is np._NoValue else {"rtol": rtol}
     found = linalg.pinv(a, rcond, **given)
@@ -342,9 +342,9 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
 
 
 def _determinants(a: Any) -> Determinants:
-    work = np.ascontiguousarray(_real(a))
+    work = np.ascontiguousarray(_numbers(a))
     return measured_determinants(
-        torch.from_numpy(work if work.dtype.kind == "f" else work.astype(np.float64))
+        torch.from_numpy(work if work.dtype.kind in "fc" else work.astype(np.float64))
     )
 
 
@@ -353,16 +353,20 @@ def _as_number(x: torch.Tensor) -> Any:
     return x.numpy()[()]
 
 
-def _real(x: Any) -> np.ndarray:
-    """Accept the arrays that both NumPy and neula take: real numbers in single or double precision."""
+def _numbers(x: Any) -> np.ndarray:
+    """Accept the arrays that both NumPy and neula take: numbers in single or double precision."""
     array = np.asarray(x)
-    need(array.dtype.kind in "iub" or (array.dtype.kind == "f" and array.dtype.itemsize in (4, 8)))
+    need(array.dtype.kind in "iub" or array.dtype.char in "fdFD")
     return array
 
 
 def _rounded(answer: np.ndarray, given: np.ndarray) -> np.ndarray:
     """An answer in the precision of what was given."""
-    return answer.astype(given.dtype.type if given.dtype.kind == "f" else np.float64, copy=False)
+    return answer.astype(given.dtype.type if given.dtype.kind in "fc" else np.float64, copy=False)
+
+
+def _in_double(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64, copy=False)
 
 
 def _as(given: Any, answer: np.ndarray) -> Any:

@@ -22,12 +22,15 @@ from neula.compat.drop_in import (
     is_for_library,
     names_of,
     need,
+    squared,
     with_nonnegative_diagonal,
 )
 from neula.compat.least_squares import is_accurate_inverse
 from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
+
+KINDS = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 return_types: Any = torch.return_types
 """Named tuples, which torch makes without telling type checkers."""
@@ -139,7 +142,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     none = A.new_empty(0)
     if A.is_cuda:  # torch's default there is 'gels', which does not look at the rank
         x, rank = neula.lstsq(A, b).x, torch.empty(0, dtype=torch.int64, device=A.device)
-        residuals = (A @ x - b).square().sum(-2) if m > n else none
+        residuals = squared(A @ x - b).sum(-2) if m > n else none
     else:
         try:
             x, rank = _ranked_solution(A, b, max(m, n) * torch.finfo(A.dtype).eps if rcond is None else rcond)
@@ -187,7 +190,7 @@ def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     need(out is None and _same_kind(A))
     if is_traced((A,)):
         return return_types.linalg_qr(_of_nonnegative_diagonal(*linalg.qr(A, mode)))
-    plain = A.is_cpu and not (A.requires_grad or A.is_neg() or forward_ad._current_level >= 0)
+    plain = A.is_cpu and not (A.requires_grad or A.is_neg() or A.is_conj() or forward_ad._current_level >= 0)
     if plain and is_for_library(A.numpy()):
         found = linalg.qr(A, mode)
         with_nonnegative_diagonal(found.Q.numpy(), found.R.numpy())
@@ -207,7 +210,7 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
     A : Tensor, shape (..., n, n)
         Only the triangle of the factor is read.
     upper : bool, optional
-        Whether to return U with ``A = U^T U`` in place of L with ``A = L L^T``.
+        Whether to return U with ``A = U^H U`` in place of L with ``A = L L^H``.
     out : Tensor, optional
         With it torch factorizes.
 
@@ -378,7 +381,7 @@ def _determinants(A: Any, out: Any) -> Determinants:
 
 def _same_kind(*tensors: Any) -> bool:
     """Whether torch's functions take them together: single or double precision, on one device."""
-    if not all(isinstance(x, Tensor) and x.dtype in (torch.float32, torch.float64) for x in tensors):
+    if not all(isinstance(x, Tensor) and x.dtype in KINDS for x in tensors):
         return False
     return len({(x.dtype, x.device) for x in tensors}) == 1
 
@@ -402,7 +405,7 @@ def _is_finite(A: Tensor) -> bool:
 
 def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:
     """Give R a nonnegative diagonal, by operations that vmap and tracing allow."""
-    signs = torch.where(R.diagonal(dim1=-2, dim2=-1) < 0, -1, 1).to(R.dtype)
+    signs = torch.where(R.diagonal(dim1=-2, dim2=-1).real < 0, -1, 1).to(R.dtype)
     rows = torch.nn.functional.pad(signs, (0, R.shape[-2] - signs.shape[-1]), value=1.0)
     if Q.ndim == R.ndim:  # not with mode="r"
         Q = Q * torch.nn.functional.pad(signs, (0, Q.shape[-1] - signs.shape[-1]), value=1.0).unsqueeze(-2)
@@ -414,8 +417,8 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
     result = neula.lstsq(A, b, rcond=rcond)
     full = result.rank == min(A.shape[-2:])
     # The singular values of B D lie between those of B times the smallest and the largest element of D.
-    numbers = A.detach().resolve_neg().numpy()
-    squares = np.einsum("...mn,...mn->...n", numbers, numbers)
+    numbers = A.detach().resolve_conj().resolve_neg().numpy()
+    squares = np.einsum("...mn,...mn->...n", numbers, numbers.conj() if A.is_complex() else numbers).real
     # Cases within a factor of three are examined: condition numbers are estimates.
     if not (full and (3 * rcond * result.condition) ** 2 * float(squares.max()) < float(squares.min())):
         s = linalg.svdvals(A.detach())

@@ -11,6 +11,7 @@ from scipy import linalg
 
 import neula
 from neula.certificates.cholesky import cholesky_bound
+from neula.compat.determinants import LAPACKS
 from neula.compat.drop_in import drop_in, has_safe_diagonal, need
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.engines import format_of
@@ -27,7 +28,7 @@ def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finit
     a : array_like, shape (..., n, n)
         Only the triangle of the factor is read.
     lower : bool, optional
-        Whether to return L with ``a = L L^T`` in place of U with ``a = U^T U``.
+        Whether to return L with ``a = L L^H`` in place of U with ``a = U^H U``.
     overwrite_a, check_finite : bool, optional
         As for SciPy, which factorizes unless A is badly scaled.
 
@@ -134,7 +135,7 @@ class CholeskyPair(tuple[np.ndarray, bool]):
         c, lower = self
         part = abs(np.tril(self.matrix) if lower else np.triu(self.matrix))
         norm = float((part.sum(0) + part.sum(1) - part.diagonal()).max())
-        estimate = getattr(scipy_linalg.lapack, "spocon" if c.dtype == np.float32 else "dpocon")
+        estimate = getattr(scipy_linalg.lapack, f"{LAPACKS[c.dtype.char]}pocon")
         reciprocal, _ = estimate(c, norm, uplo="L" if lower else "U")
         return bool(reciprocal >= len(c) * np.finfo(c.dtype).eps ** 0.5)
 

@@ -12,7 +12,7 @@ from scipy import linalg
 
 import neula
 from neula.algorithms.krylov.lu_refinement import direction
-from neula.compat.drop_in import drop_in, need
+from neula.compat.drop_in import drop_in, need, squared
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.compat.scipy.systems import AccuracyLinAlgWarning
 from neula.errors import warn
@@ -79,7 +79,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     (A,) = lapack_arrays(a)
     need(A.ndim == 2 and 0 < len(A) == A.shape[1] and not overwrite_a)
     found = linalg.lu_factor(A, check_finite=check_finite)
-    if not 1 / MODERATE < float(np.einsum("ij,ij->", A, A)) ** 0.5 < MODERATE:
+    if not 1 / MODERATE < float(squared(A).sum()) ** 0.5 < MODERATE:
         return found
     pair = LUPair(found)
     # By SciPy's BLAS: the threads of NumPy's would wait for those, which still look for work.

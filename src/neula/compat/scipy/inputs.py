@@ -12,13 +12,19 @@ from neula.compat.drop_in import need
 
 def solved_in(dtype: np.dtype) -> type:
     """The dtype in which SciPy's ``solve`` computes."""
-    need(dtype.kind in "iub" or (dtype.kind == "f" and dtype.itemsize <= 8))
+    need(_is_lapacks(dtype))
+    if dtype.kind == "c":
+        return np.complex64 if dtype.itemsize <= 8 else np.complex128
     return np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
 
 
+def _is_lapacks(dtype: np.dtype) -> bool:
+    return dtype.kind in "iub" or dtype.char in "efdFD"
+
+
 def lapack_arrays(*given: Any) -> list[np.ndarray]:
-    """Arrays in what LAPACK would compute in, if that is real."""
+    """Arrays in what LAPACK would compute in."""
     arrays = [np.asarray(x) for x in given]
-    need(all(x.dtype.kind in "iubf" and x.dtype.itemsize <= 8 for x in arrays))
+    need(all(_is_lapacks(x.dtype) for x in arrays))
     dtype = find_best_blas_type(arrays)[1]
     return [x.astype(dtype, copy=False) for x in arrays]

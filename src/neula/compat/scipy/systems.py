@@ -10,7 +10,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.determinants import measured_determinants, measured_inverse
-from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
+from neula.compat.drop_in import Unsuited, adjoint, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import lapack_arrays, solved_in
 from neula.errors import warn
 from neula.problems.signatures import Structure
@@ -80,6 +80,7 @@ def solve(
     dtype = solved_in(np.result_type(A, B))
     A, B = A.astype(dtype, copy=False), B.astype(dtype, copy=False)
     need(A.ndim >= 2 and A.size > 1 and B.size > 0 and A.shape[-1] == A.shape[-2])
+    need(not (transposed and A.dtype.kind == "c"))  # which SciPy refuses
     if transposed:
         A, lower = A.swapaxes(-1, -2), not lower
     if assume_a is None:
@@ -88,7 +89,7 @@ def solve(
         need(assume_a in GENERAL + POSITIVE)
         structures = ("pos",) if assume_a in POSITIVE else ("gen",)
         if assume_a not in GENERAL[:2]:
-            A = _mirrored(A, lower=lower)
+            A = _mirrored(A, lower=lower, hermitian=not assume_a.startswith("sym"))
     return _first(A, right_hand_sides(A, B), structures)
 
 
@@ -110,7 +111,9 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     -2.0
     """
     (A,) = lapack_arrays(a)
-    found = measured_determinants(torch.from_numpy(np.ascontiguousarray(A, dtype=np.float64)))
+    found = measured_determinants(
+        torch.from_numpy(np.ascontiguousarray(A, dtype=np.result_type(A, np.float64)))
+    )
     return found.product.numpy()[()]
 
 
@@ -157,18 +160,19 @@ def _structures(a: np.ndarray) -> tuple[Structure, ...]:
     """
     corners = a[..., 0, -1], a[..., -1, 0]
     need(all(bool(np.all(corner)) for corner in corners))
-    if not np.array_equal(*corners) or not np.array_equal(a, a.swapaxes(-1, -2)):
+    if not np.array_equal(corners[0], corners[1].conj()) or not np.array_equal(a, adjoint(a)):
         return ("gen",)
-    positive = bool((np.diagonal(a, axis1=-2, axis2=-1) > 0).all())
+    positive = bool((np.diagonal(a, axis1=-2, axis2=-1).real > 0).all())
     return ("pos", "gen") if positive else ("gen",)
 
 
-def _mirrored(a: np.ndarray, *, lower: bool) -> np.ndarray:
-    """A symmetric matrix of which only one triangle is there."""
+def _mirrored(a: np.ndarray, *, lower: bool, hermitian: bool) -> np.ndarray:
+    """A symmetric or Hermitian matrix of which only one triangle is there."""
     part = np.tril(a, -1) if lower else np.triu(a, 1)
-    whole = part + part.swapaxes(-1, -2)
+    whole = part + (adjoint(part) if hermitian else part.swapaxes(-1, -2))
     diagonal = np.arange(a.shape[-1])
-    whole[..., diagonal, diagonal] = np.diagonal(a, axis1=-2, axis2=-1)
+    kept = np.diagonal(a, axis1=-2, axis2=-1)
+    whole[..., diagonal, diagonal] = kept.real if hermitian else kept
     return whole
 
 
