@@ -128,7 +128,7 @@ _CERTIFICATES = [
     ),
     Mutation(
         "degrees of freedom of the F test", "certificates/rank.py",
-        "freedom = rows - rank - count", "freedom = rows",
+        "freedom = parts * (rows - rank) - count", "freedom = parts * rows",
         "few rows are explained by chance", "least_squares/test_rank.py test_lstsq.py",
     ),
     Mutation(
@@ -273,8 +273,8 @@ _ALGORITHMS = [
     ),
     Mutation(
         "second triangle of a Cholesky solve not transposed", "algorithms/elimination/cholesky_factor.py",
-        "return self.solver.mT.solve(x).double()", "return self.solver.solve(x).double()",
-        "L L^T x = b", "algorithms/test_cholesky.py systems/test_definite.py",
+        "in_double(self.solver.mH.solve(x))", "in_double(self.solver.solve(x))",
+        "L L^H x = b", "algorithms/test_cholesky.py systems/test_definite.py",
     ),
     Mutation(
         "padding of a butterfly without a diagonal", "algorithms/elimination/butterfly.py",
@@ -406,14 +406,14 @@ _PIPELINE = [
     ),
     Mutation(
         "sign in the gradient of QR", "pipeline/derivatives.py",
-        "m = exact_matmul(r, dr.mT) - exact_matmul(dq.mT, q)",
-        "m = exact_matmul(r, dr.mT) + exact_matmul(dq.mT, q)",
-        "M = R dR^T - dQ^T Q", "test_gradients.py",
+        "m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)",
+        "m = exact_matmul(r, dr.mH) + exact_matmul(dq.mH, q)",
+        "M = R dR^H - dQ^H Q", "test_gradients.py",
     ),
     Mutation(
         "gradient of a system without its transpose", "pipeline/derivatives.py",
-        "y = solve(a.double().mT, dx.double())", "y = solve(a.double(), dx.double())",
-        "A^T y = dx", "test_gradients.py",
+        "y = solve(in_double(a).mH, in_double(dx))", "y = solve(in_double(a), in_double(dx))",
+        "A^H y = dx", "test_gradients.py",
     ),
     Mutation(
         "gradient of Cholesky factors doubled", "pipeline/derivatives.py",
@@ -445,7 +445,7 @@ _PIPELINE = [
 _AROUND = [
     Mutation(
         "Matrix Market by rows", "io/market.py",
-        "for column in matrix.T.tolist():", "for column in matrix.tolist():",
+        "np.ascontiguousarray(matrix.T)", "np.ascontiguousarray(matrix)",
         "the format is column-major", "test_files.py",
     ),
     Mutation(
@@ -455,7 +455,7 @@ _AROUND = [
     ),
     Mutation(
         "column off by one in a message", "io/text.py",
-        "line {number}, column {i + 1}\", int(field))", "line {number}, column {i}\", int(field))",
+        "line {number}, column {i + 1}\", whole)", "line {number}, column {i}\", whole)",
         "columns are counted from 1", "test_files.py test_tables.py test_hostile_files.py",
     ),
     Mutation(
@@ -510,7 +510,81 @@ _AROUND = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*_CERTIFICATES, *_ALGORITHMS, *_PROBLEMS, *_PIPELINE, *_AROUND]
+_COMPLEX = [
+    Mutation(
+        "conjugate forgotten in the loss of orthogonality", "certificates/orthogonality.py",
+        "some.mH, some, alpha=-1.0", "some.mT, some, alpha=-1.0",
+        "I - Q^H Q", "campaign/test_ratios.py complex/test_qr.py",
+    ),
+    Mutation(
+        "conjugate forgotten in Gram matrices", "algorithms/orthogonal/cholesky_qr.py",
+        "return over_rows.total(wide.mH @ wide)", "return over_rows.total(wide.mT @ wide)",
+        "A^H A is Hermitian, A^T A is not", "complex/test_qr.py complex/test_lstsq.py",
+    ),
+    Mutation(
+        "conjugate forgotten in seminormal equations", "algorithms/krylov/batched_lstsq.py",
+        "is None else self._inverse.mH @ g", "is None else self._inverse.mT @ g",
+        "R^H R dx = A^H r", "complex/test_lstsq.py",
+    ),
+    Mutation(
+        "conjugate forgotten in conjugate gradients", "algorithms/krylov/cg.py",
+        "(x.conj() * y).sum(0).real", "(x * y).sum(0).real",
+        "x^H y is the inner product", "complex/test_systems.py",
+    ),
+    Mutation(
+        "conjugate forgotten in doubled products", "kernels/doubled/doubled.py",
+        "x, low = (y.conj() if conjugated else y for y in (x, low))", "x, low = (y for y in (x, low))",
+        "A^H x = conj(A^T conj(x))", "complex/test_doubled.py",
+    ),
+    Mutation(
+        "conjugate forgotten in the transposed system", "problems/systems/lu.py",
+        "solution = solution.conj() if trans == 1 else solution", "solution = solution",
+        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_systems.py",
+    ),
+    Mutation(
+        "conjugate forgotten in Householder's T", "kernels/qr/householder.py",
+        "row[:, None, :k].conj()).sum(2)", "row[:, None, :k]).sum(2)",
+        "products with complex reflectors", "complex/test_qr.py campaign/test_ratios.py",
+    ),
+    Mutation(
+        "parts of complex noise counted once", "certificates/rank.py",
+        "parts = dropped > rounding, 1 + along.is_complex()", "parts = dropped > rounding, 1",
+        "complex residuals have twice the degrees of freedom", "complex/test_lstsq.py",
+    ),
+    Mutation(
+        "conjugate forgotten in the gradient of QR", "pipeline/derivatives.py",
+        "m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)",
+        "m = exact_matmul(r, dr.mT) - exact_matmul(dq.mH, q)",
+        "M = R dR^H - dQ^H Q", "complex/test_derivatives.py",
+    ),
+    Mutation(
+        "conjugate forgotten in the gradient of a product", "pipeline/derivatives.py",
+        "db = for_operand(multiply(a.mH, dc), b)", "db = for_operand(multiply(a.mT, dc), b)",
+        "dB = A^H dC", "complex/test_derivatives.py",
+    ),
+    Mutation(
+        "conjugate forgotten in polar factors", "pipeline/gradients.py",
+        'h = exact_matmul(u.mH, a) if side == "right"', 'h = exact_matmul(u.mT, a) if side == "right"',
+        "H = U^H A", "complex/test_polar_factors.py complex/test_derivatives.py",
+    ),
+    Mutation(
+        "conjugate forgotten below full rank", "algorithms/spectra/rank_revealing.py",
+        "along = over_rows.total(u.mH @ b)", "along = over_rows.total(u.mT @ b)",
+        "components of b along left singular vectors", "complex/test_lstsq.py",
+    ),
+    Mutation(
+        "sum of three products without the third", "kernels/products/planes.py",
+        "    s.sub_(p).sub_(q)\n    for", "    s.sub_(p)\n    for",
+        "Im A B = S - P - Q", "complex/test_engine.py",
+    ),
+    Mutation(
+        "conjugation pending in planes ignored", "kernels/products/planes.py",
+        "        out[1].neg_()", "        pass",
+        "the imaginary part of conj(A) is -Im A", "complex/test_engine.py complex/test_products.py",
+    ),
+]  # fmt: skip
+
+MUTATIONS = [*_CERTIFICATES, *_ALGORITHMS, *_PROBLEMS, *_PIPELINE, *_AROUND, *_COMPLEX]
 
 
 class Outcome(NamedTuple):

@@ -26,7 +26,10 @@ which a claim may be too small."""
 
 
 def backward_errors(truth: LeastSquares, x: np.ndarray, rank: int) -> np.ndarray:
-    """Of each column of x."""
+    """Of each column of x. That of the real problem of complex numbers: a singular value and its twin have
+    the components of r that the complex one has.
+    """
+    x, rank = truth.solution_of(x), rank * truth.fold
     left, s, right = np.linalg.svd(rounded(truth._scaled(FIRST_BITS)), full_matrices=False)
     found = []
     with ctx.workprec(2 * FIRST_BITS):

@@ -14,7 +14,7 @@ import torch
 import neula
 from neula.io.sources import row_blocks
 
-from .recipes import Example, Recipe, bounds_of, keywords
+from .recipes import Example, Recipe, bounds_of, keywords, trans_of
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _run(example: Example, device: str) -> Any:
         return neula.solve(a, b, assume_a="pos" if recipe.problem == "pos" else "gen", **options)
     if recipe.problem == "lu":
         factors = neula.lu_factor(a, **options)
-        return factors, neula.lu_solve(factors, b)
+        return factors, neula.lu_solve(factors, b, trans=trans_of(recipe))
     if recipe.problem == "matmul":
         return neula.matmul(a.mT if recipe.library == "torch" else np.swapaxes(a, -1, -2), b, **options)
     if recipe.problem == "svd":
@@ -125,6 +125,8 @@ def _laid_out(x: np.ndarray, recipe: Recipe, device: str) -> Any:
             return tensor.mT.contiguous().mT if tensor.ndim > 1 else tensor
         if recipe.layout == "C":
             return tensor
+        if recipe.layout == "reversed" and tensor.is_complex():  # a conjugate that is not formed yet
+            return tensor.conj().resolve_conj().conj()
         room = torch.full((*(2 * size + 1 for size in x.shape),), 7, dtype=tensor.dtype, device=device)
         view = room[tuple(slice(1, None, 2) for _ in x.shape)]
         return view.copy_(tensor)
@@ -142,7 +144,7 @@ def _laid_out(x: np.ndarray, recipe: Recipe, device: str) -> Any:
 
 
 def as_array(x: Any) -> np.ndarray:
-    """An array of any library, in float64."""
+    """An array of any library, in float64 or complex128."""
     if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().numpy()
-    return np.asarray(x, dtype=np.float64)
+        x = x.detach().cpu().resolve_conj().numpy()
+    return np.asarray(x, dtype=np.complex128 if np.iscomplexobj(x) else np.float64)

@@ -50,7 +50,7 @@ class Dropped:
     def of(cls, truth: LeastSquares, rank: int, unit: float) -> Dropped | None:
         """That of a problem stored with a unit roundoff; None of full rank."""
         m, n = truth.shape
-        s = truth.singular_values
+        s, fold = truth.singular_values, truth.fold
         if rank in (0, min(m, n)):
             return None
         bits, y = truth._solution(rank)
@@ -58,7 +58,7 @@ class Dropped:
             b = truth._scaled(ctx.prec)
             residual = columns(arb_mat(truth._b) - b * y)
             wide = b.transpose() if m < n else b
-            vectors = columns(spectrum.eigen(wide.transpose() * wide).vectors)[rank : min(m, n)]
+            vectors = columns(spectrum.eigen(wide.transpose() * wide).vectors)[fold * rank : fold * min(m, n)]
             sizes, along = [], []
             for v in vectors:
                 image = v if m < n else (b * arb_mat([[x] for x in v])).entries()
@@ -68,7 +68,7 @@ class Dropped:
         used = sum(
             any(int(x) for x in (*p, *q)) for p, q in zip(truth._a.tolist(), truth._b.tolist(), strict=True)
         )
-        return cls(rank, used, gap, np.array(sizes), np.array(along), 2 * n * unit)
+        return cls(fold * rank, used, gap, np.array(sizes), np.array(along), 2 * n * unit)
 
     def doubtful(self, factor: float = 1.0, chance: float = 1.0) -> bool:
         """Whether the rank is, with numbers that are off by factors."""

@@ -1,11 +1,19 @@
-"""Floating-point numbers as what they are, integers times powers of two, and balls around real numbers."""
+"""Floating-point numbers as what they are, integers times powers of two, and balls around real numbers.
+
+Complex matrices have pairs of balls (``acb_mat``), or become the real matrices of their parts:
+``[[Re, -Im], [Im, Re]]`` has the singular values of the complex matrix, each of them twice, and maps parts of
+vectors to parts of vectors.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import numpy as np
-from flint import arb, arb_mat, fmpz_mat
+from flint import acb, acb_mat, arb, arb_mat, fmpz_mat
+
+Ball = arb | acb
+Balls = arb_mat | acb_mat
 
 Dyadic = tuple[np.ndarray, np.ndarray]
 """Integers and the exponents of two that they are multiplied by, as arrays of Python's integers."""
@@ -35,8 +43,21 @@ def integers(x: Dyadic) -> tuple[fmpz_mat, int]:
     return fmpz_mat(*x[0].shape, shifted), lowest
 
 
-def balls(a: np.ndarray, exponent: int = 0) -> arb_mat:
+def embedded(a: np.ndarray) -> np.ndarray:
+    """``[[Re, -Im], [Im, Re]]`` of the last two dimensions."""
+    return np.concatenate([parts(a), parts(1j * a)], -1)
+
+
+def parts(x: np.ndarray) -> np.ndarray:
+    """``[Re; Im]``: right-hand sides and solutions of the real problem, columns as they are."""
+    return np.concatenate([x.real, x.imag], -2)
+
+
+def balls(a: np.ndarray, exponent: int = 0) -> Balls:
     """``a 2^exponent`` for a matrix, or a vector as a column, without an error."""
+    if np.iscomplexobj(a):
+        pairs = zip(balls(a.real, exponent).tolist(), balls(a.imag, exponent).tolist(), strict=True)
+        return acb_mat([[acb(*z) for z in zip(*rows, strict=True)] for rows in pairs])
     mantissas, exponents = (part.ravel().tolist() for part in dyadic(a))
     entries = [arb((i, e + exponent)) if i else arb() for i, e in zip(mantissas, exponents, strict=True)]
     rows = len(a)
@@ -47,8 +68,22 @@ def identity(n: int) -> arb_mat:
     return arb_mat([[arb(int(i == j)) for j in range(n)] for i in range(n)])
 
 
-def columns(a: arb_mat) -> list[list[arb]]:
+def columns(a: Balls) -> list[list[Ball]]:
     return a.transpose().tolist()
+
+
+def adjoint(a: Balls) -> Balls:
+    """The conjugate transpose."""
+    return (a.conjugate() if isinstance(a, acb_mat) else a).transpose()
+
+
+def real_form(a: Balls) -> arb_mat:
+    """``[[Re, -Im], [Im, Re]]`` of a complex matrix; a real one itself."""
+    if isinstance(a, arb_mat):
+        return a
+    rows = a.tolist()
+    top = [[*(z.real for z in row), *(-z.imag for z in row)] for row in rows]
+    return arb_mat(top + [[*(z.imag for z in row), *(z.real for z in row)] for row in rows])
 
 
 def scaled_rows(a: arb_mat, factors: Iterable[arb]) -> arb_mat:
@@ -56,17 +91,21 @@ def scaled_rows(a: arb_mat, factors: Iterable[arb]) -> arb_mat:
     return arb_mat([[f * x for x in row] for f, row in zip(factors, a.tolist(), strict=True)])
 
 
-def norm(x: Iterable[arb]) -> arb:
+def norm(x: Iterable[Ball]) -> arb:
     """Euclidean norm of a vector, Frobenius norm of a list of entries."""
-    return sum((v * v for v in x), arb()).nonnegative_part().sqrt()
+    return sum((_square(v) for v in x), arb()).nonnegative_part().sqrt()
 
 
-def one_norm(a: arb_mat) -> arb:
+def _square(v: Ball) -> arb:
+    return v * v if isinstance(v, arb) else v.real * v.real + v.imag * v.imag
+
+
+def one_norm(a: Balls) -> arb:
     """Largest sum of magnitudes of a column."""
     return largest(sum((abs(v) for v in column), arb()) for column in columns(a))
 
 
-def max_norm(a: arb_mat) -> arb:
+def max_norm(a: Balls) -> arb:
     """Largest magnitude of an element."""
     return largest(abs(v) for v in a.entries())
 
@@ -78,8 +117,9 @@ def largest(values: Iterable[arb]) -> arb:
     return found
 
 
-def rounded(a: arb_mat) -> np.ndarray:
-    """The middles of the balls in float64."""
-    return np.array([[float(v) for v in row] for row in a.tolist()], dtype=np.float64).reshape(
+def rounded(a: Balls) -> np.ndarray:
+    """The middles of the balls in double precision."""
+    number = float if isinstance(a, arb_mat) else complex
+    return np.array([[number(v) for v in row] for row in a.tolist()], dtype=number).reshape(
         a.nrows(), a.ncols()
     )

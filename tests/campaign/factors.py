@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from neula.engines import FORMATS
+from neula.engines.formats import Arithmetic
 
 from . import more, ratios
 from .calls import Answer, as_array
+from .matrices import exponent_of, ldexp
 from .oracle import LeastSquares, System
-from .recipes import Example, keywords
-from .verdict import Verdict, is_default, spacing_of, unit_roundoff
+from .recipes import Example, keywords, trans_of
+from .verdict import Verdict, is_default, limits_of, spacing_of, unit_roundoff
 
 OTHERS = ("pivoted", "cholesky", "polar", "pinv")
 """What is judged elsewhere."""
@@ -59,13 +61,15 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
         for name, ratio in measured.items():
             if not ratio < ratios.THRESHOLD:
                 verdict.add("unsound", name, f"test ratio {ratio:.3g}")
-    elif is_default(example) and not _has_tiny_column(example) and not _deserves_warning(example):
+    elif not is_default(example) or (recipe.problem in ("qr", "tsqr", "pivoted") and _overflows(example)):
+        return
+    elif not _has_tiny_column(example) and not _deserves_warning(example):
         verdict.add("false alarm", "warning", f"every matrix has a factorization; {measured}")
 
 
 def _judge_solution(example: Example, x: np.ndarray, verdict: Verdict) -> None:
     """Solutions without a warning are as accurate as the dtype, whatever the format of the factors."""
-    truth, n = System(example.a[0], example.b[0]), example.a.shape[2]
+    truth, n = _system(example), example.a.shape[2]
     if truth.singular:
         verdict.add("unsound", "singular", "A is exactly singular: neither LinAlgError nor warning")
         return
@@ -74,6 +78,12 @@ def _judge_solution(example: Example, x: np.ndarray, verdict: Verdict) -> None:
     errors = truth.errors(x.reshape(n, -1), n)
     if not (errors <= ratios.THRESHOLD * n * expected).all():
         verdict.add("unsound", "solution", f"errors {errors}, expected {expected}")
+
+
+def _system(example: Example) -> System:
+    """The one that ``lu_solve`` is asked to solve."""
+    a, trans = example.a[0], trans_of(example.recipe)
+    return System((a, a.T, a.T.conj())[trans], example.b[0])
 
 
 def _worst(measured: Iterable[tuple[str, float]]) -> dict[str, float]:
@@ -92,7 +102,7 @@ def _deserves_warning(example: Example) -> bool:
         return False
     u = max(unit_roundoff(example, keywords(example.recipe).get("accuracy")), 2.0**-53)
     if example.recipe.problem == "lu":
-        truth = System(example.a[0], example.b[0])
+        truth = _system(example)
         if truth.singular or (truth.underflow(len(example.a[0]), spacing_of(example.a.dtype)) > u).any():
             return True
     return any(_condition(a) * max(a.shape) * u >= SINGULAR for a in as_array(example.a))
@@ -113,7 +123,7 @@ def _may_raise(example: Example, error: Exception) -> bool:
         known = isinstance(error, (OverflowError, np.linalg.LinAlgError))
         return known and (not usual or _deserves_warning(example))
     if isinstance(error, OverflowError):
-        size = float(np.finfo(example.a.dtype).max) if example.a.dtype.kind == "f" else MAY_OVERFLOW
+        size = MAY_OVERFLOW if example.a.dtype.kind == "i" else float(np.finfo(example.a.dtype).max)
         room = max(example.a.shape) * max(1.0, float(np.abs(as_array(example.b)).max(initial=0.0)))
         return float(np.abs(as_array(example.a)).max(initial=0.0)) * room >= size
     return not is_default(example) and isinstance(error, ArithmeticError)
@@ -121,7 +131,7 @@ def _may_raise(example: Example, error: Exception) -> bool:
 
 def _near_the_ends(example: Example) -> bool:
     """Whether A or b has elements whose squares or reciprocals leave the range."""
-    limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
+    limits = limits_of(example.a.dtype)
     sizes = np.abs(np.concatenate([as_array(x).ravel() for x in (example.a, example.b)]))
     sizes = sizes[sizes > 0]
     return bool((sizes >= np.sqrt(limits.max)).any() or (sizes <= np.sqrt(limits.tiny) / 4).any())
@@ -130,13 +140,20 @@ def _near_the_ends(example: Example) -> bool:
 def _product_overflows(example: Example) -> bool:
     """Whether an element may exceed the dtype: infinite, as in NumPy."""
     tops = [float(np.abs(as_array(x)).max(initial=0.0)) for x in (example.a, example.b)]
-    size = float(np.finfo(example.a.dtype).max) if example.a.dtype.kind == "f" else math.inf
+    size = math.inf if example.a.dtype.kind == "i" else float(np.finfo(example.a.dtype).max)
     return math.prod(tops) * example.a.shape[1] >= size
+
+
+def _overflows(example: Example) -> bool:
+    """Whether the norm of a column, and so R, exceeds the dtype."""
+    a = as_array(example.a)
+    size = np.linalg.norm(ldexp(a, -exponent_of(a)), axis=1).max(initial=1.0)
+    return bool(np.log2(size) + exponent_of(a) >= np.log2(float(limits_of(example.a.dtype).max)))
 
 
 def _has_tiny_column(example: Example) -> bool:
     """Whether a column (row of a wide A) is so small that its part of R has no digits, or few."""
-    limits = np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64)
+    limits = limits_of(example.a.dtype)
     tops = np.abs(as_array(example.a)).max(1)
     return bool(((tops > 0) & (tops < TINY * float(limits.smallest_normal))).any())
 
@@ -155,6 +172,7 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
         test = ratios.qrt01 if q.shape[1] == q.shape[2] else ratios.qrt02
         if r:
             yield "residual", max(test(*each, u, tiny)[0] for each in zip(a, q, *r, strict=True))
+            yield "diagonal", math.inf if np.diagonal(r[0], axis1=1, axis2=2).imag.any() else 0.0
             yield "2-norm", ratios.certified_2norms(result, q, u)
     elif recipe.problem == "svd":
         left, s, right = outputs
@@ -166,6 +184,8 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
         if factors.transform is None:
             rows = a[0][factors.permutation]
             given = unit_roundoff(example, None)  # L and U are given in the dtype of A, with its spacing
+            if np.iscomplexobj(a):  # kept in float32 or wider, whatever their products were
+                given = max(given, Arithmetic.named(factors.compute).u)
             smallest = max(tiny, 2.0 ** (2 - storage.max_exponent - storage.significand))
             found = ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
             yield "get01", found / _growth(rows, outputs[0], outputs[1])

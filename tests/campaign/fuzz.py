@@ -73,8 +73,9 @@ class Tally:
         """Count one example, and keep its report if it is among the first of its kind."""
         self.examples += 1
         self.found.update({f.kind for f in verdict.findings})
-        self.problems[recipe.problem] += 1
-        for key in sorted({(f.kind, f.reason, recipe.problem) for f in verdict.findings}):
+        problem = name_of(recipe)
+        self.problems[problem] += 1
+        for key in sorted({(f.kind, f.reason, problem) for f in verdict.findings}):
             self.kinds[key] += 1
             if self.kinds[key] <= SHOWN:
                 self.reports.setdefault(key, []).append(report)
@@ -110,6 +111,11 @@ class Tally:
             f"with a false alarm: {alarms} ({share}), with a broken promise: {self.found['violation']}"
         )
         return "\n".join(lines)
+
+
+def name_of(recipe: Recipe) -> str:
+    """The problem, and whether numbers are complex."""
+    return "complex " * recipes.is_complex(recipe) + recipe.problem
 
 
 def draw(source: Source, scope: Scope) -> Recipe:
@@ -235,6 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         engines=tuple(given.engine or ("cpu", "emulated")),
         libraries=tuple(given.library or ("numpy", "torch")),
         certify=(None,) if given.no_certify else (None, "forward"),
+        scalars=tuple(given.scalars or Scope.scalars),
     )
     where = Where(given.device, f"python -m tests.campaign.fuzz --device {given.device}")
     if given.recipe is not None:
@@ -278,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--problem", action="append", choices=ALL, help="may be repeated")
     parser.add_argument("--engine", action="append", help="may be repeated (default: cpu and emulated)")
     parser.add_argument("--library", action="append", choices=("numpy", "torch"), help="may be repeated")
+    parser.add_argument("--scalars", action="append", choices=("real", "complex"), help="may be repeated")
     parser.add_argument("--device", default="cpu", help="of torch tensors, e.g. cuda")
     parser.add_argument("--no-certify", action="store_true", help="leave certify= out")
     return parser

@@ -22,9 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from neula.engines import format_of
 from neula.kernels.magnitudes import SQUARABLE
-from neula.pipeline.inputs import take
 
 from .backward import judge_backward
 from .calls import Answer, as_array
@@ -33,7 +31,7 @@ from .factors import judge_factors
 from .more import judge_bounded
 from .oracle import LeastSquares, System
 from .recipes import BOUNDED, LEAST_SQUARES, OFTEN, SOLVERS, Example, keywords
-from .verdict import Finding, Verdict, is_default, spacing_of, unit_roundoff
+from .verdict import Finding, Verdict, is_default, limits_of, spacing_of, stored_unit, unit_roundoff
 
 SLACK = 1 + 1e-9
 """For the rounding of ``forward_error`` itself."""
@@ -79,14 +77,14 @@ def truths(example: Example) -> list[LeastSquares]:
 
 def default_rcond(example: Example) -> float:
     """``max(m, n) 2^-52``, or twice the unit roundoff of the dtype of A if that is larger."""
-    return max(max(example.a.shape[1:]) * 2.0**-52, 2 * stored_unit(example))
+    return max(max(example.a.shape[1:]) * 2.0**-52, 2 * _unit_of_matrix(example))
 
 
-def stored_unit(example: Example) -> float:
-    """Unit roundoff of the dtype of A."""
+def _unit_of_matrix(example: Example) -> float:
+    """Unit roundoff of the format in which A is stored."""
     if example.recipe.problem == "held":  # rows of all dtypes are held in double precision
         return 2.0**-53
-    return format_of(take(example.a, "A").tensor.dtype).u
+    return stored_unit(example.a)
 
 
 def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
@@ -115,7 +113,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
             warned=answer.warned and (doubted or count == 1),
             exacting=dict(example.recipe.options).get("certify") == "forward",
             rank=None if ranks is None else int(ranks[i]),
-            unit=stored_unit(example),
+            unit=_unit_of_matrix(example),
             u=u,
             spacing=spacing_of(example.a.dtype),
             keeps_rows=example.recipe.problem != "held",
@@ -237,7 +235,7 @@ def _judge_condition(result: Any, truth: LeastSquares, verdict: Verdict, *, esti
     Factors in a low precision, of who names them, need not show the condition of A.
     """
     bound = float(result.forward_error)
-    digits = -float(np.log10(np.maximum(bound, format_of(take(result.x, "x").tensor.dtype).u)))
+    digits = -float(np.log10(np.maximum(bound, stored_unit(result.x))))
     if not np.isclose(float(result.digits), digits, atol=1e-6, equal_nan=True):
         verdict.add("violation", "digits", f"digits {result.digits} for a forward_error of {bound}")
     rank = getattr(result, "rank", None)
@@ -288,8 +286,7 @@ def _is_definite(truth: LeastSquares) -> bool:
 
 def _overflows(example: Example, truth: LeastSquares) -> bool:
     """Whether a component of x* is too large for the dtype of the result."""
-    dtype = example.a.dtype if example.a.dtype.kind == "f" else np.dtype(np.float64)
-    largest = np.log2(float(np.finfo(dtype).max)) - 1e-3
+    largest = np.log2(float(limits_of(example.a.dtype).max)) - 1e-3
     return any((truth.largest_component(rank) >= largest).any() for rank in truth.ranks)
 
 

@@ -1,13 +1,80 @@
-"""Matrices, right-hand sides and scalings of every kind that breaks solvers, as float64 arrays."""
+"""Matrices, right-hand sides and scalings of every kind that breaks solvers, as arrays in double precision.
+
+Complex ones are made by the same functions from complex random numbers (:class:`ComplexRandom`), and by
+:func:`turned`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 Rng = np.random.Generator
 Kind = Callable[[Rng, int, int], np.ndarray]
+
+
+class ComplexRandom:
+    """A generator whose normal numbers are complex, and whose matrices of integers are Gaussian integers.
+
+    Parameters
+    ----------
+    rng : Generator
+    """
+
+    def __init__(self, rng: Rng) -> None:
+        self._rng = rng
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rng, name)
+
+    def standard_normal(self, shape: Any) -> np.ndarray:
+        return (self._rng.standard_normal(shape) + 1j * self._rng.standard_normal(shape)) / 2**0.5
+
+    def integers(self, low: Any, high: Any = None, size: Any = None) -> Any:
+        found = self._rng.integers(low, high, size)
+        return found + 1j * self._rng.integers(low, high, size) if isinstance(size, tuple) else found
+
+
+def turned(rng: Rng, a: np.ndarray, b: np.ndarray, *, hermitian: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A and b with rows and columns multiplied by powers of i, which keep ranks and positive definiteness, by
+    arbitrary phases, or without their imaginary parts; now and then one of A and b is real.
+    """
+    m, n = a.shape
+    rows, columns = (np.array([1, 1j, -1, -1j])[rng.integers(0, 4, size)] for size in (m, n))
+    columns = rows.conj() if hermitian else columns
+    way = rng.integers(0, 8)
+    if way == 0:
+        return a.real.copy(), b + 0j
+    if way == 1:
+        return a + 0j, b.real.copy()
+    if way == 2:
+        return a.real + 0j, b * 1j
+    if way == 3 and not hermitian:
+        return a.real * 1j, b
+    if way == 4 and not hermitian:
+        rows, columns = (np.exp(2j * np.pi * rng.random(size)) for size in (m, n))
+    return rows[:, None] * a * columns, rows[:, None] * b
+
+
+def adjoint(a: np.ndarray) -> np.ndarray:
+    return a.T.conj() if np.iscomplexobj(a) else a.T
+
+
+def exponent_of(a: np.ndarray) -> int:
+    """That of the largest number, or of the largest part of one."""
+    largest = max(np.abs(a.real).max(initial=0.0), np.abs(a.imag).max(initial=0.0))
+    return int(np.frexp(float(largest))[1])
+
+
+def ldexp(a: np.ndarray, powers: Any) -> np.ndarray:
+    """``a 2^powers`` of real or complex numbers."""
+    if not np.iscomplexobj(a):
+        return np.ldexp(a, powers)
+    found = np.empty(np.broadcast_shapes(a.shape, np.shape(powers)), np.complex128)
+    found.real, found.imag = np.ldexp(a.real, powers), np.ldexp(a.imag, powers)
+    return found
 
 
 def normal(rng: Rng, m: int, n: int) -> np.ndarray:
@@ -20,7 +87,7 @@ def uniform(rng: Rng, m: int, n: int) -> np.ndarray:
 
 
 def integer(rng: Rng, m: int, n: int) -> np.ndarray:
-    return rng.integers(-9, 10, (m, n)).astype(float)
+    return rng.integers(-9, 10, (m, n)) * 1.0
 
 
 def counting(rng: Rng, m: int, n: int) -> np.ndarray:
@@ -31,7 +98,7 @@ def counting(rng: Rng, m: int, n: int) -> np.ndarray:
 def dependent_integer(rng: Rng, m: int, n: int) -> np.ndarray:
     """Of lower rank exactly."""
     rank = int(rng.integers(1, max(2, min(m, n))))
-    return (rng.integers(-5, 6, (m, rank)) @ rng.integers(-5, 6, (rank, n))).astype(float)
+    return (rng.integers(-5, 6, (m, rank)) @ rng.integers(-5, 6, (rank, n))) * 1.0
 
 
 def dependent(rng: Rng, m: int, n: int) -> np.ndarray:
@@ -170,8 +237,9 @@ def lauchli(rng: Rng, m: int, n: int) -> np.ndarray:
 
 
 def arrowhead(rng: Rng, m: int, n: int) -> np.ndarray:
-    a = np.eye(m, n) * 2.0 ** rng.integers(-30, 1, n)
-    a[0], a[:, 0] = rng.standard_normal(n), rng.standard_normal(m)
+    a, row = np.eye(m, n) * 2.0 ** rng.integers(-30, 1, n), rng.standard_normal(n)
+    a = a.astype(row.dtype)
+    a[0], a[:, 0] = row, rng.standard_normal(m)
     return a
 
 
@@ -198,7 +266,7 @@ def one_ulp(rng: Rng, m: int, n: int) -> np.ndarray:
     """Of lower rank but for the last bit of an element."""
     a = dependent_integer(rng, m, n)
     i, j = rng.integers(m), rng.integers(n)
-    a[i, j] = np.nextafter(a[i, j], np.inf)
+    a[i, j] += np.nextafter(a[i, j].real, np.inf) - a[i, j].real
     return a
 
 
@@ -218,22 +286,22 @@ def sums(rng: Rng, m: int, n: int) -> np.ndarray:
 
 
 def positive_definite(rng: Rng, m: int, n: int) -> np.ndarray:
-    """Symmetric exactly; eigenvalues from 1 to 1e-17, or less far. Square: of order n."""
+    """Hermitian exactly; eigenvalues from 1 to 1e-17, or less far. Square: of order n."""
     q = orthonormal(rng, n, n)
-    a = q * 10.0 ** -np.linspace(0, rng.uniform(0, 17), n) @ q.T
-    return (a + a.T) / 2
+    a = q * 10.0 ** -np.linspace(0, rng.uniform(0, 17), n) @ adjoint(q)
+    return (a + adjoint(a)) / 2
 
 
 def gram(rng: Rng, m: int, n: int) -> np.ndarray:
     """Covariances of few samples: positive semidefinite."""
     c = rng.standard_normal((int(rng.integers(max(1, n // 2), 2 * n + 1)), n))
-    a = c.T @ c
-    return (a + a.T) / 2
+    a = adjoint(c) @ c
+    return (a + adjoint(a)) / 2
 
 
 def integer_gram(rng: Rng, m: int, n: int) -> np.ndarray:
     c = rng.integers(-4, 5, (int(rng.integers(n, 2 * n + 1)), n))
-    return (c.T @ c).astype(float)
+    return (adjoint(c) @ c) * 1.0
 
 
 KINDS: dict[str, Kind] = {
@@ -288,7 +356,7 @@ def right_hand_side(rng: Rng, kind: str, a: np.ndarray, k: int) -> np.ndarray:
     if kind == "range":
         return a @ rng.standard_normal((n, k))
     if kind == "integer":
-        return a @ rng.integers(-9, 10, (n, k)).astype(float)
+        return a @ (rng.integers(-9, 10, (n, k)) * 1.0)
     if kind in ("orthogonal", "nearly orthogonal"):
         outside = random - a @ np.linalg.lstsq(a, random)[0]
         inside = a @ rng.standard_normal((n, k))
@@ -315,15 +383,20 @@ def line_scales(rng: Rng, count: int, power: int, *, binary: bool) -> np.ndarray
 RANGES = {"float64": (-1070, 1023), "float32": (-145, 127), "float16": (-22, 15), "int64": (0, 20)}
 """Binary exponents that the largest element may have: down to subnormal numbers, up to near overflow."""
 
+REAL = {"complex128": "float64", "complex64": "float32"}
+"""Dtypes of parts."""
+
 
 def stored(a: np.ndarray, power: int, dtype: str) -> np.ndarray:
-    """``10^power a`` to the nearest power of two, as far as the dtype has room, rounded to it."""
-    top = np.abs(a).max(initial=0.0)
-    if top == 0:
+    """``10^power a`` to the nearest power of two, as far as the dtype has room, rounded to it, or to that of
+    its parts if a is real.
+    """
+    dtype = dtype if np.iscomplexobj(a) else REAL.get(dtype, dtype)
+    if not a.any():
         return np.zeros(a.shape, dtype)
-    lowest, highest = RANGES[dtype]
-    exponent = int(np.frexp(top)[1])
+    lowest, highest = RANGES[REAL.get(dtype, dtype)]
+    exponent = exponent_of(a)
     wanted = exponent + round(power * np.log2(10))
     shift = int(np.clip(wanted, lowest, highest)) - exponent
-    a = np.ldexp(a, shift)
+    a = ldexp(a, shift)
     return np.rint(a).astype(dtype) if dtype == "int64" else a.astype(dtype)

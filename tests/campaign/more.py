@@ -11,11 +11,12 @@ from tests.bounded import exact as bounded
 
 from . import ratios
 from .calls import Answer, as_array
-from .exact import balls
+from .exact import balls, real_form
+from .matrices import exponent_of, ldexp
 from .oracle import LeastSquares, System
 from .recipes import Example, bounds_of, keywords
 from .spectrum import eigen, values_of
-from .verdict import Verdict, spacing_of, unit_roundoff
+from .verdict import Verdict, limits_of, spacing_of, unit_roundoff
 
 SURE = 0.1
 """Without a warning errors of solutions are at most this."""
@@ -60,10 +61,11 @@ def _outputs(problem: str, result: Any) -> tuple[Any, ...]:
 def _cholesky(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Iterator[tuple[str, float]]:
     (lower,) = parts
     yield "upper triangle", math.inf if np.triu(lower, 1).any() else 0.0
+    yield "diagonal", 0.0 if (np.diag(lower).imag == 0).all() else math.inf
     # Symmetric scaling to a diagonal of one rounds nothing, and small rows are as accurate as large ones.
-    powers = -(np.frexp(np.diag(a))[1] // 2)
-    scaled = np.ldexp(np.ldexp(a, powers), powers[:, None])
-    left = np.ldexp(lower, powers[:, None])
+    powers = -(np.frexp(np.diag(a).real)[1] // 2)
+    scaled = ldexp(ldexp(a, powers), powers[:, None])
+    left = ldexp(lower, powers[:, None])
     yield "residual", ratios.pot01(scaled, left, u, float(np.ldexp(tiny, 2 * powers.max(initial=0))))
 
 
@@ -73,10 +75,10 @@ def _polar(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Ite
     count = max(a.shape)
     yield "values of U", float(np.minimum(np.abs(values - 1), np.abs(values)).max()) / (count * u)
     yield "rank", 0.0 if int((values > 0.5).sum()) == int(rank) else math.inf
-    yield "symmetry", 0.0 if np.array_equal(symmetric, symmetric.T) else math.inf
+    yield "symmetry", 0.0 if np.array_equal(symmetric, symmetric.T.conj()) else math.inf
     yield "residual", ratios.residual_ratio(a, polar, symmetric, u, tiny)
-    power = -int(np.frexp(np.abs(symmetric).max(initial=0.0))[1])
-    least = float(eigen(balls(np.ldexp(symmetric, power))).values[-1].mid())
+    power = -exponent_of(symmetric)
+    least = float(eigen(real_form(balls(ldexp(symmetric, power)))).values[-1].mid())
     yield "negative", max(0.0, -least) / (count * (u + np.ldexp(tiny, power)))
 
 
@@ -84,14 +86,14 @@ def _pivoted(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> I
     q, r, order = parts
     columns = order.astype(int)
     yield "permutation", 0.0 if np.array_equal(np.sort(columns), np.arange(a.shape[1])) else math.inf
-    yield "triangle", math.inf if np.tril(r, -1).any() else 0.0
+    yield "triangle", math.inf if np.tril(r, -1).any() or np.diag(r).imag.any() else 0.0
     # Square ones are certified by an estimate from random vectors.
     yield "orthogonality", ratios.orthogonality_ratio(q, 2 * u)
     yield "residual", ratios.qrt02(a[:, columns], q, r, u, tiny)[0]
-    power = -int(np.frexp(np.abs(a).max(initial=0.0))[1])
-    values = values_of(np.ldexp(a, power))
+    power = -exponent_of(a)
+    values = values_of(ldexp(a, power))
     k = int((values > max(a.shape) * u * values[0]).sum())
-    rest = np.linalg.norm(np.ldexp(r[k:, k:], power), 2) if k < min(a.shape) else 0.0
+    rest = np.linalg.norm(ldexp(r[k:, k:], power), 2) if k < min(a.shape) else 0.0
     allowed = REVEALING * a.shape[1] ** 0.5 * (values[k] if k < len(values) else 0.0)
     room = max(a.shape) * (u * values[0] + np.ldexp(tiny, power))
     yield "rank revealed", max(0.0, rest - allowed) / room if room else 0.0
@@ -122,7 +124,7 @@ def deserves_warning(example: Example) -> bool:
 
 
 def _in_question(a: np.ndarray, u: float) -> bool:
-    values = values_of(np.ldexp(a, -int(np.frexp(np.abs(a).max(initial=0.0))[1])))
+    values = values_of(ldexp(a, -exponent_of(a)))
     least = KNOWN * max(a.shape) * u * values[0]
     return bool(((values > least) & (values < least / KNOWN**2)).any())
 
@@ -134,8 +136,7 @@ def may_raise(example: Example, error: Exception) -> bool:
     if example.recipe.problem == "cholesky":
         return isinstance(error, np.linalg.LinAlgError) and any(_nearly_indefinite(x) for x in a)
     if example.recipe.problem == "pinv" and isinstance(error, OverflowError):
-        dtype = example.a.dtype if example.a.dtype.kind == "f" else np.dtype(np.float64)
-        top = float(np.log2(float(np.finfo(dtype).max))) - 1e-3
+        top = float(np.log2(float(limits_of(example.a.dtype).max))) - 1e-3
         truths = [_truth_of_inverse(x, u) for x in a]
         return any((t.largest_component(rank) >= top).any() for t in truths for rank in t.ranks)
     return isinstance(error, OverflowError) and _near_the_top(example)
@@ -143,7 +144,7 @@ def may_raise(example: Example, error: Exception) -> bool:
 
 def _near_the_top(example: Example) -> bool:
     """Whether norms of columns may overflow."""
-    size = float(np.finfo(example.a.dtype if example.a.dtype.kind == "f" else np.float64).max)
+    size = float(limits_of(example.a.dtype).max)
     return float(np.abs(as_array(example.a)).max(initial=0.0)) * max(example.a.shape) >= size
 
 
@@ -151,7 +152,7 @@ def _nearly_indefinite(a: np.ndarray) -> bool:
     truth = System(a, np.zeros((len(a), 1)))
     if not truth.definite:
         return True
-    norms = np.sqrt(np.diag(a))
+    norms = np.sqrt(np.diag(a).real)
     return bool(values_of(a / norms / norms[:, None])[-1] < 100 * len(a) * 2.0**-53)
 
 

@@ -5,6 +5,9 @@ integers times powers of two. Solutions come with error bounds (Arb's balls), an
 these are negligible. Singular values are those of ``B = A D^-1``, D the Euclidean norms of A's columns (1 for
 zero columns), in proven enclosures; ranks are counted by Sylvester's law of inertia in integers.
 
+A complex problem is the real one of its parts, twice as large (``exact.embedded``): it has the same solution
+and the same norms, and every singular value twice. What is asked and answered is of the complex problem.
+
 F. Johansson, "Arb: efficient arbitrary-precision midpoint-radius interval arithmetic", IEEE Trans. Comput.
 66, 2017.
 """
@@ -19,7 +22,20 @@ import numpy as np
 from flint import arb, arb_mat, ctx, fmpz_mat
 
 from . import spectrum
-from .exact import balls, columns, dyadic, integers, norm, rounded, scaled_rows, stacked, times
+from .exact import (
+    Dyadic,
+    balls,
+    columns,
+    dyadic,
+    embedded,
+    integers,
+    norm,
+    parts,
+    rounded,
+    scaled_rows,
+    stacked,
+    times,
+)  # fmt: skip
 from .shortest import sensitivity
 from .spectrum import UndecidedError
 
@@ -53,6 +69,11 @@ class LeastSquares:
         Rows ``damp I`` are stacked below A.
     rcond : float
         Singular values of B count that exceed ``rcond`` times the largest.
+
+    Attributes
+    ----------
+    fold : int
+        2 for complex numbers: dimensions of the real problem in units of those of the complex one.
     """
 
     def __init__(
@@ -64,17 +85,22 @@ class LeastSquares:
         damp: float = 0.0,
         rcond: float,
     ) -> None:
-        matrix, rhs = dyadic(a), dyadic(b)
+        matrix, rhs = self._of_parts(a, b)
         if weights is not None:
-            factors = dyadic(weights[:, None])
+            factors = dyadic(np.tile(weights, self.fold)[:, None])
             matrix, rhs = times(matrix, factors), times(rhs, factors)
         if damp:
-            n, k = a.shape[1], b.shape[1]
+            n, k = matrix[0].shape[1], b.shape[1]
             matrix, rhs = stacked(matrix, dyadic(damp * np.eye(n))), stacked(rhs, dyadic(np.zeros((n, k))))
         self.rcond = rcond
         self._set(matrix, rhs)
 
-    def _set(self, matrix: tuple, rhs: tuple) -> None:
+    def _of_parts(self, a: np.ndarray, b: np.ndarray) -> tuple[Dyadic, Dyadic]:
+        """A and b of the real problem."""
+        self.fold = 1 + (np.iscomplexobj(a) or np.iscomplexobj(b))
+        return (dyadic(a), dyadic(b)) if self.fold == 1 else (dyadic(embedded(a)), dyadic(parts(b)))
+
+    def _set(self, matrix: Dyadic, rhs: Dyadic) -> None:
         self._a, self._a_exponent = integers(matrix)
         self._b, self._b_exponent = integers(rhs)
         self._solutions: dict[int, tuple[int, arb_mat]] = {}
@@ -83,7 +109,11 @@ class LeastSquares:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self._a.nrows(), self._a.ncols()
+        return self._a.nrows() // self.fold, self._a.ncols() // self.fold
+
+    def solution_of(self, x: np.ndarray) -> np.ndarray:
+        """A solution as one of the real problem."""
+        return x if self.fold == 1 else parts(x)
 
     # --- norms, singular values, rank ---
 
@@ -108,12 +138,12 @@ class LeastSquares:
     @cached_property
     def enclosures(self) -> list[arb]:
         """Of the singular values of B."""
-        return spectrum.singular_values(self._scaled(spectrum.BITS))
+        return spectrum.singular_values(self._scaled(spectrum.BITS))[:: self.fold]
 
     @cached_property
     def singular_values(self) -> np.ndarray:
         """Those of B, relative to the largest one (zeros if A is zero), descending, to five digits."""
-        rank = self._a.rank()
+        rank = self._a.rank() // self.fold
         s = np.zeros(min(self.shape))
         if rank:
             top = self.enclosures[0].mid()
@@ -142,7 +172,7 @@ class LeastSquares:
         The threshold is as accurate as the enclosure of the largest one: to five digits and more.
         """
         threshold = Fraction(part) * Fraction(float(self.enclosures[0].mid()))
-        return spectrum.count_above(self._a, (threshold * threshold).as_integer_ratio())
+        return spectrum.count_above(self._a, (threshold * threshold).as_integer_ratio()) // self.fold
 
     def condition(self, rank: int) -> float:
         """``sigma_1 / sigma_rank``."""
@@ -154,9 +184,12 @@ class LeastSquares:
     # --- solutions ---
 
     def _solution(self, rank: int) -> tuple[int, arb_mat]:
-        """``D x*`` for integers A and b, with the bits that it took; precise relative to its norm."""
+        """``D x*`` for integers A and b, with the bits that it took; precise relative to its norm.
+
+        Of the real problem, as are all below.
+        """
         if rank not in self._solutions:
-            self._solutions[rank] = self._find(rank)
+            self._solutions[rank] = self._find(rank * self.fold)
         return self._solutions[rank]
 
     def _find(self, rank: int) -> tuple[int, arb_mat]:
@@ -239,7 +272,7 @@ class LeastSquares:
         bits, exact = self._solution(rank)
         with ctx.workprec(bits):
             found = []
-            for given, column in zip(x.T, columns(exact), strict=True):
+            for given, column in zip(self.solution_of(x).T, columns(exact), strict=True):
                 if not np.isfinite(given).all():
                     found.append(math.inf)
                     continue
@@ -287,10 +320,10 @@ class LeastSquares:
         ratio = np.array(ratios) / self.norm
         with np.errstate(invalid="ignore"):
             expected = np.where(ratio > 0, kappa * u * (2 + (kappa + 1) * ratio), 2 * kappa * u)
-        if rank == self._a.ncols():
+        if rank == self.shape[1]:
             return expected
         with ctx.workprec(bits):
-            found = sensitivity(self._rows(rank, bits), self._norms(bits), exact)
+            found = sensitivity(self._rows(rank * self.fold, bits), self._norms(bits), exact)
         gap = 1 - s[rank] / s[rank - 1] if rank < len(s) else 1.0
         angle = kappa * u / max(gap, u)
         factors = zip(expected.tolist(), found.coefficients, found.angle, strict=True)
@@ -301,7 +334,12 @@ class LeastSquares:
         bits, exact = self._solution(rank)
         with ctx.workprec(bits):
             unit = arb((1, self._b_exponent - self._a_exponent))
-            return rounded(scaled_rows(exact, [unit / d for d in self._norms(bits)]))
+            x = rounded(scaled_rows(exact, [unit / d for d in self._norms(bits)]))
+        if self.fold == 1:
+            return x
+        found = x[: len(x) // 2].astype(np.complex128)
+        found.imag = x[len(x) // 2 :]
+        return found
 
     def underflow(self, rank: int, spacing: int) -> np.ndarray:
         """What rounding x* to multiples of ``2^spacing``, the smallest number, may cost: relative to x*."""
@@ -316,7 +354,7 @@ class LeastSquares:
         with ctx.workprec(FIRST_BITS * 2):
             a, found = arb_mat(self._a), []
             sizes = arb_mat([[abs(v) for v in row] for row in a.tolist()])
-            for given, b in zip(x.T, columns(arb_mat(self._b)), strict=True):
+            for given, b in zip(self.solution_of(x).T, columns(arb_mat(self._b)), strict=True):
                 if not np.isfinite(given).all():
                     found.append(math.inf)
                     continue
@@ -338,7 +376,7 @@ class System(LeastSquares):
 
     def __init__(self, a: np.ndarray, b: np.ndarray) -> None:
         self.rcond = 0.0
-        self._set(dyadic(a), dyadic(b))
+        self._set(*self._of_parts(a, b))
 
     @cached_property
     def singular(self) -> bool:
@@ -348,7 +386,7 @@ class System(LeastSquares):
 
     @cached_property
     def definite(self) -> bool:
-        """Whether a symmetric A is positive definite: by Sylvester's criterion, all leading minors are."""
+        """Whether a Hermitian A is positive definite: by Sylvester's criterion, all leading minors are."""
         a = self._a.tolist()
         leading = (fmpz_mat([row[:k] for row in a[:k]]) for k in range(1, len(a) + 1))
         return all(minor.det() > 0 for minor in leading)
@@ -356,14 +394,14 @@ class System(LeastSquares):
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """The exact rank."""
-        return (self._a.rank(),)
+        return (self._a.rank() // self.fold,)
 
     def _solve(self, rank: int, bits: int) -> arb_mat:
         return self._scaled(bits).solve(arb_mat(self._b))
 
     def bounds(self, rank: int, u: float) -> np.ndarray:
         """``2 kappa u`` for each right-hand side."""
-        return np.full(self._b.ncols(), 2 * self.condition(self._a.nrows()) * u)
+        return np.full(self._b.ncols(), 2 * self.condition(self.shape[0]) * u)
 
 
 def _tall(c: arb_mat, rhs: arb_mat) -> arb_mat:

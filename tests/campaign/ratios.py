@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from flint import arb, arb_mat, ctx
+from flint import arb, ctx
 
 from neula import QRCertificate
 from neula.engines import FORMATS
 from neula.pipeline.result import QRResult
 
-from .exact import balls, columns, identity, largest, max_norm, one_norm, rounded
+from .exact import Ball, Balls, adjoint, balls, columns, identity, largest, max_norm, one_norm, rounded
 from .spectrum import singular_values
 
 THRESHOLD = 30.0
@@ -28,10 +28,10 @@ BITS = 640
 
 
 def qrt01(a: np.ndarray, q: np.ndarray, r: np.ndarray, eps: float, tiny: float = 0.0) -> tuple[float, float]:
-    """``||R - Q^T A|| / (m ||A|| eps)`` and ``||I - Q^T Q|| / (m eps)``, Q square (m x m)."""
+    """``||R - Q^H A|| / (m ||A|| eps)`` and ``||I - Q^H Q|| / (m eps)``, Q square (m x m)."""
     with ctx.workprec(BITS):
         exact = balls(a)
-        difference = balls(r) - balls(q).transpose() * exact
+        difference = balls(r) - adjoint(balls(q)) * exact
         first = _ratio(one_norm(difference), len(a) * one_norm(exact), eps, len(r) * tiny)
         return first, orthogonality_ratio(q, eps)
 
@@ -39,7 +39,7 @@ def qrt01(a: np.ndarray, q: np.ndarray, r: np.ndarray, eps: float, tiny: float =
 def qrt02(a: np.ndarray, q: np.ndarray, r: np.ndarray, eps: float, tiny: float = 0.0) -> tuple[float, float]:
     """The same for the first columns of Q, Q of shape (m, k) and R of shape (k, n).
 
-    As ``Q^T A`` does not see what of A lies outside the range of Q, the first ratio is the larger one of
+    As ``Q^H A`` does not see what of A lies outside the range of Q, the first ratio is the larger one of
     DQRT02's and ``||A - Q R|| / (m ||A|| eps)``.
     """
     reconstruction = residual_ratio(a, q, r, eps, tiny)
@@ -58,21 +58,21 @@ def residual_ratio(
 
 
 def orthogonality_ratio(q: np.ndarray, eps: float) -> float:
-    """``||I - Q^T Q|| / (m eps)``."""
+    """``||I - Q^H Q|| / (m eps)``."""
     with ctx.workprec(BITS):
         exact = balls(q)
-        return _ratio(one_norm(identity(q.shape[1]) - exact.transpose() * exact), arb(len(q)), eps)
+        return _ratio(one_norm(identity(q.shape[1]) - adjoint(exact) * exact), arb(len(q)), eps)
 
 
 def orthogonality_2norm(q: np.ndarray) -> float:
-    """``||I - Q^T Q||_2``, of a matrix that is known exactly."""
+    """``||I - Q^H Q||_2``, of a matrix that is known exactly."""
     with ctx.workprec(BITS):
         exact = balls(q)
-        return float(np.linalg.norm(rounded(identity(q.shape[1]) - exact.transpose() * exact), 2))
+        return float(np.linalg.norm(rounded(identity(q.shape[1]) - adjoint(exact) * exact), 2))
 
 
 def _certified_2norm(q: np.ndarray, found: QRCertificate, rounding: float, measured_with: float) -> float:
-    """What is left of ``||I - Q^T Q||_2``, over twice the number that a certificate has for it.
+    """What is left of ``||I - Q^H Q||_2``, over twice the number that a certificate has for it.
 
     Rounding Q to its dtype and measuring it adds ``2 sqrt(n) u`` and ``2 sqrt(m) u``, each with its u.
     """
@@ -82,7 +82,7 @@ def _certified_2norm(q: np.ndarray, found: QRCertificate, rounding: float, measu
 
 
 def certified_2norms(result: QRResult, q: np.ndarray, u: float) -> float:
-    """The test ratio of the certificates' ``||I - Q^T Q||_2``: of a batch the worst."""
+    """The test ratio of the certificates' ``||I - Q^H Q||_2``: of a batch the worst."""
     found = [result.certificate] if isinstance(result.certificate, QRCertificate) else result.certificate
     measured_with = 2.0**-53 if u < FORMATS["tf32"].u else FORMATS["fp32"].u
     rounding = float(np.finfo(str(result.Q.dtype).removeprefix("torch.")).eps) / 2
@@ -90,7 +90,7 @@ def certified_2norms(result: QRResult, q: np.ndarray, u: float) -> float:
 
 
 def qrt14(a: np.ndarray, x: np.ndarray, eps: float) -> float:
-    """Whether x lies in the row space of A: the largest element of what an LQ factorization of ``[A; X^T]``
+    """Whether x lies in the row space of A: the largest element of what an LQ factorization of ``[A; X^H]``
     has beyond ``min(m, n)`` columns, over ``max(m, n, k) eps``; A and X scaled to a largest element of 1.
 
     For A of full row rank, as in LAPACK.
@@ -100,8 +100,8 @@ def qrt14(a: np.ndarray, x: np.ndarray, eps: float) -> float:
         rows, wanted = _unit(balls(a)), _unit(balls(x))
         if n <= m:
             return 0.0
-        gram = rows * rows.transpose()
-        rest = wanted - rows.transpose() * gram.solve(rows * wanted)
+        gram = rows * adjoint(rows)
+        rest = wanted - adjoint(rows) * gram.solve(rows * wanted)
         return float(max_norm(rest)) / (max(m, n, x.shape[1]) * eps)
 
 
@@ -116,7 +116,7 @@ def qrt16(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
 
 
 def qrt17(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float, *, consistent: bool) -> float:
-    """``||R^T A|| / (||A|| alpha max(m, n, k) eps)``, R = B - A X; alpha is ``||B||`` for consistent systems,
+    """``||R^H A|| / (||A|| alpha max(m, n, k) eps)``, R = B - A X; alpha is ``||B||`` for consistent systems,
     else the largest element of R, as in DQRT17.
     """
     m, n = a.shape
@@ -125,7 +125,7 @@ def qrt17(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float, *, consistent
         residual = rhs - exact * balls(x)
         alpha = one_norm(rhs) if consistent else max_norm(residual)
         size = one_norm(exact) * alpha * max(m, n, b.shape[1])
-        return _ratio(one_norm(residual.transpose() * exact), size, eps)
+        return _ratio(one_norm(adjoint(residual) * exact), size, eps)
 
 
 def get01(a: np.ndarray, lower: np.ndarray, upper: np.ndarray, eps: float, tiny: float = 0.0) -> float:
@@ -152,12 +152,12 @@ def get04(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
 
 
 def pot01(a: np.ndarray, lower: np.ndarray, eps: float, tiny: float = 0.0) -> float:
-    """``||L L^T - A|| / (n ||A|| eps)``."""
-    return residual_ratio(a, lower, lower.T, eps, tiny)
+    """``||L L^H - A|| / (n ||A|| eps)``."""
+    return residual_ratio(a, lower, lower.T.conj(), eps, tiny)
 
 
 def pot02(a: np.ndarray, x: np.ndarray, b: np.ndarray, eps: float) -> float:
-    """``||b - A x|| / (||A|| ||x|| eps)`` of the worst right-hand side, for a symmetric A."""
+    """``||b - A x|| / (||A|| ||x|| eps)`` of the worst right-hand side, for a Hermitian A."""
     return get02(a, x, b, eps)
 
 
@@ -192,16 +192,16 @@ def singular_value_ratio(a: np.ndarray, s: np.ndarray, eps: float, tiny: float =
         return _ratio(largest(errors), max(a.shape) * sigma[0], eps, tiny)
 
 
-def _unit(a: arb_mat) -> arb_mat:
+def _unit(a: Balls) -> Balls:
     size = max_norm(a)
     return a if size == 0 else a / size
 
 
-def _sum(vector: list[arb]) -> arb:
+def _sum(vector: list[Ball]) -> arb:
     return sum((abs(v) for v in vector), arb())
 
 
-def _top(vector: list[arb]) -> arb:
+def _top(vector: list[Ball]) -> arb:
     return largest(abs(v) for v in vector)
 
 

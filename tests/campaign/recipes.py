@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from neula.engines.cpu import why_no_bf16
 
-from .matrices import DEFINITE_KINDS, KINDS, RHS_KINDS, line_scales, right_hand_side, stored
+from .matrices import (
+    DEFINITE_KINDS,
+    KINDS,
+    REAL,
+    RHS_KINDS,
+    ComplexRandom,
+    exponent_of,
+    ldexp,
+    line_scales,
+    right_hand_side,
+    stored,
+    turned,
+)  # fmt: skip
 
 T = TypeVar("T")
 
@@ -21,6 +33,12 @@ PROBLEMS = (*SOLVERS, *FACTORS, *BOUNDED)
 OFTEN = ("lstsq", "solve", "pos")
 LEAST_SQUARES = ("lstsq", "held", "streamed")
 DEFINITE = ("pos", "cholesky")
+COMPLEX = (*SOLVERS, *FACTORS, "constrained", "incremental", "ridge")
+"""Problems whose numbers may be complex, those of areas included."""
+
+LARGEST_COMPLEX = 16
+"""Of dimensions: the real problem of the parts is twice as large."""
+
 BATCHED = (*OFTEN, "qr", "tsqr", "orth", "pivoted", "cholesky", "polar", "pinv", *BOUNDED)
 
 
@@ -58,12 +76,15 @@ class Scope:
     problems, engines, libraries : tuple of str
     certify : tuple of str or None
         Values of ``certify=``; None leaves it out.
+    scalars : tuple of str
+        Kinds of numbers that are drawn where A may have either, ``"real"`` and ``"complex"``.
     """
 
     problems: tuple[str, ...] = PROBLEMS
     engines: tuple[str, ...] = ("cpu", "emulated")
     libraries: tuple[str, ...] = ("numpy", "torch")
     certify: tuple[str | None, ...] = (None, "forward")
+    scalars: tuple[str, ...] = ("real", "real", "complex")
 
 
 @dataclass(frozen=True)
@@ -146,6 +167,21 @@ class Example:
     damp: float
 
 
+def scalars_of(problem: str, source: Source, scope: Scope) -> str:
+    """Kind of numbers, real where a problem has no others."""
+    return source.choice(scope.scalars) if problem in COMPLEX else "real"
+
+
+def is_complex(recipe: Any) -> bool:
+    """Whether a recipe, be it that of an area, has complex numbers."""
+    return getattr(recipe, "dtype", "") in REAL or getattr(recipe, "scalars", "real") == "complex"
+
+
+def trans_of(recipe: Recipe) -> int:
+    """``trans=`` of ``lu_solve``: complex systems with A, its transpose or its conjugate transpose."""
+    return recipe.seed % 3 if is_complex(recipe) else 0
+
+
 INTEGER_KINDS = {
     "any": (
         "integer",
@@ -168,7 +204,7 @@ def draw(source: Source, problem: str, scope: Scope) -> Recipe:
     count = source.integer(1, 5) if batched else 1
     dtype = source.choice(["float64"] * 7 + ["float32"] * 2 + ["float16", "int64"])
     lstsq = problem == "lstsq"
-    return Recipe(
+    recipe = Recipe(
         problem=problem,
         m=m,
         n=n,
@@ -185,6 +221,10 @@ def draw(source: Source, problem: str, scope: Scope) -> Recipe:
         options=_options(source, problem, scope),
         seed=source.integer(0, 2**32 - 1),
     )
+    if dtype not in REAL.values() or scalars_of(problem, source, scope) == "real":
+        return recipe
+    sizes = {name: min(getattr(recipe, name), LARGEST_COMPLEX) for name in "mnk"}
+    return replace(recipe, dtype=next(z for z in REAL if REAL[z] == dtype), **sizes)
 
 
 def _shape(source: Source, problem: str) -> tuple[int, int]:
@@ -267,7 +307,7 @@ def _options(source: Source, problem: str, scope: Scope) -> tuple[tuple[str, str
 def keywords(recipe: Recipe) -> dict[str, str]:
     """The options that make sense for the dtype and the shape."""
     given = dict(recipe.options)
-    if "accuracy" in given and recipe.dtype not in COARSER[given["accuracy"]]:
+    if "accuracy" in given and REAL.get(recipe.dtype, recipe.dtype) not in COARSER[given["accuracy"]]:
         del given["accuracy"]
     if given.get("algorithm") in ("direct", "normal") and recipe.m < recipe.n:
         del given["algorithm"]
@@ -283,7 +323,7 @@ def build(recipe: Recipe) -> Example:
     made = [_build_member(rng, recipe, member, columns) for member in recipe.members]
     a = np.stack([x[0] for x in made])
     b = np.stack([x[1] for x in made])
-    size = float(np.abs(a.astype(np.float64)).max(initial=0.0)) or 1.0
+    size = float(np.abs(a * 1.0).max(initial=0.0)) or 1.0
     weights = line_scales(rng, m, recipe.weights, binary=False) if recipe.weights else None
     if weights is not None:
         weights = weights * rng.uniform(0.5, 2.0, m)
@@ -311,14 +351,15 @@ def bounds_of(example: Example) -> tuple[np.ndarray, np.ndarray]:
 def _build_member(
     rng: np.random.Generator, recipe: Recipe, member: Member, columns: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    kinds = DEFINITE_KINDS if recipe.problem in DEFINITE else KINDS
-    a = kinds[member.kind](rng, recipe.m, recipe.n)
-    top = np.abs(a).max(initial=0.0)
-    a = np.ldexp(a, -int(np.frexp(top)[1])) if top > 0 else a
-    b = right_hand_side(rng, member.rhs, a, columns)
+    definite, of_numbers = recipe.problem in DEFINITE, ComplexRandom(rng) if recipe.dtype in REAL else rng
+    a = (DEFINITE_KINDS if definite else KINDS)[member.kind](of_numbers, recipe.m, recipe.n)
+    a = ldexp(a, -exponent_of(a))
+    b = right_hand_side(of_numbers, member.rhs, a, columns)
+    if recipe.dtype in REAL:
+        a, b = turned(rng, a, b, hermitian=definite)
     if member.columns:
         scales = line_scales(rng, recipe.n, member.columns, binary=member.binary)
-        a = scales[:, None] * a * scales if recipe.problem in DEFINITE else a * scales
+        a = scales[:, None] * a * scales if definite else a * scales
     if member.rows:
         scales = line_scales(rng, recipe.m, member.rows, binary=member.binary)
         a, b = scales[:, None] * a, b * scales[:, None]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from flint import acb_mat, arb, arb_mat, ctx, fmpz, fmpz_mat
 
-from .exact import balls, identity, norm, rounded
+from .exact import Balls, balls, identity, norm, real_form, rounded
 
 BITS = 768
 """For eigenvalues of Gram matrices."""
@@ -113,10 +113,12 @@ class _Middle:
         return bool(self.middle < other.middle)
 
 
-def singular_values(b: arb_mat) -> list[arb]:
+def singular_values(b: Balls) -> list[arb]:
     """All ``min(m, n)``, descending, in enclosures: five digits of the smallest one, or ``2^-195`` of the
     largest one.
     """
+    if isinstance(b, acb_mat):
+        return singular_values(real_form(b))[::2]
     found = _by_lapack(b)
     if found is not None:
         return found
@@ -129,7 +131,7 @@ def singular_values(b: arb_mat) -> list[arb]:
 
 
 def values_of(a: np.ndarray) -> np.ndarray:
-    """Singular values of a matrix of floats, from their enclosures."""
+    """Singular values of a matrix of numbers, from their enclosures."""
     return np.array([float(value.mid()) for value in singular_values(balls(a))])
 
 

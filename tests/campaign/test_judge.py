@@ -16,7 +16,7 @@ from .backward import backward_errors, judge_backward
 from .calls import Answer, call
 from .fuzz import draw, snippet
 from .judge import judge, truths
-from .matrices import KINDS
+from .matrices import KINDS, ComplexRandom
 from .oracle import LeastSquares, System
 from .recipes import BOUNDED, DEFINITE, OFTEN, PROBLEMS, SOLVERS, Member, Recipe, Scope, Seeded, build
 from .verdict import Verdict
@@ -93,15 +93,18 @@ def found(verdict: Verdict) -> set[tuple[str, str]]:
     return {(f.kind, f.reason) for f in verdict.findings}
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("recipe", [LSTSQ, SYSTEM, BATCH])
-def test_honest_answers_are_sound(recipe: Recipe) -> None:
+def test_honest_answers_are_sound(recipe: Recipe, dtype: str) -> None:
+    recipe = replace(recipe, dtype=dtype)
     verdict = verdict_on(recipe, honest(recipe))
     assert found(verdict) == set(), str(verdict)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_scipy_is_sound_where_its_rank_is_right(kind: str) -> None:
-    recipe = Recipe("lstsq", 7, 3, 1, (Member(kind),), seed=5)
+def test_scipy_is_sound_where_its_rank_is_right(kind: str, dtype: str) -> None:
+    recipe = Recipe("lstsq", 7, 3, 1, (Member(kind),), dtype=dtype, seed=5)
     example = build(recipe)
     its_rank = scipy.linalg.lstsq(example.a[0], example.b[0])[2]
     verdict = verdict_on(recipe, honest(recipe))
@@ -124,6 +127,13 @@ def test_scipy_is_sound_where_its_rank_is_right(kind: str) -> None:
 )
 def test_what_is_wrong_is_found(change: Any, finding: tuple[str, str]) -> None:
     assert finding in found(verdict_on(LSTSQ, change(honest(LSTSQ))))
+
+
+@pytest.mark.parametrize("recipe", [LSTSQ, SYSTEM])
+def test_the_conjugate_of_a_solution_is_found(recipe: Recipe) -> None:
+    result = honest(replace(recipe, dtype="complex128"))
+    wrong = replace(result, x=result.x.conj())
+    assert ("unsound", "error") in found(verdict_on(replace(recipe, dtype="complex128"), wrong))
 
 
 def test_each_right_hand_side_counts() -> None:
@@ -198,7 +208,8 @@ def test_recipes_can_be_typed_again(problem: str) -> None:
         assert np.isfinite(example.a).all()
         assert np.isfinite(example.b).all()
         assert example.a.shape == (len(recipe.members), recipe.m, recipe.n)
-        assert str(example.a.dtype) == recipe.dtype
+        # Of complex recipes one of A and b may be real.
+        assert str(np.result_type(example.a, example.b)) == recipe.dtype
         if problem in SOLVERS:
             text = snippet(example)
             compile(text, "snippet", "exec")
@@ -248,11 +259,13 @@ def _doctored(problem: str, result: Any, first: Any) -> Any:
     return 1.01 * result
 
 
+@pytest.mark.parametrize("scalars", ["real", "complex"])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("error", [1e-3, 1.0])
-def test_backward_errors_are_the_smallest(size: float, error: float) -> None:
+def test_backward_errors_are_the_smallest(size: float, error: float, scalars: str) -> None:
     """As by the singular values of Walden, Karlson and Sun, of B alone, and of B and b."""
-    rng = np.random.default_rng(2)
+    rng: Any = np.random.default_rng(2)
+    rng = ComplexRandom(rng) if scalars == "complex" else rng
     a = rng.standard_normal((7, 4)) @ np.diag([1, 1e-1, 1e-2, 1e-3]) @ rng.standard_normal((4, 4))
     a /= np.linalg.norm(a, axis=0)
     x = size * rng.standard_normal((4, 1))
@@ -262,7 +275,7 @@ def test_backward_errors_are_the_smallest(size: float, error: float) -> None:
     length, image = np.linalg.norm(r), norm * np.linalg.norm(x)
     found = [length / (image + size_of_b)]
     for ratio in (length / image, length / np.hypot(image, size_of_b)):
-        away = np.eye(7) - np.outer(r, r) / length**2
+        away = np.eye(7) - np.outer(r, r.conj()) / length**2
         found += [ratio, np.linalg.svd(np.hstack([a / norm, ratio * away]), compute_uv=False).min()]
     assert backward_errors(LeastSquares(a, b, rcond=1e-15), x, 4) == pytest.approx(min(found), rel=1e-6)
 

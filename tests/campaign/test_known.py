@@ -16,7 +16,7 @@ import torch
 import neula
 
 from .judge import NO_DIGIT, SLACK
-from .matrices import KINDS, Rng
+from .matrices import KINDS, ComplexRandom, Rng, exponent_of
 from .recipes import Seeded
 
 BITS = 28
@@ -39,32 +39,33 @@ SOLVE: tuple[dict[str, str], ...] = (
 def few_bits(rng: Rng, kind: str, m: int, n: int) -> np.ndarray:
     """A matrix of a kind, rounded to multiples of ``2^-BITS`` times a power of two."""
     a = KINDS[kind](rng, m, n)
-    unit = 2.0 ** (np.frexp(np.abs(a).max())[1] - BITS)
+    unit = 2.0 ** (exponent_of(a) - BITS)
     return np.rint(a / unit) * unit
 
 
-def system(source: Seeded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def system(source: Seeded, rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and x."""
     n = source.integer(20, 300)
-    a = few_bits(source.rng, source.choice(DIFFICULT), n, n)
-    x = source.rng.integers(-63, 64, (n, source.integer(1, 3))).astype(float)
+    a = few_bits(rng, source.choice(DIFFICULT), n, n)
+    x = rng.integers(-63, 64, (n, source.integer(1, 3))) * 1.0
     return a, a @ x, x
 
 
-def least_squares(source: Seeded) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def least_squares(source: Seeded, rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and x."""
     n = source.integer(10, 150)
-    half = few_bits(source.rng, source.choice(DIFFICULT), n * source.choice([1, 2, 6]), n)
-    x = source.rng.integers(-63, 64, (n, source.integer(1, 3))).astype(float)
-    unit = 2.0 ** (np.frexp(np.abs(half).max())[1] - BITS)
-    rest = unit * source.rng.integers(-999, 1000, (len(half), x.shape[1])) * source.choice([0, 1, 2**10])
+    half = few_bits(rng, source.choice(DIFFICULT), n * source.choice([1, 2, 6]), n)
+    x = rng.integers(-63, 64, (n, source.integer(1, 3))) * 1.0
+    unit = 2.0 ** (exponent_of(half) - BITS)
+    rest = unit * rng.integers(-999, 1000, (len(half), x.shape[1])) * source.choice([0, 1, 2**10])
     return np.vstack([half, half]), np.vstack([half @ x + rest, half @ x - rest]), x
 
 
-def check(number: int, engine: str, device: str, *, square: bool) -> None:
+def check(number: int, engine: str, device: str, scalars: str, *, square: bool) -> None:
     """Solve one problem; what is said of x must be true, with a warning or without one."""
     source = Seeded(7, number)
-    a, b, x = system(source) if square else least_squares(source)
+    rng: Any = ComplexRandom(source.rng) if scalars == "complex" else source.rng
+    a, b, x = (system if square else least_squares)(source, rng)
     options: dict[str, Any] = dict(source.choice(SOLVE if square else LSTSQ))
     if engine == "cpu":
         options.pop("compute", None)
@@ -96,4 +97,14 @@ def check(number: int, engine: str, device: str, *, square: bool) -> None:
 )
 def test_claims_are_true(engine: str, device: str, square: bool) -> None:
     for number in range(60 if square else 130):
-        check(number, engine, device, square=square)
+        check(number, engine, device, "real", square=square)
+
+
+@pytest.mark.parametrize("square", [True, False], ids=["solve", "lstsq"])
+@pytest.mark.parametrize(
+    ("engine", "device"),
+    [("cpu", "cpu"), ("emulated", "cpu"), pytest.param("cuda", "cuda", marks=pytest.mark.gpu)],
+)
+def test_claims_about_complex_numbers_are_true(engine: str, device: str, square: bool) -> None:
+    for number in range(20 if square else 40):
+        check(number, engine, device, "complex", square=square)

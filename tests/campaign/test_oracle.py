@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from flint import arb, arb_mat, ctx
 
+from .exact import embedded, parts
+from .matrices import ComplexRandom
 from .oracle import LeastSquares, System
 from .shortest import sensitivity
 
@@ -27,21 +29,25 @@ def reference(a: np.ndarray, b: np.ndarray, rank: int) -> tuple[np.ndarray, np.n
     for i in range(m):
         for j in range(n):
             scaled[i, j] = exact[i, j] / norms[j]
-    u, s, vt = mpmath.svd_r(scaled)
-    wanted = mpmath.matrix([(u[:, i].T * mpmath.matrix(b.tolist()))[0] / s[i] for i in range(rank)])
+    u, s, vh = (mpmath.svd_c if np.iscomplexobj(a) else mpmath.svd_r)(scaled)
+    wanted = mpmath.matrix([(u[:, i].H * mpmath.matrix(b.tolist()))[0] / s[i] for i in range(rank)])
     directions = mpmath.matrix(n, rank)
     for j in range(n):
         for i in range(rank):
-            directions[j, i] = norms[j] * vt[i, j]
-    x = directions * mpmath.lu_solve(directions.T * directions, wanted)
-    return np.array([float(v) for v in x]), np.array([float(v / s[0]) for v in s])
+            directions[j, i] = norms[j] * mpmath.conj(vh[i, j])
+    x = directions * mpmath.lu_solve(directions.H * directions, wanted)
+    return np.array(x.tolist())[:, 0].astype(a.dtype), np.array([float(v / s[0]) for v in s])
 
 
+@pytest.mark.parametrize("scalars", ["real", "complex"])
 @pytest.mark.parametrize("shape", [(5, 4), (4, 6), (4, 4), (7, 2)])
 @pytest.mark.parametrize("kind", ["full", "dependent", "rounded", "scaled"])
-def test_agrees_with_mpmath(shape: tuple[int, int], kind: str, rng: np.random.Generator) -> None:
+def test_agrees_with_mpmath(
+    shape: tuple[int, int], kind: str, scalars: str, rng: np.random.Generator
+) -> None:
     m, n = shape
-    a, b = rng.standard_normal(shape), rng.standard_normal(m)
+    numbers = ComplexRandom(rng) if scalars == "complex" else rng
+    a, b = numbers.standard_normal(shape), numbers.standard_normal(m)
     if kind == "dependent":
         a[:, -1] = 2 * a[:, 0]
     if kind == "rounded":
@@ -54,7 +60,7 @@ def test_agrees_with_mpmath(shape: tuple[int, int], kind: str, rng: np.random.Ge
     x, singular_values = reference(a, b, rank)
     np.testing.assert_allclose(truth.singular_values[:rank], singular_values[:rank], rtol=1e-6)
     assert (singular_values[rank:] < truth.rcond).all()
-    # Both are exact but for the rounding of the result to float64.
+    # Both are exact but for the rounding of the result to double precision.
     np.testing.assert_allclose(truth.rounded_solution(rank)[:, 0], x, rtol=4 * U)
     assert truth.errors(x[:, None], rank).max() <= 2 * U
 
@@ -152,8 +158,11 @@ def test_systems(rng: np.random.Generator) -> None:
     assert System(hilbert, b).condition(12) > 1e15
 
 
-@pytest.mark.parametrize(("a", "definite"), [([[2.0, 1], [1, 2]], True), ([[1.0, 2], [2, 1]], False)])
-def test_definite(a: list[list[float]], definite: bool) -> None:
+DEFINITE = [([[2.0, 1], [1, 2]], True), ([[1.0, 2], [2, 1]], False), ([[1.0, 0.9j], [-0.9j, 1]], True)]
+
+
+@pytest.mark.parametrize(("a", "definite"), [*DEFINITE, ([[1.0, 1 + 1j], [1 - 1j, 1.9]], False)])
+def test_definite(a: list[list[complex]], definite: bool) -> None:
     assert System(np.array(a), np.ones((2, 1))).definite == definite
 
 
@@ -200,3 +209,45 @@ def test_rounding_errors_decide_below_their_size(rng: np.random.Generator) -> No
     b = rng.standard_normal((6, 1))
     assert np.isinf(LeastSquares(a, b, rcond=0.0).bounds(3, U)).all()
     assert (LeastSquares(a, b, rcond=1e-10).bounds(3, U) < 1e-10).all()
+
+
+def test_a_complex_problem_by_heart() -> None:
+    """``[1, i]^T x = [2, 0]^T`` has x = 1, and for ``[0, 2]^T`` it is -i."""
+    a, b = np.array([[1.0], [1j]]), np.array([[2.0], [0.0]])
+    truth = LeastSquares(a, b, rcond=1e-15)
+    assert (truth.shape, truth.ranks, truth.condition(1)) == ((2, 1), (1,), 1.0)
+    np.testing.assert_array_equal(truth.rounded_solution(1), [[1.0]])
+    other = LeastSquares(a, np.array([[0.0], [2.0]]), rcond=1e-15)
+    np.testing.assert_array_equal(other.rounded_solution(1), [[-1j]])
+    assert other.errors(np.array([[1j]]), 1) == pytest.approx([2.0])
+
+
+def test_gaussian_integers_have_exact_ranks(rng: np.random.Generator) -> None:
+    numbers = ComplexRandom(rng)
+    a = numbers.integers(-5, 6, (6, 2)) @ numbers.integers(-5, 6, (2, 4))
+    truth = LeastSquares(a, np.ones((6, 1)), rcond=1e-15)
+    assert truth.ranks == (2,)
+    np.testing.assert_allclose(truth.rounded_solution(2)[:, 0], np.linalg.pinv(a) @ np.ones(6), rtol=1e-10)
+    square = numbers.integers(-5, 6, (5, 2)) @ numbers.integers(-5, 6, (2, 5))
+    assert System(square, np.ones((5, 1))).singular
+
+
+@pytest.mark.parametrize("damp", [0.0, 0.5])
+@pytest.mark.parametrize("mixed", ["A is real", "b is real", "neither"])
+def test_complex_problems_are_those_of_their_parts(mixed: str, damp: float, rng: np.random.Generator) -> None:
+    """With weights and damping, singular values once each; the bound is that of the complex problem."""
+    numbers, w = ComplexRandom(rng), rng.uniform(0.5, 2.0, 6)
+    a, b = numbers.standard_normal((6, 3)), numbers.standard_normal((6, 2))
+    a, b = (a.real if mixed == "A is real" else a), (b.real if mixed == "b is real" else b)
+    truth = LeastSquares(a, b, weights=w, damp=damp, rcond=1e-15)
+    rows = np.vstack([w[:, None] * a, damp * np.eye(3)])
+    rhs = np.vstack([w[:, None] * b, np.zeros((3, 2))])
+    expected = np.linalg.lstsq(rows, rhs)[0]
+    np.testing.assert_allclose(truth.rounded_solution(3), expected, rtol=1e-12)
+    s = np.linalg.svd(rows / np.linalg.norm(rows, axis=0), compute_uv=False)
+    np.testing.assert_allclose(truth.singular_values, s / s[0], rtol=1e-5)
+    residual = np.linalg.norm(rhs - rows @ expected, axis=0) / np.linalg.norm(rhs, axis=0)
+    assert truth.residual_ratios(expected) == pytest.approx(residual)
+    assert truth.errors(expected, 3).max() < 100 * U
+    of_parts = LeastSquares(embedded(a), parts(b), weights=np.tile(w, 2), damp=damp, rcond=1e-15)
+    assert truth.bounds(3, U) == pytest.approx(of_parts.bounds(6, U))

@@ -12,26 +12,44 @@ import torch
 import neula
 from neula.algorithms.elimination.cholesky import cholesky
 from neula.engines import FORMATS, select_engine
+from neula.engines.complex import over
+from neula.engines.formats import in_double
 from neula.io.matrices import random_matrix
 
 from . import ratios
+from .matrices import ComplexRandom
 
 ENGINES = ("cpu", "emulated")
 SHAPES = [(12, 5), (30, 30), (1, 1), (4, 9)]
 ACCURACIES = ["fp64", "fp32", "fp16"]
 
 
-def matrix(m: int, n: int, cond: float = 1e4) -> np.ndarray:
+def matrix(m: int, n: int, cond: float = 1e4, numbers: Any = None) -> np.ndarray:
+    """Complex for complex numbers, with the same singular values."""
+    if isinstance(numbers, ComplexRandom):
+        rows, columns = (np.exp(2j * np.pi * numbers.random(size)) for size in (m, n))
+        return rows[:, None] * matrix(m, n, cond) * columns
     if m >= n:
         return random_matrix("geometric", m, n, cond=cond, seed=m + n, dtype=torch.float64).numpy()
     return matrix(n, m, cond).T
 
 
+def gram(a: np.ndarray) -> np.ndarray:
+    """``A A^H``."""
+    found = a @ a.T.conj()
+    return (found + found.T.conj()) / 2
+
+
+@pytest.fixture(params=["real", "complex"])
+def numbers(request: pytest.FixtureRequest, rng: np.random.Generator) -> Any:
+    return rng if request.param == "real" else ComplexRandom(rng)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_qr(shape: tuple[int, int], accuracy: str, engine: str) -> None:
-    a, eps = matrix(*shape), FORMATS[accuracy].u
+def test_qr(shape: tuple[int, int], accuracy: str, engine: str, numbers: Any) -> None:
+    a, eps = matrix(*shape, numbers=numbers), FORMATS[accuracy].u
     reduced = neula.qr(a, accuracy=accuracy, engine=engine)
     assert max(ratios.qrt02(a, reduced.Q, reduced.R, eps)) < ratios.THRESHOLD
     complete = neula.qr(a, "complete", accuracy=accuracy, engine=engine)
@@ -39,8 +57,8 @@ def test_qr(shape: tuple[int, int], accuracy: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tsqr_and_orth(engine: str) -> None:
-    a = matrix(40, 6)
+def test_tsqr_and_orth(engine: str, numbers: Any) -> None:
+    a = matrix(40, 6, numbers=numbers)
     assert max(ratios.qrt02(a, *neula.tsqr(a, engine=engine), 2.0**-53)) < ratios.THRESHOLD
     assert ratios.orthogonality_ratio(neula.orth(a, engine=engine), 2.0**-53) < ratios.THRESHOLD
 
@@ -48,12 +66,12 @@ def test_tsqr_and_orth(engine: str) -> None:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_lstsq(shape: tuple[int, int], accuracy: str, engine: str, rng: np.random.Generator) -> None:
+def test_lstsq(shape: tuple[int, int], accuracy: str, engine: str, numbers: Any) -> None:
     # As well conditioned as LAPACK's (DQRT15): where ||A|| ||x|| is much larger than ||r||, rounding x alone
     # exceeds what qrt14 and qrt17 allow. At a condition of 1e4 gelsd has ratios of 46 and 85.
-    a, eps = matrix(*shape, 10.0), FORMATS[accuracy].u
+    a, eps = matrix(*shape, 10.0, numbers), FORMATS[accuracy].u
     m, n = shape
-    random, inside = rng.standard_normal((m, 2)), a @ rng.standard_normal((n, 2))
+    random, inside = numbers.standard_normal((m, 2)), a @ numbers.standard_normal((n, 2))
     x = neula.lstsq(a, inside, accuracy=accuracy, engine=engine).x
     assert ratios.qrt14(a, x, eps) < ratios.THRESHOLD
     assert ratios.qrt16(a, x, inside, eps) < ratios.THRESHOLD
@@ -66,11 +84,10 @@ def test_lstsq(shape: tuple[int, int], accuracy: str, engine: str, rng: np.rando
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("accuracy", ACCURACIES)
 @pytest.mark.parametrize("assume_a", ["gen", "pos"])
-def test_solve(assume_a: str, accuracy: str, engine: str, rng: np.random.Generator) -> None:
-    a, eps = matrix(20, 20, 100.0), FORMATS[accuracy].u
-    a = a @ a.T if assume_a == "pos" else a
-    a = (a + a.T) / 2 if assume_a == "pos" else a
-    b = rng.standard_normal((20, 2))
+def test_solve(assume_a: str, accuracy: str, engine: str, numbers: Any) -> None:
+    a, eps = matrix(20, 20, 100.0, numbers), FORMATS[accuracy].u
+    a = gram(a) if assume_a == "pos" else a
+    b = numbers.standard_normal((20, 2))
     x = neula.solve(a, b, assume_a=assume_a, accuracy=accuracy, engine=engine).x
     test = ratios.pot02 if assume_a == "pos" else ratios.get02
     assert test(a, x, b, eps) < ratios.THRESHOLD
@@ -78,9 +95,10 @@ def test_solve(assume_a: str, accuracy: str, engine: str, rng: np.random.Generat
 
 
 @pytest.mark.parametrize(("compute", "storage"), [("fp16", "fp16"), ("fp32", "fp32")])
-def test_lu(compute: str, storage: str, rng: np.random.Generator) -> None:
-    """Factors and solutions are as accurate as the format of the factors."""
-    a, b, eps = matrix(20, 20, 10.0), rng.standard_normal((20, 2)), FORMATS[storage].u
+def test_lu(compute: str, storage: str, numbers: Any) -> None:
+    """Factors and solutions are as accurate as the format of the factors: float32 for complex matrices."""
+    a, b, eps = matrix(20, 20, 10.0, numbers), numbers.standard_normal((20, 2)), FORMATS[storage].u
+    storage = "fp32" if np.iscomplexobj(a) else storage
     factors = neula.lu_factor(a, compute=compute, storage=storage, engine="emulated")
     assert ratios.get01(a[factors.permutation], factors.L, factors.U, eps) < ratios.THRESHOLD
     x = neula.lu_solve(factors, b)
@@ -89,36 +107,37 @@ def test_lu(compute: str, storage: str, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp16", "fp32", "fp64"])
-def test_cholesky(name: str) -> None:
-    a = matrix(20, 20, 10.0)
-    a = a @ a.T
-    engine = select_engine("emulated", torch.device("cpu")).using(name)
+def test_cholesky(name: str, numbers: Any) -> None:
+    a = torch.from_numpy(gram(matrix(20, 20, 10.0, numbers)))
+    engine = over(select_engine("emulated", torch.device("cpu")).using(name), a.dtype)
     # Small leaves, so that products take part.
-    work = torch.from_numpy(a)[None].to(engine.storage, copy=True)
-    lower = cholesky(work, engine, leaf=4).lower[0].tril().double().numpy()
+    work = a[None].to(engine.storage, copy=True)
+    lower = in_double(cholesky(work, engine, leaf=4).lower[0].tril()).numpy()
+    a = a.numpy()
     assert ratios.pot01(a, lower, FORMATS[name].u) < ratios.THRESHOLD
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_matmul_and_svd(engine: str, rng: np.random.Generator) -> None:
-    a, b = rng.standard_normal((6, 9)), rng.standard_normal((9, 4))
+def test_matmul_and_svd(engine: str, numbers: Any) -> None:
+    a, b = numbers.standard_normal((6, 9)), numbers.standard_normal((9, 4))
     assert ratios.product_ratio(a, b, neula.matmul(a, b, engine=engine), 2.0**-53) < ratios.THRESHOLD
     u, s, vh = neula.svd_lowrank(a, 4, engine=engine)
     assert ratios.singular_value_ratio(a, s, 2.0**-53) < ratios.THRESHOLD
     assert max(ratios.orthogonality_ratio(x, 2.0**-53) for x in (u, vh.T)) < ratios.THRESHOLD
 
 
-def wrong_answers() -> list[tuple[str, Any]]:
+def wrong_answers(scalars: str) -> list[tuple[str, Any]]:
     """Tests of answers that are wrong by 1e-10, a hundred thousand times u."""
-    rng = np.random.default_rng(1)
-    a, wide, square = matrix(8, 4, 10.0), matrix(4, 8, 10.0), matrix(6, 6, 10.0)
-    noise = 1e-10
+    rng: Any = np.random.default_rng(1)
+    rng = ComplexRandom(rng) if scalars == "complex" else rng
+    a, wide, square = (matrix(*shape, 10.0, rng) for shape in ((8, 4), (4, 8), (6, 6)))
+    noise = 1e-10 if scalars == "real" else 1e-10j
     q, r = scipy.linalg.qr(a)
     p, lower, upper = scipy.linalg.lu(square)
     b, c, d = rng.standard_normal((8, 1)), rng.standard_normal((4, 1)), rng.standard_normal((6, 1))
     inside = a @ c
     x, y, z = scipy.linalg.lstsq(a, b)[0], scipy.linalg.lstsq(wide, c)[0], np.linalg.solve(square, d)
-    definite = square @ square.T
+    definite = square @ square.T.conj()
     factor = np.linalg.cholesky(definite)
     eps = 2.0**-53
     return [
@@ -136,10 +155,19 @@ def wrong_answers() -> list[tuple[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "test"), wrong_answers())
+@pytest.mark.parametrize(("name", "test"), [*wrong_answers("real"), *wrong_answers("complex")])
 def test_ratios_tell_right_from_wrong(name: str, test: Any) -> None:
     """LAPACK passes, and an error of 1e-10 does not."""
     assert test(0) < ratios.THRESHOLD < test(1)
+
+
+def test_a_forgotten_conjugate_is_found() -> None:
+    a = matrix(8, 4, 10.0, ComplexRandom(np.random.default_rng(2)))
+    q, r = scipy.linalg.qr(a, mode="economic")
+    lower = np.linalg.cholesky(a.T.conj() @ a)
+    assert max(ratios.qrt02(a, q, r, 2.0**-53)) < ratios.THRESHOLD < ratios.qrt02(a.conj(), q, r, 2.0**-53)[0]
+    assert ratios.pot01(a.T.conj() @ a, lower, 2.0**-53) < ratios.THRESHOLD
+    assert ratios.pot01(a.T @ a.conj(), lower, 2.0**-53) > ratios.THRESHOLD
 
 
 def test_nothing_by_nothing() -> None:

@@ -75,10 +75,14 @@ class Verdict:
         return "\n".join([*lines, *(f"  {numbers}" for numbers in self.numbers)])
 
 
+def limits_of(dtype: np.dtype) -> np.finfo:
+    """Of the numbers of a dtype, or of the parts of complex ones; those of float64 for integers."""
+    return np.finfo(dtype if dtype.kind in "fc" else np.float64)
+
+
 def spacing_of(dtype: np.dtype) -> int:
     """``log2`` of the smallest positive number; that of float64 for integers."""
-    smallest = np.finfo(dtype if dtype.kind == "f" else np.float64).smallest_subnormal
-    return int(np.frexp(float(smallest))[1]) - 1
+    return int(np.frexp(float(limits_of(dtype).smallest_subnormal))[1]) - 1
 
 
 def is_default(example: Example) -> bool:
@@ -86,6 +90,11 @@ def is_default(example: Example) -> bool:
     return set(keywords(example.recipe)) <= DEFAULT_OPTIONS
 
 
+def stored_unit(x: Any) -> float:
+    """Unit roundoff of the dtype of an array, float64 for integers."""
+    return format_of(take(x, "x", or_complex=True).tensor.dtype).u
+
+
 def unit_roundoff(example: Example, accuracy: str | None) -> float:
     """Of the accuracy asked for."""
-    return FORMATS[accuracy].u if accuracy else format_of(take(example.a, "A").tensor.dtype).u
+    return FORMATS[accuracy].u if accuracy else stored_unit(example.a)

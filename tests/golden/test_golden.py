@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 
 from .compare import Comparison
-from .rows import FOLDER, Row, file_of, read, run, run_in_processes
+from .rows import FIRST_COMPLEX, FOLDER, Row, file_of, read, run, run_in_processes
 from .ways import WAYS, Way, instructions
 
 ROWS = 300
 """Of all ways together."""
+
+COMPLEX_ROWS = 10
+"""Of each way."""
 
 ON_CPUS = {name: way for name, way in WAYS.items() if way.device == "cpu"}
 
@@ -42,7 +45,8 @@ def _alike(one: Row, other: Row) -> bool:
 def test_rows(name: str) -> None:
     way = ON_CPUS[name]
     before = robust(name, way)
-    numbers = list(before)[: ROWS // len(ON_CPUS) + 1]
+    of_complex = [number for number in before if number >= FIRST_COMPLEX][:COMPLEX_ROWS]
+    numbers = [*list(before)[: ROWS // len(ON_CPUS) + 1], *of_complex]
     rows = run_in_processes(way, numbers, 1) if way.environment else run(way, numbers)
     comparison = Comparison()
     for row in rows:

@@ -14,8 +14,9 @@ from tests.bounded.exact import matrix, rational
 import neula
 
 from ..calls import answer_of
-from ..matrices import KINDS
-from ..recipes import Scope, Source
+from ..exact import embedded, parts
+from ..matrices import KINDS, ComplexRandom, ldexp
+from ..recipes import Scope, Source, scalars_of
 from ..verdict import Verdict
 
 MATRICES = (
@@ -71,6 +72,7 @@ class ConstrainedRecipe:
     weights: str
     seed: int
     problem: str = "constrained"
+    scalars: str = "real"
 
 
 def draw(source: Source, scope: Scope) -> ConstrainedRecipe:
@@ -90,17 +92,19 @@ def draw(source: Source, scope: Scope) -> ConstrainedRecipe:
         damp=source.choice([0.0] * 8 + [1.0, 1e-8, 1e3, 1e6]),
         weights=source.choice(["", "", "", "", "weights", "variances"]),
         seed=source.integer(0, 2**32 - 1),
+        scalars=scalars_of("constrained", source, scope),
     )
 
 
 def build(recipe: ConstrainedRecipe) -> dict[str, np.ndarray]:
     """The numbers of a recipe."""
-    rng = np.random.default_rng(recipe.seed)
+    rng: Any = np.random.default_rng(recipe.seed)
+    rng = ComplexRandom(rng) if recipe.scalars == "complex" else rng
     m, n, k = recipe.m, recipe.n, max(1, recipe.k)
     a = KINDS[recipe.a](rng, m, n)
     c = _constraints(rng, recipe, a)
     p = len(c)
-    b = rng.integers(-9, 10, (m, k)).astype(float) if rng.random() < 0.5 else rng.standard_normal((m, k))
+    b = rng.integers(-9, 10, (m, k)) * 1.0 if rng.random() < 0.5 else rng.standard_normal((m, k))
     d = {
         "image": lambda: c @ rng.standard_normal((n, k)),
         "random": lambda: rng.standard_normal((p, k)),
@@ -115,8 +119,8 @@ def build(recipe: ConstrainedRecipe) -> dict[str, np.ndarray]:
     scales = np.ldexp(1.0, rng.integers(-recipe.columns, recipe.columns + 1, n))
     of_d = max(-1060, min(recipe.of_b - recipe.of_a + recipe.of_c, 1000))
     with np.errstate(over="ignore"):
-        a, c = np.ldexp(a * scales, recipe.of_a), np.ldexp(c * scales, recipe.of_c)
-        b, d = np.ldexp(b, recipe.of_b), np.ldexp(d, of_d)
+        a, c = ldexp(a * scales, recipe.of_a), ldexp(c * scales, recipe.of_c)
+        b, d = ldexp(b, recipe.of_b), ldexp(d, of_d)
     found = {"A": a, "b": b, "C": c, "d": d}
     if recipe.weights == "weights":
         found["weights"] = rng.uniform(0.5, 2.0, m)
@@ -127,14 +131,14 @@ def build(recipe: ConstrainedRecipe) -> dict[str, np.ndarray]:
     return found
 
 
-def _constraints(rng: np.random.Generator, recipe: ConstrainedRecipe, a: np.ndarray) -> np.ndarray:
+def _constraints(rng: Any, recipe: ConstrainedRecipe, a: np.ndarray) -> np.ndarray:
     n, p, kind = recipe.n, recipe.p, recipe.c
     if kind == "rows of A":
         return a[:p].copy()
     if kind in KINDS and "integer" not in kind:
         return KINDS[kind](rng, p, n) if p else np.zeros((0, n))
     whole = "integer" in kind or kind == "one ulp" or kind == "near"
-    c = rng.integers(-5, 6, (p, n)).astype(float) if whole else rng.standard_normal((p, n))
+    c = rng.integers(-5, 6, (p, n)) * 1.0 if whole else rng.standard_normal((p, n))
     if p < 2:
         return c
     other = (p - 1) // 2
@@ -144,7 +148,7 @@ def _constraints(rng: np.random.Generator, recipe: ConstrainedRecipe, a: np.ndar
         c[-1] = c[0] + c[other]
     elif kind == "one ulp":
         c[-1] = float(rng.integers(1, 4)) * c[0]
-        c[-1, -1] = np.nextafter(c[-1, -1], np.inf)
+        c[-1, -1] += np.nextafter(c[-1, -1].real, np.inf) - c[-1, -1].real
     elif kind == "near":
         c[-1] = 3 * c[0]
         c[-1, -1] += 10.0 ** -rng.uniform(3, 16)
@@ -153,6 +157,14 @@ def _constraints(rng: np.random.Generator, recipe: ConstrainedRecipe, a: np.ndar
     elif kind == "tiny element":
         c[0] = np.where(np.arange(n) == 0, 1.0, 10.0 ** -rng.uniform(10, 200))
     return c
+
+
+def _of_parts(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The real problem."""
+    if not any(np.iscomplexobj(x) for x in given.values()):
+        return given
+    forms = {"A": embedded, "C": embedded, "b": parts, "d": parts}
+    return {name: forms[name](x) if name in forms else np.tile(x, 2) for name, x in given.items()}
 
 
 def judge(recipe: ConstrainedRecipe, device: str) -> tuple[Verdict, str]:
@@ -165,7 +177,7 @@ def judge(recipe: ConstrainedRecipe, device: str) -> tuple[Verdict, str]:
     answer = answer_of(partial(_call, recipe, given, damp))
     verdict, result = Verdict.on(answer), answer.result
     truth = Truth(given, damp)
-    rounded = recipe.c == "sum" and recipe.p > 1 and len(truth.kept) == recipe.p
+    rounded = recipe.c == "sum" and recipe.p > 1 and truth.constraint_rank == recipe.p
     if rounded and result is not None and result.constraint_rank < recipe.p:
         truth = Truth({**given, "C": given["C"][:-1], "d": given["d"][:-1]}, damp)
     _judged(verdict, recipe, truth, answer.warned, result, answer.error)
@@ -188,6 +200,8 @@ class Truth:
     """
 
     def __init__(self, given: dict[str, np.ndarray], damp: float) -> None:
+        self.fold = 1 + any(np.iscomplexobj(x) for x in given.values())
+        given = _of_parts(given)
         a, b, c, d = (matrix(given[name]) for name in ("A", "b", "C", "d"))
         n, m = a.ncols(), a.nrows()
         factors = [fmpq(1)] * m
@@ -203,11 +217,13 @@ class Truth:
         self.contradiction = _contradiction(c, d, self.kept)
         self.consistent = self.contradiction == 0
         stacked = fmpq_mat(self.gram.tolist() + self.c.tolist())
-        self.rank, self.full = stacked.rank(), stacked.rank() == n
+        self.rank, self.full = stacked.rank() // self.fold, stacked.rank() == n
+        self.constraint_rank = len(self.kept) // self.fold
         self.x = _solved(self.gram, self.right, self.c, self.d, stacked if not self.full else None)
 
     def errors(self, x: np.ndarray) -> np.ndarray:
         """``||D (x - x*)|| / ||D x*||`` of each column."""
+        x = x if self.fold == 1 else parts(x)
         n, found = self.gram.nrows(), []
         squares = [self.gram[i, i] for i in range(n)]
         if not any(squares):
@@ -289,8 +305,8 @@ def _judged(
     if contradicts and not told:
         verdict.add("unsound", "contradiction", "no x fulfils the constraints, and nothing is said of it")
         return
-    if not told and result.constraint_rank != len(truth.kept):
-        text = f"{result.constraint_rank}, and {len(truth.kept)} is right"
+    if not told and result.constraint_rank != truth.constraint_rank:
+        text = f"{result.constraint_rank}, and {truth.constraint_rank} is right"
         verdict.add("unsound", "constraint rank", text)
         return
     claimed = np.atleast_1d(result.forward_errors)
@@ -329,6 +345,7 @@ def _nearly_fulfilled(given: dict[str, np.ndarray], x: np.ndarray) -> bool:
     x = np.asarray(x).reshape(given["C"].shape[1], -1)
     if not np.isfinite(x).all():
         return False
+    x, given = parts(x) if np.iscomplexobj(x) else x, _of_parts(given)
     c, d, exact = matrix(given["C"]), matrix(given["d"]), matrix(x)
     rest, size = c * exact - d, matrix(np.abs(given["C"])) * matrix(np.abs(x))
     pairs = zip(rest.entries(), size.entries(), d.entries(), strict=True)
@@ -351,9 +368,9 @@ def _judge_error(verdict: Verdict, recipe: ConstrainedRecipe, truth: Truth, erro
 
 def _expected(recipe: ConstrainedRecipe, truth: Truth) -> np.ndarray:
     """What perturbations of the size of rounding errors make of the solution, and underflow."""
-    rng, n = np.random.default_rng(recipe.seed), recipe.n
-    given = build(recipe)
-    size = float(np.abs(given["A"]).max(initial=0.0))
+    rng, n = np.random.default_rng(recipe.seed), truth.gram.nrows()
+    given = _of_parts(build(recipe))
+    size = float(np.abs(build(recipe)["A"]).max(initial=0.0))
     damp = recipe.damp * size if recipe.damp * size < 1e300 else 0.0
     worst = np.zeros(truth.x.ncols())
     for _ in range(2):

@@ -19,6 +19,7 @@ from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
 from neula.compat.scipy import optimize as opt_compat
 
+from ..matrices import ComplexRandom, ldexp
 from ..recipes import Scope, Source
 from ..verdict import Verdict
 
@@ -91,16 +92,18 @@ def draw(source: Source, scope: Scope) -> DropInRecipe:
 
 def numbers(recipe: DropInRecipe) -> tuple[np.ndarray, np.ndarray]:
     """A and b of a recipe."""
-    rng, shape, kind = np.random.default_rng(recipe.seed), recipe.shape, recipe.kind
+    rng: Any = np.random.default_rng(recipe.seed)
+    rng = ComplexRandom(rng) if recipe.dtype == "complex128" else rng
+    shape, kind = recipe.shape, recipe.kind
     a = rng.standard_normal(shape)
     if kind in ("ones", "zeros"):
         a = np.full(shape, float(kind == "ones"))
     elif kind == "integer":
-        a = rng.integers(-3, 4, shape).astype(float)
+        a = rng.integers(-3, 4, shape) * 1.0
     elif kind == "definite" and shape[-1] == shape[-2]:
-        a = a @ a.swapaxes(-1, -2) + np.eye(shape[-1])
+        a = a @ a.conj().swapaxes(-1, -2) + np.eye(shape[-1])
     elif kind == "scaled":
-        a = np.ldexp(a, int(rng.integers(-20, 21)) if recipe.dtype != "float16" else 0)
+        a = ldexp(a, int(rng.integers(-20, 21)) if recipe.dtype != "float16" else 0)
     with np.errstate(all="ignore"):
         a = a.astype(recipe.dtype)
         if kind in ("nan", "inf") and a.size and a.dtype.kind in "fc":

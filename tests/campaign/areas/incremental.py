@@ -15,8 +15,9 @@ from tests.bounded.exact import matrix, rational
 
 import neula
 
-from ..matrices import KINDS
-from ..recipes import Scope, Source
+from ..exact import embedded, parts
+from ..matrices import KINDS, ComplexRandom, ldexp
+from ..recipes import Scope, Source, scalars_of
 from ..verdict import Verdict
 
 MATRICES = (
@@ -52,6 +53,7 @@ class IncrementalRecipe:
     damp: float
     seed: int
     problem: str = "incremental"
+    scalars: str = "real"
 
 
 def draw(source: Source, scope: Scope) -> IncrementalRecipe:
@@ -67,28 +69,33 @@ def draw(source: Source, scope: Scope) -> IncrementalRecipe:
         varied=source.choice([0, 0, 0, 0, 10, 300]),
         damp=damp,
         seed=source.integer(0, 2**32 - 1),
+        scalars=scalars_of("incremental", source, scope),
     )
 
 
 class Rows:
-    """What a fit should know: exact sums over rows.
+    """What a fit should know: exact sums over rows, those of the parts of complex ones.
 
     Parameters
     ----------
     n, k : int
+    fold : int
+        2 for complex numbers.
     """
 
-    def __init__(self, n: int, k: int) -> None:
-        self.gram, self.right = fmpq_mat(n, n), fmpq_mat(n, k)
-        self.count = 0
+    def __init__(self, n: int, k: int, fold: int) -> None:
+        self.gram, self.right = fmpq_mat(fold * n, fold * n), fmpq_mat(fold * n, k)
+        self.count, self.fold = 0, fold
 
     def add(self, a: np.ndarray, b: np.ndarray, w: np.ndarray | None, sign: int = 1) -> None:
+        self.count += sign * len(a)
+        if self.fold == 2:
+            a, b, w = embedded(a), parts(b), None if w is None else np.tile(w, 2)
         factors = [fmpq(1)] * len(a) if w is None else [rational(x) ** 2 for x in w]
         left, n = matrix(a), a.shape[1]
         rows = zip(factors, left.tolist(), strict=True)
         weighted = fmpq_mat(len(a), n, [sign * f * x for f, row in rows for x in row]).transpose()
         self.gram, self.right = self.gram + weighted * left, self.right + weighted * matrix(b)
-        self.count += sign * len(a)
 
 
 def judge(recipe: IncrementalRecipe, device: str) -> tuple[Verdict, str]:
@@ -116,19 +123,21 @@ def _documented(error: Exception) -> bool:
 
 
 def _run(recipe: IncrementalRecipe, told: list[str]) -> Any:
-    rng, n, k = np.random.default_rng(recipe.seed), recipe.n, max(1, recipe.k)
+    rng: Any = np.random.default_rng(recipe.seed)
+    fold = 1 + (recipe.scalars == "complex")
+    rng, n, k = ComplexRandom(rng) if fold == 2 else rng, recipe.n, max(1, recipe.k)
     units = np.ldexp(1.0, rng.integers(-recipe.units, recipe.units + 1, n))
     units = np.where(np.abs(np.log2(units) + recipe.of_a) < 1040, units, 1.0)
     scales = units if recipe.units else None
-    fit, rows, held = neula.LeastSquares(n, scales=scales), Rows(n, k), []
+    fit, rows, held = neula.LeastSquares(n, scales=scales), Rows(n, k, fold), []
     named = "" if scales is None else f", scales={units.tolist()}"
     told.append(f"fit = neula.LeastSquares({n}{named})")
 
     def block() -> tuple[np.ndarray, np.ndarray]:
         m, power = int(rng.integers(1, 6)), int(rng.integers(-recipe.varied, recipe.varied + 1))
-        a = np.ldexp(KINDS[recipe.a](rng, m, n) * units, max(-1074, recipe.of_a + power))
-        b = rng.integers(-9, 10, (m, k)).astype(float) if rng.random() < 0.5 else rng.standard_normal((m, k))
-        return a, np.ldexp(b, max(-1074, recipe.of_b + power))
+        a = ldexp(KINDS[recipe.a](rng, m, n) * units, max(-1074, recipe.of_a + power))
+        b = rng.integers(-9, 10, (m, k)) * 1.0 if rng.random() < 0.5 else rng.standard_normal((m, k))
+        return a, ldexp(b, max(-1074, recipe.of_b + power))
 
     def given(b: np.ndarray) -> np.ndarray:
         return b[:, 0] if recipe.k == 0 else b
@@ -180,11 +189,12 @@ def _run(recipe: IncrementalRecipe, told: list[str]) -> Any:
 
 
 def _judge(verdict: Verdict, recipe: Any, damp: float, fit: Any, rows: Rows, caught: list[Any]) -> None:
-    result, n = fit.solve(damp=damp), recipe.n
+    result, n = fit.solve(damp=damp), rows.gram.nrows()
     warned = any(issubclass(w.category, neula.AccuracyWarning) for w in caught)
     squared = fmpq_mat(n, n, [rational(damp) ** 2 if i == j else fmpq(0) for i in range(n) for j in range(n)])
     gram = rows.gram + squared
-    rank, x = gram.rank(), np.asarray(result.x).reshape(n, -1)
+    rank, x = gram.rank() // rows.fold, np.asarray(result.x).reshape(recipe.n, -1)
+    x = x if rows.fold == 1 else parts(x)
     if fit.rows != rows.count:
         verdict.add("violation", "rows", f"{fit.rows}, and {rows.count} is right")
     claimed = np.atleast_1d(result.forward_errors)
@@ -193,7 +203,7 @@ def _judge(verdict: Verdict, recipe: Any, damp: float, fit: Any, rows: Rows, cau
         if result.rank > rank or condition < FAIR:
             verdict.add("unsound", "rank", f"{result.rank}, and {rank} is right")
         return
-    if result.rank != rank or rank < n or (warned and not np.isfinite(x).all()):
+    if result.rank != rank or rank < recipe.n or (warned and not np.isfinite(x).all()):
         return
     exact = gram.solve(rows.right)
     for j in range(x.shape[1]):

@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +17,9 @@ from neula.engines import EmulatedEngine
 from neula.sklearn import RidgeCV
 
 from ..calls import answer_of
-from ..exact import dyadic, integers
-from ..recipes import Scope, Source
+from ..exact import dyadic, embedded, integers, parts
+from ..matrices import ComplexRandom, ldexp
+from ..recipes import Scope, Source, scalars_of
 from ..verdict import Verdict
 
 KINDS = (
@@ -49,6 +51,12 @@ class RidgeRecipe:
     library: str
     seed: int
     problem: str = "ridge"
+    scalars: str = "real"
+
+    @property
+    def mean(self) -> bool:
+        """Whether there is an intercept."""
+        return self.kind == "centred" and self.scalars == "real"
 
 
 def draw(source: Source, scope: Scope) -> RidgeRecipe:
@@ -64,14 +72,16 @@ def draw(source: Source, scope: Scope) -> RidgeRecipe:
         engine=source.choice(scope.engines),
         library=source.choice(scope.libraries),
         seed=source.integer(0, 2**32 - 1),
+        scalars=scalars_of("ridge", source, scope),
     )
 
 
 def arrays(recipe: RidgeRecipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and the dampings."""
-    rng, m, n = np.random.default_rng(recipe.seed), recipe.m, recipe.n
+    rng: Any = np.random.default_rng(recipe.seed)
+    rng, m, n = ComplexRandom(rng) if recipe.scalars == "complex" else rng, recipe.m, recipe.n
     small = 2.0 ** -min(recipe.power, 40)  # ranks that are not in doubt
-    a = rng.integers(-3, 4, (m, n)).astype(float)
+    a = rng.integers(-3, 4, (m, n)) * 1.0
     if recipe.kind in ("gaussian", "columns", "rows", "nearly", "graded"):
         a = rng.standard_normal((m, n))
     if recipe.kind == "dummies":
@@ -113,7 +123,7 @@ def arrays(recipe: RidgeRecipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         "wide": np.ldexp(1.0, rng.integers(-70, 40, 3)),
         "none": np.array([0.0, 1e-9, 1.0]),
     }[recipe.damps]
-    return np.ldexp(a, recipe.of_a), np.ldexp(b, recipe.of_b), np.ldexp(damps, recipe.of_a)
+    return ldexp(a, recipe.of_a), ldexp(b, recipe.of_b), np.ldexp(damps, recipe.of_a)
 
 
 def rational(a: np.ndarray) -> fmpq_mat:
@@ -163,8 +173,11 @@ def ridge(a: fmpq_mat, b: fmpq_mat, square: fmpq, mean: bool) -> fmpq_mat:
 
 @dataclass
 class Truth:
-    """The exact answers for one damping."""
+    """The exact answers for one damping. Of complex numbers those of the real problem of their parts, where
+    an observation is two rows.
+    """
 
+    rows: int
     x: fmpq_mat
     residual: fmpq
     left_out: list[fmpq]
@@ -173,6 +186,9 @@ class Truth:
 
     @classmethod
     def of(cls, a: np.ndarray, b: np.ndarray, damp: float, mean: bool) -> Truth:
+        rows, fold = len(a), 1 + (np.iscomplexobj(a) or np.iscomplexobj(b))
+        if fold == 2:
+            a, b = embedded(a), parts(b[:, None])
         exact, y, square = rational(a), rational(b), rational(np.array([damp]))[0, 0] ** 2
         m, n = a.shape
         x = ridge(exact, y, square, mean)
@@ -182,15 +198,16 @@ class Truth:
         hat = image * units
         left_out = []
         for i in range(m):
-            others = [j for j in range(m) if j != i]
-            rows, values = exact.tolist(), y.tolist()
-            part = fmpq_mat([rows[j] for j in others]) if others else fmpq_mat(0, n)
+            others = [j for j in range(m) if j % rows != i % rows]
+            lines, values = exact.tolist(), y.tolist()
+            part = fmpq_mat([lines[j] for j in others]) if others else fmpq_mat(0, n)
             of_part = fmpq_mat([values[j] for j in others]) if others else fmpq_mat(0, 1)
             fit = ridge(part, of_part, square, mean)
             left_out.append(y[i, 0] - (fmpq_mat([image.tolist()[i]]) * fit)[0, 0])
         scale = [sum((exact[i, j] ** 2 for i in range(m)), fmpq(0)) + square for j in range(n)]
         trace = m - sum((hat[i, i] for i in range(m)), fmpq(0))
-        return cls(x, sum((v**2 for v in residual.entries()), fmpq(0)), left_out, trace, scale)
+        squared = sum((v**2 for v in residual.entries()), fmpq(0))
+        return cls(rows, x, squared, left_out, trace / fold, scale)
 
     def error_of_x(self, x: fmpq_mat) -> float:
         """``||D (x - x*)|| / ||D x*||``; infinite where only x* vanishes."""
@@ -201,7 +218,7 @@ class Truth:
     @property
     def numbers(self) -> dict[str, fmpq | None]:
         """Squares of the numbers that are judged."""
-        m = len(self.left_out)
+        m = self.rows
         gcv = m * self.residual / self.trace**2 if self.trace != 0 else None
         loo = sum((e**2 for e in self.left_out), fmpq(0)) / m
         return {"residual_norms": self.residual, "gcv": gcv, "leave_one_out": loo}
@@ -225,7 +242,7 @@ def relative_error(found: float, exact: fmpq, *, root: bool) -> float:
 def judge(recipe: RidgeRecipe, device: str) -> tuple[Verdict, str]:
     """Every number against its bound; whether a warning was due by what rounding errors of A change."""
     a, b, damps = arrays(recipe)
-    mean = recipe.kind == "centred"
+    mean = recipe.mean
     shown = (
         f"neula.ridge_path(np.array({a.tolist()}), np.array({b.tolist()}), {damps.tolist()}, "
         f"leverage={1 / len(a) if mean else 0.0})"
@@ -258,9 +275,9 @@ def _judge_model(
 ) -> None:
     """The model that RidgeCV chooses is the one that predicts best."""
     a, b, damps = given
-    if recipe.of_a or recipe.of_b or not damps.all() or len(a) < 2:
+    if recipe.of_a or recipe.of_b or not damps.all() or len(a) < 2 or recipe.scalars == "complex":
         return
-    mean = recipe.kind == "centred"
+    mean = recipe.mean
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = RidgeCV(damps**2, fit_intercept=mean).fit(a, b)
@@ -282,7 +299,9 @@ def _judge_one(verdict: Verdict, numbers, truth: Truth, accepted: bool, damp: fl
     """One damping; without a warning claims have to hold, and with one where they are made."""
     kind = "unsound" if accepted else "violation"
     path, i = numbers.args
-    error, claimed = truth.error_of_x(rational(np.asarray(path.x[i].tolist()))), float(path.forward_errors[i])
+    x = np.asarray(path.x[i].tolist())
+    x = parts(x[:, None]) if np.iscomplexobj(x) else x
+    error, claimed = truth.error_of_x(rational(x)), float(path.forward_errors[i])
     told = {"accepted": accepted, "warned": not path.converged}
     verdict.numbers.append({"errors": [error], "forward_errors": [claimed], **told})
     if error > claimed * (1 + 1e-6):
