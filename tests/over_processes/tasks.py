@@ -156,7 +156,7 @@ def disagreeing(rank: int, group: Any, what: str) -> Any:
     if what == "dtype" and other:
         a = a.float()
     if what == "kind" and other:
-        a = a.to(torch.complex64)
+        a = a.to_sparse()
     if what == "damp":
         asked["damp"] = 1.0 + other
     if what == "weights":
@@ -290,3 +290,30 @@ def triplets(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> A
     size = distributed.get_world_size(group)
     result = neula.svd_lowrank(neula.distributed.rows(mine(a, group, size), group), **asked)
     return replace(result, U=result.U.full())
+
+
+def covariance(rank: int, group: Any, a: Any, b: Any) -> Any:
+    """That of the parameters."""
+    return solution(rank, group, a, b, None, {}).covariance()
+
+
+def sums_of_mixed_dtypes(rank: int, group: Any) -> list[bool]:
+    """Whether messages with real and complex numbers, conjugates and integers come back as they should."""
+    size = distributed.get_world_size(group)
+    rows, n = RowsOfGroup([3] * size, group), sum(range(1, size + 1))
+    z, x = torch.tensor([[1 + 2j, 3j], [0.5, 1]]), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    sent = (rank + 1) * z, ((rank + 1) * z).conj(), (rank + 1) * x, torch.tensor([rank + 1])
+    found = rows.totals(*sent)
+    expected = n * z, n * z.conj(), n * x, torch.tensor([n])
+    same = [torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True)]
+    turned = rows.total(((rank + 1) * z).mH)
+    high = rows.total_of_pairs((rank + 1) * z.to(torch.complex128), z.to(torch.complex128))
+    agreed = rows.agree(((rank + 1) * z).conj())
+    gathered = rows.gathered(((rank + 1) * torch.ones(3, 1) * 1j).conj())
+    return [
+        *same,
+        torch.equal(turned, n * z.mH),
+        torch.equal(high, (n + size) * z.to(torch.complex128)),
+        torch.equal(agreed, z.conj()),
+        torch.equal(gathered[:, 0].imag, -torch.arange(1.0, size + 1).repeat_interleave(3)),
+    ]

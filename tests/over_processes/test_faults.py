@@ -26,7 +26,7 @@ def the_same_error(found: list[object]) -> Failure:
     [
         ("columns", r"processes disagree about columns: \(3,\) on process 0, \(2,\) on process 2"),
         ("dtype", "processes disagree about dtype: torch.float64 on process 0, torch.float32 on process 2"),
-        ("kind", r"complex .*\(process 2 of 3\)"),
+        ("kind", r"sparse .*\(process 2 of 3\)"),
         ("damp", "processes disagree about damp: '1.0' on process 0, '2.0' on process 2"),
         ("weights", "processes disagree about .*weights: .* on process 0, None on process 2"),
         (

@@ -1,0 +1,412 @@
+"""QR of complex matrices on every path, for every kind of matrix, beside bounds and real embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from tests.matrices import normal
+
+import neula
+from half_engine import HalfEngine
+from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_qr_in_double, batched_reorthogonalize
+from neula.algorithms.orthogonal.pivots import greedy_orders, sketched_order
+from neula.algorithms.orthogonal.strong_rrqr import strong_order
+from neula.certificates.qr import qr_certificate
+from neula.engines import FORMATS, CpuEngine, EmulatedEngine, Engine, cublas, select_engine
+from neula.engines.complex import over
+from neula.engines.shipped import EMULATED, cuda_tuning
+from neula.engines.tuning import Recursion
+from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together
+from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.triangle import certified_triangle
+
+GRAM = replace(cuda_tuning((9, 0), replayed_bytes=1 << 22, corrected=False), by_host=0)
+TOGETHER = cuda_tuning((9, 0))
+QUEUED = replace(EMULATED, single=Recursion("cholesky32", 16), double=Recursion("cholesky", 16))
+DTYPES = (torch.complex64, torch.complex128)
+
+
+def tuned(kind: type[Engine], tuning: Any, **others: Any) -> Engine:
+    """A CPU that takes the steps of another machine."""
+    return type("Tuned", (kind,), {"tuning": tuning, **others})("cpu")
+
+
+def queued(**others: Any) -> Engine:
+    """An emulated unit whose first links are launched as a whole."""
+    return tuned(EmulatedEngine, replace(QUEUED, replayed_bytes=1 << 20, **others), replayed_bytes=1 << 20)
+
+
+PATHS: dict[str, dict[str, Any]] = {
+    "cpu": {"engine": "cpu"},
+    "emulated": {"engine": "emulated", "cutoff": 16},
+    "emulated fp16": {"engine": "emulated", "accuracy": "fp16", "cutoff": 16},
+    "emulated bf16": {"engine": "emulated", "accuracy": "bf16", "cutoff": 16},
+    "half": {"engine": HalfEngine("cpu"), "accuracy": "fp16"},
+    "Gram matrices": {"engine": tuned(CpuEngine, GRAM)},
+    "Gram matrices that are looked at": {"engine": tuned(CpuEngine, replace(GRAM, replayed_bytes=1))},
+    "Gram matrices after panels": {"engine": tuned(CpuEngine, replace(GRAM, gram_passes=1 << 24))},
+    "Gram matrices fp16": {"engine": tuned(EmulatedEngine, GRAM), "accuracy": "fp16"},
+    "queued": {"engine": queued()},
+    "queued fp16": {"engine": queued(), "accuracy": "fp16"},
+    "corrected in part": {"engine": queued(partly_corrected=1)},
+    **{f"panels by {name}": {"panel": name, "cutoff": 8} for name in ("caqr", "cholesky", "cholesky2")},
+    "panels by cholesky32": {"panel": "cholesky32", "cutoff": 8},
+    "panels by householder": {"panel": "householder", "cutoff": 40},
+    "householder": {"algorithm": "householder"},
+    "in place": {"engine": "cpu", "overwrite_a": True},
+    "in place, emulated": {"engine": "emulated", "overwrite_a": True, "cutoff": 16},
+    "batch, lapack": {"engine": "cpu"},
+    "batch, Gram matrices": {"engine": tuned(CpuEngine, TOGETHER)},
+}
+
+
+def normal_complex(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.complex(normal(*shape, seed=seed), normal(*shape, seed=seed + 1))
+
+
+def with_condition(m: int, n: int, cond: float) -> torch.Tensor:
+    u, v = (torch.linalg.qr(normal_complex(size, n, seed=size))[0] for size in (m, n))
+    return (u * torch.logspace(0, -math.log10(cond), n, dtype=torch.float64)) @ v.mH
+
+
+def changed(m: int, n: int, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Normal numbers, of which something is changed in place."""
+    a = normal_complex(m, n)
+    change(a)
+    return a
+
+
+CASES: dict[str, Callable[[], torch.Tensor]] = {
+    **{
+        f"{m} x {n}": lambda m=m, n=n: normal_complex(m, n)
+        for m, n in [(1, 1), (5, 1), (1, 5), (7, 7), (60, 90)]
+    },
+    "square": lambda: normal_complex(130, 130),
+    "tall": lambda: normal_complex(390, 130),
+    "few columns": lambda: normal_complex(300, 40),
+    "one phase": lambda: torch.polar(normal(120, 60).abs(), 0.1 * normal(120, 60, seed=1)),
+    "real": lambda: normal(120, 60).to(torch.complex128),
+    "imaginary": lambda: 1j * normal(120, 60),
+    "ill-conditioned": lambda: with_condition(120, 60, 1e6),
+    "nearly dependent": lambda: with_condition(390, 130, 1e12),
+    "few nearly dependent": lambda: with_condition(60, 9, 1e15),
+    "zero": lambda: torch.zeros(60, 30, dtype=torch.complex128),
+    "zero columns": lambda: changed(120, 60, lambda a: a[:, ::29].zero_()),
+    "columns of zeros": lambda: changed(120, 60, lambda a: a[:, 40:].zero_()),
+    "one dependent": lambda: changed(390, 130, lambda a: a[:, 7].copy_(1j * a[:, 3] - a[:, 5])),
+    "half dependent": lambda: changed(120, 60, lambda a: a[:, 30:].copy_(1j * a[:, :30])),
+    "rank one": lambda: normal_complex(120, 1) @ normal_complex(1, 60),
+    "fourier": lambda: torch.fft.fft(torch.eye(64, dtype=torch.complex128))[:, :60],
+    "in units": lambda: normal_complex(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
+    "triangle": lambda: normal_complex(90, 60).triu(),
+    "conjugated": lambda: normal_complex(60, 90).mH,
+    "strided": lambda: normal_complex(240, 120)[::2, ::2],
+}
+
+
+def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, u: float) -> None:
+    """The documented bounds of one matrix, as for real ones in ``tests/test_qr_paths.py``."""
+    (m, n), k = a.shape, min(a.shape)
+    bound = 3 * 3 * u * (2 + math.log2(n)) + torch.finfo(q.dtype).eps + math.sqrt(m) * 2.0**-53
+    assert (q.shape, r.shape) == ((m, k), (k, n))
+    assert torch.equal(r, r.triu())
+    assert bool((r.diagonal().real >= 0).all())
+    assert not r.diagonal().imag.any()
+    a, q, r = (x.to(torch.complex128) for x in (a, q, r))
+    sizes = torch.linalg.vector_norm(a, dim=0)
+    assert not r[:, sizes == 0].any()
+    sizes[sizes == 0] = 1
+    norm = torch.linalg.matrix_norm
+    assert norm((a - q @ r) / sizes) <= bound * norm(a / sizes)
+    assert norm(q.mH @ q - torch.eye(k)) <= 2 * bound * k**0.5
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_for_every_matrix(path: str, case: str) -> None:
+    options, whole = PATHS[path], CASES[case]()
+    for dtype in DTYPES[: 1 if {"accuracy", "panel"} & options.keys() else 2]:
+        a = whole if whole.dtype == dtype else whole.to(dtype)
+        batch = torch.stack([a, -1j * a.flip(0)]) if path.startswith("batch") else a[None]
+        given = batch if path.startswith("batch") else a.clone()
+        if "overwrite_a" in options:
+            given = given.T.contiguous().T
+        result = neula.qr(given, **options)
+        assert result.converged
+        assert result.Q.dtype == result.R.dtype == dtype
+        if "overwrite_a" not in options:
+            assert torch.equal(given, batch.reshape(given.shape))
+        format = options.get("accuracy")
+        u = max(torch.finfo(dtype).eps / 2, FORMATS[format].u if format else 0.0)
+        factors = (x.reshape(len(batch), *x.shape[-2:]) for x in result)
+        for one, q, r in zip(batch, *factors, strict=True):
+            check(one, q, r, u)
+
+
+def test_nan_is_refused_with_its_place() -> None:
+    for options in (PATHS["cpu"], PATHS["emulated"], PATHS["queued"], PATHS["in place"]):
+        a = normal_complex(60, 40)
+        a[17, 5] = complex(0, math.nan)
+        with pytest.raises(ValueError, match=r"A\[17, 5\] is .*nan"):
+            neula.qr(a, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (1, 1), (3, 70, 40), (2, 0, 3), (0, 4, 4), (4, 0)])
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+def test_modes(shape: tuple[int, ...], engine: str, dtype: torch.dtype) -> None:
+    a = normal_complex(*shape).to(dtype).numpy()
+    (m, n), u = shape[-2:], float(np.finfo(a.dtype).eps)
+    for pivoting in (False, True):
+        q, r, *order = neula.qr(a, "complete", pivoting=pivoting, engine=engine)
+        permuted = np.take_along_axis(a, order[0][..., None, :], -1) if order else a
+        assert q.shape == (*shape[:-2], m, m)
+        assert np.abs(q @ r - permuted).max(initial=0.0) <= 40 * m * u
+        assert np.abs(q.conj().swapaxes(-1, -2) @ q - np.eye(m)).max(initial=0.0) <= 40 * max(m, 1) * u
+        only = neula.qr(a, "r", pivoting=pivoting, engine=engine)
+        assert only.Q is None
+        assert np.allclose(only.R, r[..., : min(m, n), :], rtol=0, atol=100 * max(m, 1) * u)
+    h, tau = neula.qr(torch.from_numpy(a), "raw", engine=engine)
+    k = min(m, n)
+    if a.size:
+        q = torch.linalg.householder_product(h[..., :k], tau).numpy()
+        assert np.abs(q @ np.triu(h[..., :k, :].numpy()) - a).max() <= 40 * m * u
+        assert not h.diagonal(dim1=-2, dim2=-1).imag.any()
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"]
+)
+def test_named_algorithms(algorithm: str) -> None:
+    a = normal_complex(120, 60)
+    for compute in ("fp16", "fp32", "fp64") if algorithm != "rgsqrf" else ("fp64",):
+        accuracy = "fp64" if algorithm in ("cholesky-qr", "householder") else compute
+        options = {"accuracy": accuracy, "compute": compute, "cutoff": 16, "engine": "emulated"}
+        found = neula.qr(a, algorithm=algorithm, **options)
+        assert found.converged
+        check(a, *found, FORMATS[accuracy].u)
+        raw = neula.qr(a, "raw", algorithm=algorithm, **options)
+        assert raw.converged
+        q = torch.linalg.householder_product(*raw)
+        assert torch.linalg.matrix_norm(q @ raw.H[:60].triu() - a) <= 60 * FORMATS[accuracy].u * a.norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pivots_are_those_of_lapack(dtype: torch.dtype) -> None:
+    a = (normal_complex(60, 40) * torch.logspace(0, -3, 40)).to(dtype)
+    found = neula.qr(a, pivoting=True)
+    check(a[:, found.P], found.Q, found.R, torch.finfo(dtype).eps / 2)
+    assert found.P.tolist() == scipy.linalg.qr(a.numpy(), pivoting=True)[2].tolist()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("rank", [1, 30, 89])
+def test_pivoting_reveals_the_rank(rank: int, engine: str) -> None:
+    """Of sketches as well: 200 columns are more than are pivoted one by one on an emulated unit."""
+    for m, n in ((120, 90), (260, 200)):
+        a = normal_complex(m, rank) @ normal_complex(rank, n)
+        found = neula.qr(a, pivoting=True, engine=engine)
+        check(a[:, found.P], found.Q, found.R, 2.0**-53)
+        sizes = torch.linalg.svdvals(a)
+        assert torch.linalg.matrix_norm(found.R[rank:, rank:], 2) <= 1e-12 * sizes[0]
+        assert torch.linalg.svdvals(found.R[:rank, :rank])[-1] >= sizes[rank - 1] / (10 * n)
+
+
+def test_a_hidden_singular_value_is_found() -> None:
+    """Kahan's matrix with complex phases: pivots by norms leave it as it is."""
+    n, c = 90, math.cos(1.2)
+    s = math.sqrt(1 - c * c)
+    kahan = torch.diag(s ** torch.arange(n).double()) @ (torch.eye(n) - c * torch.ones(n, n).triu(1)).double()
+    kahan = kahan * (1 - 1e-14) ** torch.arange(n).double()
+    turned = torch.polar(torch.ones(n).double(), normal(n))[:, None] * kahan
+    turned = turned * torch.polar(torch.ones(n).double(), normal(n, seed=1))
+    size = 10 * float(torch.linalg.svdvals(turned)[-1])
+    order = strong_order(torch.linalg.qr(turned)[1], size)
+    assert order is not None
+    r = torch.linalg.qr(turned[:, order])[1]
+    smallest = torch.linalg.svdvals(turned)[-1]
+    assert r[-1, -1].abs() <= 10 * n * smallest
+    assert torch.linalg.svdvals(r[:-1, :-1])[-1] >= torch.linalg.svdvals(turned)[-2] / (10 * n)
+
+
+def test_orders_of_columns() -> None:
+    a = normal_complex(80, 60) * torch.logspace(0, -8, 60)[torch.randperm(60)].double()
+    exact = scipy.linalg.qr(a.numpy(), pivoting=True)[2].tolist()
+    assert greedy_orders(a[None].clone())[0].tolist() == exact
+    engine = over(EmulatedEngine("cpu", "fp64"), a.dtype)
+    work = engine.empty(80, 60).copy_(a)
+    order = sketched_order(work, engine, 16)
+    assert sorted(order.tolist()) == list(range(60))
+    r = torch.linalg.qr(a[:, order])[1].diagonal().abs()
+    best = torch.linalg.qr(a[:, exact])[1].diagonal().abs()
+    assert bool((r[:50] >= best[:50] / 30).all())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(4, 300, 45), (3, 40, 40), (2, 1200, 20)])
+def test_batches_by_gram_schmidt(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a, u = normal_complex(*shape).to(dtype), torch.finfo(dtype).eps / 2
+    one = batched_qr(a)
+    for q, r, unit in (
+        (*one, 1e3 * u),
+        (*batched_reorthogonalize(*one), 10 * u),
+        (*batched_qr_in_double(a), 10 * 2.0**-24),
+    ):
+        wide = q.to(torch.complex128)
+        assert (wide @ r.to(wide) - a).norm() <= 20 * unit * a.norm()
+        assert (wide.mH @ wide - torch.eye(shape[2])).norm() <= 20 * unit * shape[2]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", ["auto", "fp32_notc", "fp16_nocor", "tf32_nocor"])
+def test_trees(compute: str, dtype: torch.dtype) -> None:
+    for shape in ((1500, 40), (2, 600, 17)):
+        a = normal_complex(*shape).to(dtype)
+        found = neula.tsqr(a, compute=compute, engine="cpu" if compute == "auto" else "emulated")
+        u = FORMATS[found.accuracy].u
+        assert found.converged
+        batch = (x.reshape(-1, *x.shape[-2:]) for x in (a, *found))
+        for one, q, r in zip(*batch, strict=True):
+            check(one, q, r, u)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bases(dtype: torch.dtype) -> None:
+    a = normal_complex(50, 20).to(dtype)
+    a[:, 15:] = 1j * a[:, :5]
+    basis = neula.orth(a, rcond=1e-5)
+    assert basis.shape == (50, 15)
+    u = torch.finfo(dtype).eps
+    assert (basis.mH @ basis - torch.eye(15)).norm() <= 30 * u
+    assert (a - basis @ (basis.mH @ a)).norm() <= 100 * u * a.norm()
+    with pytest.warns(neula.AccuracyWarning, match="do not have full rank"):
+        neula.orth(a)
+    full = neula.orth(a[:, :15].numpy())
+    assert np.linalg.norm(full.conj().T @ full - np.eye(15)) <= 30 * u
+
+
+def test_without_waiting_and_lists() -> None:
+    a = normal_complex(40, 30).to(torch.complex64)
+    found = neula.finish(neula.qr(a, wait=False, engine=queued()))
+    assert found.converged
+    check(a, *found, 2.0**-24)
+    for one, result in zip((a, a[:20]), neula.qr([a, a[:20]]), strict=True):
+        check(one, *result, 2.0**-24)
+
+
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("shape", [(1, 30, 12), (3, 20, 20), (1, 400, 20), (1, 3, 5)])
+def test_certified_factors_of_other_problems(shape: tuple[int, ...], engine: str) -> None:
+    """The engine may be that for real matrices."""
+    a, b = normal_complex(*shape), normal_complex(*shape[:-1], 2, seed=5)
+    found = certified_qr(a.to(torch.complex64), select_engine(engine, a.device))
+    assert found.accepted.all()
+    assert (found.q @ found.r - a.to(torch.complex64)).norm() <= 1e-13 * a.norm()
+    triangle = certified_triangle(a, b, select_engine(engine, a.device))
+    assert triangle.accepted
+    gram, image = triangle.r.mH @ triangle.r, triangle.r.mH @ triangle.c
+    assert (gram - a.mH @ a).norm() <= 1e-13 * a.norm() ** 2
+    assert (image - a.mH @ b).norm() <= 1e-12 * a.norm() * b.norm()
+
+
+def test_a_certificate_sees_an_error() -> None:
+    """Of a column in the wrong phase, and of columns that are not orthogonal by an imaginary part."""
+    a = normal_complex(60, 20)
+    q, r = neula.qr(a)
+    ones = torch.ones(20).double()
+    assert qr_certificate(a, q, r, ones, FORMATS["fp64"]).accepted
+    for change in (1e-9j * q[:, 4], 1e-10j * torch.eye(60)[5]):
+        wrong = q.clone()
+        wrong[:, 3] += change
+        assert not qr_certificate(a, wrong, r, ones, FORMATS["fp64"]).accepted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_real_embedding_has_the_same_triangle(dtype: torch.dtype) -> None:
+    """``[[Re, -Im], [Im, Re]]`` has each singular value twice, and the same condition."""
+    a = normal_complex(30, 12).to(dtype)
+    r = neula.qr(a, "r").R
+    embedded = torch.cat([torch.cat([a.real, -a.imag], 1), torch.cat([a.imag, a.real], 1)])
+    sizes = torch.linalg.svdvals(neula.qr(embedded.double(), "r").R)
+    assert torch.allclose(
+        torch.linalg.svdvals(r.to(torch.complex128)), sizes[::2], rtol=20 * torch.finfo(dtype).eps
+    )
+
+
+class OnH200(EmulatedEngine):
+    """Multiplies nothing here; it has the thresholds."""
+
+    tuning = cuda_tuning((9, 0), replayed_bytes=290 << 20)
+
+
+FIRST_LINKS = [
+    (32768, 8192, "fp32", "rgsqrf fp32"),
+    (8192, 8192, "fp32", "rgsqrf fp32 + correction"),
+    (600, 100, "fp32", "cholesky-qr fp64, twice"),
+    (20000, 2000, "fp64", "cholesky-qr fp64, twice"),
+    (100000, 64, "fp32", "cholesky-qr fp64"),
+]
+
+
+@pytest.mark.parametrize(("m", "n", "accuracy", "first"), FIRST_LINKS)
+def test_first_links_on_an_h200(m: int, n: int, accuracy: str, first: str) -> None:
+    dtype = torch.complex128 if accuracy == "fp64" else torch.complex64
+    options = QROptions(FORMATS[accuracy], over(OnH200("cpu"), dtype), by_host=True)
+    assert chain_alone(MatrixLayout(m, n, dtype), options)[0].label == first
+
+
+def test_batches_on_an_h200() -> None:
+    """All members of a batch together, without kernels and without a loop over them."""
+    options = QROptions(FORMATS["fp32"], over(OnH200("cpu"), torch.complex64), by_host=True)
+    labels = [link.label for link in chain_together(256, 128, options)]
+    assert labels == [
+        "cholesky-qr fp64",
+        "cholesky-qr fp64, twice",
+        "shifted cholesky-qr fp64",
+        "householder fp64",
+    ]
+
+
+def test_chains_of_a_cpu_have_no_compiled_core() -> None:
+    for shape in ((60, 20), (300, 40), (3, 60, 20)):
+        assert neula.qr(normal_complex(*shape)).attempts[0].method == "householder fp64"
+    assert neula.qr(normal_complex(390, 130)).attempts[0].method == "cholesky-qr fp64, repeated"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_lower_triangles_of_gram_matrices(dtype: torch.dtype) -> None:
+    """By rows and by columns, with gaps between them."""
+    a = normal_complex(1500, 1100)[:1400, :1000].to("cuda")
+    a = a.real.contiguous() if dtype == torch.float64 else a
+    for given in (a, a.contiguous(), a.mT.contiguous().mT):
+        if cublas.squares(given[None]):
+            found = cublas.lower_square(given)
+            assert torch.allclose(found, (a.mH @ a).tril(), rtol=0, atol=1e-10)
+    assert cublas.squares(a[None])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(64, 32), (600, 100), (3000, 700), (1500, 1500), (40000, 64), (1000, 256, 128)]
+)
+def test_factors_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    a = normal_complex(*shape).to("cuda", dtype)
+    for _ in range(4):  # replayed at the third
+        result = neula.qr(a)
+        assert result.converged
+    q, r = result
+    for one in range(0, max(1, len(a) if a.ndim > 2 else 1), 333):
+        place = one if a.ndim > 2 else slice(None)
+        check(a[place].cpu(), q[place].cpu(), r[place].cpu(), torch.finfo(dtype).eps / 2)
+    basis = neula.orth(a[..., : shape[-1] // 2])
+    assert basis.shape[-1] == shape[-1] // 2

@@ -1,0 +1,228 @@
+"""Linear systems with complex numbers, compared with exact solutions in mpmath and with real embeddings."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+import neula
+
+DTYPES = [np.complex64, np.complex128]
+U = {np.complex64: 2.0**-24, np.complex128: 2.0**-53}
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    parts = np.random.default_rng([seed, *shape]).standard_normal((2, *shape))
+    return parts[0] + 1j * parts[1]
+
+
+def definite(n: int, *batch: int, seed: int = 0) -> np.ndarray:
+    g = drawn(*batch, n, n + 8, seed=seed)
+    return g @ g.conj().swapaxes(-1, -2) / n
+
+
+def error(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:
+    """``||D (x - x*)|| / ||D x*||``, the largest of all columns, with x* in 120 digits."""
+    with mpmath.workdps(120):
+        of_a = mpmath.matrix(a.tolist())
+        sizes = [mpmath.norm(of_a[:, j]) for j in range(a.shape[1])]
+        worst = 0.0
+        for given, found in zip(np.atleast_2d(b.T), np.atleast_2d(x.T), strict=True):
+            exact = mpmath.lu_solve(of_a, mpmath.matrix(given.tolist()))
+            scaled = [s * z for s, z in zip(sizes, exact, strict=True)]
+            lost = [s * (z - mpmath.mpc(y)) for s, z, y in zip(sizes, exact, found.tolist(), strict=True)]
+            worst = max(worst, float(mpmath.norm(lost) / mpmath.norm(scaled)))
+    return worst
+
+
+def backward(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> float:
+    """Normwise backward error in the infinity norm of the real embedding, in extended precision."""
+    re, im = (part.astype(np.longdouble) for part in (a.real, a.imag))
+    real = np.block([[re, -im], [im, re]])
+    b, x = (np.concatenate([y.real, y.imag]).astype(np.longdouble) for y in (b, x))
+    size = np.abs(real).sum(1).max() * np.abs(x).max(0) + np.abs(b).max(0)
+    return float((np.abs(b - real @ x).max(0) / size).max())
+
+
+MATRICES = {
+    "normal": lambda n: drawn(n, n),
+    "real values": lambda n: drawn(n, n).real + 0j,
+    "imaginary values": lambda n: 1j * drawn(n, n).real,
+    "symmetric": lambda n: drawn(n, n) + drawn(n, n).T,
+    "columns": lambda n: drawn(n, n) * 10.0 ** np.linspace(-30, 30, n),
+    "ill-conditioned": lambda n: drawn(n, n) @ np.diag(np.logspace(0, -3, n)) @ drawn(n, n, seed=1),
+    "dominant": lambda n: drawn(n, n) + 3 * n * np.diag(np.exp(1j * np.arange(n))),
+}
+WAYS = [
+    {},
+    {"engine": "emulated"},
+    {"pivot": "partial"},
+    {"pivot": "partial", "engine": "emulated"},
+    {"pivot": "rbt", "compute": "fp32"},
+    {"pivot": "rbt", "engine": "emulated", "compute": "fp64"},
+    {"certify": "forward"},
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_solutions_are_certified(n: int, name: str, way: dict[str, str]) -> None:
+    a, b = MATRICES[name](n), drawn(n, 2, seed=7)
+    for dtype in DTYPES:
+        given = a.astype(dtype), b.astype(dtype)
+        if name == "columns" and n > 1 and dtype == np.complex64:  # squares of 1e-30 and x are out of range
+            continue
+        found = neula.solve(*given, **way)
+        wide = [y.astype(np.complex128) for y in given]
+        assert found.converged, found.attempts
+        assert found.x.dtype == dtype
+        assert backward(*wide, found.x) <= found.tolerance
+        assert error(*wide, found.x) <= found.forward_error * (1 + 1e-9) + 1e-30
+
+
+@pytest.mark.parametrize("n", [1, 2, 16])
+@pytest.mark.parametrize(
+    "way", [{}, {"engine": "emulated"}, {"engine": "emulated", "compute": "fp16"}], ids=str
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_definite_systems(dtype: type, n: int, way: dict[str, str]) -> None:
+    a, b = definite(n).astype(dtype), drawn(n, 3).astype(dtype)
+    found = neula.solve(a, b, assume_a="pos", **way)
+    assert found.converged
+    assert found.method.startswith("cholesky")
+    a, b = a.astype(np.complex128), b.astype(np.complex128)
+    assert backward(a, b, found.x) <= found.tolerance
+    assert error(a, b[:, :1], found.x[:, :1]) <= found.forward_error * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("way", [{}, {"engine": "emulated"}], ids=str)
+def test_larger_systems(way: dict[str, str]) -> None:
+    """The chain for one system: formats below double precision, GMRES, conjugate gradients."""
+    n = 280
+    a, b = drawn(n, n), drawn(n, 1)
+    u, _, v = np.linalg.svd(a)
+    spectrum = np.logspace(0, -5, n)
+    for matrix, positive in ((a, False), ((u * spectrum) @ v, False), ((u * spectrum) @ u.conj().T, True)):
+        found = neula.solve(matrix, b, assume_a="pos" if positive else "gen", **way)
+        assert found.converged, found.attempts
+        assert backward(matrix, b, found.x) <= found.tolerance
+        exact = np.linalg.solve(matrix, b)
+        size = np.linalg.norm(matrix, axis=0)[:, None]
+        lost = np.linalg.norm(size * (found.x - exact)) / np.linalg.norm(size * exact)
+        assert lost <= found.forward_error + 1e-13 * np.linalg.cond(matrix)
+
+
+@pytest.mark.parametrize("positive", [False, True])
+def test_costly_systems(monkeypatch: pytest.MonkeyPatch, positive: bool) -> None:
+    """Krylov methods first, and the evidence of large systems that is gathered on the way."""
+    for module in ("ways", "evidence"):
+        monkeypatch.setattr(f"neula.problems.systems.{module}.COSTLY", 100)
+    n = 300
+    a, b = (definite(n) if positive else drawn(n, n)), drawn(n, 1)
+    found = neula.solve(a, b, assume_a="pos" if positive else "gen", engine="emulated")
+    assert found.converged
+    assert "fp16" in found.method
+    exact, size = np.linalg.solve(a, b), np.linalg.norm(a, axis=0)[:, None]
+    lost = np.linalg.norm(size * (found.x - exact)) / np.linalg.norm(size * exact)
+    assert lost <= found.forward_error + 1e-12
+    assert found.condition >= np.linalg.cond(a / size.T) / 3
+
+
+def test_batches_and_shapes() -> None:
+    a, b = drawn(3, 9, 9), drawn(9, 2)
+    found = neula.solve(a, b)
+    assert found.accepted.all()
+    for i in range(3):
+        assert backward(a[i], b, found.x[i]) < 4 * U[np.complex128] * 2
+    vector = neula.solve(a, b[:, 0])
+    assert vector.x.shape == (3, 9)
+    assert np.allclose(vector.x, found.x[..., 0], rtol=1e-10)
+    h = definite(9, 3)
+    assert neula.solve(h, b, assume_a="pos").accepted.all()
+    assert neula.solve(np.zeros((0, 0), complex), np.zeros((0, 2), complex)).x.shape == (0, 2)
+    assert neula.solve(a, np.zeros((9, 0), complex)).x.shape == (3, 9, 0)
+
+
+@pytest.mark.parametrize("n", [1, 12])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_real_matrices_with_complex_right_hand_sides(dtype: type, n: int) -> None:
+    """As twice as many real ones; the bound on the forward error holds for the complex solution."""
+    a, b = drawn(n, n).real.astype(dtype), drawn(n, 3).astype(np.complex64)
+    found, vector = neula.solve(a, b), neula.solve(a, b[:, 0])
+    assert found.x.dtype == vector.x.dtype == (np.complex128 if dtype == np.float64 else np.complex64)
+    wide = a.astype(float)
+    for i in range(3):
+        assert error(wide, b[:, i : i + 1].astype(complex), found.x[:, i : i + 1]) <= found.forward_errors[i]
+    assert np.array_equal(vector.x, neula.solve(a, b[:, :1]).x[:, 0])
+    assert vector.forward_errors.shape == ()
+    batch = neula.solve(np.stack([a, 2 * a]), b[:, 0])
+    assert batch.x.shape == (2, n)
+    assert batch.forward_errors.shape == batch.accepted.shape == (2,)
+    waited = neula.finish(neula.solve(a, b, wait=False))
+    assert np.array_equal(waited.x, found.x)
+    assert neula.solve(a, b[:, :0]).x.dtype == found.x.dtype
+
+
+def test_complex_matrices_with_real_right_hand_sides() -> None:
+    a, b = drawn(12, 12), drawn(12, 2).real
+    assert np.array_equal(neula.solve(a, b).x, neula.solve(a, b + 0j).x)
+
+
+def test_views() -> None:
+    a, b = torch.from_numpy(drawn(11, 11)), torch.from_numpy(drawn(11, 2))
+    found = neula.solve(a.mH, b.conj())
+    assert backward(a.numpy().conj().T, b.numpy().conj(), found.x.numpy()) < 1e-15
+    wide = torch.stack([a, b.new_ones(11, 11)], -1)
+    assert torch.equal(neula.solve(wide[..., 0], b).x, neula.solve(a, b).x)
+    assert torch.equal(neula.solve(a, b, wait=False).x, neula.solve(a, b).x)
+
+
+@pytest.mark.parametrize("way", [{}, {"engine": "emulated"}, {"pivot": "partial"}, {"pivot": "rbt"}], ids=str)
+@pytest.mark.parametrize("n", [3, 30, 80])
+def test_singular_systems_are_not_certified(n: int, way: dict[str, str]) -> None:
+    a = drawn(n, n)
+    a[:, n - 1] = (1 + 2j) * a[:, 0] + 1j * a[:, 1]
+    try:
+        with pytest.warns(neula.AccuracyWarning):
+            found = neula.solve(a, drawn(n, 1), **way)
+    except (np.linalg.LinAlgError, ArithmeticError):
+        return
+    assert not found.converged
+
+
+def test_what_is_refused() -> None:
+    a, b = drawn(5, 5), drawn(5, 1)
+    a[1, 2] = complex(1, np.nan)
+    with pytest.raises(ValueError, match=r"A\[1, 2\] is \(1\+nanj\): A must be finite"):
+        neula.solve(a, b)
+    a[1, 2] = 0
+    a[:, 3] = 0
+    with pytest.raises(np.linalg.LinAlgError, match="pivot 3 is exactly zero"):
+        neula.solve(a, b)
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        neula.solve(definite(5) - 40 * np.eye(5), b, assume_a="pos")
+    with pytest.warns(neula.AccuracyWarning, match="A is not Hermitian"):
+        neula.solve(definite(5) + 1j * np.triu(np.ones((5, 5))), b, assume_a="pos")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [40, 700, 6500])
+@pytest.mark.parametrize("positive", [False, True])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_systems_on_a_gpu(dtype: torch.dtype, positive: bool, n: int) -> None:
+    """Every way there: the host, the library, and factors in half precision after butterflies."""
+    generator = torch.Generator("cuda").manual_seed(n)
+    g = torch.randn(n, n + 1, dtype=torch.complex128, device="cuda", generator=generator)
+    a, b = g[:, :n], g[:, n:].to(dtype)
+    a = (a @ a.mH / n + torch.eye(n, device="cuda") if positive else a).to(dtype)
+    found = neula.solve(a, b, assume_a="pos" if positive else "gen")
+    assert found.converged, found.attempts
+    a, b, x = (y.to(torch.complex128) for y in (a, b, found.x))
+    size = a.abs().sum(1).max() * x.abs().max() + b.abs().max()
+    assert (b - a @ x).abs().max() <= found.tolerance * size
+    exact, sizes = torch.linalg.solve(a, b), torch.linalg.vector_norm(a, dim=0)[:, None]
+    lost = torch.linalg.vector_norm(sizes * (x - exact)) / torch.linalg.vector_norm(sizes * exact)
+    assert lost <= found.forward_error + n * U[np.complex128] * found.condition
