@@ -186,8 +186,8 @@ def test_messages() -> None:
         neula.cholesky(np.ones((3, 2)))
     with pytest.raises(ValueError, match="1 dimension"):
         neula.cholesky(np.ones(3))
-    with pytest.raises(TypeError, match="complex"):
-        neula.cholesky(np.eye(2) * 1j)
+    with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
+        neula.cholesky(np.eye(2) * 1j)  # of a Hermitian matrix the diagonal is real
     with pytest.raises(ValueError, match="finer than"):
         neula.cholesky(np.eye(2, dtype=np.float32), accuracy="fp64")
 

@@ -214,7 +214,6 @@ def test_progress() -> None:
         (np.ones((0, 3)), ValueError, r"A is empty, shape \(0, 3\)"),
         (np.array([[1.0, np.nan], [0.0, 1.0]]), ValueError, r"A\[0, 1\] is nan"),
         (np.array([[1.0, 0.0], [-np.inf, 1.0]]), ValueError, r"A\[1, 0\] is -inf"),
-        (np.eye(2) * 1j, TypeError, r"A is complex"),
         (scipy.sparse.eye_array(3), TypeError, r"A is a sparse"),
         (torch.eye(3).to_sparse(), TypeError, r"A is a sparse"),
         (np.array([["a"]]), TypeError, r"A has dtype"),
@@ -323,8 +322,8 @@ def test_unusable_right_hand_sides() -> None:
         lu_solve(F, np.array(1.0))
     with pytest.raises(ValueError, match=r"b\[2\] is nan"):
         lu_solve(F, np.array([0, 0, np.nan, 0]))
-    with pytest.raises(TypeError, match=r"b is complex"):
-        lu_solve(F, 1j * np.ones(4))
+    with pytest.raises(ValueError, match=r"trans is 3: pass 0 for A"):
+        lu_solve(F, np.ones(4), trans=3)
     with pytest.raises(TypeError, match=r"F is a tuple: pass what neula.lu_factor returns"):
         lu_solve((1, 2), np.ones(4))  # type: ignore[arg-type]
 

@@ -192,7 +192,8 @@ def check(a, k, accuracy, result, method=""):
         assert float((torch.linalg.vector_norm(gaps, dim=0) / allowed).max()) <= 1.01
     errors = torch.as_tensor(result.errors, device=a.device)
     assert bool(((s - exact[:k]).abs() <= errors + 1e-14 * norm).all())
-    assert bool((errors <= 1.01 * (part * s + 3 * rounding)).all())
+    # Of two residuals and two bases, each with its own rounding errors and noise.
+    assert bool((errors <= 1.01 * (part * s + 6 * rounding)).all())
     left = float((wide - (u * s) @ vh).norm())
     assert left <= (1 + max(part, 1e-3)) * float(exact[k:].norm()) + 2 * rounding * k**0.5
     if left > 1e-3 * norm:

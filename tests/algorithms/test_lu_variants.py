@@ -470,7 +470,7 @@ def test_peak_memory_is_the_matrix_and_the_buffer(
     n, r, s = 512, 32, 8
     a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
     peak = peak_bytes(lambda: factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting))
-    product = (2 + 4) * 8 * n
+    product = (2 + 4 + 3 * 2) * 8 * n  # a unit that is there reads copies of operands
     assert 2 * n * n + 3 * n * r <= peak <= 2 * n * n + 4 * n * r + product + 40 * r * r
 
 

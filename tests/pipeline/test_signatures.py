@@ -61,13 +61,16 @@ def named(annotation: Any) -> set[str]:
     return {name for part in typing.get_args(annotation) for name in named(part)}
 
 
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+
 def test_names_that_are_told() -> None:
     """Literals name what the functions know, no more and no less."""
 
     def of(keywords: type, name: str) -> set[str]:
         return named(typing.get_type_hints(keywords)[name])
 
-    assert of(signatures.Common, "accuracy") == {*FORMATS, "float16", "bfloat16", "float32", "float64"}
+    assert of(signatures.Common, "accuracy") == {*FORMATS, *DTYPES}
     assert of(signatures.Common, "engine") == {"auto", *ENGINES}
     assert of(signatures.LstsqKeywords, "algorithm") == set(lstsq.ALGORITHMS)
     assert of(signatures.QRKeywords, "algorithm") == set(qr.ALGORITHMS)

@@ -266,4 +266,4 @@ def test_blocks_in_two_precisions() -> None:
     blocks = InvertedBlocks.from_factor(t, torch.float64, upper=False, width=16)
     x = torch.ones(70, 2, dtype=torch.float64)
     assert torch.allclose(t.double() @ blocks.solve(x.clone()), x, rtol=0, atol=1e-13)
-    assert torch.allclose(t.double().T @ blocks.mT.solve(x.clone()), x, rtol=0, atol=1e-13)
+    assert torch.allclose(t.double().T @ blocks.mH.solve(x.clone()), x, rtol=0, atol=1e-13)

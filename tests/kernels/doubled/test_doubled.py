@@ -175,10 +175,10 @@ def test_sizes_of_columns(way: str) -> None:
 def test_other_products() -> None:
     a, x, y = normal(2, 7, 5), normal(2, 5, 2), normal(2, 7, 2)
     of = Doubled.from_matrix(a)
-    check_residual(of.mT, a.mT, y, a.mT @ y)
-    check_residual(of.mT.mT, a, x, a @ x)
-    check_transposed_product(of.mT, a.mT, x, 0.5 * U * x)
-    assert torch.equal(of.product(x), of.mT.transposed_product(x, torch.zeros_like(x)))
+    check_residual(of.mH, a.mT, y, a.mT @ y)
+    check_residual(of.mH.mH, a, x, a @ x)
+    check_transposed_product(of.mH, a.mT, x, 0.5 * U * x)
+    assert torch.equal(of.product(x), of.mH.transposed_product(x, torch.zeros_like(x)))
 
 
 @pytest.mark.usefixtures("way")
@@ -230,7 +230,7 @@ def check_large_inner_dimension(rows: int) -> None:
     of = Doubled.from_matrix(a)
     check_residual(of, a, x, b)
     check_residual(of, a, x, of.product(x), 0.7 * U * x)
-    check_transposed_product(of.mT, a.mT, x, 0.7 * U * x)
+    check_transposed_product(of.mH, a.mT, x, 0.7 * U * x)
 
 
 @pytest.mark.usefixtures("slices")

@@ -63,6 +63,23 @@ def test_products(
 
 
 @pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (33, 70, 64), (64, 31, 40)])
+def test_products_in_single_precision(multiply: Multiply, parts: int, m: int, k: int, n: int) -> None:
+    a = split(normal(3, m, k), torch.float16, parts)
+    b = split(normal(3, n, k), torch.float16, parts).mT
+    found = multiply(a, b, wide=True)
+    assert (found.shape, found.dtype) == ((1, 3, m, n), torch.float32)
+    exact = joined(a, torch.float64) @ joined(b, torch.float64)
+    size = joined(a).abs().double() @ joined(b).abs().double()
+    dropped = 0.0 if parts == 1 else 2.0**-21
+    assert ((found[0] - exact).abs() <= (2 * k * 2.0**-24 + dropped + 2.0**-24) * size).all()
+    whole = multiply(a, a.mT, wide=True)
+    found = multiply(a, a.mT, wide=True, symmetric=True)
+    assert torch.equal(found, found.mT)
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5 * k)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize(("m", "k"), [(1, 5), (97, 33), (64, 64)])
 def test_symmetric_products(multiply: Multiply, parts: int, m: int, k: int) -> None:
     a = split(normal(2, m, k), torch.float16, parts)
