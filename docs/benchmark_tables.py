@@ -274,6 +274,16 @@ COLUMNS: dict[str, Sequence[Column]] = {
         ("memory, GB", _formatted("peak_gb", ".2f")),
         ("of torch, GB", _formatted("torch_peak_gb", ".2f")),
     ),
+    "complex": (
+        ("function", lambda row: f"`{row['function']}`"),
+        ("shape", lambda row: row["shape"].replace("x", " x ")),
+        ("dtype", lambda row: row["dtype"]),
+        ("neula, ms", _milliseconds("ms")),
+        ("torch, ms", _milliseconds("torch_ms")),
+        ("torch / neula", _formatted("speedup", ".2f")),
+        ("error", _formatted("error", ".1e")),
+        ("of torch", _formatted("torch_error", ".1e")),
+    ),
     "solve": (
         ("matrix", _matrix),
         ("n", lambda row: row["n"]),
