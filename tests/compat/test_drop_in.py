@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -486,11 +487,19 @@ def test_complex_numbers() -> None:
             column = b[:, None] if compat is torch_compat else b
             ours, theirs = (la.lstsq(wrap(a), wrap(column))[0] for la in (compat, peer))
             assert np.allclose(ours, theirs, **close)
+            for given in (a, a.T, square):
+                image = given @ np.ones((given.shape[1], 1), dtype)
+                pairs = zip(*(la.lstsq(wrap(given), wrap(image)) for la in (compat, peer)), strict=True)
+                assert all(getattr(x, "dtype", None) == getattr(y, "dtype", None) for x, y in pairs)
             q, r = compat.qr(wrap(a))
             assert np.allclose(q @ r, a, **close)
             diagonal = np.asarray(r).diagonal()
             assert (diagonal.real > 0).all()
             assert (diagonal.imag == 0).all()
+        with warnings.catch_warnings(action="error"):
+            for trans, given in enumerate((square, square.T, square.conj().T)):
+                x = sp_compat.lu_solve(sp_compat.lu_factor(square), right, trans=trans)
+                assert np.allclose(given @ x, right, **close)
         for compat in (np_compat, torch_compat):
             wrap = torch.from_numpy if compat is torch_compat else np.asarray
             for ours, theirs in zip(

@@ -6,6 +6,7 @@ import torch
 
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.phases import phases
 from neula.kernels.shift import shift
 
 LAYOUTS = {
@@ -60,6 +61,15 @@ def test_empty_products(shape):
     high, low = Doubled.from_matrix(a).residual(x, b)
     assert torch.equal(high + low, b - a @ x)
     assert Doubled.from_matrix(a).transposed_product(b, b).shape == (1, n, k)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_phases_of_subnormal_numbers(dtype):
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    x = torch.tensor([0, 1, -1j, 1 + 1j, -3 + 4j], dtype=dtype).repeat(7)
+    expected = torch.tensor([1, 1, -1j, (1 + 1j) / 2**0.5, -0.6 + 0.8j], dtype=dtype).repeat(7)
+    for scale in (least, 1.0, torch.finfo(dtype).max / 4):
+        assert (phases(x * scale) - expected).abs().max() <= 4 * torch.finfo(dtype).eps
 
 
 def test_shifts_of_infinite_and_subnormal_numbers():

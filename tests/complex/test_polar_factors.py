@@ -104,6 +104,21 @@ def test_rank_deficient_matrices(engine, dtype):
     assert neula.polar(a, engine=engine, rcond=1e-5).rank == 3
 
 
+@pytest.mark.parametrize("dtype", UNIT)
+@pytest.mark.parametrize("scale", [1.0, "subnormal"])
+@pytest.mark.parametrize("n", [8, 12, 20, 30])
+def test_small_integers_of_rank_one(n, scale, dtype):
+    """Reflections of what is left come down to subnormal numbers, of which MKL's in complex64 are NaN."""
+    rng = np.random.default_rng(n)
+    left, right = rng.integers(1, 4, n + 3), rng.choice([-3, -2, -1, 1, 2, 3], n)
+    unit = np.finfo(dtype).smallest_subnormal.item() if scale == "subnormal" else scale
+    a = (np.outer(left, right) * unit * (1 + 1j)).astype(dtype)
+    found = neula.polar(a, rcond=1e-3)
+    u = np.outer(left, right) / (np.linalg.norm(left) * np.linalg.norm(right)) * (1 + 1j) / 2**0.5
+    assert (found.converged, found.rank) == (True, 1)
+    assert np.abs(found.U - u).max() <= 200 * UNIT[dtype]
+
+
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 def test_batches_views_and_nan(engine):
     a = torch.from_numpy(normal(2, 3, 7, 4))

@@ -151,6 +151,24 @@ def test_every_path_for_every_matrix(path: str, case: str) -> None:
             check(one, q, r, u)
 
 
+@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [12, 24, 30, 50])
+def test_small_integers_of_rank_one(n: int, dtype: torch.dtype, pivoting: bool) -> None:
+    """The diagonal of R comes down to subnormal numbers, whose phases ``torch.sgn`` takes for infinite."""
+    rng = np.random.default_rng(n)
+    for _ in range(8):
+        a = np.outer(rng.integers(-3, 4, n + 6), rng.integers(-3, 4, n)) * (1 + 1j)
+        found = neula.qr(torch.from_numpy(a).to(dtype), pivoting=pivoting)
+        q, r = found.Q.numpy().astype(complex), found.R.numpy().astype(complex)
+        order = found.P.numpy() if pivoting else slice(None)
+        u = torch.finfo(dtype).eps / 2
+        assert found.converged
+        assert np.linalg.norm(q.conj().T @ q - np.eye(n)) <= 20 * n * u
+        assert np.linalg.norm(q @ r - a[:, order]) <= 20 * n * u * np.linalg.norm(a)
+        assert (np.diag(r).real >= 0).all()
+
+
 def test_nan_is_refused_with_its_place() -> None:
     for options in (PATHS["cpu"], PATHS["emulated"], PATHS["queued"], PATHS["in place"]):
         a = normal_complex(60, 40)

@@ -17,6 +17,7 @@ from neula.engines import FP32, format_of
 from neula.engines.formats import double_of, in_double
 from neula.errors import warn
 from neula.kernels import scipy_linalg
+from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
 
 LAPACKS = {"f": "s", "d": "d", "F": "c", "D": "z"}
@@ -92,7 +93,7 @@ def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
         image = torch.linalg.lu_solve(lu, pivots, a @ g) - g
         diagonal = lu.diagonal(dim1=-2, dim2=-1)
         swapped = pivots != torch.arange(1, n + 1, dtype=pivots.dtype, device=a.device)
-        sign = (1 - 2 * (swapped.sum(-1) % 2)) * in_double(diagonal).sgn().prod(-1)
+        sign = (1 - 2 * (swapped.sum(-1) % 2)) * phases(in_double(diagonal)).prod(-1)
         return sign, in_double(diagonal).abs().log(), logdet_error(image, g)
 
 

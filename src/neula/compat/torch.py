@@ -139,7 +139,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     is_vector = B.ndim == A.ndim - 1
     b = B.unsqueeze(-1) if is_vector else B
     m, n = A.shape[-2:]
-    none = A.new_empty(0)
+    none = A.real.new_empty(0)
     if A.is_cuda:  # torch's default there is 'gels', which does not look at the rank
         x, rank = neula.lstsq(A, b).x, torch.empty(0, dtype=torch.int64, device=A.device)
         residuals = squared(A @ x - b).sum(-2) if m > n else none

@@ -10,12 +10,15 @@ def phases(x: torch.Tensor) -> torch.Tensor:
 
     Examples
     --------
-    >>> phases(torch.tensor([-2.0, 0.0])), phases(torch.tensor([3.0j]))
+    >>> phases(torch.tensor([-2.0, 0.0])), phases(torch.tensor([1e-40j]))
     (tensor([-1.,  1.]), tensor([0.+1.j]))
     """
     if not x.is_complex():
         return torch.copysign(torch.ones_like(x), x)
-    return torch.where(x == 0, 1.0, torch.sgn(x))
+    parts = torch.view_as_real(x.resolve_conj())
+    largest = parts.abs().amax(-1, keepdim=True)  # torch.sgn squares the parts, which may underflow
+    near_one = torch.view_as_complex(parts / torch.where(largest == 0, 1.0, largest))
+    return torch.where(x == 0, 1.0, torch.sgn(near_one))
 
 
 def with_real_diagonal(x: torch.Tensor) -> torch.Tensor:

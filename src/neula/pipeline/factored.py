@@ -22,6 +22,7 @@ from neula.certificates.orthogonality import DIRECTIONS, directions
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.engines.formats import in_double
+from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_logdet, attach_system
@@ -256,7 +257,8 @@ class FactoredMatrix:
         """Sign of the determinant, of complex matrices ``z / |z|``, shape (P,)."""
         if self.kind == "lower":
             return torch.ones_like(self.right[:, 0].sum(-1))
-        sign = self.right.diagonal(dim1=-2, dim2=-1).sgn().prod(-1)
+        diagonal = self.right.diagonal(dim1=-2, dim2=-1)
+        sign = torch.where(diagonal == 0, 0.0, phases(diagonal)).prod(-1)
         if self.kind == "orthonormal":
             return sign * torch.linalg.slogdet(self.left).sign
         return sign if self.swaps is None else sign * (1 - 2 * (self.swaps % 2))

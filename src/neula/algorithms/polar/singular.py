@@ -48,7 +48,9 @@ def isometry(
     (tensor([[[1., 0.],
              [0., 0.]]]), tensor([1]), tensor([False]))
     """
-    q, r = over_rows.merged(wide.mH, torch.linalg.qr)
+    # MKL's reflectors of subnormal columns in complex64 are NaN: what is left of matrices of low rank.
+    work = wide.to(torch.complex128) if wide.dtype == torch.complex64 and wide.is_cpu else wide
+    q, r = over_rows.merged(work.mH, torch.linalg.qr)
     v, s, wh = converged_svd(r)
     counts = (s > cutoff * s[:, :1]) & (s > 0)
     doubtful = ((s <= unknown * s[:, :1]) & (s > 0)).any(1)
@@ -60,7 +62,7 @@ def isometry(
     else:
         small = exact_matmul(left, v.mH)
     small, counts, doubtful = over_rows.agreed(small, counts, doubtful)
-    return exact_matmul(small, q.mH), counts.sum(1), doubtful
+    return exact_matmul(small, q.mH).to(wide.dtype), counts.sum(1), doubtful
 
 
 def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from neula.engines.formats import double_of
+from neula.kernels.phases import phases
 from neula.kernels.polar.svd import Factors, svd
 
 LARGEST_CORRECTION = 2.0**-26
@@ -41,8 +42,8 @@ def refined_svd(a: torch.Tensor) -> Factors:
     v, identity = vh.mH, torch.eye(len(s), dtype=s.dtype, device=s.device)
     of_u, of_v, t = identity - u.mH @ u, identity - vh @ v, u.mH @ (a @ v)
     if t.is_complex():  # u and v determine each other's phases
-        phases = torch.where(t.diagonal() == 0, 1, t.diagonal().sgn())
-        u, t = u * phases, phases.conj()[:, None] * t
+        turn = phases(t.diagonal())
+        u, t = u * turn, turn.conj()[:, None] * t
         of_u = identity - u.mH @ u
     s = (t.diagonal().real / (1 - (of_u + of_v).diagonal().real / 2)).clamp_min(0)
     alpha, beta = t + of_u * s, t.mH + of_v * s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import cmath
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
     @cached_property
     def factors(self) -> neula.LUFactors | None:
         """The factors with which neula refines solutions; None if they are singular or overflow."""
-        if not (self[0].diagonal().all() and math.isfinite(self[0].sum())):
+        if not (self[0].diagonal().all() and cmath.isfinite(self[0].sum())):
             return None
         return factors_of(self.matrix, *self, self.image)
 

@@ -82,6 +82,8 @@ def lstsq(
     if rank < len(s) or is_accurate_solution(A, B, x, s):
         return found
     x, squares = refined_solution(A, B)
+    if not squares.size:  # SciPy's are of the dtype of x where there are none
+        squares = squares.astype(x.dtype)
     return x, squares[0] if B.ndim == 1 and squares.size else squares, rank, s
 
 
