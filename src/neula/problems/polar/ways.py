@@ -56,11 +56,8 @@ def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> 
     options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
-    wide = matrices.a
-    for _ in range(2):  # subnormal numbers take two steps
-        scales, factor = options.scales(wide)
-        wide = wide * scales[:, None, None]
-    wide = options.laid_down(wide) * factor
+    scales, factor = options.scales(matrices.a)
+    wide = (options.laid_down(matrices.a) * scales[:, None, None]) * factor
     wide = wide.to(options.engine.using(format).storage)
     wide = torch.where(usable[:, None, None], wide, 0.0)
     cutoff, unknown = options.cutoff(matrices.a.shape), 0.0
