@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.matrices import normal
+from tests.qr_bounds import check
 
 import neula
 from half_engine import HalfEngine
@@ -96,25 +97,6 @@ CASES: dict[str, Matrix] = {
     "in units": lambda: normal(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
     "triangle": lambda: normal(90, 60).triu(),
 }
-
-
-def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, u: float) -> None:
-    """The documented bounds of one matrix, in the scaling of the certificate and the rounding of Q and R.
-
-    Of ``||I - Q^T Q||`` half counts: an error of Q is in it twice. Random vectors see a third of an error.
-    """
-    (m, n), k = a.shape, min(a.shape)
-    bound = 3 * 3 * u * (2 + math.log2(n)) + torch.finfo(q.dtype).eps + math.sqrt(m) * 2.0**-53
-    assert (q.shape, r.shape) == ((m, k), (k, n))
-    assert torch.equal(r, r.triu())
-    assert bool((r.diagonal() >= 0).all())
-    a, q, r = a.double(), q.double(), r.double()
-    sizes = torch.linalg.vector_norm(a, dim=0)
-    assert not r[:, sizes == 0].any()
-    sizes[sizes == 0] = 1
-    norm = torch.linalg.matrix_norm
-    assert norm((a - q @ r) / sizes) <= bound * norm(a / sizes)
-    assert norm(q.mT @ q - torch.eye(k)) <= 2 * bound * k**0.5
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,6 +12,7 @@ import pytest
 import scipy.linalg
 import torch
 from tests.matrices import normal
+from tests.qr_bounds import check
 
 import neula
 from half_engine import HalfEngine
@@ -110,23 +111,6 @@ CASES: dict[str, Callable[[], torch.Tensor]] = {
     "conjugated": lambda: normal_complex(60, 90).mH,
     "strided": lambda: normal_complex(240, 120)[::2, ::2],
 }
-
-
-def check(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, u: float) -> None:
-    """The documented bounds of one matrix, as for real ones in ``tests/test_qr_paths.py``."""
-    (m, n), k = a.shape, min(a.shape)
-    bound = 3 * 3 * u * (2 + math.log2(n)) + torch.finfo(q.dtype).eps + math.sqrt(m) * 2.0**-53
-    assert (q.shape, r.shape) == ((m, k), (k, n))
-    assert torch.equal(r, r.triu())
-    assert bool((r.diagonal().real >= 0).all())
-    assert not r.diagonal().imag.any()
-    a, q, r = (x.to(torch.complex128) for x in (a, q, r))
-    sizes = torch.linalg.vector_norm(a, dim=0)
-    assert not r[:, sizes == 0].any()
-    sizes[sizes == 0] = 1
-    norm = torch.linalg.matrix_norm
-    assert norm((a - q @ r) / sizes) <= bound * norm(a / sizes)
-    assert norm(q.mH @ q - torch.eye(k)) <= 2 * bound * k**0.5
 
 
 @pytest.mark.parametrize("case", CASES)
