@@ -24,8 +24,8 @@ from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangu
 from neula.engines.formats import double_of
 from neula.engines.inputs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import converged_eigvalsh
-from neula.kernels.small_problems.refining import squares
 
 HOPELESS_AFTER = 8
 """Iterations after which a rate of convergence can be trusted enough to give up on it."""
@@ -115,7 +115,7 @@ def cgls(
     residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient
     s = solve_rt(r, gradient)
     stop = stop.after(s)
-    gamma = squares(s)
+    gamma = squares(s).sum(0)
     state = _CGLSState(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
     wanted = ratio(stop.preconditioned.square(), gamma).min()
     progress = _Progress(gamma, wanted, max_iterations, operator.over_rows)
@@ -123,7 +123,7 @@ def cgls(
     for _ in range(max_iterations):
         if precise:
             image = operator.matmul(state.direction)
-            alpha = state.step_length(operator.over_rows.total(squares(image)))
+            alpha = state.step_length(operator.over_rows.total(squares(image).sum(0)))
             residual = torch.addcmul(residual, alpha, image, value=-1)
             state, beta = state.moved(r, stop, alpha, operator.rmatmul(residual))
         else:
@@ -159,7 +159,7 @@ class _CGLSState(NamedTuple):
     ) -> tuple[_CGLSState, torch.Tensor]:
         """The state after a step, with its gradient, and what of the direction is kept."""
         s = solve_rt(r, gradient)
-        gamma = squares(s)
+        gamma = squares(s).sum(0)
         beta = ratio(gamma, self.gamma)
         p = torch.addcmul(s, beta, self.p)
         x = torch.addcmul(self.x, alpha, self.direction)

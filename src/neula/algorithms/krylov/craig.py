@@ -18,7 +18,8 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale
 from neula.certificates.stagnation import goes_on
-from neula.kernels.small_problems.refining import over, squares
+from neula.kernels.magnitudes import squares
+from neula.kernels.small_problems.refining import over
 
 
 def craig(
@@ -39,16 +40,16 @@ def craig(
     residual = rhs.clone()
     s = solve_rt(r, residual)
     p = s
-    gamma = squares(s)
+    gamma = squares(s).sum(0)
     target = gamma * reduction**2
     x = rhs.new_zeros(b_matrix.shape[0], rhs.shape[1])
     for iteration in range(1, max_iterations + 1):
         q = b_matrix @ solve_r(r, p)
-        alpha = ratio(gamma, squares(q))
+        alpha = ratio(gamma, squares(q).sum(0))
         x += alpha * q
         residual -= alpha * (b_matrix.mH @ q)
         s = solve_rt(r, residual)
-        gamma, before = squares(s), gamma
+        gamma, before = squares(s).sum(0), gamma
         if bool((gamma <= target).all()):
             return InnerSolution(x, iteration)
         p = s + ratio(gamma, before) * p

@@ -14,7 +14,7 @@ from neula.engines import Engine
 from neula.engines.inputs import Replay, called
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
-from neula.kernels.small_problems.refining import squares
+from neula.kernels.magnitudes import squares
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class LeastSquaresOperator:
     def normal_and_squares(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``A^H A X`` and the squared norms of the columns of ``A X``, in one message."""
         y, image = self._normal(x)
-        image, of_y = self.over_rows.totals(image, squares(y))
+        image, of_y = self.over_rows.totals(image, squares(y).sum(0))
         return image, of_y
 
     def _normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:

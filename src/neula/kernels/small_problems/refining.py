@@ -198,11 +198,6 @@ def perturbations(
     return torch.minimum(torch.minimum(optimality, consistent), over(projected, image)), optimality
 
 
-def squares(x: torch.Tensor) -> torch.Tensor:
-    """Squared norms of the columns of a real or complex matrix."""
-    return (x * x.conj()).real.sum(0)
-
-
 def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)
