@@ -158,11 +158,12 @@ def loss(q: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_two_passes_of_cholesky_qr_are_as_good_as_reflections(dtype: torch.dtype) -> None:
-    """Positive columns are nearly parallel: one pass misses the bound, and leaves a small residual."""
-    a, u = CASES["positive"]().to(dtype), torch.finfo(dtype).eps / 2
+    """Columns about their means are nearly parallel: one pass loses ten times the bound, which no other order of
+    sums makes up for, and leaves a small residual."""
+    a, u = (CASES["positive"]() + 2).to(dtype), torch.finfo(dtype).eps / 2
     once = torch.empty_like(a)
     r = solved_cholesky_qr(a, out=once)
     assert r is not None
-    assert loss(once) > 6 * u * (2 + math.log2(130))
+    assert loss(once) > 10 * 6 * u * (2 + math.log2(130))
     assert torch.linalg.matrix_norm(a.double() - once.double() @ r.double()) <= 150**0.5 * u * a.norm()
     assert loss(neula.qr(a).Q) <= 2 * loss(torch.linalg.qr(a)[0])
