@@ -158,8 +158,7 @@ def loss(q: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_two_passes_of_cholesky_qr_are_as_good_as_reflections(dtype: torch.dtype) -> None:
-    """Columns about their means are nearly parallel: one pass loses ten times the bound, which no other order of
-    sums makes up for, and leaves a small residual."""
+    """Nearly parallel columns: one pass exceeds the bound by ten on every CPU, with a small residual."""
     a, u = (CASES["positive"]() + 2).to(dtype), torch.finfo(dtype).eps / 2
     once = torch.empty_like(a)
     r = solved_cholesky_qr(a, out=once)
