@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Attempt,
         CholeskyResult,
         CurveFitResult,
+        EighResult,
         IllConditionedWarning,
         LeastSquaresResult,
         LsqLinearResult,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         LUFactors,
         NNLSResult,
         PolarResult,
+        PowerResult,
         QRResult,
         RidgePath,
         SolveResult,
@@ -48,6 +50,9 @@ if TYPE_CHECKING:
     from neula.problems.orthogonal.tsqr import tsqr
     from neula.problems.polar.polar import polar
     from neula.problems.products.matmul import matmul
+    from neula.problems.spectra.eigh import eigh, eigvalsh
+    from neula.problems.spectra.powers import fractional_matrix_power, inv_sqrt, sqrtm
+    from neula.problems.spectra.svd import svd, svdvals
     from neula.problems.systems.lu import lu_factor, lu_solve
     from neula.problems.systems.solve import solve
 
@@ -59,6 +64,7 @@ __all__ = [
     "Attempt",
     "CholeskyResult",
     "CurveFitResult",
+    "EighResult",
     "IllConditionedWarning",
     "LUFactors",
     "LeastSquares",
@@ -67,6 +73,7 @@ __all__ = [
     "LstsqResult",
     "NNLSResult",
     "PolarResult",
+    "PowerResult",
     "QRCertificate",
     "QRResult",
     "RidgePath",
@@ -74,8 +81,12 @@ __all__ = [
     "SolveResult",
     "cholesky",
     "curve_fit",
+    "eigh",
+    "eigvalsh",
     "finish",
     "fit_formula",
+    "fractional_matrix_power",
+    "inv_sqrt",
     "least_squares",
     "lsq_linear",
     "lstsq",
@@ -89,7 +100,10 @@ __all__ = [
     "qr",
     "ridge_path",
     "solve",
+    "sqrtm",
+    "svd",
     "svd_lowrank",
+    "svdvals",
     "tsqr",
 ]
 
@@ -97,6 +111,13 @@ _HOMES = {
     "LeastSquares": "problems.least_squares.held_open",
     "QRCertificate": "certificates.qr_evidence",
     "cholesky": "problems.definite.cholesky",
+    "eigh": "problems.spectra.eigh",
+    "eigvalsh": "problems.spectra.eigh",
+    "fractional_matrix_power": "problems.spectra.powers",
+    "inv_sqrt": "problems.spectra.powers",
+    "sqrtm": "problems.spectra.powers",
+    "svd": "problems.spectra.svd",
+    "svdvals": "problems.spectra.svd",
     "finish": "pipeline.pending",
     "fit_formula": "problems.least_squares.formula",
     "lsq_linear": "problems.bounded.lsq_linear",

@@ -20,6 +20,8 @@ from neula.engines.formats import in_double
 from neula.pipeline.derivatives import (
     cholesky_backward,
     cholesky_forward,
+    eigenvectors_backward,
+    eigenvectors_forward,
     factors_backward,
     factors_forward,
     for_operand,
@@ -28,6 +30,8 @@ from neula.pipeline.derivatives import (
     lu_forward,
     polar_backward,
     polar_forward,
+    power_backward,
+    power_forward,
     product_backward,
     product_forward,
     pushing_forward,
@@ -192,6 +196,52 @@ class Polar(Attached):
         return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
+class EigenvectorsFunction(Attached):
+    """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues."""
+
+    answers = 2
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:3]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
+        negligible = torch.finfo(gradients[1].dtype).eps ** 0.5
+        return (eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        w, v, errors = map(in_double, kept)
+        found = eigenvectors_forward(w, v, errors / SURE, in_double(changes[0]))
+        return tuple(x.to(y.dtype) for x, y in zip(found, kept[:2], strict=True))
+
+
+class PowerFunction(Attached):
+    """A power of a Hermitian matrix, and as evidence its eigenvalues and eigenvectors."""
+
+    @staticmethod
+    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        return output[:3]
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        x, w, v = map(in_double, kept)
+        dx = in_double(gradients[0])
+        return (power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        x, w, v = map(in_double, kept)
+        da = in_double(changes[0])
+        return (power_forward(x, w, v, answerer.again(), (da + da.mH) / 2).to(kept[0].dtype),)
+
+
 class TripletsFunction(Attached):
     """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s."""
 
@@ -207,13 +257,15 @@ class TripletsFunction(Attached):
     ) -> tuple[torch.Tensor]:
         a, u, s, v, errors = map(in_double, kept)
         du, ds, dv = map(in_double, gradients)
+        negligible = torch.finfo(gradients[0].dtype).eps ** 0.5
         if u.is_complex():
             # The common phase of a pair of vectors is arbitrary: a loss that depends on it has no gradient.
             moved = (u.conj() * du).sum(-2) + (v.conj() * dv).sum(-2)
             sizes = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
-            ill_defined = moved.imag.abs() > torch.finfo(gradients[0].dtype).eps ** 0.5 * sizes
+            ill_defined = moved.imag.abs() > negligible * sizes
             du = torch.where(ill_defined.unsqueeze(-2), math.nan, du)
-        return (triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv)).to(kept[0].dtype),)
+        found = triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv), negligible)
+        return (found.to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:

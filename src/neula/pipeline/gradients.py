@@ -18,10 +18,12 @@ from neula.pipeline.derivatives import Factorize, Multiply, Solve
 from neula.pipeline.functions import (
     Answerer,
     CholeskyFunction,
+    EigenvectorsFunction,
     LinearSystem,
     LogDeterminant,
     LUFunction,
     Polar,
+    PowerFunction,
     ProductFunction,
     QRFunction,
     Solution,
@@ -169,6 +171,72 @@ def attach_polar(
     a = a.to(u.device, dtype)
     u, _ = Polar.apply(a, known(u.to(dtype), ranks))
     return u, None if side is None else symmetric_part(a, u, side)
+
+
+def attach_eigenvectors(
+    a: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, errors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues w and eigenvectors V of a Hermitian A with its gradient, which is Hermitian, as in torch.
+
+    ``dA = V (diag(dw) + F * (V^H dV)) V^H`` with ``F_ij = 1 / (w_j - w_i)`` [1]_. Where two eigenvalues are
+    equal up to their errors, the quotient is zero if the loss depends on their subspace alone, and NaN
+    otherwise; second derivatives are NaN there.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., n, n)
+    w, v : Tensor, shape (..., n) and (..., n, n)
+    errors : Tensor, shape (..., n)
+        Bounds on the errors of w.
+
+    Returns
+    -------
+    w, v : Tensor
+        At least float32.
+
+    References
+    ----------
+    .. [1] M. B. Giles, "Collected matrix derivative results for forward and reverse mode algorithmic
+       differentiation", 2008, section 2.2.5.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.pipeline.gradients import attach_eigenvectors
+    >>> A = torch.tensor([[4.0]], requires_grad=True)
+    >>> known = torch.tensor([4.0]), torch.tensor([[1.0]])
+    >>> w, V = attach_eigenvectors(A, *known, errors=torch.tensor([1e-6]))
+    >>> torch.autograd.grad(w.sum(), A)[0]
+    tensor([[1.]])
+    """
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    answer = w.to(v.device, dtype.to_real()), v.to(dtype), errors.to(v.device)
+    found = EigenvectorsFunction.apply(a.to(v.device, dtype), known(*answer))
+    return found[0], found[1]
+
+
+def attach_power(
+    a: torch.Tensor, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, power: float
+) -> torch.Tensor:
+    """``X = A^p`` of a Hermitian A with its gradient, ``V (G * (V^H dX V)) V^H``, also for equal eigenvalues.
+
+    G has the divided differences of ``w^p`` (Daleckii and Krein). Square roots and inverse square roots have
+    gradients of any order, by Lyapunov equations; other powers have first derivatives.
+
+    Parameters
+    ----------
+    a, x : Tensor, shape (..., n, n)
+    w, v : Tensor, shape (..., n) and (..., n, n)
+        Eigenvalues and eigenvectors of A.
+    power : float
+
+    Returns
+    -------
+    Tensor, shape (..., n, n)
+        At least float32.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return PowerFunction.apply(a.to(x.device, dtype), known(x.to(dtype), w, v, again=lambda: power))[0]
 
 
 def attach_triplets(

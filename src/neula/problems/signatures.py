@@ -172,6 +172,30 @@ class CholeskyKeywords(Common, total=False):
     wait: bool
 
 
+class EighKeywords(Common, total=False):
+    """Of :func:`neula.eigh`."""
+
+    upper: bool
+    eigvals_only: bool
+    subset_by_index: tuple[int, int] | None
+    subset_by_value: tuple[float, float] | None
+    certify: Literal["a priori", "measured"] | None
+
+
+class FullSVDKeywords(Common, total=False):
+    """Of :func:`neula.svd`."""
+
+    full_matrices: bool
+    compute_uv: bool
+    certify: Literal["a priori", "measured"] | None
+
+
+class PowerKeywords(Common, total=False):
+    """Of :func:`neula.fractional_matrix_power` and the square roots."""
+
+    upper: bool
+
+
 class SVDKeywords(Common, total=False):
     """Of :func:`neula.svd_lowrank`, without the rank."""
 

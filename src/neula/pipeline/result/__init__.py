@@ -11,6 +11,7 @@ from neula.pipeline.result.attempts import (
 from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
 from neula.pipeline.result.certified import CertifiedResult
 from neula.pipeline.result.cholesky import CholeskyResult
+from neula.pipeline.result.eigh import EighResult, PowerResult
 from neula.pipeline.result.factored import Factored, FactorSolution, FactorValue, SlogdetResult
 from neula.pipeline.result.least_squares import LstsqResult
 from neula.pipeline.result.lu import LUFactors
@@ -30,6 +31,7 @@ __all__ = [
     "CertifiedResult",
     "CholeskyResult",
     "CurveFitResult",
+    "EighResult",
     "FactorSolution",
     "FactorValue",
     "Factored",
@@ -40,6 +42,7 @@ __all__ = [
     "LstsqResult",
     "NNLSResult",
     "PolarResult",
+    "PowerResult",
     "QRResult",
     "RidgePath",
     "SVDResult",

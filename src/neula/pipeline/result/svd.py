@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.certified import CertifiedResult, Unpacked
+from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.shown import ArrayT
 
@@ -31,6 +32,13 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         The measured errors and their bounds, one for each matrix of a batch.
     converged : bool
         Whether all certificates are accepted.
+    gaps, clusters, vector_errors : array, shape (..., k), or None
+        Of :func:`neula.svd` alone: singular values with the same number in ``clusters`` are too close for
+        vectors of their own, ``gaps`` is the distance of a cluster to all other singular values (and to zero
+        if A is not square), and ``vector_errors`` a bound on the sine of the largest angle between its
+        computed and its exact singular subspaces.
+    accepted : array of bool, shape (*batch,), or None
+        Of :func:`neula.svd`: which matrices are certified.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
@@ -41,9 +49,13 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     s: ArrayT
     Vh: ArrayT
     relative_error: float
-    errors: ArrayT
-    certificate: Any = None
+    errors: Any = Deferrable(None)  # noqa: RUF009
+    certificate: Any = Deferrable(None)  # noqa: RUF009
     converged: bool = False
+    gaps: Any = Deferrable(None)  # noqa: RUF009
+    clusters: Any = Deferrable(None)  # noqa: RUF009
+    vector_errors: Any = Deferrable(None)  # noqa: RUF009
+    accepted: Any = None
     passes: int = 0
 
     @property
@@ -57,7 +69,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     def _headline(self) -> str:
         s: Any = self.s
-        return f"rank {s.shape[-1]}, {super()._headline()}"
+        return f"rank {s.shape[-1]}, {super()._headline()}{shown.members(self.accepted)}"
 
     def _worst(self) -> str:
         """The certificate; of a batch that of the matrix that exceeds its bounds most."""

@@ -1,0 +1,245 @@
+"""Certificates of eigenvalues and singular values: residuals, orthogonality, and the errors these allow.
+
+Let ``R = A V - U diag(s)`` with ``||V^H V - I||_2 <= e_v < 1``, and ``||U^H U - I||_2 <= e_u`` (of a
+Hermitian A, U is V and s its eigenvalues). The polar factors ``P = U (U^H U)^(-1/2)`` and ``Q`` of U and V
+are orthonormal, and
+
+    ``A Q - P diag(s) = R (V^H V)^(-1/2) + U (diag(s) (V^H V)^(-1/2) - (U^H U)^(-1/2) diag(s))``,
+
+whose norm is at most ``||R|| / sqrt(1 - e_v) + sqrt(1 + e_u) max |s| (h(e_u) + h(e_v))`` with ``h(e) = (1 -
+e)^(-1/2) - 1``. That is the *backward error*: s are exact eigenvalues (singular values) of a matrix that
+differs from A by no more (Kahan; Parlett, "The Symmetric Eigenvalue Problem", 1998, theorem 11.5.1). By
+Weyl's theorem no eigenvalue is off by more. By the theorem of Davis and Kahan (Wedin) the sine of the largest
+angle between the computed and the exact invariant subspace of a cluster is at most the residual of the
+cluster divided by its distance to all other eigenvalues.
+
+An isolated eigenvalue has sharper bounds: exactly one eigenvalue is within ``||r|| / ||v||`` of it; and that
+of Kato and Temple, ``|lambda - theta| <= ||r||^2 / (||v||^2 gap)`` for the Rayleigh quotient theta.
+
+Rounding errors of the measurement are part of all bounds: as everywhere they are taken to grow with the root
+of the number of terms (:func:`neula.certificates.bounds.measurement_error`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from neula.certificates.bounds import CONSTANT, measurement_error, orthogonality_2norm_bound
+from neula.certificates.orthogonality import COLUMNS, gram_defect, measured_again
+from neula.engines import Format
+from neula.engines.formats import in_double
+from neula.kernels.magnitudes import two_norms
+from neula.kernels.precision import exact_matmul
+
+SMALL_ANGLE = 0.1
+"""Eigenvectors whose computed directions may be off by a larger sine belong to one cluster."""
+
+
+@dataclass(frozen=True)
+class SpectralBounds:
+    """Largest accepted errors of a decomposition ``A V = U diag(s)``.
+
+    ``||R||_F / ||A||_F`` may be ``30 sqrt(n) u``: the threshold of LAPACK's tests, 30, for n orthogonal
+    transformations whose rounding errors are independent (Higham and Mary 2019). Orthogonality is measured in
+    the 2-norm (:func:`~neula.certificates.bounds.orthogonality_2norm_bound`).
+    """
+
+    residual: float
+    orthogonality: float
+
+    @classmethod
+    def for_order(cls, target: Format, n: int) -> SpectralBounds:
+        """Those of n eigenvalues, or singular values, to the accuracy of a format."""
+        return cls(CONSTANT * max(n, 1) ** 0.5 * target.u, orthogonality_2norm_bound(target, max(n, 1)))
+
+
+def a_priori_error(u: float, n: int) -> float:
+    """Bound on errors of eigenvalues without eigenvectors, relative to ``||A||_2``: ``30 n u``.
+
+    Orthogonal reductions are backward stable with a modest multiple of ``n u`` (Wilkinson 1965; LAPACK's
+    tests accept 30).
+    """
+    return CONSTANT * max(n, 1) * u
+
+
+class SpectralMeasures(NamedTuple):
+    """Measured errors of batches of decompositions ``A V = U diag(s)``, in double precision."""
+
+    residuals: torch.Tensor  # shape (batch, k): ||A v - s u|| of each column, with rounding errors
+    # Shape (batch, k): |v^H (A v - s v)| / ||v||^2, likewise; for eigenvalues, whose U is V.
+    quotients: torch.Tensor
+    total: torch.Tensor  # shape (batch,): ||A V - U diag(s)||_F, likewise
+    orthogonality: torch.Tensor  # shape (batch,): bound on ||V^H V - I||_2 and ||U^H U - I||_2
+    size: torch.Tensor  # shape (batch,): ||A||_F
+
+    @property
+    def numbers(self) -> torch.Tensor:
+        """Relative residual and orthogonality, shape (2, batch): what is judged."""
+        return torch.stack([self.total / torch.where(self.size > 0, self.size, 1.0), self.orthogonality])
+
+
+def measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> SpectralMeasures:
+    """Measure decompositions in the precision of A, which is to be the wider one.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+        Whose squares neither overflow nor underflow.
+    u, s, v : Tensor, shape (batch, m, k), (batch, k), (batch, n, k)
+        U may be V itself.
+    """
+    n = a.shape[2]
+    unit = measurement_error(n, a.dtype.to_real())
+    right = v.to(a.dtype)
+    left = right if u is v else u.to(a.dtype)
+    r = exact_matmul(a, right).sub_(left * s.to(a.dtype.to_real())[:, None, :])
+    squares = in_double(two_norms(r, 1))
+    norm, size = in_double(s).abs().amax(1), in_double(two_norms(a, 1, 2))
+    rounding = unit * norm + 2 * measurement_error(1, a.dtype.to_real()) * size  # of each column
+    quotients = squares
+    if u is v:
+        along = torch.linalg.vecdot(right, r, dim=1).abs() / two_norms(right, 1).square()
+        quotients = in_double(along) + rounding[:, None]
+    lost = _lost(v, right) if u is v else torch.maximum(_lost(v, right), _lost(u, left))
+    return SpectralMeasures(
+        squares + rounding[:, None],
+        quotients,
+        torch.linalg.vector_norm(squares, dim=1) + unit * size,
+        lost,
+        size,
+    )
+
+
+def _lost(q: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    """Bound on ``||Q^H Q - I||_2`` of each Q, shape (batch,)."""
+    few = q.shape[2] <= COLUMNS
+    lost = two_norms(gram_defect(wide), 1, 2) if few else 2 * measured_again(wide, 0.0)  # right within 2
+    return in_double(lost) + measurement_error(q.shape[1], wide.dtype.to_real())
+
+
+class SpectralErrors(NamedTuple):
+    """Bounds on errors of eigenvalues or singular values, and of their vectors, shape (batch, k) each."""
+
+    errors: torch.Tensor  # of the values
+    gaps: torch.Tensor  # distance of the cluster of a value to all values outside of it
+    clusters: torch.Tensor  # int64: number of the cluster
+    vector_errors: (
+        torch.Tensor
+    )  # sine of the largest angle between computed and exact subspaces of the cluster
+
+
+def consistency(a: torch.Tensor, s: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
+    """Lower bound on the relative backward error of values without vectors, shape (batch,).
+
+    A change of A by ``d ||A||_F`` changes the sum of its eigenvalues by at most ``sqrt(n) d ||A||_F``, and
+    the sum of the squares of eigenvalues or singular values by about ``2 d ||A||_F^2``.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n)
+    s : Tensor, shape (batch, k)
+        All of them.
+    symmetric : bool
+        Whether s are eigenvalues.
+    """
+    s, squares = in_double(s), in_double(two_norms(a, 1, 2)).square()
+    whole = torch.where(squares > 0, squares, 1.0)
+    off = (s.square().sum(1) - squares).abs() / (2 * whole)
+    if symmetric:
+        trace = in_double(a.diagonal(0, 1, 2).real).sum(1)
+        off = torch.maximum(off, (s.sum(1) - trace).abs() / (a.shape[1] * whole).sqrt())
+    return off
+
+
+def spectral_errors(
+    s: torch.Tensor,
+    found: SpectralMeasures,
+    *,
+    symmetric: bool,
+    edges: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    a_priori: torch.Tensor | None = None,
+) -> SpectralErrors:
+    """Errors that are possible, given what was measured.
+
+    Parameters
+    ----------
+    s : Tensor, shape (batch, k)
+        Monotone.
+    found : SpectralMeasures
+    symmetric : bool
+        Whether s are eigenvalues.
+    edges : pair of Tensor, shape (batch,), optional
+        What lies before the first and after the last value: others that were computed, or the zero of a
+        rectangular matrix; by default nothing does.
+    a_priori : Tensor, shape (batch,), optional
+        If only a part of the eigenvalues was computed: bound on the errors of all of them, on which their
+        positions rest.
+
+    Examples
+    --------
+    >>> import torch
+    >>> a = torch.diag(torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64))[None]
+    >>> v, s = torch.eye(3, dtype=torch.float64)[None], a.diagonal(0, 1, 2)
+    >>> found = spectral_errors(s, measured(a, v, s, v), symmetric=True)
+    >>> found.clusters.tolist(), found.gaps.tolist()
+    ([[0, 1, 1]], [[1.0, 1.0, 1.0]])
+    """
+    s = in_double(s)
+    if not s.numel():
+        return SpectralErrors(s, s, s.long(), s)
+    backward = backward_error(s, found)[:, None]
+    columns = found.residuals / (1 - found.orthogonality.clamp(max=0.99))[:, None].sqrt()
+    reach = columns if symmetric else backward.expand_as(s)
+    steps = (s[:, 1:] - s[:, :-1]).abs()
+    near = backward + torch.maximum(reach[:, 1:], reach[:, :-1]) / SMALL_ANGLE
+    apart = ~(steps <= near)  # NaN stands alone
+    clusters = torch.cat([apart.new_zeros(len(s), 1), apart], 1).long().cumsum(1)
+    outer = [
+        s.new_full((len(s), 1), torch.inf) if x is None else (s[:, [end]] - x[:, None]).abs()
+        for x, end in zip(edges, (0, -1), strict=True)
+    ]
+    between = torch.where(apart, steps, torch.inf)
+    gaps = torch.minimum(torch.cat([outer[0], between], 1), torch.cat([between, outer[1]], 1))
+    gaps = _of_clusters(gaps, clusters, "amin", torch.inf)
+    spread = _of_clusters(s, clusters, "amax", -torch.inf) - _of_clusters(s, clusters, "amin", torch.inf)
+    clear = (gaps - backward).clamp_min(0.0)
+    if symmetric:
+        moved = (
+            _of_clusters(columns.square(), clusters, "sum", 0.0).sqrt()
+            + spread * _h(found.orthogonality)[:, None]
+        )
+    else:
+        moved = 2**0.5 * reach
+    vector_errors = torch.where(gaps.isinf(), 0.0, (moved / clear).clamp(max=1.0).nan_to_num(1.0))
+    errors = backward.expand_as(s)
+    if a_priori is not None:
+        errors = a_priori[:, None].expand_as(s)
+        clear = (gaps - 2 * errors).clamp_min(0.0)
+    if symmetric:
+        alone = (_of_clusters(torch.ones_like(s), clusters, "sum", 0.0) == 1) & (columns < clear)
+        temple = found.quotients + columns.square() / (clear - found.quotients).clamp_min(0.0)
+        sharper = torch.minimum(columns, temple.nan_to_num(torch.inf))
+        errors = torch.where(alone, torch.minimum(errors, sharper), errors)
+    return SpectralErrors(errors, gaps, clusters, vector_errors)
+
+
+def backward_error(s: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
+    """Norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
+    if not s.shape[1]:
+        return s.new_zeros(len(s))
+    lost, norm = found.orthogonality, s.abs().amax(1)
+    error = found.total / (1 - lost).sqrt() + 2 * (1 + lost).sqrt() * norm * _h(lost)
+    return torch.where(lost < 1, error, torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
+
+
+def _h(lost: torch.Tensor) -> torch.Tensor:
+    return torch.where(lost < 1, (1 - lost).rsqrt() - 1, torch.inf)
+
+
+def _of_clusters(x: torch.Tensor, clusters: torch.Tensor, reduce: str, start: float) -> torch.Tensor:
+    """A sum or an extreme over each cluster, at the place of each of its members."""
+    total = torch.full_like(x, start).scatter_reduce(1, clusters, x, reduce)
+    return total.gather(1, clusters)

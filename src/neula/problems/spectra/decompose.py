@@ -1,0 +1,149 @@
+"""Spectral decompositions of batches: scale, run the chain, and put what was found into the units of A."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from neula.algorithms.scaling import power_of_two_scales
+from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
+from neula.engines.formats import in_double
+from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.shift import shift
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Run, run_chain
+from neula.pipeline.inputs import check_finite
+from neula.pipeline.result import Attempt
+from neula.problems.spectra.judge import SpectralJudge
+from neula.problems.spectra.links import chain
+from neula.problems.spectra.problem import SpectralMatrices, SpectralOptions, SpectralValues
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """Decompositions of a batch of matrices."""
+
+    run: Run[SpectralValues]
+    judge: SpectralJudge
+    options: SpectralOptions
+    shape: tuple[int, int]  # of the matrices, which are not wide
+    exponents: torch.Tensor  # shape (batch,): A was divided by these powers of two
+    usable: torch.Tensor  # shape (batch,): which matrices hold neither NaN nor Inf
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Eigenvalues or singular values of A, shape (batch, k), float64; NaN of unusable matrices."""
+        return self._in_units(in_double(self.run.found.s))
+
+    @property
+    def u(self) -> torch.Tensor:
+        """Left singular vectors, or eigenvectors; NaN of unusable matrices."""
+        return self._known(self.run.found.u)
+
+    @property
+    def v(self) -> torch.Tensor:
+        """Right singular vectors."""
+        return self._known(self.run.found.v)
+
+    def errors(self, dtype: torch.dtype) -> SpectralErrors:
+        """Bounds on the errors of values that are rounded to a dtype, and of vectors."""
+        found, options, order = self.run.found, self.options, self.shape[1]
+        s, part, u = in_double(found.s), options.part, options.work.u
+        if not options.vectors:
+            bound = a_priori_error(u, order) * (self._norm(s) if part is None else self._size)
+            unknown = torch.full_like(s, math.nan)
+            error = bound[:, None].expand_as(s)
+            errors = SpectralErrors(error, unknown, unknown.long(), unknown)
+        else:
+            ends: list[torch.Tensor | None] = [None, None]
+            if part is not None and s.shape[1] < order:  # what lies beyond these is unknown
+                ends = [s[:, 0] if part[0] > 0 else None, s[:, -1] if part[1] < order - 1 else None]
+            if not options.symmetric and self.shape[0] > order:
+                ends[1] = torch.zeros_like(s[:, 0])
+            known = None if part is None or s.shape[1] == order else a_priori_error(u, order) * self._size
+            errors = spectral_errors(
+                s, found.measures, symmetric=options.symmetric, edges=(ends[0], ends[1]), a_priori=known
+            )
+        rounding = torch.finfo(dtype.to_real()).eps / 2 * s.abs()
+        return errors._replace(
+            errors=self._in_units(errors.errors + rounding), gaps=self._in_units(errors.gaps)
+        )
+
+    @property
+    def backward_errors(self) -> torch.Tensor:
+        """Norms of changes of A whose exact eigenvalues and eigenvectors are those found, shape (batch,)."""
+        return self._in_units(backward_error(in_double(self.run.found.s), self.run.found.measures)[:, None])[
+            :, 0
+        ]
+
+    @property
+    def _size(self) -> torch.Tensor:
+        """``||A||_F``, scaled; of values alone a bound by the order."""
+        size = self.run.found.size
+        return torch.where(size.isnan(), float(self.shape[1]), size)
+
+    @staticmethod
+    def _norm(s: torch.Tensor) -> torch.Tensor:
+        return s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s))
+
+    def _in_units(self, x: torch.Tensor) -> torch.Tensor:
+        return self._known(shift(x, self.exponents[:, None]))
+
+    def _known(self, x: torch.Tensor) -> torch.Tensor:
+        if bool(self.usable.all()):
+            return x
+        return torch.where(self.usable.reshape(-1, *(1,) * (x.ndim - 1)), x, math.nan)
+
+
+def decompose(call: Call, matrices: torch.Tensor, options: SpectralOptions) -> Decomposed:
+    """Decompose matrices that are not wide; of symmetric ones the lower triangle is read.
+
+    Parameters
+    ----------
+    call : Call
+    matrices : Tensor, shape (batch, m, n)
+    options : SpectralOptions
+
+    Raises
+    ------
+    ValueError
+        If a single matrix holds NaN or Inf.
+    """
+    m, n = matrices.shape[1:]
+    a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
+    if options.symmetric:
+        a = a.tril()
+        if a.is_complex():  # as LAPACK, which reads the real part of the diagonal
+            a.diagonal(0, 1, 2).imag.zero_()
+    largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
+    usable = largest.isfinite()
+    if call.first.tensor.ndim == 2:
+        check_finite(call.first.tensor, largest, "A")
+    elif not bool(usable.all()):
+        a = torch.where(usable[:, None, None], a, 0.0)
+    scales = power_of_two_scales(torch.where(usable, largest, 0.0))
+    a = a * scales[:, None, None]
+    if options.symmetric:
+        a = a + a.tril(-1).mH
+    judge = SpectralJudge(options.bounds(n))
+    if a.numel() == 0:
+        run = _of_nothing(a)
+    else:
+        run = run_chain(chain(len(a), n, options), SpectralMatrices(a, options), judge)
+    run.accepted &= usable.cpu().numpy()
+    return Decomposed(run, judge, options, (m, n), 1 - torch.frexp(scales)[1], usable)
+
+
+def _of_nothing(a: torch.Tensor) -> Run[SpectralValues]:
+    """No matrices, or matrices without elements."""
+    count, m, n = a.shape
+    none = torch.zeros(count, n, dtype=torch.float64, device=a.device)
+    one = torch.zeros(count, dtype=torch.float64, device=a.device)
+    u, v = (torch.eye(k, n, dtype=a.dtype, device=a.device).expand(count, k, n).clone() for k in (m, n))
+    run = Run.begin(count, SpectralValues(none, u, v, none, none, one, one, one))
+    run.numbers, run.accepted[:] = np.zeros((2, count)), True
+    run.attempts.append(Attempt("nothing to do", True, f"A is {m} x {n}, {count} times"))
+    return run

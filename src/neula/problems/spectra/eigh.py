@@ -1,0 +1,358 @@
+"""Eigenvalues and eigenvectors of Hermitian matrices: check the input, decompose, return."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import replace
+from functools import cache
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.certificates.bounds import Accuracy
+from neula.certificates.spectra import SpectralBounds
+from neula.engines import Engine
+from neula.errors import check_name
+from neula.kernels.polar.svd import converged_eigvalsh
+from neula.pipeline.call import Call
+from neula.pipeline.compilation import eager
+from neula.pipeline.gradients import attach_eigenvectors
+from neula.pipeline.inputs import check_matrices
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import EighResult
+from neula.pipeline.result.deferred import Later
+from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
+from neula.problems.spectra.decompose import Decomposed, decompose
+from neula.problems.spectra.pencil import decompose_pencil
+from neula.problems.spectra.problem import SpectralOptions
+
+CERTIFIED = ("a priori", "measured")
+
+
+@overload
+def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
+@overload
+def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
+@eager
+def eigh(
+    A: ArrayLike,
+    B: ArrayLike | None = None,
+    *,
+    upper: bool = False,
+    eigvals_only: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
+    subset_by_value: tuple[float, float] | None = None,
+    certify: str | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> EighResult:
+    """Eigenvalues and eigenvectors of a symmetric or Hermitian matrix, ``A V = V diag(w)``, with error
+    bounds.
+
+    Returns ascending eigenvalues with a bound on the error of each, orthonormal eigenvectors, and which of
+    these are too close to be told apart. With B the generalized problem ``A V = B V diag(w)`` is solved.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+        Symmetric or Hermitian: NumPy array, torch tensor or DLPack object, float16 to float64, complex64,
+        complex128; integers are taken as float64. Not modified. Only the lower triangle is read, or the upper
+        one with ``upper=True``, and of the diagonal its real part. Leading dimensions are a batch; any
+        dimension may be zero.
+    B : array_like, shape (..., n, n), optional
+        Hermitian positive definite, the same triangle of which is read. The eigenvectors are then orthonormal
+        in its inner product, ``V^H B V = I``.
+    upper : bool, optional
+        Whether the upper triangles are read.
+    eigvals_only : bool, optional
+        Leave out the eigenvectors, in a part of the time. Bounds on errors are then *a priori*: they follow
+        from the backward stability of the algorithm; that trace and norm of A agree is measured.
+    subset_by_index : (int, int), optional
+        Only the eigenvalues from the first to the second index, inclusive, as in SciPy.
+    subset_by_value : (float, float), optional
+        Only the eigenvalues in the half-open interval ``(lowest, highest]``, of a single matrix, as in SciPy.
+    certify : {"a priori", "measured"}, optional
+        ``"measured"`` computes eigenvectors for the bounds on errors even if ``eigvals_only``.
+    accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
+        Accuracy of the result; by default that of A's dtype. A number is the largest acceptable residual,
+        relative to A.
+    engine : {"auto", "cpu", "cuda", "emulated"} or Engine, optional
+        The engine that multiplies matrices. ``"auto"`` chooses it by the device of A.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning, and reject NaN and Inf in
+        batches.
+    progress : callable or bool, optional
+        Called with the name of the stage and the completed fraction; True shows a progress bar.
+
+    Returns
+    -------
+    EighResult
+        Unpacks into ``eigenvalues, eigenvectors``; has ``errors``, ``clusters``, ``gaps`` and
+        ``vector_errors``.
+
+    Raises
+    ------
+    ValueError
+        If A is not square, or a single matrix has NaN or Inf; for unknown names and subsets out of range.
+        Matrices of a batch with NaN or Inf are no error unless ``strict``: their results are NaN, and not
+        accepted.
+    numpy.linalg.LinAlgError
+        If B is not positive definite.
+    TypeError
+        For sparse or masked input.
+    OverflowError
+        If an eigenvalue overflows the dtype of A.
+    AccuracyError
+        If the accuracy was not reached and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If no attempt met the accuracy.
+
+    See Also
+    --------
+    eigvalsh : the eigenvalues as an array.
+    svd : singular values of any matrix.
+    fractional_matrix_power : powers of definite matrices.
+
+    Notes
+    -----
+    Residual and orthogonality of the computed eigenvectors are measured. They bound the change of A whose
+    exact eigenvalues these are, and by Weyl's theorem the error of each eigenvalue; where gaps allow, the
+    theorem of Kato and Temple has a sharper bound. Sines of angles between subspaces are bounded as by Davis
+    and Kahan ([1]_, chapter 11).
+
+    Of a part of the spectrum the position of an eigenvalue rests on the backward stability of LAPACK's
+    bisection: "a priori".
+
+    A torch tensor has gradients, in both modes and of any order. Eigenvalues that are equal up to their
+    errors have no eigenvectors of their own: there gradients are finite if the loss depends on their subspace
+    alone and not on the eigenvalues (a projector), and NaN otherwise. :func:`fractional_matrix_power` has
+    gradients everywhere.
+
+    References
+    ----------
+    .. [1] B. N. Parlett, "The Symmetric Eigenvalue Problem", SIAM, 1998.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> w, V = neula.eigh(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    >>> w.round(12)
+    array([1., 3.])
+    >>> result = neula.eigh(np.diag([1.0, 2.0, 2.0, 5.0]), subset_by_index=(1, 3))
+    >>> result.clusters, result.gaps.round(12)
+    (array([0, 0, 1]), array([1., 1., 3.]))
+    >>> bool((result.errors < 1e-13).all())
+    True
+    """
+    operands = {"A": A} if B is None else {"A": A, "B": B}
+    call = Call.begin(
+        operands,
+        engine=engine,
+        accuracy=accuracy,
+        bound=_bound,
+        strict=strict,
+        gradients=True,
+        or_complex=True,
+    )
+    given = call.first.tensor
+    for name, taken in call.operands.items():
+        check_square(taken.tensor, name)
+    check_name("certify", certify, CERTIFIED, optional=True)
+    n = given.shape[-1]
+    if subset_by_index is not None and subset_by_value is not None:
+        raise ValueError("give subset_by_index or subset_by_value, not both")
+    if B is not None and call.differentiable:
+        raise ValueError(
+            "the generalized problem has no gradient: pass A.detach() and B.detach(), or "
+            "eigh of L^-1 A L^-H with B = L L^H"
+        )
+    vectors = not eigvals_only or certify == "measured" or call.differentiable
+    wanted = _indices(subset_by_index, n)
+    options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
+    with call.computing():
+        if B is None:
+            matrices = call.matrices()
+            matrices = matrices.mH if upper else matrices
+            if subset_by_value is not None:
+                wanted = _in_interval(matrices, given, subset_by_value, n)
+            found = decompose(call, matrices, _of_part(options, wanted, n, whole=call.differentiable))
+        else:
+            if subset_by_value is not None:
+                raise ValueError("subset_by_value is for A without B: give subset_by_index")
+            found = decompose_pencil(call, options, upper=upper)
+    return _collect(call, found, wanted, upper=upper, keep=not eigvals_only)
+
+
+@overload
+def eigvalsh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> Kind: ...
+@overload
+def eigvalsh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> Any: ...
+def eigvalsh(A: ArrayLike, B: ArrayLike | None = None, **keywords: Any) -> Array:
+    """Ascending eigenvalues of a symmetric or Hermitian matrix: ``eigh(..., eigvals_only=True)`` as an array.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+    B : array_like, shape (..., n, n), optional
+    **keywords
+        As for :func:`eigh`, which also returns bounds on their errors.
+
+    Returns
+    -------
+    array, shape (..., k)
+
+    Raises
+    ------
+    ValueError, TypeError, numpy.linalg.LinAlgError, OverflowError, AccuracyError
+        As :func:`eigh`.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> neula.eigvalsh(np.array([[2.0, 1.0], [1.0, 2.0]])).round(12)
+    array([1., 3.])
+    """
+    return eigh(A, B, eigvals_only=True, **keywords).eigenvalues
+
+
+def _bound(target: Any, shape: tuple[int, ...]) -> float:
+    return SpectralBounds.for_order(target, shape[-1] if shape else 1).residual
+
+
+def check_square(a: torch.Tensor, name: str) -> None:
+    """Refuse other matrices.
+
+    Raises
+    ------
+    ValueError
+    """
+    check_matrices(a, name)
+    if a.shape[-1] != a.shape[-2]:
+        raise ValueError(
+            f"{name} must be square, got {a.shape[-2]} x {a.shape[-1]}: svd takes matrices of other shapes"
+        )
+
+
+def _indices(subset: Any, n: int) -> tuple[int, int] | None:
+    """Indices of the first and the last eigenvalue; None for all."""
+    if subset is None:
+        return None
+    first, last = (operator.index(x) for x in subset)
+    if not 0 <= first <= last < n:
+        raise ValueError(
+            f"subset_by_index must be (first, last) with 0 <= first <= last < {n}, got ({first}, {last})"
+        )
+    return first, last
+
+
+def _in_interval(matrices: torch.Tensor, given: torch.Tensor, interval: Any, n: int) -> tuple[int, int]:
+    """Indices of the eigenvalues in an interval; the second is the smaller one if there are none."""
+    low, high = map(float, interval)
+    if given.ndim != 2:
+        raise ValueError("subset_by_value is for a single matrix: use subset_by_index for a batch")
+    if not low < high:
+        raise ValueError(
+            f"subset_by_value must be (lowest, highest), the first below the second, got {interval}"
+        )
+    read = matrices[0].tril().to(torch.promote_types(matrices.dtype, torch.float32))
+    if n == 0 or not bool(read.isfinite().all()):
+        return 0, n - 1
+    values = converged_eigvalsh(read)
+    return int((values <= low).sum()), int((values <= high).sum()) - 1
+
+
+def _of_part(
+    options: SpectralOptions, wanted: tuple[int, int] | None, n: int, *, whole: bool
+) -> SpectralOptions:
+    """Options for the eigenvalues that are wanted and one more at each end, to which there are gaps."""
+    if wanted is None or whole or wanted[0] > wanted[1]:
+        return options
+    return replace(options, part=(max(wanted[0] - 1, 0), min(wanted[1] + 1, n - 1)))
+
+
+def _collect(
+    call: Call, found: Decomposed, wanted: tuple[int, int] | None, *, upper: bool, keep: bool
+) -> EighResult:
+    """The result with its gradient and warnings."""
+    given, run, options = call.first.tensor, found.run, found.options
+    batch, dtype = given.shape[:-2], call.dtype.to_real()
+    part = options.part
+    kept = slice(None)
+    if wanted is not None:
+        computed = run.found.s.shape[1]
+        begun = part[0] if part is not None and computed < given.shape[-1] else 0
+        kept = slice(wanted[0] - begun, wanted[1] + 1 - begun)
+    values, vectors = found.values, found.v if options.vectors else None
+    errors = cache(lambda: found.errors(dtype))
+    values = values.reshape(*batch, values.shape[-1])
+    if vectors is not None:
+        vectors = vectors.reshape(*batch, *vectors.shape[1:])
+    if call.differentiable:
+        assert vectors is not None
+        graph = call.first.graph
+        bounds = errors().errors.reshape(values.shape)
+        values, vectors = attach_eigenvectors(graph.mH if upper else graph, values, vectors, errors=bounds)
+
+    def later(name: str) -> Later:
+        def made() -> Any:
+            x = getattr(errors(), name)
+            if name == "vector_errors":  # of a part of a cluster no subspace is determined
+                x = x.masked_fill(_cut(errors().clusters, kept), 1.0)
+            x = x[:, kept]
+            return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
+
+        return Later(made)
+
+    def of_each(x: np.ndarray) -> Any:
+        known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
+        return call.hand_back(known, known.dtype)
+
+    residuals, orthogonalities = run.numbers
+    measured = options.vectors
+    result: EighResult[Any] = EighResult(
+        eigenvalues=call.give_back(values[..., kept], dtype),
+        eigenvectors=call.give_back(vectors[..., kept], call.dtype) if keep and vectors is not None else None,
+        errors=later("errors"),
+        evidence="measured" if measured else "a priori",
+        clusters=later("clusters") if measured else None,
+        gaps=later("gaps") if measured else None,
+        vector_errors=later("vector_errors") if measured else None,
+        residual=_worst(residuals),
+        orthogonality=_worst(orthogonalities),
+        residual_bound=found.judge.bounds.residual,
+        orthogonality_bound=found.judge.bounds.orthogonality,
+        converged=bool(run.accepted.all()),
+        residuals=of_each(residuals),
+        orthogonalities=of_each(orthogonalities),
+        accepted=of_each(run.accepted),
+        attempts=tuple(run.attempts),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        seconds=call.seconds,
+    )
+    if not result.converged:
+        call.report_missed(
+            f"the eigenvalues are not certified to {result.accuracy} accuracy",
+            run.attempts[-1].reason,
+            result,
+            np.argwhere(~run.accepted.reshape(batch)).tolist(),
+        )
+    return result
+
+
+def _cut(clusters: torch.Tensor, kept: slice) -> torch.Tensor:
+    """Which eigenvalues belong to a cluster of which only a part is kept."""
+    outside = torch.ones_like(clusters)
+    outside[:, kept] = 0
+    return torch.zeros_like(clusters).scatter_reduce(1, clusters, outside, "amax").gather(1, clusters) > 0
+
+
+def _worst(x: np.ndarray) -> float:
+    """The largest of some errors, NaN being infinite."""
+    return float(np.where(np.isnan(x), np.inf, x).max(initial=0.0))

@@ -1,0 +1,83 @@
+"""The table of links for eigenvalues and singular values: LAPACK or cuSOLVER.
+
+On a GPU cuSOLVER's singular values take ten times as long as its eigenvalues: there the polar factor, which
+takes products alone, leaves eigenvalues to be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from neula.engines import FORMATS
+from neula.pipeline.chain import Link
+from neula.pipeline.table import Case, Chain, Row, Rule, Table
+from neula.problems.spectra.problem import (
+    SpectralMatrices,
+    SpectralOptions,
+    SpectralTuning,
+    SpectralValues,
+)
+from neula.problems.spectra.ways import by_library, by_polar_factor, part_by_lapack
+
+SpectralLink = Link[SpectralMatrices, SpectralValues]
+
+
+@dataclass(frozen=True)
+class SpectralCase(Case):
+    """Matrices of one shape, without numbers."""
+
+    count: int
+    n: int  # the number of columns, of which there are no more than rows
+    options: SpectralOptions
+
+    @property
+    def partial(self) -> bool:
+        """Whether LAPACK computes the part of the eigenvalues that is asked for."""
+        part, lapack = self.options.part, self.tuning.lapack
+        return part is not None and lapack and self.count == 1 and 2 * (part[1] - part[0]) < self.n
+
+
+def chain(count: int, n: int, options: SpectralOptions) -> Sequence[SpectralLink]:
+    """Links for ``count`` matrices of n columns together."""
+    return Chain(TABLE, SpectralCase(count, n, options))
+
+
+def _library(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    label = label if case.options.symmetric else label.replace("eigh", "svd")
+    return Link(label, partial(by_library, label=label, format=FORMATS[name]))
+
+
+def _part(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    return Link(label, partial(part_by_lapack, label=label, format=FORMATS[name]))
+
+
+def _polar(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name]))
+
+
+_when = Rule[SpectralCase, bool]
+
+_some = _when("up to half of the eigenvalues of one matrix on a CPU", lambda case: case.partial)
+
+_singular = _when(
+    "singular vectors, on a GPU",
+    lambda case: (
+        not case.options.symmetric
+        and case.options.vectors
+        and case.n >= case.tuning[SpectralTuning].polar_first
+    ),
+)
+
+_below = _when("accuracies below fp64", lambda case: case.options.work.name == "fp32")
+
+_work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.options.work.name])
+
+TABLE: Table[SpectralCase] = (
+    Row("some of eigh {}", _part, (_some,), arithmetics=_work),
+    Row("polar factor and eigh {}", _polar, (_singular,), arithmetics=_work),
+    Row("eigh {}", _library, (_below,), arithmetics=("fp32",)),
+    Row("eigh {}", _library, ()),
+)
+"""Cheapest first; of singular values it is the library's SVD that ends the chain."""

@@ -1,0 +1,316 @@
+"""Powers of Hermitian positive semidefinite matrices, by their eigenvalues."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.certificates.bounds import Accuracy, measurement_error
+from neula.certificates.spectra import SpectralBounds
+from neula.engines import Engine
+from neula.engines.formats import in_double
+from neula.errors import number
+from neula.kernels.magnitudes import two_norms
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.call import Call
+from neula.pipeline.compilation import eager
+from neula.pipeline.gradients import attach_power
+from neula.pipeline.lists import over_lists
+from neula.pipeline.progress import Progress
+from neula.pipeline.result import PowerResult
+from neula.problems.signatures import ArrayLike, Kind, PowerKeywords
+from neula.problems.spectra.decompose import Decomposed, decompose
+from neula.problems.spectra.eigh import check_square
+from neula.problems.spectra.problem import SpectralOptions
+
+
+@overload
+def fractional_matrix_power(A: Kind, p: float, **keywords: Unpack[PowerKeywords]) -> PowerResult[Kind]: ...
+@overload
+def fractional_matrix_power(A: Any, p: float, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
+@over_lists(PowerResult._member)
+@eager
+def fractional_matrix_power(
+    A: ArrayLike,
+    p: float,
+    *,
+    upper: bool = False,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+) -> PowerResult:
+    """The power ``A**p`` of a symmetric or Hermitian positive semidefinite matrix, with a bound on its error.
+
+    By inverse roots Shampoo and other optimizers precondition gradients, and statistics whiten data.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+        Symmetric or Hermitian positive semidefinite, definite if p is negative, as for :func:`eigh`; the
+        lower triangle is read. Of a list of torch matrices, as optimizers hold them, those of one shape are
+        computed together, and a list of results comes back.
+    p : float
+        Any real exponent.
+    upper : bool, optional
+        Whether the upper triangle is read.
+    accuracy, engine, strict, progress : optional
+        As for :func:`eigh`.
+
+    Returns
+    -------
+    PowerResult
+        ``X``, with a bound on its relative error and the eigenvalues of A.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+        If an eigenvalue of A is negative, or not positive for a negative p: by more than the bound on its
+        error. The message names the smallest one.
+    ValueError, TypeError, OverflowError, AccuracyError
+        As :func:`eigh`.
+
+    Warns
+    -----
+    AccuracyWarning
+        If no attempt met the accuracy.
+
+    See Also
+    --------
+    sqrtm, inv_sqrt : for the exponents 1/2 and -1/2.
+    scipy.linalg.fractional_matrix_power : of any matrix, by the Schur decomposition.
+
+    Notes
+    -----
+    With the measured backward error ``||dA||_F`` of the eigenvalues and eigenvectors, X is the power of ``A +
+    dA`` except for rounding errors. Matrix functions of Hermitian matrices change by at most the largest
+    derivative of the scalar function times ``||dA||_F``, and powers between 0 and 1 by at most ``||dA||_2^p``
+    ([1]_, theorem X.1.1).
+
+    A torch tensor has gradients, also where eigenvalues are equal; of any order for the exponents 1/2 and
+    -1/2, of first order for others.
+
+    References
+    ----------
+    .. [1] R. Bhatia, "Matrix Analysis", Springer, 1997.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[5.0, 4.0], [4.0, 5.0]])
+    >>> neula.fractional_matrix_power(A, -0.5).X.round(12)
+    array([[ 0.66666667, -0.33333333],
+           [-0.33333333,  0.66666667]])
+    """
+    power = number("p", p, "a finite number", math.isfinite)
+    call = Call.begin(
+        {"A": A},
+        engine=engine,
+        accuracy=accuracy,
+        bound=_bound,
+        strict=strict,
+        gradients=True,
+        or_complex=True,
+    )
+    check_square(call.first.tensor, "A")
+    options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
+    with call.computing():
+        matrices = call.matrices()
+        found = decompose(call, matrices.mH if upper else matrices, options)
+    return _collect(call, found, matrices, power, upper=upper)
+
+
+@overload
+def sqrtm(A: Kind, **keywords: Unpack[PowerKeywords]) -> PowerResult[Kind]: ...
+@overload
+def sqrtm(A: Any, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
+def sqrtm(A: ArrayLike, **keywords: Any) -> PowerResult:
+    """Square root of a symmetric or Hermitian positive semidefinite matrix: :func:`fractional_matrix_power`.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+    **keywords
+        As for :func:`fractional_matrix_power`.
+
+    Returns
+    -------
+    PowerResult
+        Its residual is ``||X X - A||_F``, relative to ``||X||_F^2``.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError, ValueError, TypeError, OverflowError, AccuracyError
+        As :func:`fractional_matrix_power`.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> neula.sqrtm(np.array([[5.0, 4.0], [4.0, 5.0]])).X.round(12)
+    array([[2., 1.],
+           [1., 2.]])
+    """
+    return fractional_matrix_power(A, 0.5, **keywords)
+
+
+@overload
+def inv_sqrt(A: Kind, **keywords: Unpack[PowerKeywords]) -> PowerResult[Kind]: ...
+@overload
+def inv_sqrt(A: Any, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
+def inv_sqrt(A: ArrayLike, **keywords: Any) -> PowerResult:
+    """Inverse square root of a Hermitian positive definite matrix: :func:`fractional_matrix_power`.
+
+    Parameters
+    ----------
+    A : array_like, shape (..., n, n)
+    **keywords
+        As for :func:`fractional_matrix_power`.
+
+    Returns
+    -------
+    PowerResult
+        Its residual is ``||X A X - I||_F``, relative to ``||X||_F^2 ||A||_F``.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError, ValueError, TypeError, OverflowError, AccuracyError
+        As :func:`fractional_matrix_power`.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> neula.inv_sqrt(np.diag([4.0, 25.0])).X
+    array([[0.5, 0. ],
+           [0. , 0.2]])
+    """
+    return fractional_matrix_power(A, -0.5, **keywords)
+
+
+def _bound(target: Any, shape: tuple[int, ...]) -> float:
+    return SpectralBounds.for_order(target, shape[-1] if shape else 1).residual
+
+
+def _collect(
+    call: Call, found: Decomposed, matrices: torch.Tensor, power: float, *, upper: bool
+) -> PowerResult:
+    given, run, options = call.first.tensor, found.run, found.options
+    batch, n = given.shape[:-2], given.shape[-1]
+    w, v = found.values, in_double(found.v)
+    _refuse_negative(w, found.backward_errors, power, batch)
+    w = w.clamp_min(0.0)
+    with call.computing():
+        x = _times_diagonal(v, w**power if power else torch.ones_like(w))
+        lower = in_double(matrices.mH if upper else matrices).tril()
+        a = (
+            lower.tril(-1)
+            + lower.tril(-1).mH
+            + torch.diag_embed(lower.diagonal(0, 1, 2).real).to(lower.dtype)
+        )
+        residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
+        errors = _errors(w, x, found, power)
+    bound = found.judge.bounds.residual
+    accepted = run.accepted & (residuals <= bound).cpu().numpy()
+    rounding = torch.finfo(call.dtype.to_real()).eps / 2
+    x, w, v = (y.reshape(*batch, *y.shape[1:]) for y in (x, w, v))
+    if call.differentiable:
+        graph = call.first.graph
+        x = attach_power(graph.mH if upper else graph, x, w, v, power)
+
+    def of_each(y: torch.Tensor) -> Any:
+        return call.hand_back(y.reshape(batch), y.dtype)
+
+    result: PowerResult[Any] = PowerResult(
+        X=call.give_back(x, call.dtype),
+        power=power,
+        error=float(errors.nan_to_num(math.inf).amax()) + rounding if len(errors) else 0.0,
+        residual=float(residuals.nan_to_num(math.inf).amax()) if len(residuals) else 0.0,
+        residual_bound=bound,
+        converged=bool(accepted.all()),
+        eigenvalues=call.give_back(w, call.dtype.to_real()),
+        errors=of_each(errors + rounding),
+        residuals=of_each(residuals),
+        accepted=of_each(torch.from_numpy(accepted)),
+        attempts=tuple(run.attempts),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        seconds=call.seconds,
+    )
+    if not result.converged:
+        call.report_missed(
+            f"the power of order {n} is not certified to {result.accuracy} accuracy",
+            f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})",
+            result,
+            np.argwhere(~accepted.reshape(batch)).tolist(),
+        )
+    return result
+
+
+def _refuse_negative(w: torch.Tensor, errors: torch.Tensor, power: float, batch: tuple[int, ...]) -> None:
+    """Refuse eigenvalues that have no power.
+
+    Raises
+    ------
+    numpy.linalg.LinAlgError
+    """
+    if not w.shape[1]:
+        return
+    least = w[:, 0]
+    refused = least < -errors if power >= 0 else least <= 0
+    if not bool(refused.any()):
+        return
+    place = int(refused.nonzero()[0])
+    where = ", ".join(map(str, np.unravel_index(place, batch))) if batch else ""
+    which = f"A[{where}] of the batch" if batch else "A"
+    wanted = "positive semidefinite" if power >= 0 else "positive definite"
+    enough = float(errors[place] - least[place]) * 2
+    raise np.linalg.LinAlgError(
+        f"{which} is not {wanted}: its smallest eigenvalue is {float(least[place]):.3g}; {enough:.3g} added "
+        "to its diagonal makes it so"
+    )
+
+
+def _times_diagonal(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """``V diag(w) V^H``, Hermitian."""
+    x = exact_matmul(v * w[:, None, :], v.mH)
+    return (x + x.mH) / 2
+
+
+def _residuals(a: torch.Tensor, x: torch.Tensor, power: float, others: torch.Tensor) -> torch.Tensor:
+    """Measured errors of square and inverse square roots, shape (batch,); else those of eigenvectors."""
+    if power not in (0.5, -0.5) or not a.numel():
+        return others
+    # Near 1, so that no square overflows.
+    scale = two_norms(x, 1, 2)[:, None, None]
+    y = x / torch.where(scale > 0, scale, 1.0)
+    if power == 0.5:
+        return two_norms(
+            exact_matmul(y, y) - a / torch.where(scale > 0, scale, 1.0) / scale.clamp_min(1e-300), 1, 2
+        )
+    size = two_norms(a, 1, 2)[:, None, None]
+    b, eye = a / size, torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
+    return two_norms(exact_matmul(exact_matmul(y, b), y) - eye / (scale.square() * size), 1, 2)
+
+
+def _errors(w: torch.Tensor, x: torch.Tensor, found: Decomposed, power: float) -> torch.Tensor:
+    """Bounds on ``||X - A^p||_F / ||X||_F``, shape (batch,).
+
+    ``V diag(w^p) V^H`` is off by as much as ``V^H V`` is, where the backward error is that of orthonormal V.
+    """
+    n, backward, lost = w.shape[1], found.backward_errors, found.run.found.orthogonality
+    if not n:
+        return torch.zeros_like(backward)
+    low, high = (w[:, 0] - backward).clamp_min(0.0), w[:, -1] + backward
+    slope = (
+        abs(power) * torch.maximum(low ** (power - 1), high ** (power - 1))
+        if power
+        else torch.zeros_like(low)
+    )
+    change = slope * backward
+    if 0 < power < 1:
+        change = torch.minimum(change.nan_to_num(math.inf), n**0.5 * backward**power)
+    size = two_norms(x, 1, 2)
+    rounding = 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
+    return (change / torch.where(size > 0, size, 1.0)).nan_to_num(0.0, posinf=math.inf) + rounding

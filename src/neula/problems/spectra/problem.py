@@ -1,0 +1,91 @@
+"""Options of a spectral decomposition, the matrices, and their measured values and vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from neula.certificates.spectra import SpectralBounds, SpectralMeasures
+from neula.engines import FP32, FP64, Engine, Format, Tuning
+from neula.engines.formats import matching_dtype
+from neula.pipeline.batches import Batch, Values
+from neula.pipeline.progress import Progress
+
+
+@dataclass(frozen=True)
+class SpectralTuning:
+    """Orders where one way takes less time than another."""
+
+    polar_first: float  # from which the polar factor comes before singular values
+    measured_in_double: float  # up to which answers in float32 are measured in double precision
+
+
+@dataclass(frozen=True)
+class SpectralOptions:
+    """Options of a spectral decomposition."""
+
+    target: Format  # the format whose accuracy the values and vectors are to have
+    engine: Engine
+    symmetric: bool  # whether eigenvalues are asked for, not singular values
+    vectors: bool = True
+    # Indices of the first and the last eigenvalue that are asked for; all by default.
+    part: tuple[int, int] | None = None
+    progress: Progress | None = None
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        """The tuning of the engine."""
+        return self.engine.tuning
+
+    @property
+    def work(self) -> Format:
+        """The format in which the library reaches the accuracy."""
+        return FP64 if self.target is FP64 else FP32
+
+    def bounds(self, n: int) -> SpectralBounds:
+        """Largest accepted errors of n values."""
+        return SpectralBounds.for_order(self.target, n)
+
+
+@dataclass(frozen=True)
+class SpectralMatrices(Batch):
+    """Matrices in a range where squares neither overflow nor underflow."""
+
+    # Shape (batch, m, n), m >= n, at least float32; symmetric as a whole if eigenvalues are asked for.
+    a: torch.Tensor
+    options: SpectralOptions
+
+    def stored(self, format: Format) -> torch.Tensor:
+        """The matrices in a format."""
+        return self.a.to(matching_dtype(format.dtype, self.a.dtype))
+
+    def precise(self, format: Format) -> torch.Tensor:
+        """The matrices in the precision in which an answer in a format is measured."""
+        wide = torch.promote_types(self.a.dtype, matching_dtype(format.dtype, self.a.dtype))
+        if self.a.shape[2] <= self.options.tuning[SpectralTuning].measured_in_double:
+            wide = torch.promote_types(wide, torch.float64)
+        return self.a.to(wide)
+
+
+@dataclass(frozen=True)
+class SpectralValues(Values):
+    """Decompositions ``A V = U diag(s)``, and what was measured of them.
+
+    Where no vectors are asked for, U and V have no columns, and measures are NaN.
+    """
+
+    s: torch.Tensor  # shape (batch, k): ascending eigenvalues, or descending singular values
+    u: torch.Tensor  # shape (batch, m, k): V, of eigenvalues
+    v: torch.Tensor  # shape (batch, n, k)
+    residuals: torch.Tensor  # those of neula.certificates.spectra.SpectralMeasures
+    quotients: torch.Tensor
+    total: torch.Tensor
+    orthogonality: torch.Tensor
+    size: torch.Tensor
+
+    @property
+    def measures(self) -> SpectralMeasures:
+        """What was measured."""
+        return SpectralMeasures(self.residuals, self.quotients, self.total, self.orthogonality, self.size)

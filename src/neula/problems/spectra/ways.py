@@ -1,0 +1,93 @@
+"""Methods for eigenvalues and singular values, each measured where it is computed."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.certificates.spectra import consistency, measured
+from neula.engines import FP64, Format
+from neula.kernels import scipy_linalg
+from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.chain import Answer
+from neula.pipeline.progress import stage
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.problem import QROptions
+from neula.problems.polar.polar import decompose, symmetric_factor
+from neula.problems.polar.problem import PolarOptions
+from neula.problems.spectra.problem import SpectralMatrices, SpectralValues
+
+Solution = Answer[SpectralValues]
+
+
+def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
+    """LAPACK or cuSOLVER in float32 or float64."""
+    options, a = matrices.options, matrices.stored(format)
+    report = stage(options.progress, label)
+    if not options.vectors:
+        s = converged_eigvalsh(a) if options.symmetric else torch.linalg.svdvals(a)
+        return _values_alone(matrices, s, label)
+    if not options.symmetric:
+        u, s, vh = svd(a)
+        v = vh.mH
+    else:
+        s, v = converged_eigh(a)
+        u = v
+    report(1.0)
+    return measured_answer(matrices, u, s, v, label, format)
+
+
+def part_by_lapack(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Some eigenvalues of a single matrix on a CPU, by LAPACK's relatively robust representations."""
+    options, a = matrices.options, matrices.stored(format)
+    assert options.part is not None
+    lower, vectors = a[0].numpy(), options.vectors
+    found = scipy_linalg.eigh(lower, subset_by_index=options.part, eigvals_only=not vectors, driver="evr")
+    if not vectors:
+        return _values_alone(matrices, torch.from_numpy(found)[None], label, whole=False)
+    s, v = (torch.from_numpy(x)[None] for x in found)
+    return measured_answer(matrices, v, s, v, label, format)
+
+
+def by_polar_factor(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Singular values of ``A = U H`` from eigenvalues of H: all else is products.
+
+    Of a matrix with twice as many rows as columns, or more, R takes the place of A.
+    """
+    options, a = matrices.options, matrices.stored(format)
+    q = None
+    if a.shape[1] >= 2 * a.shape[2]:
+        factors = factorize(a, "reduced", QROptions(format, options.engine))
+        q, a = factors.q.to(a.dtype), factors.r.to(a.dtype)
+    asked = PolarOptions(format, options.engine, completion=True)
+    u = decompose(a, asked).u.to(a.dtype)
+    s, v = converged_eigh(symmetric_factor(a, u, "right", asked).to(a.dtype))
+    u = exact_matmul(u, v * torch.where(s < 0, -1.0, 1.0)[:, None, :])  # those near zero may be negative
+    s, order = s.abs().sort(1, descending=True)
+    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
+    return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
+
+
+def measured_answer(
+    matrices: SpectralMatrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, label: str, format: Format
+) -> Solution:
+    """Decompositions with what is measured of them."""
+    found = measured(matrices.precise(format), u, s, v)
+    return Answer(SpectralValues(s, u, v, *found), label, measured=found.numbers)
+
+
+def _values_alone(matrices: SpectralMatrices, s: torch.Tensor, label: str, *, whole: bool = True) -> Solution:
+    """Values that are consistent with trace and norm; of a part of them nothing is measured."""
+    a, options = matrices.a, matrices.options
+    off = torch.zeros(len(a), dtype=torch.float64, device=a.device)
+    if whole:
+        off = consistency(matrices.precise(FP64), s, symmetric=options.symmetric)
+    none = (a.new_empty(len(a), n, 0) for n in a.shape[1:])
+    unknown = torch.full_like(s, torch.nan, dtype=torch.float64)
+    one = torch.full_like(off, torch.nan)
+    values = SpectralValues(s, next(none), next(none), unknown, unknown, one, one, one)
+    return Answer(values, label, measured=torch.stack([off, torch.zeros_like(off)]))
