@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 
 from neula.certificates.bounds import CONSTANT, measurement_error, orthogonality_2norm_bound
-from neula.certificates.orthogonality import COLUMNS, gram_defect, measured_again
+from neula.certificates.orthogonality import COLUMNS, measured_again
 from neula.engines import Format
 from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
@@ -43,8 +43,10 @@ class SpectralBounds:
     """Largest accepted errors of a decomposition ``A V = U diag(s)``.
 
     ``||R||_F / ||A||_F`` may be ``30 sqrt(n) u``: the threshold of LAPACK's tests, 30, for n orthogonal
-    transformations whose rounding errors are independent (Higham and Mary 2019). Orthogonality is measured in
-    the 2-norm (:func:`~neula.certificates.bounds.orthogonality_2norm_bound`).
+    transformations whose rounding errors are independent (Higham and Mary 2019); and ``u^(7/8)`` more, the
+    elements beside the diagonal that its singular value iteration takes for zero (TOLMUL of DBDSQR).
+    Orthogonality is measured in the 2-norm
+    (:func:`~neula.certificates.bounds.orthogonality_2norm_bound`).
     """
 
     residual: float
@@ -53,7 +55,8 @@ class SpectralBounds:
     @classmethod
     def for_order(cls, target: Format, n: int) -> SpectralBounds:
         """Those of n eigenvalues, or singular values, to the accuracy of a format."""
-        return cls(CONSTANT * max(n, 1) ** 0.5 * target.u, orthogonality_2norm_bound(target, max(n, 1)))
+        residual = CONSTANT * max(n, 1) ** 0.5 * target.u + target.u**0.875
+        return cls(residual, orthogonality_2norm_bound(target, max(n, 1)))
 
 
 def a_priori_error(u: float, n: int) -> float:
@@ -81,7 +84,9 @@ class SpectralMeasures(NamedTuple):
         return torch.stack([self.total / torch.where(self.size > 0, self.size, 1.0), self.orthogonality])
 
 
-def measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> SpectralMeasures:
+def measured(
+    a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, size: torch.Tensor | None = None
+) -> SpectralMeasures:
     """Measure decompositions in the precision of A, which is to be the wider one.
 
     Parameters
@@ -89,35 +94,39 @@ def measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor)
     a : Tensor, shape (batch, m, n)
         Whose squares neither overflow nor underflow.
     u, s, v : Tensor, shape (batch, m, k), (batch, k), (batch, n, k)
-        U may be V itself.
+        U may be V itself; s is monotone.
+    size : Tensor, shape (batch,), optional
+        ``||A||_F``, if it is known.
     """
-    n = a.shape[2]
+    n, unit_roundoff = a.shape[2], measurement_error(1, a.dtype.to_real())
     unit = measurement_error(n, a.dtype.to_real())
+    size = in_double(two_norms(a, 1, 2)) if size is None else size
     right = v.to(a.dtype)
     left = right if u is v else u.to(a.dtype)
     r = exact_matmul(a, right).sub_(left * s.to(a.dtype.to_real())[:, None, :])
-    squares = in_double(two_norms(r, 1))
-    norm, size = in_double(s).abs().amax(1), in_double(two_norms(a, 1, 2))
-    rounding = unit * norm + 2 * measurement_error(1, a.dtype.to_real()) * size  # of each column
-    quotients = squares
-    if u is v:
-        along = torch.linalg.vecdot(right, r, dim=1).abs() / two_norms(right, 1).square()
-        quotients = in_double(along) + rounding[:, None]
-    lost = _lost(v, right) if u is v else torch.maximum(_lost(v, right), _lost(u, left))
-    return SpectralMeasures(
-        squares + rounding[:, None],
-        quotients,
-        torch.linalg.vector_norm(squares, dim=1) + unit * size,
-        lost,
-        size,
-    )
+    lengths = in_double(two_norms(r, 1))
+    ends = in_double(s[:, :: max(s.shape[1] - 1, 1)])
+    rounding = (unit * ends.abs().amax(1) + 2 * unit_roundoff * size)[:, None]  # of each column
+    lost = lost_orthogonality(right, a.dtype)
+    if u is not v:
+        lost = torch.maximum(lost, lost_orthogonality(left, a.dtype))
+        quotients = lengths
+    else:
+        quotients = torch.linalg.vecdot(right, r, dim=1).abs() / (1 - lost.clamp(max=0.5))[:, None] + rounding
+    total = torch.linalg.vector_norm(lengths, dim=1) + unit * size
+    return SpectralMeasures(lengths + rounding, quotients, total, lost, size)
 
 
-def _lost(q: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
-    """Bound on ``||Q^H Q - I||_2`` of each Q, shape (batch,)."""
-    few = q.shape[2] <= COLUMNS
-    lost = two_norms(gram_defect(wide), 1, 2) if few else 2 * measured_again(wide, 0.0)  # right within 2
-    return in_double(lost) + measurement_error(q.shape[1], wide.dtype.to_real())
+def lost_orthogonality(q: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
+    """Bound on ``||Q^H Q - I||_2`` of each Q, shape (batch,), measured in a precision."""
+    q = q.to(wide)
+    if q.shape[2] <= 3 * COLUMNS:  # less time than a dozen calls of the library
+        lost = exact_matmul(q.mH, q)
+        lost.diagonal(0, 1, 2).sub_(1.0)
+        lost = two_norms(lost, 1, 2)
+    else:
+        lost = 2 * measured_again(q, 0.0)  # right within a factor of 2
+    return in_double(lost) + measurement_error(q.shape[1], wide.to_real())
 
 
 class SpectralErrors(NamedTuple):

@@ -65,9 +65,9 @@ class EighResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     residual_bound: float
     orthogonality_bound: float
     converged: bool
-    residuals: Any
-    orthogonalities: Any
-    accepted: Any
+    residuals: Any = Deferrable()  # noqa: RUF009
+    orthogonalities: Any = Deferrable()  # noqa: RUF009
+    accepted: Any = Deferrable()  # noqa: RUF009
 
     def _parts(self) -> tuple[Any, ...]:
         return self.eigenvalues, self.eigenvectors

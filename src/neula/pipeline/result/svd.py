@@ -55,7 +55,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     gaps: Any = Deferrable(None)  # noqa: RUF009
     clusters: Any = Deferrable(None)  # noqa: RUF009
     vector_errors: Any = Deferrable(None)  # noqa: RUF009
-    accepted: Any = None
+    accepted: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
 
     @property

@@ -16,7 +16,7 @@ from neula.engines import Engine
 from neula.errors import check_name
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_plans
 from neula.pipeline.gradients import attach_eigenvectors
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
@@ -25,6 +25,7 @@ from neula.pipeline.result.deferred import Later
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.pencil import decompose_pencil
+from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 CERTIFIED = ("a priori", "measured")
@@ -34,7 +35,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@eager
+@with_plans(lambda A, **keywords: _plan(A, **keywords))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -218,7 +219,32 @@ def eigvalsh(A: ArrayLike, B: ArrayLike | None = None, **keywords: Any) -> Array
     >>> neula.eigvalsh(np.array([[2.0, 1.0], [1.0, 2.0]])).round(12)
     array([1., 3.])
     """
-    return eigh(A, B, eigvals_only=True, **keywords).eigenvalues
+    return eigh(*(A, B)[: 1 if B is None else 2], eigvals_only=True, **keywords).eigenvalues
+
+
+def _plan(
+    A: Any,
+    *,
+    upper: bool = False,
+    eigvals_only: bool = False,
+    certify: str | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    progress: Progress | None = None,
+    strict: bool = False,
+    **others: Any,
+) -> SpectralPlan | None:
+    """That of a single matrix on a CPU, all of whose eigenvalues are asked for."""
+    if others:
+        return None
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
+    check_name("certify", certify, CERTIFIED, optional=True)
+    a, vectors = call.first.tensor, not eigvals_only
+    check_square(a, "A")
+    if eigvals_only and certify == "measured":
+        return None
+    options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
+    return SpectralPlan.for_matrix(a, options, upper=upper)
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:

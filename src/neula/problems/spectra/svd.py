@@ -12,12 +12,12 @@ import torch
 
 from neula.certificates.bounds import Accuracy
 from neula.certificates.low_rank import SVDCertificate
-from neula.certificates.spectra import SpectralBounds
+from neula.certificates.spectra import SpectralBounds, lost_orthogonality
 from neula.engines import Engine
 from neula.errors import check_name
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_plans
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import check_matrices, is_spread
 from neula.pipeline.progress import Progress
@@ -27,6 +27,7 @@ from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.eigh import CERTIFIED
+from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 
@@ -34,7 +35,7 @@ from neula.problems.spectra.problem import SpectralOptions
 def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
-@eager
+@with_plans(lambda A, **keywords: _plan(A, **keywords))
 def svd(
     A: ArrayLike,
     *,
@@ -181,6 +182,29 @@ def svdvals(A: ArrayLike, **keywords: Any) -> Array:
     return svd(A, compute_uv=False, **keywords).s
 
 
+def _plan(
+    A: Any,
+    *,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    certify: str | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    progress: Progress | None = None,
+    strict: bool = False,
+) -> SpectralPlan | None:
+    """That of a single matrix on a CPU."""
+    check_name("certify", certify, CERTIFIED, optional=True)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
+    a = call.first.tensor
+    check_matrices(a, "A")
+    if certify == "measured" and not compute_uv:
+        return None
+    options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=compute_uv)
+    options = replace(options, progress=progress)
+    return SpectralPlan.for_matrix(a, options, full=full_matrices and a.shape[0] != a.shape[-1])
+
+
 def _bound(target: Any, shape: tuple[int, ...]) -> float:
     return SpectralBounds.for_order(target, min(shape[-2:], default=1)).residual
 
@@ -197,9 +221,12 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
     s, u, v = of_batch(found.values), None, None
     if options.vectors:
         u, v = found.u, found.v
-        if keep and full and not call.differentiable:
+        if keep and full and not call.differentiable and u.shape[1] > u.shape[2] and len(u):
             with call.computing():
                 u = completed(u)
+                lost = lost_orthogonality(u, torch.promote_types(u.dtype, torch.float64)).cpu().numpy()
+            limit = options.bounds(u.shape[1]).orthogonality
+            run.numbers[1], run.accepted = np.maximum(run.numbers[1], lost), run.accepted & (lost <= limit)
         u, v = of_batch(u), of_batch(v)
     if call.differentiable:
         assert u is not None
@@ -254,9 +281,7 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
 
 def completed(u: torch.Tensor) -> torch.Tensor:
     """Square matrices that begin with orthonormal columns, shape (batch, m, k)."""
-    count, m, k = u.shape
-    if m == k or not count:
-        return u if m == k else u.new_zeros(count, m, m)
+    k = u.shape[2]
     q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
     rest = q[:, :, k:]
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
