@@ -179,6 +179,7 @@ class EighKeywords(Common, total=False):
     eigvals_only: bool
     subset_by_index: tuple[int, int] | None
     subset_by_value: tuple[float, float] | None
+    algorithm: Literal["divide"] | None
     certify: Literal["a priori", "measured"] | None
 
 

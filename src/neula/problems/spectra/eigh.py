@@ -28,6 +28,7 @@ from neula.problems.spectra.pencil import decompose_pencil
 from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
+ALGORITHMS = ("divide",)
 CERTIFIED = ("a priori", "measured")
 
 
@@ -44,6 +45,7 @@ def eigh(
     eigvals_only: bool = False,
     subset_by_index: tuple[int, int] | None = None,
     subset_by_value: tuple[float, float] | None = None,
+    algorithm: str | None = None,
     certify: str | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
@@ -75,6 +77,8 @@ def eigh(
         Only the eigenvalues from the first to the second index, inclusive, as in SciPy.
     subset_by_value : (float, float), optional
         Only the eigenvalues in the half-open interval ``(lowest, highest]``, of a single matrix, as in SciPy.
+    algorithm : {"divide"}, optional
+        Force spectral divide and conquer by matrix products, without a fallback, of A without B.
     certify : {"a priori", "measured"}, optional
         ``"measured"`` computes eigenvectors for the bounds on errors even if ``eigvals_only``.
     accuracy : {"fp16", "bf16", "tf32", "fp32", "fp64"}, dtype or float, optional
@@ -165,6 +169,7 @@ def eigh(
     for name, taken in call.operands.items():
         check_square(taken.tensor, name)
     check_name("certify", certify, CERTIFIED, optional=True)
+    check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     n = given.shape[-1]
     if subset_by_index is not None and subset_by_value is not None:
         raise ValueError("give subset_by_index or subset_by_value, not both")
@@ -173,16 +178,21 @@ def eigh(
             "the generalized problem has no gradient: pass A.detach() and B.detach(), or "
             "eigh of L^-1 A L^-H with B = L L^H"
         )
-    vectors = not eigvals_only or certify == "measured" or call.differentiable
+    if B is not None and algorithm is not None:
+        raise ValueError(f"algorithm={algorithm!r} is for A without B")
+    whole = algorithm is not None or call.differentiable
+    vectors = not eigvals_only or certify == "measured" or whole
     wanted = _indices(subset_by_index, n)
-    options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
+    options = SpectralOptions(
+        call.target, call.engine, symmetric=True, vectors=vectors, algorithm=algorithm, progress=progress
+    )
     with call.computing():
         if B is None:
             matrices = call.matrices()
             matrices = matrices.mH if upper else matrices
             if subset_by_value is not None:
                 wanted = _in_interval(matrices, given, subset_by_value, n)
-            found = decompose(call, matrices, _of_part(options, wanted, n, whole=call.differentiable))
+            found = decompose(call, matrices, _of_part(options, wanted, n, whole=whole))
         else:
             if subset_by_value is not None:
                 raise ValueError("subset_by_value is for A without B: give subset_by_index")

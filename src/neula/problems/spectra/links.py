@@ -19,7 +19,7 @@ from neula.problems.spectra.problem import (
     SpectralTuning,
     SpectralValues,
 )
-from neula.problems.spectra.ways import by_library, by_polar_factor, part_by_lapack
+from neula.problems.spectra.ways import by_division, by_library, by_polar_factor, part_by_lapack
 
 SpectralLink = Link[SpectralMatrices, SpectralValues]
 
@@ -53,6 +53,10 @@ def _part(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(part_by_lapack, label=label, format=FORMATS[name]))
 
 
+def _division(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    return Link(label, partial(by_division, label=label, format=FORMATS[name]))
+
+
 def _polar(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name]))
 
@@ -70,14 +74,30 @@ _singular = _when(
     ),
 )
 
+_divided = _when(
+    "by name; eigenvectors of a batch, on the emulated engine",
+    lambda case: (
+        case.options.algorithm == "divide"
+        or (
+            case.options.symmetric
+            and case.options.vectors
+            and case.count > 1
+            and case.n >= case.tuning[SpectralTuning].divided
+        )
+    ),
+)
+
+_default = _when("by default", lambda case: case.options.algorithm is None)
+
 _below = _when("accuracies below fp64", lambda case: case.options.work.name == "fp32")
 
 _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.options.work.name])
 
 TABLE: Table[SpectralCase] = (
     Row("some of eigh {}", _part, (_some,), arithmetics=_work),
+    Row("divide and conquer {}", _division, (_divided,), arithmetics=_work),
     Row("polar factor and eigh {}", _polar, (_singular,), arithmetics=_work),
-    Row("eigh {}", _library, (_below,), arithmetics=("fp32",)),
-    Row("eigh {}", _library, ()),
+    Row("eigh {}", _library, (_default, _below), arithmetics=("fp32",)),
+    Row("eigh {}", _library, (_default,)),
 )
 """Cheapest first; of singular values it is the library's SVD that ends the chain."""

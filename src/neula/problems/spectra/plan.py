@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ class SpectralPlan:
         fields: dict[str, Any] = {"errors": later("errors"), "converged": True}
         for name in ("clusters", "gaps", "vector_errors"):
             fields[name] = later(name) if options.vectors else None
-        fields["accepted"] = Later(lambda: give(torch.tensor(True)))
+        fields["accepted"] = Later(lambda: give(s.isfinite().all()))
 
         def reason() -> str:
             return str(certificate())
@@ -145,8 +145,8 @@ class SpectralPlan:
         fields |= {"evidence": "measured" if options.vectors else "a priori"}
         fields |= {"residual": residual, "orthogonality": lost}
         fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
-        fields["residuals"] = Later(lambda: give(torch.tensor(residual, dtype=torch.float64)))
-        fields["orthogonalities"] = Later(lambda: give(torch.tensor(lost, dtype=torch.float64)))
+        for name, number in (("residuals", residual), ("orthogonalities", lost)):
+            fields[name] = Later(partial(lambda x: give(s.new_tensor(x, dtype=torch.float64)), number))
         return accepted_result(EighResult, given, options, self._label, reason, fields)
 
     def _errors(self, s: torch.Tensor, found: SpectralMeasures | None) -> SpectralErrors:

@@ -19,6 +19,8 @@ class SpectralTuning:
     """Orders where one way takes less time than another."""
 
     polar_first: float  # from which the polar factor comes before singular values
+    divided: float  # from which matrices of a batch are divided by products
+    leaf: float  # up to which these are left to the library
     measured_in_double: float  # up to which answers in float32 are measured in double precision
 
 
@@ -32,6 +34,7 @@ class SpectralOptions:
     vectors: bool = True
     # Indices of the first and the last eigenvalue that are asked for; all by default.
     part: tuple[int, int] | None = None
+    algorithm: str | None = None
     progress: Progress | None = None
 
     @cached_property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
+from neula.algorithms.spectra.divide import corrected, divide, sign
 from neula.certificates.spectra import consistency, measured
-from neula.engines import FP64, Format
+from neula.engines import FP32, FP64, Format
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
 from neula.kernels.precision import exact_matmul
@@ -15,7 +18,8 @@ from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import decompose, symmetric_factor
 from neula.problems.polar.problem import PolarOptions
-from neula.problems.spectra.problem import SpectralMatrices, SpectralValues
+from neula.problems.spectra.judge import SpectralJudge
+from neula.problems.spectra.problem import SpectralMatrices, SpectralTuning, SpectralValues
 
 Solution = Answer[SpectralValues]
 
@@ -70,6 +74,29 @@ def by_polar_factor(
     s, order = s.abs().sort(1, descending=True)
     u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
     return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
+
+
+def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
+    """Spectral divide and conquer in products as accurate as float32, and corrections in the format."""
+    options = matrices.options
+    exact = options.engine.using(options.tuning.cheapest(format))
+    rough = options.engine.using(options.tuning.cheapest(FP32))
+    a, width = matrices.stored(format), int(options.tuning[SpectralTuning].leaf)
+    report = stage(options.progress, label)
+
+    def orthonormal(x: torch.Tensor) -> torch.Tensor:
+        return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
+
+    v = divide(matrices.stored(FP32), partial(sign, engine=rough), orthonormal, width, rough).to(a.dtype)
+    judge = SpectralJudge(options.bounds(a.shape[2]))
+    for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
+        s, v = corrected(a, v, width, exact)
+        answer = measured_answer(matrices, v, s, v, label, format)
+        report(step / 4)
+        assert isinstance(answer.measured, torch.Tensor)
+        if judge.accept(answer.measured.cpu().numpy()).all():
+            break
+    return answer
 
 
 def measured_answer(
