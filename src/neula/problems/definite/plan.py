@@ -14,6 +14,7 @@ from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.errors import of_batch
 from neula.kernels import scipy_linalg
+from neula.kernels.phases import adjoint
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.factors import CholeskyMethods
@@ -84,11 +85,6 @@ class CholeskyPlan:
         image = below @ vectors + adjoint(below) @ vectors + diagonal[:, None] * vectors
         size = np.linalg.norm(image * scales)
         return float(np.linalg.norm((image - lower @ (adjoint(lower) @ vectors)) * scales) / size)
-
-
-def adjoint(a: np.ndarray) -> np.ndarray:
-    """The conjugate transpose; a view of real numbers."""
-    return a.T.conj() if a.dtype.kind == "c" else a.T
 
 
 def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, int]:

@@ -63,7 +63,7 @@ class SystemsPlan:
         if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
             return None
         if self._parts > 1:
-            compiled.of_parts(numbers, self._places)
+            compiled.double_errors_of_parts(numbers, self._places)
             x = of_stacked_parts(x)
         of = numbers.ravel().tolist()
         _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
