@@ -133,7 +133,7 @@ HELD = 0.1
 
 
 def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task]:
-    """All that is measured, in float64 and in float32; of some condition number all but low rank."""
+    """Cases to measure in float64 and float32; with a given condition number, all except low rank."""
     shapes: list[tuple[int, ...]] = [*TALL, *LARGE, *((n, n) for n in SQUARE), *BATCHES]
     dtypes = (torch.float64, torch.float32)
     for dtype in (x for x in dtypes if (condition or 1) * torch.finfo(x).eps <= HELD):

@@ -90,7 +90,7 @@ class _Packed:
 
     @cached_property
     def _layouts(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:
-        """Where each result begins in the buffer, counted in its elements, and how it lies there."""
+        """Offset in the buffer, in elements, dtype, shape and strides of each result."""
         return [
             (place // x.itemsize, x.dtype, x.shape, row_major(x.shape))
             for x, place in zip(self.results, self.places, strict=True)

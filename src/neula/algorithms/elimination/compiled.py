@@ -55,7 +55,7 @@ class CompiledSolutions(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[CompiledSolutions]) -> CompiledSolutions:
-        """Those of a batch, from those of its members."""
+        """Join the solutions of the members of a batch."""
         x, forward_errors, numbers, places = zip(*parts, strict=True)
         return cls(torch.stack(x), np.stack(forward_errors), np.stack(numbers, 1), places[0])
 
@@ -146,7 +146,7 @@ def count_of(kernels: Core) -> int:
 
 @lru_cache(maxsize=1)
 def places_of(kernels: Core) -> dict[str, Any]:
-    """Where kernels write the numbers of their evidence: indices, and the slice of the history."""
+    """Indices at which kernels write the numbers of their evidence, and the slice of the history."""
     return {
         name: first if count == 1 else slice(first, first + count)
         for name, (first, count) in kernels.system_evidence.items()

@@ -42,7 +42,7 @@ class OddPolynomial:
 
     @property
     def degree(self) -> int:
-        """That of p."""
+        """Degree of p."""
         return 1 + 2 ** (len(self.squares) + 1)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:

@@ -92,5 +92,5 @@ def doubled_product_cuda(
 
 
 def place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
-    """Where a matrix is, and what lies between two members of a batch, rows and columns."""
+    """Address of a matrix, and its strides between members of a batch, rows and columns."""
     return (0, 0, 0, 0) if x is None else (x, *x.stride())

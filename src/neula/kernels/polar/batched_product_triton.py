@@ -88,7 +88,7 @@ def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> Bat
 
 
 def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
-    """Of two parts; where there is one, the kernel does not touch the second."""
+    """Descriptors of two parts; if there is one part, the kernel does not touch the second."""
     found = [Tiles(part, (1, *block)) for part in operand]
     return found + [found[-1]] * (2 - len(found))
 

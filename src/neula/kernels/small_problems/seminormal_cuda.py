@@ -42,7 +42,7 @@ def shared_bytes(n: int, itemsize: int, rows: int) -> int:
 
 
 def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
-    """As many as there is room for, in bytes; all of them if they fit."""
+    """Rows that fit into ``room`` bytes of shared memory at a time; all of them if possible."""
     if shared_bytes(n, itemsize, m) <= room:
         return m
     return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)

@@ -21,7 +21,7 @@ single exchanges may be as many as there are sets."""
 def by_block_pivoting(
     problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
 ) -> Solution:
-    """All infeasible variables at once, beginning with the solution without bounds."""
+    """Exchange all infeasible variables at once, beginning with the unconstrained solution."""
     limit = problems.whole.options.max_iterations or EXCHANGES
     start, reduced = problems.whole.unbounded[problems.places], problems.reduced
     if reduced.equalities is not None:

@@ -393,7 +393,7 @@ PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "
 
 
 def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner | None:
-    """That of problems which the core takes, or of plain ones whose first link launches its work."""
+    """Planner for problems of the core, or for plain ones whose first link launches its work."""
     keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None

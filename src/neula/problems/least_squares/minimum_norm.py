@@ -1,4 +1,4 @@
-"""The rank-revealing end of the chain, for one problem of any shape, in double precision.
+"""The rank-revealing last links of the chain, for one problem of any shape, in double precision.
 
 A complete orthogonal decomposition where it leaves no doubt about the rank, else the SVD.
 """

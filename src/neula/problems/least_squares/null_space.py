@@ -93,7 +93,7 @@ class NullSpace:
         return replace(found, shortest=found.corrected(shortest))
 
     def scaled(self, exponents: torch.Tensor) -> NullSpace:
-        """That of d times powers of two, exponents of shape (..., 1, k)."""
+        """Solutions for d times powers of two, exponents of shape (..., 1, k)."""
         return replace(self, shortest=shift(self.shortest, exponents), d=shift(self.d, exponents))
 
     def corrected(self, x: torch.Tensor) -> torch.Tensor:

@@ -186,7 +186,7 @@ def _joined(call: Call, shapes: BatchedProblem, found: RidgePath[torch.Tensor]) 
 
 
 def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
-    """Those of problems that are refined."""
+    """Options of the problems that are refined."""
     return LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
@@ -226,7 +226,7 @@ def _result(
     ]
 
     def of_columns(y: torch.Tensor) -> Any:
-        """Of each damping and right-hand side, shape (p, k), or of rows or columns of A as well."""
+        """Return numbers of each damping and right-hand side, shape (p, k), or of rows or columns of A."""
         return call.give_back((y[..., 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
     of_x = call.first.tensor.dtype if x.is_complex() else None

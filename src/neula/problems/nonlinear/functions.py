@@ -267,7 +267,7 @@ class Jacobian:
         here(function, x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Where the mode was not named, by what torch can do with the function: found out once."""
+        """Differentiate by the first mode of torch that works, if none was named; found out once."""
         if not self.ways:
             by_columns = (differentiate.columns, differentiate.forward)
             by_rows = (differentiate.rows, differentiate.rows_one_by_one)

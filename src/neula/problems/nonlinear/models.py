@@ -61,7 +61,7 @@ class Observations:
     factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
-        """Of some problems at parameters x, shape (P, m)."""
+        """Residuals of some problems at parameters x, shape (P, m)."""
         xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
         found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
         try:

@@ -104,7 +104,7 @@ class Residuals:
         return found.to(self.engine.device, torch.float64, copy=True)
 
     def errors(self, at: Iterates, bounds: Bounds) -> Errors:
-        """Of the residuals and the Jacobian at the points where it was found last.
+        """Errors of the residuals and of the Jacobian at the points where it was computed last.
 
         Differences: truncation and rounding errors together, by how much shorter steps change them.
         """
