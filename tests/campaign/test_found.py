@@ -195,6 +195,16 @@ FOUND = {
         **PLAIN,
         seed=1995952567,
     ),
+    # The error of the row space was multiplied by the sizes of other columns relative to damping of zero ones.
+    "damping of zero columns": Recipe(
+        *("lstsq", 4, 5, 1, (Member("zero_lines", whole=-300, rhs="orthogonal"),)),
+        dtype="complex64",
+        damp=1e-8,
+        weights=15,
+        engine="emulated",
+        options=(("certify", "forward"),),
+        seed=2368340290,
+    ),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }
