@@ -38,7 +38,7 @@ HALF = {"float16": "fp16", "bfloat16": "bf16"}
 """Accuracies of dtypes that are computed with, and returned, in float32."""
 
 Options = tuple[Any, ...]
-"""Of an operator, behind the operands."""
+"""Options of an operator, which follow the operands."""
 
 
 class TracedSolution(NamedTuple):

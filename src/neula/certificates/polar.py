@@ -51,7 +51,7 @@ LEAST = 16
 """Order of matrices whose eigenvalues take hardly longer than the call."""
 
 SQUARINGS = 5
-"""Of a matrix of order 9 at most, for the root of a norm of its 32nd power."""
+"""Squarings of a matrix of order at most 9, for the root of a norm of its 32nd power."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ SLOWER, LATER = 1.1, 0.1
 """Largest accepted time: this multiple of the peer's time, plus these milliseconds."""
 
 QUICK_FLOPS = 3e8
-"""Of the classical algorithm: what is measured in a minute."""
+"""Most operations of the classical algorithm for a sweep of a minute."""
 
 Calls = Mapping[str, Callable[[], Any]]
 Matrix = Callable[[tuple[int, ...]], torch.Tensor]

@@ -35,7 +35,7 @@ LARGEST = 280 << 20
 takes to launch them."""
 
 PART = 256
-"""They are at most this part of the GPU's memory, since a graph keeps a few times its input."""
+"""Inputs are at most this part of the GPU's memory, since a graph keeps a few times its input."""
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has

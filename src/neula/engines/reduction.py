@@ -98,4 +98,4 @@ class Reduction:
 
 
 HERE = Reduction()
-"""All rows are here."""
+"""Reduction for matrices whose rows are all on this process."""

@@ -30,7 +30,7 @@ NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module
 """Launch helpers of torch, of ``torch.cuda._utils``; without, that way is taken."""
 
 INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
-"""Of a source what several have in common."""
+"""Lines of a source that include a common file."""
 
 PATIENCE = 1000
 """Calls that others answer before anybody waits for a kernel."""

@@ -26,7 +26,7 @@ ROWS, ACROSS = 4, 2
 """Rows that a thread adds up, where they are contiguous and where columns are."""
 
 ELEMENTS = 16
-"""Of the result, for which a thread block adds pieces."""
+"""Elements of the result for which a thread block adds pieces."""
 
 VECTORS = 4
 """For how many vectors at most an element is read once."""

@@ -33,10 +33,10 @@ class BatchedProductConfig(NamedTuple):
 
 
 SQUARE = {1: BatchedProductConfig(128, 128, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
-"""By the number of parts, of symmetric products: tiles on the diagonal are squares."""
+"""Configurations of symmetric products by the number of parts: diagonal tiles are squares."""
 
 WIDE = {1: BatchedProductConfig(128, 256, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
-"""By the number of parts, of other products."""
+"""Configurations of other products by the number of parts."""
 
 SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 """For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""

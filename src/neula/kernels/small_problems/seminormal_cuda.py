@@ -31,7 +31,7 @@ RESERVED = 1024
 """Bytes of shared memory that each thread block takes besides."""
 
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Of the significand of the dtype that solutions are rounded to."""
+"""Bits of the significand of the dtype that solutions are rounded to."""
 
 
 def shared_bytes(n: int, itemsize: int, rows: int) -> int:

@@ -14,8 +14,8 @@ from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 Solution = Answer[BoundedValues]
 
 EXCHANGES = 100
-"""Of block pivoting. Ten do on most problems; one that takes more is at the mercy of rounding errors, and
-single exchanges may be as many as there are sets."""
+"""Most exchanges of block pivoting. Ten suffice for most problems. If rounding errors decide, more may not
+terminate, and there may be as many single exchanges as sets."""
 
 
 def by_block_pivoting(

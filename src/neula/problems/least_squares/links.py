@@ -97,7 +97,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """Where R for the seminormal equations comes from; of what the core leaves, the last of them."""
+        """Sources of R for the seminormal equations; only the last one for problems that the core left."""
         names, options = self.tuning[LeastSquaresTuning].small_r, self.options
         if self.core:
             return names[-1:]
@@ -130,7 +130,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def preconditioners(self) -> list[tuple[str, str]]:
-        """Where an R of low precision for iterations comes from: method and arithmetic, cheapest first.
+        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first.
 
         An R in half precision with error correction is as good as one in single precision. It takes the
         place of that, and stands before one in double precision, which takes three times as long (on an

@@ -34,7 +34,7 @@ errors of a row that was computed with them have moved them."""
 
 @dataclass(frozen=True)
 class NullSpace:
-    """All x with ``C x = d``: a particular one, and a basis of the directions that change nothing."""
+    """Solutions of ``C x = d``: the one of minimum norm, and a basis of the null space of C."""
 
     shortest: torch.Tensor  # shape (..., n, k): the x of smallest norm
     basis: torch.Tensor  # shape (n, n - rank): orthonormal
@@ -57,7 +57,7 @@ class NullSpace:
 
     @property
     def noise(self) -> float:
-        """By how much rounding errors of the factorization turn the basis, and move the minimum-norm x."""
+        """Bound on the effect of rounding errors on the basis and on the minimum-norm x."""
         return ROUNDING * self.condition * FP64.u
 
     @classmethod

@@ -192,7 +192,7 @@ def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProb
 def with_exact_zeros(
     run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems
 ) -> Run[LeastSquaresSolutions]:
-    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error.
 
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
     """
