@@ -47,13 +47,15 @@ def test_derivatives_of_least_squares(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(neula.jax.lstsq(A, b).x, exact, rtol=1e-10)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_derivatives_of_qr(shape: tuple[int, ...]) -> None:
-    A = random(*shape)
+@pytest.mark.parametrize("imaginary", [0, 1j])
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 1)])
+def test_derivatives_of_qr(shape: tuple[int, ...], imaginary: complex) -> None:
+    A = random(*shape) + imaginary * random(*shape, seed=1)
     check(lambda A: neula.jax.qr(A)[:2], A)
     Q, R, accepted = jax.jit(neula.jax.qr)(A)
     np.testing.assert_allclose(Q @ R, A, atol=1e-13)
     assert accepted.all()
+    assert not jnp.diagonal(R, axis1=-2, axis2=-1).imag.any()
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])

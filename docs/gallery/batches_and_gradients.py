@@ -174,8 +174,8 @@ plt.title("Prediction, and two standard deviations")
 plt.show()
 
 # %%
-# Both at once: a hundred decays
-# ------------------------------
+# A gradient through a batch: a hundred decays
+# --------------------------------------------
 #
 # A hundred samples glow after a flash, each with a lifetime of its own, on a background. The brightness is linear in two of
 # the unknowns, amplitude and background, and nonlinear in the lifetime. So let least squares find the linear ones for any

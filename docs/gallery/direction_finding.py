@@ -16,8 +16,8 @@ rng = np.random.default_rng(0)
 antennas, snapshots = 12, 400
 
 # %%
-# What the antennas receive
-# -------------------------
+# Simulated signals
+# -----------------
 #
 # The antennas stand in a line, half a wavelength apart. A wave from the angle :math:`\theta` arrives at the next antenna with a phase
 # of :math:`\pi \sin\theta` more, so the responses to a direction are powers of one complex number.
@@ -87,8 +87,8 @@ print("directions", found.round(1))
 assert abs(found - directions).max() < 0.5
 
 # %%
-# What they send
-# --------------
+# Signals of the transmitters
+# ---------------------------
 #
 # With known directions, the signals are a least-squares problem with 400 right-hand sides.
 

@@ -6,8 +6,8 @@ You need to know NumPy and what least squares is, and no GPU.
 """
 
 # %%
-# A fit
-# -----
+# Fit a daily cycle
+# -----------------
 #
 # Something that repeats every day was read two thousand times in ten days, at random times, with noise. The model is
 # a constant and the sines and cosines of one to four cycles a day: nine unknowns.
@@ -189,8 +189,8 @@ for value, error in zip(s, low.errors, strict=True):
     print(f"{value:8.4f} +- {error:.0e}")
 
 # %%
-# Where to go on
-# --------------
+# Next steps
+# ----------
 #
 # :doc:`How certificates work <how_certificates_work>` explains the evidence, by experiments.
 # :doc:`Coming from NumPy, SciPy, PyTorch </coming-from>` shows how an existing program changes, and

@@ -89,10 +89,10 @@ print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 # number makes eight digits of that. neula's solution is right for the matrix that it was given; what was lost was lost before. That is
 # what ``condition`` is for: **times the error of your data, it says how far they leave x open.**
 #
-# All of them
-# -----------
+# The eleven regressions of NIST
+# ------------------------------
 #
-# The same for the eleven regressions, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
+# The same digits for all of them, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
 # answer can show more.
 
 ways = {

@@ -34,8 +34,8 @@ scales = power_of_two_scales(columns.abs().amax(0))
 print(half.operand(columns * scales) / scales)
 
 # %%
-# Sums matter, too
-# ----------------
+# Rounding in long sums
+# ---------------------
 #
 # A tensor core multiplies halves exactly and adds the products in single precision, some of them at a time. How they are
 # added decides the error of a long sum. Three ways, for dot products of positive numbers:
@@ -181,8 +181,8 @@ plt.show()
 # Look at the curve of fp32 once more: after the error has reached its floor it rises again. CGLS updates its residual and
 # never computes it anew, so that rounding errors pile up.
 #
-# In neula
-# --------
+# The same in neula
+# -----------------
 #
 # Three things that the loop above leaves out. neula starts again with a true residual, before CGLS drifts off. It measures
 # when to stop, and whether the answer may be believed. And it takes a better R where this one is too coarse.

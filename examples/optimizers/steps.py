@@ -23,7 +23,7 @@ class Clock:
     seconds: float = 0.0
 
     def timed(self, factorize: Factorize, matrices: list[torch.Tensor]) -> list[torch.Tensor]:
-        """What ``factorize`` says; a GPU is waited for."""
+        """Call ``factorize`` and add its time, including that of the GPU."""
         _wait(matrices)
         begun = perf_counter()
         found = factorize(matrices)

@@ -26,6 +26,7 @@ import torch
 from jax import numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
+from neula.kernels.phases import adjoint
 from neula.pipeline.operators import Operator
 from neula.problems.operators.factorizations import CHOLESKY, QR
 from neula.problems.operators.solutions import LSTSQ, SOLVE
@@ -37,7 +38,7 @@ HALF = {"float16": "fp16", "bfloat16": "bf16"}
 """Accuracies of dtypes that are computed with, and returned, in float32."""
 
 Options = tuple[Any, ...]
-"""Of an operator, behind the operands."""
+"""Options of an operator, which follow the operands."""
 
 
 class TracedSolution(NamedTuple):
@@ -253,10 +254,6 @@ def _is_complex(x: Any) -> bool:
     return bool(jnp.issubdtype(jnp.result_type(x), jnp.complexfloating))
 
 
-def _conjugate_transpose(x: jax.Array) -> jax.Array:
-    return x.mT.conj()
-
-
 def _system(A: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A, and the columns of b, with the same leading dimensions; of a real A, real and imaginary parts."""
     columns = b[:, None] if b.ndim == 1 else b
@@ -324,7 +321,7 @@ def _change_of_lstsq(options: Options, operands: Any, changes: Any) -> tuple[Any
     (A, b), (dA, db) = operands, changes
     found = x, ranks, *_ = _lstsq(A, b, options)
     rest = db - dA @ x
-    tall, adjoint = A.shape[-2] >= A.shape[-1], _conjugate_transpose
+    tall = A.shape[-2] >= A.shape[-1]
     Q, R, _ = _qr(A if tall else adjoint(A), (None, options[1]))
     if tall:
         image = adjoint(Q) @ rest + solve_triangular(adjoint(R), adjoint(dA) @ (b - A @ x), lower=True)
@@ -350,7 +347,6 @@ def _change_of_qr(options: Options, operands: Any, changes: Any) -> tuple[Any, A
     k = Q.shape[-1]
     (U, V), (dX, dY) = (jnp.split(x, [k], axis=-1) for x in (R, changes[0]))
     scaled = solve_triangular(U.mT, dX.mT, lower=True).mT
-    adjoint = _conjugate_transpose
     W = adjoint(Q) @ scaled
     triangle = jnp.triu(W + adjoint(jnp.tril(W, -1)), 1) + jnp.eye(k, dtype=R.dtype) * W.real
     dQ = scaled - Q @ triangle
@@ -368,7 +364,7 @@ def _cholesky(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
 def _change_of_cholesky(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
     """As :func:`neula.pipeline.derivatives.cholesky_forward`."""
     L, accepted = found = _cholesky(*operands, options)
-    dA = (changes[0] + _conjugate_transpose(changes[0])) / 2
-    M = solve_triangular(L, _conjugate_transpose(solve_triangular(L, dA, lower=True)), lower=True)
+    dA = (changes[0] + adjoint(changes[0])) / 2
+    M = solve_triangular(L, adjoint(solve_triangular(L, dA, lower=True)), lower=True)
     dL = L @ (jnp.tril(M) - jnp.eye(L.shape[-1], dtype=L.dtype) * M / 2)
     return found, (dL, *_without_tangents((accepted,)))

@@ -48,7 +48,11 @@ class Dropped:
 
     @classmethod
     def of(cls, truth: LeastSquares, rank: int, unit: float) -> Dropped | None:
-        """That of a problem stored with a unit roundoff; None of full rank."""
+        """That of a problem stored with a unit roundoff; None of full rank.
+
+        A real A has real singular vectors: each part of a complex b has an F test with as many rows as A.
+        """
+        truth = truth.in_arithmetic_of_a
         m, n = truth.shape
         s, fold = truth.singular_values, truth.fold
         if rank in (0, min(m, n)):

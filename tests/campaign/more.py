@@ -113,11 +113,14 @@ def _truth_of_inverse(a: np.ndarray, u: float) -> LeastSquares:
 
 
 def deserves_warning(example: Example) -> bool:
-    """Where no accuracy can be promised: singular values that rounding errors decide on."""
+    """Where no accuracy can be promised: singular values that rounding errors decide on, and underflow."""
     problem, u = example.recipe.problem, unit_roundoff(example, None)
     if problem == "pinv":
-        truths = [_truth_of_inverse(a, u) for a in as_array(example.a)]
-        return any((t.bounds(rank, u) >= SOLVABLE).any() for t in truths for rank in t.ranks)
+        spacing = spacing_of(example.a.dtype)
+        known = [(t, r) for t in (_truth_of_inverse(a, u) for a in as_array(example.a)) for r in t.ranks]
+        return any(
+            (t.bounds(r, u) >= SOLVABLE).any() or (t.underflow(r, spacing) > u).any() for t, r in known
+        )
     if problem == "polar":
         return any(_in_question(a, u) for a in as_array(example.a))
     return False

@@ -74,6 +74,8 @@ class LeastSquares:
     ----------
     fold : int
         2 for complex numbers: dimensions of the real problem in units of those of the complex one.
+    in_arithmetic_of_a : LeastSquares
+        The same problem; if only b is complex, the real one with real and imaginary parts of b as columns.
     """
 
     def __init__(
@@ -94,6 +96,10 @@ class LeastSquares:
             matrix, rhs = stacked(matrix, dyadic(damp * np.eye(n))), stacked(rhs, dyadic(np.zeros((n, k))))
         self.rcond = rcond
         self._set(matrix, rhs)
+        self.in_arithmetic_of_a = self
+        if np.iscomplexobj(b) and not np.iscomplexobj(a):
+            b = np.concatenate([b.real, b.imag], 1)
+            self.in_arithmetic_of_a = LeastSquares(a, b, weights=weights, damp=damp, rcond=rcond)
 
     def _of_parts(self, a: np.ndarray, b: np.ndarray) -> tuple[Dyadic, Dyadic]:
         """A and b of the real problem."""

@@ -195,6 +195,22 @@ FOUND = {
         **PLAIN,
         seed=1995952567,
     ),
+    # Errors of the row space were multiplied by the ratio of other columns to the damping of zero columns.
+    "damping of zero columns": Recipe(
+        *("lstsq", 4, 5, 1, (Member("zero_lines", whole=-300, rhs="orthogonal"),)),
+        dtype="complex64",
+        damp=1e-8,
+        weights=15,
+        engine="emulated",
+        options=(("certify", "forward"),),
+        seed=2368340290,
+    ),
+    # Elements of the pseudoinverse are subnormal, which a warning says.
+    "pseudoinverse that underflows": Recipe(
+        *("pinv", 2, 10, 1, (Member("dependent_integer", whole=300, rhs="orthogonal"),)),
+        dtype="complex64",
+        seed=1094236996,
+    ),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }

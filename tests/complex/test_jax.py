@@ -59,16 +59,6 @@ def test_least_squares(shape: tuple[int, ...], kinds: tuple[complex, complex]) -
         np.testing.assert_allclose(neula.jax.lstsq(A, b[:, 0]).x, found.x[:, 0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_qr(shape: tuple[int, ...]) -> None:
-    A = random(*shape)
-    check(lambda A: neula.jax.qr(A)[:2], A)
-    Q, R, accepted = jax.jit(neula.jax.qr)(A)
-    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
-    assert accepted.all()
-    assert not jnp.diagonal(R, axis1=-2, axis2=-1).imag.any()
-
-
 @pytest.mark.parametrize(("batch", "kinds"), [((2,), KINDS[0]), ((), KINDS[1]), ((), KINDS[2])])
 def test_systems_and_cholesky(batch: tuple[int, ...], kinds: tuple[complex, complex]) -> None:
     A, b = random(*batch, 4, 4, factor=kinds[0]), random(*batch, 4, 2, seed=1, factor=kinds[1])

@@ -215,6 +215,17 @@ def test_the_campaign_has_the_same_doubts(offset: float) -> None:
         assert bool(said) == (exact is not None and exact.surely)
 
 
+@pytest.mark.parametrize(("rows", "doubt"), [(4, False), (5, True)])
+def test_the_parts_of_b_are_tested_one_by_one_with_a_real_matrix(rows: int, doubt: bool) -> None:
+    """Rank one and one dropped direction leave rows - 2 degrees of freedom, and three are needed."""
+    e = np.eye(rows)
+    a = np.column_stack([e[0], e[0] + 1e-9 * e[1]])
+    b = (1j * (e[0] + e[1]) + 1e-9 * (1 - 2j) * e[2:].sum(0))[:, None]
+    result, said = doubted(neula.lstsq, a, b, rcond=1e-3)
+    exact = Dropped.of(LeastSquares(a, b, rcond=1e-3), result.rank, U)
+    assert (bool(said), exact is not None and exact.surely) == (doubt, doubt)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_no_result_has_more_digits_than_its_dtype(dtype: type) -> None:
     a = np.array([[2.0, 0], [0, 4], [0, 0]], dtype)

@@ -221,3 +221,15 @@ def test_batches_with_dependent_columns(rng: np.random.Generator) -> None:
     for i in range(7):
         one = neula.lstsq(a[i], b[i])
         assert torch.linalg.vector_norm(one.x - result.x[i]) <= 1e-13 * torch.linalg.vector_norm(one.x)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("engine", ["cpu", "emulated"])
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64])
+@pytest.mark.parametrize("damp", [1e-11, 1e-15, 1e-30, 1e-300])
+def test_damping_of_a_zero_column(damp: float, dtype: type, engine: str) -> None:
+    """Of rank one without its unknown, which is zero: ``x1 = x2 = b / (2 + damp^2)``."""
+    a = np.array([[3.0, 3.0, 0.0]]).astype(dtype)
+    result = neula.lstsq(a, a[:, 0], damp=damp, weights=[7.0], rcond=1e-8, engine=engine)
+    assert (result.rank, result.converged) == (2, True)
+    assert np.abs(result.x - [0.5, 0.5, 0.0]).max() <= 0.5 * result.forward_error <= 100 * U

@@ -31,7 +31,7 @@ class Scale:
 
 @dataclass
 class Measures:
-    """Of each right-hand side: an upper bound on its backward error, and its optimality."""
+    """Upper bound on the backward error of each right-hand side, and its optimality."""
 
     backward_error: torch.Tensor  # shape (k,)
     optimality: torch.Tensor  # shape (k,)

@@ -55,7 +55,7 @@ def enlarged(x: X, rate: X | float) -> X:
 
 
 def inverse_margin(count: int) -> float:
-    """By how much ``||A^-1||_2`` may exceed ``||A^-1 Z||_F`` for random vectors Z, Gaussian / sqrt(count).
+    """Bound on ``||A^-1||_2 / ||A^-1 Z||_F`` for random vectors Z, Gaussian / sqrt(count).
 
     If A is nearly singular, its inverse maps all vectors to multiples of one, and ``||A^-1 Z||_F^2`` is
     ``||A^-1||^2`` times the mean of the squares of ``count`` normal numbers: below t^-2 with a probability of

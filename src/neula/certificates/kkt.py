@@ -64,7 +64,7 @@ class KKTNorms(Generic[X]):
         return (sum(shape) + 4) * FP64.u * (self.residual + self.b + terms)
 
     def moved(self, norm: X, inverse_norm: X) -> X:
-        """By how much components of ``B^T r`` may differ from those of the solution, by norms of the columns
+        """Bound on the error of components of ``B^T r``, by norms of the columns
         for which they vanish and of their pseudoinverse.
         """
         error = self.backward_error + NOISE * FP64.u

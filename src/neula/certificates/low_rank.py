@@ -184,7 +184,7 @@ def largest_beyond(
 
 
 def random_vectors(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Those that look for what was missed, shape (n, ``VECTORS``): no triplets may depend on them."""
+    """Probes for missed singular values, shape (n, ``VECTORS``); no triplet may depend on them."""
     return gaussian(n, VECTORS, dtype, device, seed=SEED)
 
 
@@ -286,7 +286,7 @@ def _by_norms(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
-    """Those roots; of small eigenvalues they have half the digits, and a bound by the norm may be less."""
+    """The same roots by eigenvalues; small ones have half the digits, and a norm bound may be less."""
     values = np.linalg.eigvalsh(np.diag(s * s) + larger)[::-1][:rank]
     return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger).real))
 

@@ -163,7 +163,7 @@ class BlockFma:
         return 2 * u + u**2 + sums * (1 + u) ** 2
 
     def _theorem_4(self, n: int, r: int, panels: float, rounded_before: float) -> float:
-        """With Theorem 2 as the case of panels in the low format."""
+        """Theorem 4, with Theorem 2 as the case of panels in the low format."""
         sums = self._sums(n - r + 1)
         return max(rounded_before + sums + rounded_before * sums, panels)
 

@@ -51,7 +51,7 @@ LEAST = 16
 """Order of matrices whose eigenvalues take hardly longer than the call."""
 
 SQUARINGS = 5
-"""Of a matrix of order 9 at most, for the root of a norm of its 32nd power."""
+"""Squarings of a matrix of order at most 9, for the root of a norm of its 32nd power."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class PolarBounds:
 
     @classmethod
     def for_shape(cls, target: Format, m: int, n: int) -> PolarBounds:
-        """Those of an accuracy, for matrices of this shape.
+        """Bounds for an accuracy and a shape.
 
         For bf16 singular values are to be within ``2^-7``, twice the unit roundoff, whatever the shape;
         otherwise orthogonality is to be that of a QR. The residual may be twice that of a QR: polynomials

@@ -36,7 +36,7 @@ from neula.kernels.magnitudes import squares
 from neula.kernels.precision import exact_matmul
 
 SEED = 3
-"""Of the random vectors that look for columns which are not orthonormal."""
+"""Seed of the random vectors that detect columns which are not orthonormal."""
 
 
 def qr_certificate(

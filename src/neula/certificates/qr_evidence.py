@@ -109,7 +109,7 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @property
     def doubtful(self) -> np.ndarray:
-        """Of which only ``orthogonality_2norm``, which may be an upper estimate, exceeds its bound."""
+        """Mask where only ``orthogonality_2norm``, which may be an upper estimate, exceeds its bound."""
         return self._in_usual_norms & ~self.accepted
 
     @cached_property

@@ -47,7 +47,7 @@ class Evidence(NamedTuple, Generic[X]):
 
     @classmethod
     def from_errors(cls, backward_error: Any, forward_error: Any, doubtful: Any = 0.0) -> Evidence[Any]:
-        """Of x as it is returned, where residuals may be longer than b, as with bounds, and where the forward
+        """Evidence for the returned x, where residuals may exceed b, as with bounds, and where the forward
         error is infinite unless the rank is known.
         """
         nothing: Any = 0.0

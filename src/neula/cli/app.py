@@ -72,7 +72,7 @@ def _ended_early() -> Iterator[None]:
 
 
 class Program(TyperGroup):
-    """All commands, and how they end when somebody else ends them."""
+    """Group of all commands, with exit codes for signals and closed pipes."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
         """Read the command line."""

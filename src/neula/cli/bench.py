@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 PICTURES = (".svg", ".png", ".pdf")
 
 BYTES_AN_ENTRY = 40
-"""Of a matrix in double precision with its copies and those of the peer."""
+"""Bytes an entry of a matrix in double precision takes, with the copies of neula and of the peer."""
 
 PART = 1e-2
 """Relative error allowed for singular values and vectors if singular values decay."""
 
 GEMM_ROWS = 512
-"""Of a product, that are compared with it in double precision."""
+"""Rows of a product that are compared with the product in double precision."""
 
 
 @dataclass(frozen=True)

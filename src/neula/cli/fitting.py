@@ -19,7 +19,7 @@ from neula.io.table import Table, listed
 from neula.pipeline.result import shown
 
 POINTS = 400
-"""Of a curve."""
+"""Points of a drawn curve."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from neula.io.paths import HDF5, FileError, split_key, system_errors
 from neula.io.sources import Source, row_blocks
 
 COPIES = 3
-"""Of A in double precision that solving takes in memory: A, what is factorized, and what becomes of it."""
+"""Copies of A in double precision that solving needs: A, the matrix to factorize, and its factors."""
 
 IN_BLOCKS = (".npy", ".parquet", *HDF5)
 

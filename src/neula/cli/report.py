@@ -120,7 +120,7 @@ def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
 
 
 def _spectrum(A: np.ndarray) -> str:
-    """Of A with columns of norm 1: what decides how many digits are lost."""
+    """Singular values of A with columns of norm 1, which decide how many digits are lost."""
     import numpy as np
 
     from neula.papers.drawing import new_canvas

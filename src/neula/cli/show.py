@@ -40,7 +40,7 @@ Verdict = tuple[str, str]
 """Words for a result, and their style."""
 
 DONE: Verdict = ("done", "bold")
-"""Where there is nothing to certify."""
+"""Verdict of results without a certificate."""
 
 EVIDENCE = ("backward_error", "tolerance", "condition", "forward_error", "digits")
 

@@ -39,7 +39,7 @@ SLOWER, LATER = 1.1, 0.1
 """Largest accepted time: this multiple of the peer's time, plus these milliseconds."""
 
 QUICK_FLOPS = 3e8
-"""Of the classical algorithm: what is measured in a minute."""
+"""Most operations of the classical algorithm for a sweep of a minute."""
 
 Calls = Mapping[str, Callable[[], Any]]
 Matrix = Callable[[tuple[int, ...]], torch.Tensor]
@@ -133,7 +133,7 @@ HELD = 0.1
 
 
 def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task]:
-    """All that is measured, in float64 and in float32; of some condition number all but low rank."""
+    """Cases to measure in float64 and float32; with a given condition number, all except low rank."""
     shapes: list[tuple[int, ...]] = [*TALL, *LARGE, *((n, n) for n in SQUARE), *BATCHES]
     dtypes = (torch.float64, torch.float32)
     for dtype in (x for x in dtypes if (condition or 1) * torch.finfo(x).eps <= HELD):

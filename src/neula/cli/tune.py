@@ -128,7 +128,7 @@ def _both(engine: Engine, crossover: Crossover) -> Iterator[Engine]:
 def threshold_of(
     times: Sequence[Sequence[float]], sizes: Sequence[int], in_force: int, *, up_to: bool
 ) -> int:
-    """Where to change from the first way to the second: times are those of both at each size.
+    """Size from which the second way is faster, given the times of both at each size.
 
     The threshold in force stays unless another saves more than :data:`PAYS`.
 

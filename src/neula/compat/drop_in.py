@@ -173,12 +173,6 @@ def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray,
     return q, r
 
 
-def adjoint(a: Any) -> Any:
-    """The conjugate transpose of matrices, which copies complex arrays only."""
-    turned = a.swapaxes(-1, -2)
-    return turned.conj() if isinstance(a, torch.Tensor) or a.dtype.kind == "c" else turned
-
-
 def squared(x: Any) -> Any:
     """Squares of magnitudes, real."""
     real = not x.is_complex() if isinstance(x, torch.Tensor) else x.dtype.kind != "c"

@@ -10,8 +10,9 @@ import torch
 
 import neula
 from neula.certificates.probes import PROBES, gaussian_probes
-from neula.compat.drop_in import adjoint, squared
+from neula.compat.drop_in import squared
 from neula.kernels import scipy_linalg
+from neula.kernels.phases import adjoint
 
 EPS = float(np.finfo(np.float64).eps)
 

@@ -34,7 +34,7 @@ _open: list[object] = []
 """One for each ``with`` that is open, in any thread."""
 
 _everywhere: list[object] = []
-"""Those of them that are for all threads."""
+"""The open ones that are for all threads."""
 
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []
 """Modules and names, with the function that was there and its switch."""

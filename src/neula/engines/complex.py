@@ -135,11 +135,11 @@ class ComplexEngine(Engine):
             return super().lower_gram(a, blocks, scales)
         # That of real and imaginary parts of the columns by turns: A is read where it is.
         parts = torch.view_as_real(a.resolve_conj()).flatten(1)
-        of_parts = [slice(2 * k.start, 2 * k.stop) for k in blocks]
+        doubled = [slice(2 * k.start, 2 * k.stop) for k in blocks]
         if scales is not None:
-            g = self._real.lower_gram(parts, of_parts, scales.repeat_interleave(2))
+            g = self._real.lower_gram(parts, doubled, scales.repeat_interleave(2))
         else:
-            g = self._real.lower_gram(self._real.operand(parts), of_parts)
+            g = self._real.lower_gram(self._real.operand(parts), doubled)
         found = torch.complex(g[::2, ::2] + g[1::2, 1::2], g[::2, 1::2] - g[1::2, ::2])
         found.diagonal().imag.zero_()
         return found

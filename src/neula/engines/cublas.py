@@ -234,7 +234,7 @@ def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 @lru_cache(maxsize=64)
 def _number(x: float) -> Any:
-    """Where cuBLAS finds a number, which it reads before it returns."""
+    """Address of a number that cuBLAS reads before it returns."""
     return ctypes.byref(ctypes.c_float(x))
 
 

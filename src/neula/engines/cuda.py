@@ -161,20 +161,20 @@ class CudaEngine(Engine):
         return Kept.room(rows, columns, largest)
 
     @property
-    def _in_parts(self) -> int:
+    def _part_count(self) -> int:
         """Parts of half precision of an operand of :meth:`product`; 0 where that is wider."""
         if not runs(batched_product, self.device):
             return 0
         return 2 if self.arithmetic.corrected else int(self._half)
 
     def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
-        count = self._in_parts
+        count = self._part_count
         if not count:
             return super().parts(x, scales, factor)
         return split(x, self.arithmetic.operands.dtype, count, scales, factor)
 
     def joined(self, parts: torch.Tensor) -> torch.Tensor:
-        return joined(parts) if self._in_parts else super().joined(parts)
+        return joined(parts) if self._part_count else super().joined(parts)
 
     def product(
         self,
@@ -187,16 +187,16 @@ class CudaEngine(Engine):
         symmetric: bool = False,
     ) -> torch.Tensor:
         plain = not symmetric and factor == 1.0 and shift == 0.0 and scales is None
-        if plain and self._in_parts == 1 and cublas.multiplies(a[0], b[0]):
+        if plain and self._part_count == 1 and cublas.multiplies(a[0], b[0]):
             _, batch, m, _ = a.shape
             c = room(1, batch, m, b.shape[3], dtype=a.dtype, device=a.device)
             cublas.batched(a[0], b[0], c[0])
             return c
-        multiply = batched_product if self._in_parts else super().product
+        multiply = batched_product if self._part_count else super().product
         return multiply(a, b, factor=factor, shift=shift, scales=scales, symmetric=symmetric)
 
     def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
-        if self._in_parts != 1:
+        if self._part_count != 1:
             return super().adjusted(a, scales, shift)
         c = room(*a.shape, dtype=a.dtype, device=a.device)
         torch.mul(a, scales[:, None, None].to(a.dtype), out=c)
@@ -205,12 +205,12 @@ class CudaEngine(Engine):
 
     def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
         leading = a[0].mT if adjoint else a[0]
-        if not self._in_parts or _refused(a):
+        if not self._part_count or _refused(a):
             return exact_matmul(leading.to(self.storage), x)
         return torch.bmm(leading, x.to(a.dtype), out_dtype=torch.float32)
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        if self._in_parts == 2 or (symmetric and self._in_parts):
+        if self._part_count == 2 or (symmetric and self._part_count):
             return batched_product(a, b, wide=True, symmetric=symmetric)[0]
         return super().wide(a, b)
 

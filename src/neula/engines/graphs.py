@@ -35,7 +35,7 @@ LARGEST = 280 << 20
 takes to launch them."""
 
 PART = 256
-"""They are at most this part of the GPU's memory, since a graph keeps a few times its input."""
+"""Inputs are at most this part of the GPU's memory, since a graph keeps a few times its input."""
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
@@ -90,7 +90,7 @@ class _Packed:
 
     @cached_property
     def _layouts(self) -> list[tuple[int, torch.dtype, torch.Size, tuple[int, ...]]]:
-        """Where each result begins in the buffer, counted in its elements, and how it lies there."""
+        """Offset in the buffer, in elements, dtype, shape and strides of each result."""
         return [
             (place // x.itemsize, x.dtype, x.shape, row_major(x.shape))
             for x, place in zip(self.results, self.places, strict=True)

@@ -48,7 +48,7 @@ def row_major(shape: torch.Size) -> tuple[int, ...]:
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Where they are."""
+    """Device of the inputs."""
     return (inputs.like if isinstance(inputs, Written) else inputs)[0].device
 
 

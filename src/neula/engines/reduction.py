@@ -86,7 +86,7 @@ class Reduction:
         return factorize(a)
 
     def gathered(self, a: torch.Tensor) -> torch.Tensor:
-        """All rows."""
+        """Gather the rows of all processes."""
         return a
 
     def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], complex, str] | None:
@@ -98,4 +98,4 @@ class Reduction:
 
 
 HERE = Reduction()
-"""All rows are here."""
+"""Reduction for matrices whose rows are all on this process."""

@@ -137,7 +137,7 @@ class RowsOfGroup(Reduction):
         return tuple(_like(piece, x) for piece, x in zip(pieces, parts, strict=True))
 
     def total_of_pairs(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """All pairs are gathered, and added in the order of the processes, rounding errors kept."""
+        """Gather all pairs, and add them in the order of the processes, keeping rounding errors."""
         mine = torch.stack([high, low]).contiguous().resolve_conj()
         pairs = self.all_gather(mine)
         total = rest = torch.zeros_like(high)
@@ -157,7 +157,7 @@ class RowsOfGroup(Reduction):
         distributed.broadcast(message, group=self.group, group_src=0)
 
     def all_gather(self, message: torch.Tensor) -> list[torch.Tensor]:
-        """Those of all processes, of one shape."""
+        """Gather the messages of all processes, which have one shape."""
         found = [torch.empty_like(message) for _ in self.counts]
         distributed.all_gather(found, message, group=self.group)
         return found
@@ -267,7 +267,7 @@ def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None
 
 
 def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tensor]:
-    """Of the norms of columns of the rows here."""
+    """Squared column norms over the rows of this process."""
     return (torch.linalg.vector_norm(x, dim=dim).square() for x in matrices)
 
 

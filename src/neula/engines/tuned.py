@@ -43,7 +43,7 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def file_of(machine: Machine) -> Path:
-    """Where the thresholds of a machine are kept."""
+    """Path of the file with the thresholds of a machine."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return cache_folder() / "tuning" / f"{name}-{digest}.toml"

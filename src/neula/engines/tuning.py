@@ -31,7 +31,7 @@ class Recursion:
 
 @dataclass(frozen=True)
 class CorrectedTuning:
-    """Where products in fp16 with error correction are faster than in float32."""
+    """Sizes from which products in fp16 with error correction are faster than in float32."""
 
     corrected_from: int  # smallest dimension
     # corrected_gram, projected_from: m n^2 of a Gram matrix, or m n k of a projection A - Q (Q^T A) whose

@@ -29,7 +29,7 @@ from neula.io.table import (
 
 @contextmanager
 def damage_reported(file: InputFile) -> Iterator[None]:
-    """Whatever a library raises on a damaged file becomes a FileError."""
+    """Raise FileError for all errors of a library on a damaged file."""
     try:
         yield
     except (FileError, InexactIntegerError, MemoryError):

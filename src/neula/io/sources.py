@@ -121,7 +121,7 @@ class SlicedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the array."""
+        """Shape of the array."""
         shape = tuple(self.array.shape)
         if not all(isinstance(size, (int, np.integer)) for size in shape):  # of Dask, not computed yet
             raise ValueError("the shape of the array is not known: call its compute_chunk_sizes() first")
@@ -129,7 +129,7 @@ class SlicedArray:
 
     @property
     def dtype(self) -> Any:
-        """That of the array."""
+        """Dtype of the array."""
         return self.array.dtype
 
     def blocks(self, rows: int) -> Iterator[Any]:

@@ -37,7 +37,7 @@ PARTS = ("_re", "_im"), (".re", ".im"), ("_real", "_imag"), (".real", ".imag")
 
 
 def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool = True) -> Choice:
-    """Where the columns are that ``key`` lists, separated by commas; quotes hold commas together.
+    """Indices of the columns listed in ``key``, separated by commas; quoted names may hold commas.
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
     in ``u+vj``.

@@ -42,7 +42,7 @@ def recorded() -> dict[str, list[Any]]:
 
 
 def text(found: dict[str, list[Any]]) -> str:
-    """Of ``ahead.json``, a line for each kernel."""
+    """Text of ``ahead.json``, with a line for each kernel."""
     parts = [
         f'"{kind}": [\n' + ",\n".join(json.dumps(entry) for entry in entries) + "\n]"
         for kind, entries in found.items()

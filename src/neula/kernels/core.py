@@ -24,7 +24,7 @@ LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
 
 
 DTYPES = (torch.float64, torch.float32)
-"""Those of what the core takes; ``small_problems.embedding`` makes real matrices of complex ones."""
+"""Dtypes of the core; ``small_problems.embedding`` makes real matrices of complex ones."""
 
 
 @lru_cache(maxsize=1)

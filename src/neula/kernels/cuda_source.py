@@ -30,7 +30,7 @@ NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module
 """Launch helpers of torch, of ``torch.cuda._utils``; without, that way is taken."""
 
 INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
-"""Of a source what several have in common."""
+"""Lines of a source that include a common file."""
 
 PATIENCE = 1000
 """Calls that others answer before anybody waits for a kernel."""
@@ -164,7 +164,7 @@ def ready(name: str, device: torch.device, macros: str = "") -> bool:
 
 @lru_cache
 def _module(name: str, macros: str, device: torch.device) -> Any:
-    """All functions of a source, which are compiled together."""
+    """Module with all functions of a source, which are compiled together."""
     return _loaded(name, macros, torch.cuda.get_device_capability(device), torch.cuda._utils)
 
 
@@ -178,7 +178,7 @@ def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
 
 
 def file_name(name: str, macros: str) -> str:
-    """Of the machine code of a source."""
+    """Name of the file with the machine code of a source."""
     digest = hashlib.sha256(source_of(name, macros).encode()).hexdigest()[:24]
     return f"{name}-{digest}.cubin"
 
@@ -244,7 +244,7 @@ class _Launch:
     def of_words(
         self, grid: Sequence[int], block: Sequence[int], words: list[int], shared_bytes: int
     ) -> None:
-        """With arguments of eight bytes each, which are there as whole numbers."""
+        """Launch with arguments of eight bytes each, given as integers."""
         room, places = _room(len(words), _begins(len(words)))
         room[:] = words
         self._with(grid, block, places, shared_bytes)

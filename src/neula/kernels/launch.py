@@ -12,7 +12,7 @@ VECTOR = 4
 
 @lru_cache(maxsize=16)
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; two for Triton's interpreter, so that there is something to deal out."""
+    """Multiprocessors of a GPU; two for Triton's interpreter, so that work is distributed."""
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

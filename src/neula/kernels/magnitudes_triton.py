@@ -120,7 +120,7 @@ def _together(most, sums, count, width, inside, BLOCK: tl.constexpr):
 
 @jit(do_not_specialize=["rows", "columns", "sums", "norms", "b", "found", "b_row", "b_column", "n", "k"])
 def _ends_kernel(rows, columns, sums, norms, b, b_row, b_column, found, n, k, BLOCK: tl.constexpr):
-    """All of it by one thread block."""
+    """Combine the sums of all blocks in one thread block."""
     infinite = tl.full((BLOCK,), float("inf"), tl.float64)
     zero = tl.zeros((BLOCK,), tl.float64)
     least, most, of_a, squares, lost = infinite, zero, zero, zero, zero

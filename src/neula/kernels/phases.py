@@ -1,8 +1,16 @@
-"""Signs and real diagonals, of real and of complex numbers alike."""
+"""Conjugate transposes, signs and real diagonals, of real and of complex numbers alike."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+
+def adjoint(a: Any) -> Any:
+    """The conjugate transposes of matrices of torch, NumPy or JAX; those of real ones are views."""
+    transposed = a.swapaxes(-1, -2)
+    return transposed.conj() if isinstance(a, torch.Tensor) or a.dtype.kind == "c" else transposed
 
 
 def phases(x: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ def _encoded(
     box: tuple[int, ...],
     library: Any,
 ) -> tuple[int, ...]:
-    """As numbers of eight bytes. Dimensions are counted from the last one."""
+    """Encode a tensor map as numbers of eight bytes. Dimensions are counted from the last one."""
     rank = len(shape)
     room = ctypes.create_string_buffer(_BYTES + _ALIGNED)
     place = -(-ctypes.addressof(room) // _ALIGNED) * _ALIGNED

@@ -84,7 +84,7 @@ class _Ready:
 
     @classmethod
     def from_content(cls, content: bytes, device: torch.device) -> _Ready:
-        """Of what :meth:`TritonKernel.compiled` returns."""
+        """Load the content that :meth:`TritonKernel.compiled` returns."""
         line, _, binary = content.partition(b"\n")
         about = json.loads(line)
         launch = loaded(binary, about["name"], device, about["shared"])
@@ -208,13 +208,13 @@ class TritonKernel:
         return _Ready.from_content(content, device)
 
     def file_name(self, variant: Variant, options: tuple) -> str:
-        """Of the machine code: another one where anything changes that it depends on."""
+        """Name of the file with the machine code; it changes with everything that the code depends on."""
         text = repr((self._source, self.__name__, variant, options, tuple(COMMON.items())))
         return f"{self.__name__}-{hashlib.sha256(text.encode()).hexdigest()[:24]}.cubin"
 
     @cached_property
     def _source(self) -> str:
-        """Of the files of this kernel and of those that it calls, with the constants that they read."""
+        """Sources of this kernel and of the kernels that it calls, with the constants that they read."""
         parts = set()
         for kernel in self.reached():
             file = sys.modules[kernel.function.__module__].__file__

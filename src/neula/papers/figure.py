@@ -55,7 +55,7 @@ def described(paper: str, name: str, **others: Any) -> Figure:
 
 @dataclass
 class Setting:
-    """Where and how large an experiment runs."""
+    """Device and size of an experiment."""
 
     scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
     report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Where the matrices live."""
+        """Device of the matrices."""
         if self.scale is ExperimentScale.small:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())

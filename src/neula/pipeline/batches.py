@@ -15,7 +15,7 @@ class ProblemBatch(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the tensors."""
 
     def __len__(self) -> int: ...
 
@@ -46,19 +46,19 @@ class Batch:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All of them, in order."""
+        """All tensors, in order of the fields."""
         return tuple(self.by_name.values())
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """Device of the tensors."""
         return self._first.device
 
     def __len__(self) -> int:
         return self._first.shape[0]  # a tenth of the time that len() of a tensor takes
 
     def at(self, places: torch.Tensor) -> Self:
-        """Those at some places."""
+        """Members of the batch at some places."""
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:

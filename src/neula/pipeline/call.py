@@ -180,7 +180,7 @@ class Call:
         return x.to(self.engine.device)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Where the work is done: without gradients, and in the arithmetic that was chosen."""
+        """Context for computing: without gradients, and in the arithmetic that was chosen."""
         return plain_arithmetic(self.engine.device)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:

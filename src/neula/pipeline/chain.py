@@ -385,7 +385,7 @@ def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
 
 
 def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """Where penalties, shape (levels, batch), are at most as large; the first level counts most."""
+    """Mask where new penalties, shape (levels, batch), are not larger; the first level counts most."""
     new, old = (np.where(np.isnan(x), np.inf, x) for x in (new, old))
     no_worse = np.ones(new.shape[1], dtype=bool)
     for mine, other in zip(new[::-1], old[::-1], strict=True):

@@ -62,7 +62,7 @@ class RowSharded(Spread):
         return ColumnSharded(self)
 
     def full(self) -> Any:
-        """All rows, on every process: to be called by all of them.
+        """Gather all rows on every process. All processes must call it.
 
         Returns
         -------
@@ -97,7 +97,7 @@ class ColumnSharded(Spread):
         return self.T.shape[::-1]
 
     def full(self) -> Any:
-        """All of it, on every process."""
+        """Gather the whole matrix on every process."""
         return self.T.full().T
 
     def __repr__(self) -> str:

@@ -43,7 +43,7 @@ class FactorErrors(NamedTuple):
 
 
 class RefinedColumns(NamedTuple):
-    """Solutions of ``A x = b`` in double precision, and what is left of their errors."""
+    """Solutions of ``A x = b`` in double precision, and bounds of their remaining errors."""
 
     x: Tensor  # shape (P, n, K): of A as given
     size: Tensor  # ||C^-1 x||, shape (P, K)
@@ -67,7 +67,7 @@ class FactoredMatrix:
 
     @classmethod
     def definite(cls, a: Tensor, lower: Tensor) -> Self:
-        """Of ``A = L L^H``, shape (P, n, n), of which the lower triangle is read."""
+        """Factors of ``A = L L^H``, shape (P, n, n), of which the lower triangle is read."""
         a = in_double(a.to(lower.device))
         a = a.tril() + a.tril(-1).mH
         diagonal = a.diagonal(dim1=-2, dim2=-1).real
@@ -85,7 +85,7 @@ class FactoredMatrix:
         order: Tensor | None = None,
         swaps: Tensor | None = None,
     ) -> Self:
-        """Of ``A = M1 M2``, shape (P, n, n), with rows in an order, shape (P, n)."""
+        """Factors of ``A = M1 M2``, shape (P, n, n), with rows in an order, shape (P, n)."""
         a = in_double(a.to(left.device))
         nothing = a.real.new_zeros(len(a), 1, a.shape[-1])
         columns = power_of_two_scales(a.abs().amax(-2, keepdim=True) if a.numel() else nothing)
@@ -331,5 +331,5 @@ def _substituted(t: Tensor, y: Tensor, *, upper: bool, unitriangular: bool = Fal
 
 
 def _times(x: Tensor, scales: Tensor) -> Tensor:
-    """With scaled rows or columns; without a copy where all scales are 1."""
+    """Scale rows or columns; no copy if all scales are 1."""
     return x if bool((scales == 1).all()) else x * scales

@@ -142,7 +142,7 @@ class KnownFactors(ABC):
             return self.factorized(a).refactorized(self.residual)
 
     def computing(self) -> plain_arithmetic:
-        """Where numbers are computed, without gradients."""
+        """Context for computing without gradients."""
         return plain_arithmetic(self.like.tensor.device)
 
     def sides(self, b: Any) -> RightSides:

@@ -20,19 +20,19 @@ def has_parts(a: torch.Tensor, dtype: torch.dtype) -> bool:
     return dtype.is_complex and not a.is_complex()
 
 
-def in_parts(b: torch.Tensor) -> torch.Tensor:
-    """Real parts of columns, then imaginary parts, shape (..., m, 2 k)."""
+def real_columns(b: torch.Tensor) -> torch.Tensor:
+    """``[Re B, Im B]``, shape (..., m, 2 k)."""
     return torch.cat([b.real, b.imag], -1)
 
 
-def of_parts(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`in_parts`."""
+def complex_columns(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`real_columns`."""
     return torch.complex(*x.split(x.shape[-1] // 2 or 1, -1)) if x.shape[-1] else x.to(x.dtype.to_complex())
 
 
 def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``apply(x)``, a linear function of the columns of x made of A, also where only x is complex."""
-    return of_parts(apply(in_parts(x))) if has_parts(a, x.dtype) else apply(x)
+    return complex_columns(apply(real_columns(x))) if has_parts(a, x.dtype) else apply(x)
 
 
 def larger_part(errors: torch.Tensor) -> torch.Tensor:
@@ -55,12 +55,12 @@ def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, 
         Solves for real tensors.
     """
     a, b = (taken.graph for taken in call.operands.values())
-    found = solve(a, in_parts(b.unsqueeze(-1) if shapes.is_vector else b))
+    found = solve(a, real_columns(b.unsqueeze(-1) if shapes.is_vector else b))
     return _joined(call, shapes, found)
 
 
 def _joined(call: Call, shapes: BatchedProblem, found: R) -> R:
-    x, errors, pending = of_parts(found.x), larger_part(found.forward_errors), found._pending
+    x, errors, pending = complex_columns(found.x), larger_part(found.forward_errors), found._pending
     if shapes.is_vector:
         x, errors = x.squeeze(-1), errors.squeeze(-1)
     wrap = call.first.wrap

@@ -81,7 +81,7 @@ class AskedOfSolutions(Asked, Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of x as it is returned."""
+        """Dtype of the returned x."""
 
 
 class Plan(Protocol):

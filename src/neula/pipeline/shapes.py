@@ -33,7 +33,7 @@ class BatchedProblem:
 
     @cached_property
     def matrices(self) -> torch.Tensor:
-        """Those of A, its leading dimensions flattened, shape (P, m, n)."""
+        """Matrices of A with leading dimensions flattened, shape (P, m, n)."""
         return flattened(self.a)
 
     @cached_property

@@ -175,7 +175,7 @@ R = TypeVar("R", bound=SolutionResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
-    """Where nothing is requested, or there are no equations, x is zero, as in NumPy, and certain.
+    """Exact zero solutions for empty problems, as in NumPy.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class Report:
         return Later(lambda: wrap(arranged(shapes).contiguous().to(device)))
 
     def missed(self) -> list[list[int]]:
-        """Where in the batch problems are that were not accepted."""
+        """Indices in the batch of the problems that were not accepted."""
         accepted = self.shapes.of_members(torch.from_numpy(self.run.accepted))
         if self.spoilt is not None:
             accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()

@@ -72,7 +72,7 @@ class Reader:
         return next(iter(self.sources.values())).shape[0]
 
     def read(self, what: str) -> Iterator[Block]:
-        """All rows once, in blocks; ``what`` is what is done with them, for the progress.
+        """Read all rows once, in blocks; ``what`` names the task for the progress.
 
         Raises
         ------

@@ -87,7 +87,7 @@ class Case:
 
     @cached_property
     def tuning(self) -> Tuning:
-        """That of the engine."""
+        """Tuning of the engine."""
         found: Tuning = self.options.engine.tuning
         return found
 

@@ -43,13 +43,13 @@ class Common(TypedDict, total=False):
 
 
 class Waiting(Common, total=False):
-    """Of functions that need not wait."""
+    """Keyword of functions that need not wait."""
 
     wait: bool
 
 
 class LstsqKeywords(Waiting, total=False):
-    """Of :func:`neula.lstsq`."""
+    """Keywords of :func:`neula.lstsq`."""
 
     algorithm: Literal["cgls", "lsqr", "direct", "normal", "householder", "svd"] | None
     compute: ArithmeticName | None
@@ -67,27 +67,27 @@ class LstsqKeywords(Waiting, total=False):
 
 
 class RidgeKeywords(Common, total=False):
-    """Of :func:`neula.ridge_path`."""
+    """Keywords of :func:`neula.ridge_path`."""
 
     leverage: Any
 
 
 class NNLSKeywords(Common, total=False):
-    """Of :func:`neula.nnls`."""
+    """Keywords of :func:`neula.nnls`."""
 
     maxiter: int | None
     sum_to: float | None
 
 
 class LsqLinearKeywords(Common, total=False):
-    """Of :func:`neula.lsq_linear`, without what can be given by place."""
+    """Keywords of :func:`neula.lsq_linear`, without what can be given by place."""
 
     lsmr_maxiter: int | None
     constraints: Any
 
 
 class FitKeywords(TypedDict, total=False):
-    """Of :func:`neula.least_squares` and :func:`neula.curve_fit`."""
+    """Keywords of :func:`neula.least_squares` and :func:`neula.curve_fit`."""
 
     ftol: float | None
     xtol: float | None
@@ -105,7 +105,7 @@ class FitKeywords(TypedDict, total=False):
 
 
 class LeastSquaresKeywords(FitKeywords, total=False):
-    """Of :func:`neula.least_squares`, after the method."""
+    """Keywords of :func:`neula.least_squares`, after the method."""
 
     args: Iterable[Any]
     kwargs: Mapping[str, Any] | None
@@ -113,7 +113,7 @@ class LeastSquaresKeywords(FitKeywords, total=False):
 
 
 class CurveFitKeywords(FitKeywords, total=False):
-    """Of :func:`neula.curve_fit`, after the Jacobian."""
+    """Keywords of :func:`neula.curve_fit`, after the Jacobian."""
 
     full_output: bool
     nan_policy: Literal["raise", "omit"] | None
@@ -121,7 +121,7 @@ class CurveFitKeywords(FitKeywords, total=False):
 
 
 class SolveKeywords(Waiting, total=False):
-    """Of :func:`neula.solve`."""
+    """Keywords of :func:`neula.solve`."""
 
     assume_a: Structure
     pivot: Pivoting | None
@@ -131,7 +131,7 @@ class SolveKeywords(Waiting, total=False):
 
 
 class QRKeywords(Waiting, total=False):
-    """Of :func:`neula.qr`, without the mode."""
+    """Keywords of :func:`neula.qr`, without the mode."""
 
     pivoting: bool
     algorithm: Literal["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
@@ -142,7 +142,7 @@ class QRKeywords(Waiting, total=False):
 
 
 class TsqrKeywords(TypedDict, total=False):
-    """Of :func:`neula.tsqr`, without the mode."""
+    """Keywords of :func:`neula.tsqr`, without the mode."""
 
     compute: str
     engine: EngineName | Engine
@@ -150,13 +150,13 @@ class TsqrKeywords(TypedDict, total=False):
 
 
 class OrthKeywords(Waiting, total=False):
-    """Of :func:`neula.orth`, without ``rcond``."""
+    """Keywords of :func:`neula.orth`, without ``rcond``."""
 
     method: Literal["qr", "polar"]
 
 
 class PolarKeywords(Common, total=False):
-    """Of :func:`neula.polar`."""
+    """Keywords of :func:`neula.polar`."""
 
     side: Literal["right", "left"] | None
     rcond: float | None
@@ -165,7 +165,7 @@ class PolarKeywords(Common, total=False):
 
 
 class CholeskyKeywords(Common, total=False):
-    """Of :func:`neula.cholesky`."""
+    """Keywords of :func:`neula.cholesky`."""
 
     upper: bool
     jitter: Literal["auto"] | None
@@ -198,14 +198,14 @@ class PowerKeywords(Common, total=False):
 
 
 class SVDKeywords(Common, total=False):
-    """Of :func:`neula.svd_lowrank`, without the rank."""
+    """Keywords of :func:`neula.svd_lowrank`, without the rank."""
 
     tol: float | None
     algorithm: Literal["iteration", "gram-svd", "qr-svd"] | None
 
 
 class LUKeywords(TypedDict, total=False):
-    """Of :func:`neula.lu_factor`, without the variant."""
+    """Keywords of :func:`neula.lu_factor`, without the variant."""
 
     panel: int | None
     inner_panel: int | tuple[int, ...] | None
@@ -218,7 +218,7 @@ class LUKeywords(TypedDict, total=False):
 
 
 class LUSolveKeywords(TypedDict, total=False):
-    """Of :func:`neula.lu_solve`."""
+    """Keywords of :func:`neula.lu_solve`."""
 
     trans: int
     refine: bool | None
@@ -226,7 +226,7 @@ class LUSolveKeywords(TypedDict, total=False):
 
 
 class MatmulKeywords(TypedDict, total=False):
-    """Of :func:`neula.matmul`."""
+    """Keywords of :func:`neula.matmul`."""
 
     compute: str | None
     alpha: float

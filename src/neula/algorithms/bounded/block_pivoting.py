@@ -22,7 +22,7 @@ PATIENCE = 3
 
 @dataclass
 class ActiveSetSolution:
-    """Where an algorithm has ended."""
+    """Final state of an active-set algorithm."""
 
     x: torch.Tensor  # shape (C, n): within the bounds
     # bool, shape (C, n): variables that were solved for; the others are at bounds, or were left where they

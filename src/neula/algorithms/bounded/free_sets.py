@@ -158,7 +158,7 @@ class EqualityFactors:
 
     @classmethod
     def of_free(cls, problems: Reduced, batch: FreeBatch, factor: FreeSetFactors) -> EqualityFactors:
-        """That of problems, one for each row of the batch."""
+        """Factorize the constraints on free variables, one problem for each row of the batch."""
         assert problems.equalities is not None
         count = len(batch.index)
         rows = functional.pad(problems.equalities.of_each(problems.owner[:count]), (0, 1)).expand(
@@ -185,7 +185,7 @@ class EqualityFactors:
         return (self.images @ self._solve(left)[..., None])[..., 0]
 
     def multipliers(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Those for which the gradient vanishes along free variables, where x is best, shape (S, p)."""
+        """Lagrange multipliers that make the gradient vanish along free variables, shape (S, p)."""
         return -self._solve((gradient[:, None] @ self.images)[:, 0])
 
 
@@ -262,7 +262,7 @@ def _shared_sets(problems: Reduced, free: torch.Tensor) -> tuple[torch.Tensor, l
 
 @dataclass(frozen=True)
 class FreeSetMinimum:
-    """Where free variables are best, the others staying as they are."""
+    """Minimizers over the free variables, with the other variables fixed."""
 
     x: torch.Tensor  # shape (C, n): as it was where columns are dependent
     # Shape (C, k): orthogonal to the columns of free variables, to rounding errors of its own length: that of

@@ -43,7 +43,7 @@ class ButterfliedInverses:
 
     @classmethod
     def factorize(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> ButterfliedInverses:
-        """Of a matrix that may turn out to be singular: then solutions are not finite.
+        """Factorize A; solutions are not finite if A is singular.
 
         Parameters
         ----------
@@ -88,7 +88,7 @@ class ButterfliedInverses:
         return self.inverse
 
     def in_double(self) -> ButterfliedInverses:
-        """They solve in double precision."""
+        """Return the same factors: they already solve in double precision."""
         return self
 
 

@@ -78,7 +78,7 @@ class Butterfly:
 
 
 def _weights(diagonals: torch.Tensor) -> torch.Tensor:
-    """By which rows are mixed with those at the same place in the other quarters.
+    """Weights that mix each row with the rows at the same place in the other quarters.
 
     An outer butterfly mixes two halves, the inner ones the quarters of each.
     """

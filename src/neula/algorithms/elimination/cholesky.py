@@ -181,7 +181,7 @@ class _BlockedCholesky:
         return torch.where(first == most, 0, first)
 
     def by_columns(self, width: int, *, give_up: bool) -> None:
-        """All of it, in blocks of columns.
+        """Factorize the whole matrix in blocks of columns.
 
         A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
         that is done, so that afterwards these alone are left for them.

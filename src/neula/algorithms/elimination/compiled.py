@@ -55,7 +55,7 @@ class CompiledSolutions(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[CompiledSolutions]) -> CompiledSolutions:
-        """Those of a batch, from those of its members."""
+        """Join the solutions of the members of a batch."""
         x, forward_errors, numbers, places = zip(*parts, strict=True)
         return cls(torch.stack(x), np.stack(forward_errors), np.stack(numbers, 1), places[0])
 
@@ -97,7 +97,7 @@ def solved(
     if kernels is None:
         return None
     if a.is_complex():
-        return _solved_in_parts(a, b, dtype, digits, definite=definite)
+        return _solved_embedded(a, b, dtype, digits, definite=definite)
     *batch, n, k = b.shape
     count = batch[0] if batch else 1
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
@@ -109,7 +109,7 @@ def solved(
     return found if done else None
 
 
-def _solved_in_parts(
+def _solved_embedded(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, *, definite: bool
 ) -> CompiledSolutions | None:
     """Complex systems as real ones of twice the order."""
@@ -117,11 +117,11 @@ def _solved_in_parts(
     found = solved(of_a, of_b, dtype.to_real(), digits, definite=definite)
     if found is None:
         return None
-    of_parts(found.numbers, found.places)
+    double_errors_of_parts(found.numbers, found.places)
     return found._replace(x=torch.from_numpy(of_stacked_parts(found.x.numpy())))
 
 
-def of_parts(numbers: np.ndarray, places: dict[str, int | slice]) -> None:
+def double_errors_of_parts(numbers: np.ndarray, places: dict[str, int | slice]) -> None:
     """Turn backward errors of real systems into those of the complex ones that they stand for, in place.
 
     They are in the infinity norm. The magnitude of a complex number is between the sum of those of its parts
@@ -146,7 +146,7 @@ def count_of(kernels: Core) -> int:
 
 @lru_cache(maxsize=1)
 def places_of(kernels: Core) -> dict[str, Any]:
-    """Where kernels write the numbers of their evidence: indices, and the slice of the history."""
+    """Indices at which kernels write the numbers of their evidence, and the slice of the history."""
     return {
         name: first if count == 1 else slice(first, first + count)
         for name, (first, count) in kernels.system_evidence.items()

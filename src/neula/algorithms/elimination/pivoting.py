@@ -21,7 +21,7 @@ class Interchanges:
 
     @classmethod
     def none(cls, n: int) -> Self:
-        """Of n rows that are all where they were."""
+        """Identity permutation of n rows."""
         return cls(torch.arange(n, device="cpu"))
 
     @classmethod

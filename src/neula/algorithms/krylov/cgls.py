@@ -138,7 +138,7 @@ def cgls(
 
 
 class _CGLSState(NamedTuple):
-    """Where the iteration is, between two products with A."""
+    """State of the iteration between two products with A."""
 
     # x, gradient, shape (n, k): the solution, and A^H r.
     x: torch.Tensor

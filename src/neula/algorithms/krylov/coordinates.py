@@ -53,7 +53,7 @@ class Coordinates:
 
     @classmethod
     def from_factor(cls, r: torch.Tensor) -> Coordinates:
-        """Of an R that has full rank, upper triangular."""
+        """Coordinates from an upper triangular R of full rank."""
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
         inverse = triangular_inverse(r[None], upper=True)[0]
@@ -69,7 +69,7 @@ class Coordinates:
         unit: float,
         scales: torch.Tensor | None = None,
     ) -> Coordinates:
-        """Of an R by Householder reflections: singular values of ``R D^-1`` below a part are zero.
+        """Coordinates from an R of any rank; singular values of ``R D^-1`` below a part are zero.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Shortest:
     def from_svd(
         cls, s: torch.Tensor, v: torch.Tensor, norms: torch.Tensor, count: int, scales: torch.Tensor | None
     ) -> Shortest:
-        """Of singular values and vectors, norms of the columns, and what these were multiplied by."""
+        """Minimum-norm map from singular values and vectors, column norms, and scales of the columns."""
         # Zero columns take no part, whatever their scales.
         units = (norms > 0).double() if scales is None else torch.where(norms > 0, 1 / scales, 0.0)
         sizes = norms * over(units, units.amax())

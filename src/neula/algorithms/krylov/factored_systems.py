@@ -38,7 +38,7 @@ class Images(NamedTuple):
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, unit: bool) -> Images:
-        """Of matrices with columns of some sizes.
+        """Multiply matrices, given the sizes of their columns, by random vectors.
 
         Parameters
         ----------

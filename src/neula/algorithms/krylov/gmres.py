@@ -145,7 +145,7 @@ class _Columns:
 
     @property
     def all(self) -> torch.Tensor:
-        """All columns, column-major."""
+        """Matrix of all columns, column-major."""
         return self._room[: self.count].T
 
     def append(self, x: torch.Tensor) -> None:

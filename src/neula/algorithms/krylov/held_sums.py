@@ -52,7 +52,7 @@ class Gathered:
     weighted: bool = False  # whether any weight is not 1
 
     def plus(self, a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor]) -> Gathered:
-        """With a copy of more rows."""
+        """Add a copy of more rows."""
         last = weights[0][:, None] if weights else a.new_ones(len(a), 1)
         parts = (*self.parts, torch.cat([a, b, last], 1))
         return Gathered(parts, self.rows + len(a), self.weighted or bool(weights))
@@ -65,7 +65,7 @@ class Gathered:
 
 @dataclass(frozen=True)
 class HeldSums:
-    """All that is kept of the rows; replaced, never changed."""
+    """Factors and sums of all rows so far; replaced, never changed."""
 
     r: torch.Tensor  # shape (n + k, n + k): [[R, Q^H b], [0, S]]: R of [A b], up to an orthogonal factor of S
     # probes, probes_low, shape (n, 4): A^H (A G), as an unevaluated sum. G is real also for a complex A: the
@@ -99,7 +99,7 @@ class HeldSums:
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors, by name."""
+        """All tensors by name."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
@@ -159,7 +159,7 @@ class HeldSums:
         return self.in_units(wanted)
 
     def plus_gathered(self, gathered: Gathered, vectors: torch.Tensor, exponents: torch.Tensor) -> HeldSums:
-        """Those with rows that were gathered; ``exponents`` as for :func:`scaled_rows`."""
+        """Add gathered rows; ``exponents`` as for :func:`scaled_rows`."""
         if not gathered.rows:
             return self
         (n, k), updates = self.products.shape, self.updates + len(gathered.parts)
@@ -180,7 +180,7 @@ class HeldSums:
         return a, shift(b, of_b[None])
 
     def plus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums) -> HeldSums:
-        """Those with more rows.
+        """Add rows.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class HeldSums:
     def minus_rows(
         self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums
     ) -> HeldSums:
-        """Those without some rows.
+        """Remove rows.
 
         With ``P = R^-H A^H`` of these rows, ``R'^H R' = R^H (I - P P^H) R``, so that ``R' = L R`` for the
         Cholesky factor ``L^H L = I - P P^H``, and ``L^H z' = z - P b`` for ``z = Q^H b``.

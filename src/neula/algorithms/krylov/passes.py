@@ -27,7 +27,7 @@ def in_one_pass(t: torch.Tensor, count: int) -> bool:
 
 
 def _at_a_time(t: torch.Tensor, count: int) -> int:
-    """Of so many vectors those that a kernel takes in a pass; 0 where there is no kernel for the matrix."""
+    """Number of vectors that a kernel multiplies in a pass; 0 if there is no kernel for the matrix."""
     some = min(count, vectors_at_once(t.shape[2]))
     return some if in_one_pass(t, some) else 0
 

@@ -53,7 +53,7 @@ class Triangles:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Where there is an inverse."""
+        """Tensors of triangles whose inverse is known."""
         assert self.inverse is not None
         return self.inverse, self.norm, self.norm_bound, self.inverse_norm
 

@@ -297,7 +297,7 @@ Jacobian says: what is left are their rounding errors, which hide smaller change
 
 
 def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of each variable, as an index."""
+    """Index of each variable."""
     return torch.arange(x.shape[1], device=x.device).split(1)
 
 

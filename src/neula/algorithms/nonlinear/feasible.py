@@ -53,7 +53,7 @@ class Quadratic:
     scale: torch.Tensor  # shape (batch, n)
 
     def decrease(self, p: torch.Tensor) -> torch.Tensor:
-        """By how much the model falls, shape (batch,)."""
+        """Decrease of the model, shape (batch,)."""
         image = (self.r @ p[..., None])[..., 0]
         return -0.5 * (image * (2 * self.c + image)).sum(1)
 

@@ -50,13 +50,13 @@ class Linearization:
         return Linearization(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def placed(self, which: torch.Tensor, other: Linearization) -> Linearization:
-        """With that of some problems replaced."""
+        """Replace the linearizations of some problems."""
         names = self.__dataclass_fields__
         return Linearization(*(placed(getattr(self, name), which, getattr(other, name)) for name in names))
 
     @property
     def finite(self) -> torch.Tensor:
-        """Of which problems it holds neither NaN nor Inf."""
+        """Mask of the problems whose linearization holds neither NaN nor Inf."""
         return (norm(self.r, torch.inf, dim=(1, 2)) + norm(self.c, torch.inf, dim=1)).isfinite()
 
     def cosine(self, held: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Tolerances:
 
 @dataclass
 class Iterates:
-    """Where each problem of a batch has come to."""
+    """Current iterate of each problem of a batch."""
 
     x: torch.Tensor  # shape (batch, n)
     cost: torch.Tensor  # shape (batch,)

@@ -86,7 +86,7 @@ class Loss:
         return 0.5 * (self.scale**2 * self.rho((f / self.scale).square())[0]).sum(-1)
 
     def weights(self, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """By what rows of the Jacobian, and residuals, are multiplied."""
+        """Factors of the rows of the Jacobian, and of the residuals."""
         if self.rho is None:
             one = torch.ones_like(f)
             return one, one

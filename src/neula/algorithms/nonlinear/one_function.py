@@ -248,7 +248,7 @@ class OneFunction:
         return found
 
     def _steps(self, x: list[float], part: float) -> list[float]:
-        """As of :class:`~neula.algorithms.nonlinear.differentiate.Differences`, in numbers of Python."""
+        """Steps as in :class:`~neula.algorithms.nonlinear.differentiate.Differences`, in Python numbers."""
         part, steps, known = part * EPS ** STEPS[self.scheme], [], self._typical or [0.0] * len(x)
         for j, value in enumerate(x):
             size = abs(value)

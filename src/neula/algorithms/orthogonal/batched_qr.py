@@ -163,7 +163,7 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.T
 
 
 def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None) -> None:
-    """By Cholesky QR in double precision, unless a GPU has no kernel for that: a thousand launches."""
+    """Factorize by Cholesky QR in double precision, unless a GPU lacks a kernel: a thousand launches."""
     if a.dtype == double_of(a.dtype) and (not a.is_cuda or cholesky_panel.takes(a, r)):
         cholesky_panel(a, r, narrow)
         return

@@ -88,7 +88,7 @@ def cholesky_qr32_in_place(
 
 
 def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None) -> None:
-    """Of up to 128 columns each."""
+    """Factorize two blocks of up to 128 columns."""
     gram = (
         panel_gram(a)
         if a.dtype == torch.float16

@@ -94,7 +94,7 @@ def batched_cholesky_qr(
 def _more_passes(
     q: torch.Tensor, r: torch.Tensor | None, engine: Engine, passes: int, *, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """All but the last by substitution where that is requested, after those that have found R, if any."""
+    """Further passes of Cholesky QR; if requested, all except the last by substitution."""
     for left in reversed(range(passes)):
         gram = lower_gram(q[None])
         if exact and left:

@@ -52,7 +52,7 @@ def column_basis(a: torch.Tensor, tolerance: float, engine: Engine, width: int) 
 
 
 def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | None:
-    """That basis from Gram matrices.
+    """Basis of the numerical range from Gram matrices.
 
     Columns are chosen as in QR with pivots, by Cholesky factors of the Gram matrix, which show singular
     values down to the root of rounding errors. Their columns are projected out, and the remainder has a Gram

@@ -162,7 +162,7 @@ def sketched_pivots(
 def _pivots(
     sketch: torch.Tensor, count: int, noise: torch.Tensor, engine: Engine
 ) -> tuple[list[int], torch.Tensor]:
-    """Where the next pivots are, and what makes their columns well conditioned.
+    """Next pivot columns, and the matrix that makes them well conditioned.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def wide_cholesky_qr32_in_place(
 
 
 def _gram(a: torch.Tensor) -> tuple[torch.Tensor]:
-    """Of the rows here; the triangle that it has lies above the diagonal."""
+    """Gram matrix of the rows of this process, in the upper triangle."""
     return (corrected_gram(a).T,)
 
 

@@ -42,7 +42,7 @@ class OddPolynomial:
 
     @property
     def degree(self) -> int:
-        """That of p."""
+        """Degree of p."""
         return 1 + 2 ** (len(self.squares) + 1)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -158,7 +158,7 @@ def _touching(m: float, h: float) -> OddPolynomial:
 
 
 def _overshoot(m: float, h: float) -> np.ndarray:
-    """By how much the two maxima exceed 1."""
+    """Excess of the two maxima over 1."""
     step = _touching(m, h)
     quadratic = np.poly1d([1.0, -2 * m, m * m - h])
     q = FLOOR + step.squares[1][0] * quadratic * quadratic

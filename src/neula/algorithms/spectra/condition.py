@@ -47,7 +47,7 @@ def extreme_singular_values(
 
 
 def expected_decay(diagonal: torch.Tensor, n: int) -> float:
-    """By how much the diagonal of an R of n columns falls, if it continues as that of the first columns does.
+    """Decay of the diagonal of an R of n columns, extrapolated from the first columns.
 
     Each element is the distance of a column from those before it. Errors of its direction are those of the
     arithmetic divided by that distance, so this says early how good R can become. Medians of eighths are

@@ -151,7 +151,7 @@ class Spectrum:
 
     @property
     def angle(self) -> float:
-        """By how much the space of the singular vectors may have turned."""
+        """Bound on the angle by which the space of the singular vectors has turned."""
         return enlarged(self.condition * self.eps + self.residual, self.dropped)
 
     def coefficient_error(self, ratio: torch.Tensor) -> torch.Tensor:

@@ -131,9 +131,7 @@ class InvertedBlocks:
         return replace(self, lost=None)
 
     def _solve_with_lost(self, x: torch.Tensor, lost: torch.Tensor) -> torch.Tensor:
-        """By way of what is stored: a triangular inverse of the first block, and so of the first columns of
-        it, is all that meets what is lost.
-        """
+        """Solve with ``lost``, the rounded-off part of the first columns; only the first inverse meets it."""
         width, k = self.inverses.shape[-1], lost.shape[1]
         first = self.inverses[0, :k, :k]
         if self.upper:

@@ -131,7 +131,7 @@ class BlockTriangular:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of R: what is solved for may be wider."""
+        """Dtype of R; right-hand sides may be wider."""
         return self.r.dtype
 
     @classmethod
@@ -162,7 +162,7 @@ class BlockTriangular:
         return self.r.shape
 
     def diagonal(self) -> torch.Tensor:
-        """That of R, without the scales."""
+        """Diagonal of R, without the scales."""
         return self.r.diagonal()
 
     def solve(self, x: torch.Tensor) -> torch.Tensor:

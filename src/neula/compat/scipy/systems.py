@@ -10,9 +10,10 @@ from scipy import linalg
 
 import neula
 from neula.compat.determinants import measured_determinants, measured_inverse
-from neula.compat.drop_in import Unsuited, adjoint, drop_in, need, right_hand_sides
+from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import lapack_arrays, solved_in
 from neula.errors import warn
+from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")

@@ -248,7 +248,7 @@ def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor |
 
 
 def check_features(estimator: BaseEstimator, X: torch.Tensor) -> None:
-    """As many as it was fitted with.
+    """Check that X has as many features as in the fit.
 
     Raises
     ------

@@ -177,7 +177,7 @@ class Ridge(Linear, linear_model.Ridge):
 
 
 class _QuickPath(NamedTuple):
-    """Of each penalty, as of :class:`neula.RidgePath`."""
+    """Solutions for each penalty, with the fields of :class:`neula.RidgePath`."""
 
     x: torch.Tensor
     leave_one_out: torch.Tensor

@@ -21,7 +21,7 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Seen:
-    """All rows so far.
+    """Sums over all rows so far.
 
     Means are kept as sums of two numbers, of which only the second one changes: rounding errors of a mean
     that is far larger than the deviations would be those of the distance of two means.
@@ -57,7 +57,7 @@ class Seen:
         return cls(held, data.total, data.means, data.left, centred)
 
     def plus(self, data: TrainingData) -> Seen:
-        """With more rows.
+        """Add rows.
 
         Raises
         ------

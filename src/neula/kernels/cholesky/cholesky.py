@@ -18,7 +18,7 @@ MAX_COLUMNS = 128
 
 
 class CholeskyFactors(NamedTuple):
-    """Of a Gram matrix ``G = R^T R``, all float32."""
+    """Cholesky factors of a Gram matrix ``G = R^T R``, all float32."""
 
     # Shape (n, n). Upper triangular. Where G is not positive definite, NaN by the reference; the kernel takes
     # a pivot that is smaller than what it may owe to rounding errors, 2**-19 of the diagonal element, to be
@@ -86,7 +86,7 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
 
 
 class LowerFactors(NamedTuple):
-    """Of a batch of Hermitian matrices ``A = L L^H``."""
+    """Cholesky factors of a batch of Hermitian matrices ``A = L L^H``."""
 
     inverse: torch.Tensor  # shape (batch, n, n): L^-H, upper triangular
     # Shape (batch,). int32: 0, or the order of the first leading minor that is not positive; by the kernel

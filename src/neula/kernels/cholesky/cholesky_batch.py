@@ -11,7 +11,7 @@ from neula.kernels.dispatch import kernel, trial
 
 
 class BatchFactors(NamedTuple):
-    """Of symmetric matrices ``A = L L^T``."""
+    """Cholesky factors of symmetric matrices ``A = L L^T``."""
 
     lower: torch.Tensor  # shape (batch, n, n): L, float32, row-major, zero above the diagonal
     # Shape (batch,): int32: 0, or the order of the first leading minor that is not positive, or may not be

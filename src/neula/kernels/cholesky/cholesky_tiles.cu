@@ -44,7 +44,7 @@ template <int N>
 __device__ __forceinline__ void wait_for_all_but() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// What is read after it comes from the cache that all multiprocessors share: nothing else need be made to wait.
+// Later reads come from the cache that all multiprocessors share, so no other instruction has to wait.
 __device__ __forceinline__ int seen_at(const int* place) {
     int seen;
     asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(seen) : "l"(place) : "memory");

@@ -18,7 +18,7 @@ from neula.kernels.launch import multiprocessors
 THREADS = 256
 
 SIDE = 8
-"""Of the blocks on the diagonal of a tile, whose inverses are kept."""
+"""Side of the diagonal blocks of a tile, whose inverses are kept."""
 
 FEW = 64
 """Tiles on the diagonals of all matrices up to which a multiprocessor has one thread block, with registers

@@ -34,7 +34,7 @@ def _tried(device: torch.device) -> None:
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
-    """With ``[[x, -y], [y, x]]`` in the place of each number ``x + i y``: triangles stay triangles."""
+    """Replace each number ``x + i y`` by ``[[x, -y], [y, x]]``: triangles stay triangles."""
     rows = torch.stack([torch.view_as_real(x.conj().resolve_conj()), torch.view_as_real(1j * x.conj())], 1)
     return rows.flatten(0, 1).flatten(1)
 

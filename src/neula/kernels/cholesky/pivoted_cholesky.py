@@ -79,7 +79,7 @@ def pivots_on_device(a: torch.Tensor) -> bool:
 
 
 def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
-    """By LAPACK's ``pstrf``, on the host."""
+    """Factorize by LAPACK's ``pstrf``, on the host."""
     pstrf = scipy_linalg.lapack.zpstrf if gram.is_complex() else scipy_linalg.lapack.dpstrf
     factor, order, rank, _ = pstrf(gram.cpu().numpy(), tolerance)
     pivots = torch.from_numpy(order.astype(np.int64) - 1).to(gram.device)

@@ -92,7 +92,7 @@ class Doubled:
         """
         rows, transposed = _with_contiguous_rows(a)
         if a.is_complex():
-            parts = in_parts(rows)
+            parts = as_real(rows)
             if transposed:  # columns of A are rows of the parts
                 return ComplexDoubled(rows, True, real=Doubled.from_matrix(parts.mT, columns).mH)
             sizes = None if columns is None else columns.repeat_interleave(2, 1)
@@ -221,35 +221,35 @@ class ComplexDoubled(Doubled):
         conjugated = self.transposed != self.turned
         x, low = (y.conj() if conjugated else y for y in (x, low))
         if self.transposed:
-            pair = of_adjoint(*self.real.transposed_pair(in_parts(x), in_parts(low)))
+            pair = of_adjoint(*self.real.transposed_pair(as_real(x), as_real(low)))
         else:
-            found = self.real.mH.transposed_pair(beside_parts(x), beside_parts(low))
-            pair = of_parts(found[0]), of_parts(found[1])
+            found = self.real.mH.transposed_pair(real_vectors(x), real_vectors(low))
+            pair = as_complex(found[0]), as_complex(found[1])
         high, low = (y.conj().resolve_conj() if conjugated else y for y in pair)
         return _evaluated((high.mT, low.mT), b)
 
 
-def in_parts(x: torch.Tensor) -> torch.Tensor:
+def as_real(x: torch.Tensor) -> torch.Tensor:
     """Complex numbers, shape (..., n), as real ones, shape (..., 2 n): by turns real and imaginary parts."""
     return torch.view_as_real(x.resolve_conj()).flatten(-2)
 
 
-def of_parts(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`in_parts`."""
+def as_complex(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`as_real`."""
     return torch.view_as_complex(x.contiguous().unflatten(-1, (x.shape[-1] // 2, 2)))
 
 
-def beside_parts(x: torch.Tensor) -> torch.Tensor:
-    """Real vectors, shape (..., 2 n, 2 k), whose products with ``in_parts(A)`` are ``in_parts(A X)``."""
+def real_vectors(x: torch.Tensor) -> torch.Tensor:
+    """Real vectors, shape (..., 2 n, 2 k), whose products with ``as_real(A)`` are ``as_real(A X)``."""
     parts = torch.view_as_real(x.resolve_conj())
     columns = torch.stack([torch.view_as_real(x.conj().resolve_conj()), parts.flip(-1)], -1)
     return columns.transpose(-3, -2).flatten(-2).flatten(-3, -2)
 
 
 def of_adjoint(high: torch.Tensor, low: torch.Tensor) -> Pair:
-    """``A^H Y`` from the sum of two numbers that is the product of ``in_parts(A)^T`` with ``in_parts(Y)``."""
+    """``A^H Y``, given ``as_real(A)^T as_real(Y)`` as a sum of two numbers."""
     (high, second), (low, rest) = (
-        (y[..., ::2, :], -1j * y[..., 1::2, :]) for y in map(of_parts, (high, low))
+        (y[..., ::2, :], -1j * y[..., 1::2, :]) for y in map(as_complex, (high, low))
     )
     total, error = two_sum(high, second)
     return total, error + low + rest

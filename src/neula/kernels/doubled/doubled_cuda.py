@@ -26,7 +26,7 @@ ROWS, ACROSS = 4, 2
 """Rows that a thread adds up, where they are contiguous and where columns are."""
 
 ELEMENTS = 16
-"""Of the result, for which a thread block adds pieces."""
+"""Elements of the result for which a thread block adds pieces."""
 
 VECTORS = 4
 """For how many vectors at most an element is read once."""
@@ -92,5 +92,5 @@ def doubled_product_cuda(
 
 
 def place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
-    """Where a matrix is, and what lies between two members of a batch, rows and columns."""
+    """Address of a matrix, and its strides between members of a batch, rows and columns."""
     return (0, 0, 0, 0) if x is None else (x, *x.stride())

@@ -6,7 +6,15 @@ import torch
 
 from neula.kernels.core import core, empty
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.doubled.doubled import Doubled, Pair, beside_parts, in_parts, of_adjoint, of_parts, two_sum
+from neula.kernels.doubled.doubled import (
+    Doubled,
+    Pair,
+    as_complex,
+    as_real,
+    of_adjoint,
+    real_vectors,
+    two_sum,
+)
 from neula.kernels.few_vectors.normal_product import ROWS, fits
 from neula.kernels.few_vectors.one_pass_host import EACH
 
@@ -56,9 +64,9 @@ def doubled_normal(
     (1.0, 1.0)
     """
     if a.is_complex():
-        beside = None if x_low is None else beside_parts(x_low)
-        (r, rest), of_r = doubled_normal(in_parts(a), beside_parts(x), beside, in_parts(b))
-        return (of_parts(r), of_parts(rest)), two_sum(*of_adjoint(*of_r))
+        beside = None if x_low is None else real_vectors(x_low)
+        (r, rest), of_r = doubled_normal(as_real(a), real_vectors(x), beside, as_real(b))
+        return (as_complex(r), as_complex(rest)), two_sum(*of_adjoint(*of_r))
     if a.is_cpu and a.numel() and core() is not None:
         return _by_core(a, x, x_low, b)
     doubled = Doubled.from_matrix(a[None])

@@ -17,16 +17,16 @@ CHUNK = 32
 """Columns that are cut at the same places, and whose products are added without rounding errors."""
 
 ROWS = THREADS // 32 * 16
-"""Of a thread block."""
+"""Rows of a thread block."""
 
 TILES = 3
-"""Of eight vectors each, for which an element is read once, at most."""
+"""Most tiles of eight vectors for which an element is read once."""
 
 BLOCKS = {1: 3, 2: 2, 3: 2}
 """Thread blocks of a multiprocessor, by the number of tiles: as many as their registers allow."""
 
 WAVES = 2
-"""Of thread blocks, into which the work is divided."""
+"""Waves of thread blocks into which the work is divided."""
 
 LEAST = 16 * CHUNK
 """Elements of a row that are not divided any further."""

@@ -32,7 +32,7 @@ class NarrowProductConfig(NamedTuple):
 
 
 BY_ROWS, BY_COLUMNS = NarrowProductConfig(128, 32, 8, 4, 2), NarrowProductConfig(128, 64, 8, 3, 2)
-"""Where A is contiguous in rows, and where it is in columns."""
+"""Configurations for an A with contiguous rows, and with contiguous columns."""
 
 LEAST = 16
 """Columns of the smallest product of the unit."""

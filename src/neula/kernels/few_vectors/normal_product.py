@@ -20,7 +20,7 @@ ONE_WARP, SEVERAL = 256, 400
 those between are filled up to 512 columns, half of them with nothing."""
 
 ROWS = 4096
-"""With fewer rows the library's two products take no longer than launches do."""
+"""Rows below which two products of the library take no longer than launches."""
 
 VECTORS = 5
 """More vectors would take more passes, or more registers than there are; fewer beyond a quarter, and half, of

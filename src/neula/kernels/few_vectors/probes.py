@@ -93,7 +93,7 @@ def _errors(
     g: torch.Tensor,
     h: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of a few matrices, by blocks of rows.
+    """Errors along the probes for a few matrices, by blocks of rows.
 
     Vectors are rows: products of a few rows take a third of the time of those of a few columns in MKL.
     """

@@ -1,4 +1,4 @@
-"""Of a symmetric matrix and its Cholesky factor: scales that the diagonal asks for, and the residual."""
+"""Residual of a symmetric matrix and its Cholesky factor, with scales from the diagonal."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _norms_kernel(
     image, i_batch, i_row, i_column, product, p_batch, p_row, p_column, scales, order, found, n, count,
     VECTORS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """By what products of one matrix differ, rows scaled."""
+    """Norm of the difference of the products of one matrix, with scaled rows."""
     member = tl.program_id(0).to(tl.int64)
     image += member * i_batch
     product += member * p_batch

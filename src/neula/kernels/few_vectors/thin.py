@@ -59,8 +59,8 @@ def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def _product_of_parts(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """That of complex numbers: of the matrix of their parts, side by side or one below the other as they are
-    in memory, with twice as many vectors.
+    """Multiply a complex matrix as the real matrix of its parts, interleaved in memory, by twice as many
+    vectors.
     """
     if a.is_conj():
         return _product_of_parts(a.conj(), x.conj().resolve_conj()).conj()

@@ -24,10 +24,10 @@ from neula.kernels.lu.tournament import WIDTH
 from neula.kernels.triton_source import jit, tl
 
 ROWS, FEW_ROWS = 128, 64
-"""Of L that a thread block has, and where that leaves multiprocessors without work."""
+"""Rows of L in a thread block; fewer if multiprocessors would be idle."""
 
 COLUMNS = 32
-"""Of U that a thread block has."""
+"""Columns of U in a thread block."""
 
 DEPTH, STAGES, WARPS = WIDTH, 4, 4
 

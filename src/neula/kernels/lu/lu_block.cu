@@ -1,7 +1,7 @@
 // L and U of a block of 128 columns without interchanges, and the inverses of both, by one thread block.
 //
 // Elimination in [[A, I], [I, 0]] leaves [[L \ U, L^-1], [U^-1, ...]]. A step is a block of 16 columns and 16 rows.
-// What it computes are 16 columns of [L; U^-1] and 16 rows of [U, L^-1], which leave for the caller's memory: rows
+// It computes 16 columns of [L; U^-1] and 16 rows of [U, L^-1], which leave for the caller's memory: rows
 // of the one are done as those of the other begin, so one array has room for what is still to be done of both, U^-1
 // above its diagonal blocks and L^-1 below them. Four warps follow the chain of pivots, with these rows and columns
 // in registers, and each with the rows of the diagonal block as well, so that none waits for another. The other

@@ -53,7 +53,7 @@ def end_panel(
 
 
 def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where rows go, and where from, once a panel is done: pivot rows to the top, in their order.
+    """Targets and sources of row moves after a panel: pivot rows go to the top, in their order.
 
     The rows that were at the top take the places of the pivot rows from further down.
 

@@ -46,7 +46,7 @@ def _moves_kernel(
     pivots, places, to, origin, numbered, m, r,
     ELSEWHERE: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr,
 ):  # fmt: skip
-    """Where r rows go, and where those go that have been there."""
+    """Targets of r pivot rows, and of the rows that they displace."""
     rows = tl.arange(0, COUNTED)
     above = tl.zeros((COUNTED,), tl.int32)
     for start in range(0, m, COUNTED):

@@ -33,10 +33,10 @@ class BatchedProductConfig(NamedTuple):
 
 
 SQUARE = {1: BatchedProductConfig(128, 128, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
-"""By the number of parts, of symmetric products: tiles on the diagonal are squares."""
+"""Configurations of symmetric products by the number of parts: diagonal tiles are squares."""
 
 WIDE = {1: BatchedProductConfig(128, 256, 64, 8, 3), 2: BatchedProductConfig(128, 128, 64, 8, 3)}
-"""By the number of parts, of other products."""
+"""Configurations of other products by the number of parts."""
 
 SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 """For matrices of up to :data:`TINY` rows, and in Triton's interpreter."""
@@ -88,7 +88,7 @@ def _config(m: int, n: int, parts: int, symmetric: bool, *, on_gpu: bool) -> Bat
 
 
 def _descriptors(operand: torch.Tensor, block: list[int]) -> list[Any]:
-    """Of two parts; where there is one, the kernel does not touch the second."""
+    """Descriptors of two parts; if there is one part, the kernel does not touch the second."""
     found = [Tiles(part, (1, *block)) for part in operand]
     return found + [found[-1]] * (2 - len(found))
 

@@ -14,7 +14,7 @@ LENGTH = 1024
 """Elements of a vector that are read at a time."""
 
 ROUNDS = 12
-"""Of multisection: an interval is divided by 33 in each, and float64 has no more than 2^53 of them."""
+"""Rounds of multisection: each divides an interval by 33, and float64 has at most 2^53 of them."""
 
 
 def advance_triton(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -92,7 +92,7 @@ def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
 
 
 def _doubled(a: torch.Tensor) -> torch.dtype:
-    """That of A in double precision."""
+    """Dtype of A in double precision."""
     return torch.promote_types(a.dtype, torch.float64)
 
 

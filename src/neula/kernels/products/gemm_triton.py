@@ -176,7 +176,7 @@ class _SplitProduct:
         return combine(sums.sum(0), alpha, beta, c)
 
     def fill(self, c: torch.Tensor, alpha: float, beta: float) -> None:
-        """With the tiles, and as many pieces, that fill the GPU."""
+        """Multiply with tiles and pieces that fill the GPU."""
         config = _filling(self)
         self(c, alpha, beta, config, self.pieces(config))
 
@@ -203,7 +203,7 @@ class _SplitProduct:
         )
 
     def _descriptors(self, operand: Parts, block: list[int]) -> list[Any]:
-        """Of three parts, None for those that there are not."""
+        """Descriptors of three parts; None for missing parts."""
         parts, block = (operand.parts.mT, block[::-1]) if operand.by_columns else (operand.parts, block)
         descriptors = [Tiles(part, tuple(block)) for part in parts]
         return descriptors + [None] * (3 - len(descriptors))

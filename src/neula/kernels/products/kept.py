@@ -39,7 +39,7 @@ class Kept:
 
     @classmethod
     def from_matrix(cls, x: torch.Tensor) -> Self:
-        """Of a float32 matrix that is there."""
+        """Split a float32 matrix into its parts."""
         m, k = x.shape
         kept = cls.room(m, k, torch.linalg.vector_norm(x, torch.inf, dim=1))
         keep(x, kept)

@@ -11,10 +11,10 @@ from neula.kernels.qr.first_column import ProjectedMatrices
 from neula.kernels.triton_source import jit, tl
 
 ROWS, COLUMNS, WARPS = 64, 32, 4
-"""Of a block of A: its rows are read twice, the second time from the cache."""
+"""Shape of a block of A: its rows are read twice, the second time from the cache."""
 
 SIDE = 64
-"""Of a block of R."""
+"""Side of a block of R."""
 
 
 def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:

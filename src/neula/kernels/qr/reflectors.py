@@ -29,7 +29,7 @@ class Reflectors:
 
     @classmethod
     def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
-        """Those of ``H_j = I - tau_j y_j y_j^H``, in another precision.
+        """Reflectors ``H_j = I - tau_j y_j y_j^H`` in another precision.
 
         By ``T^-1 = diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero. On a CPU nothing
         is to be prepared: LAPACK applies reflectors as they are.

@@ -31,7 +31,7 @@ RESERVED = 1024
 """Bytes of shared memory that each thread block takes besides."""
 
 BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Of the significand of the dtype that solutions are rounded to."""
+"""Bits of the significand of the dtype that solutions are rounded to."""
 
 
 def shared_bytes(n: int, itemsize: int, rows: int) -> int:
@@ -42,7 +42,7 @@ def shared_bytes(n: int, itemsize: int, rows: int) -> int:
 
 
 def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
-    """As many as there is room for, in bytes; all of them if they fit."""
+    """Rows that fit into ``room`` bytes of shared memory at a time; all of them if possible."""
     if shared_bytes(n, itemsize, m) <= room:
         return m
     return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)

@@ -41,7 +41,7 @@ from neula.kernels.small_problems.tiles_triton import (
 from neula.kernels.triton_source import jit, tl
 
 ROWS = 16
-"""Of a block of rows: what a product on matrix units takes, and elements of four columns for each thread."""
+"""Rows of a block: the size of a product on matrix units, and four columns for each thread."""
 
 PER_WARP = 8
 """Columns for each warp."""
@@ -51,10 +51,10 @@ TOGETHER = 8
 a warp for each, where most of what it does are sums over its threads."""
 
 FEW_ROWS = 2
-"""Of a block of rows of those."""
+"""Rows of a block for the narrowest problems."""
 
 REGISTERS = 128
-"""Of a thread at most, so that sixteen warps are under way on a multiprocessor: 1000 problems of 200 x 50
+"""Most registers of a thread, so that sixteen warps run on a multiprocessor: 1000 problems of 200 x 50
 take 1.0 ms, and 1.25 with as many registers as the compiler likes."""
 
 

@@ -32,7 +32,7 @@ class Trust:
 
     @property
     def numbers(self) -> tuple[torch.Tensor, ...]:
-        """All but the last."""
+        """All fields except the last one."""
         return self.sizes, self.wrong, self.inverse_norm, self.norm, self.length
 
     def floor(self, high: torch.Tensor) -> torch.Tensor:

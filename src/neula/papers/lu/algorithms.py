@@ -23,7 +23,7 @@ ALGORITHMS = (STANDARD, HALF, SINGLE, BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_
 """The number in the paper, for Algorithm 5.2 with that of its panels, and the format of the matrix where
 there is a choice. Where times are taken in another low format, it takes the place of fp16."""
 COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
-"""Those of the paper's section 6."""
+"""Algorithms of section 6 of the paper."""
 
 # item: L widths
 PANEL, INNER_PANEL = 256, 8

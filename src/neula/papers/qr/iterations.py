@@ -215,7 +215,7 @@ ITERATIONS = described(
 
 
 MOST_ITERATIONS = 200
-"""That the paper tolerates."""
+"""Most iterations that the paper tolerates."""
 LOOSE, TIGHT = 1e-6, 1e-12
 """Reductions of ``||R^-T A^T r||``: what the paper reaches after 200 iterations, and double precision."""
 SOLVERS = {"cgls": cgls, "lsqr": lsqr}

@@ -213,7 +213,7 @@ def _taller(rows: Measurements) -> ClaimCheck:
 
 
 def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], float]:
-    """Of each kind of matrix but the stress case, over the sizes that were solved; NaN if none was."""
+    """Median over the solved sizes for each kind of matrix except the stress case; NaN if none was solved."""
     found = {}
     for kind, cond in (case for case in MATRICES if case != STRESS):
         solved = rows.where(solver=RGSQRF, matrix=kind, cond=cond, converged=True)

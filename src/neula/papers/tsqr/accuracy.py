@@ -216,7 +216,7 @@ def measure_batches(setting: Setting, exponents: range | None = None) -> Iterato
 
 
 def _times(a: torch.Tensor, setting: Setting) -> Iterator[Row]:
-    """All methods side by side; LAPACK gets the matrix as it wants it, so that it need not transpose."""
+    """Times of all methods; LAPACK gets a column-major matrix, so that it need not transpose."""
     column_major = a.mT.contiguous().mT
     methods: dict[str, Callable[[], Any]] = {
         mode: partial(neula.tsqr, a, compute=mode, engine=setting.numerics) for mode in (*MODES, AUTO)

@@ -81,7 +81,7 @@ class Remainder:
 
 
 def probabilities(exponent: int, shift: int) -> dict[str, float]:
-    """Of underflow to zero, and of that or a subnormal number, by the formula."""
+    """Probabilities of underflow to zero, and to zero or a subnormal number, by the formula."""
     remainder = Remainder(exponent)
     return {UNDERFLOW: remainder.below(SMALLEST, shift), SUBNORMAL: remainder.below(SMALLEST_NORMAL, shift)}
 

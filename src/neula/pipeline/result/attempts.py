@@ -69,7 +69,7 @@ class AccuracyError(ArithmeticError):
         self.indices = tuple(tuple(index) for index in indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """All three arguments, so that it travels between processes."""
+        """Pickle all three arguments."""
         return type(self), (str(self), self.result, self.indices)
 
 

@@ -63,7 +63,7 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
         return self._deficiency() or super()._remark()
 
     def _deficiency(self) -> str:
-        """That the rank is not full; nothing where it is."""
+        """Remark that the rank is not full; empty if it is."""
         if not self.rank < self.full_rank:
             return ""
         smallest = "smallest " if shown.members(self.accepted) else ""

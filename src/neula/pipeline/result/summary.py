@@ -66,7 +66,7 @@ def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summ
 
 
 def _number(x: float, digits: int = 3) -> str:
-    """As statsmodels writes it: with a fixed number of decimals, or an exponent."""
+    """Format a number like statsmodels: with a fixed number of decimals, or an exponent."""
     return f"{x:.{digits}f}" if x == 0 or 1e-4 <= abs(x) < 1e4 else f"{x:.{digits - 1}e}"
 
 

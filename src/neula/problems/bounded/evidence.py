@@ -21,7 +21,7 @@ SHORTEST = 0.5
 
 @dataclass(frozen=True)
 class _BoundedResiduals:
-    """Of the problems themselves, not of R."""
+    """Residuals of the problems themselves, not of R."""
 
     norm: torch.Tensor  # shape (C,)
     gradient: torch.Tensor  # shape (C, n): A^T r
@@ -165,7 +165,7 @@ class _Known:
 
     @property
     def condition(self) -> torch.Tensor:
-        """Of these columns, estimated, shape (C,)."""
+        """Estimated condition number of these columns, shape (C,)."""
         return (self.norm * self.inverse_norm).clamp(min=1.0)
 
 

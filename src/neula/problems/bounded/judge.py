@@ -24,7 +24,7 @@ class BoundedJudge:
         return answer.values.measured()
 
     def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
-        """Of solutions that are not accepted those with the smallest backward error are best."""
+        """Among solutions that are not accepted, prefer the smallest backward error."""
         backward, forward, condition = numbers
         bound = self.limits.backward_error
         optimal, evidence = within((backward, bound)), Evidence.from_errors(backward, forward)

@@ -49,7 +49,7 @@ class BoundedOptions:
 
 @dataclass(frozen=True)
 class Whole:
-    """All problems of a call, in numbers near 1, and R of their matrices."""
+    """Scaled problems of a call, and R of their matrices."""
 
     a: torch.Tensor  # shape (P, m, n): columns divided by powers of two, to norms in [1/2, 1)
     # Shape (P, m, K): divided by one power of two for each matrix, which brings it near 1, or what bounds

@@ -14,14 +14,14 @@ from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 Solution = Answer[BoundedValues]
 
 EXCHANGES = 100
-"""Of block pivoting. Ten do on most problems; one that takes more is at the mercy of rounding errors, and
-single exchanges may be as many as there are sets."""
+"""Most exchanges of block pivoting. Ten suffice for most problems. If rounding errors decide, more may not
+terminate, and there may be as many single exchanges as sets."""
 
 
 def by_block_pivoting(
     problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
 ) -> Solution:
-    """All infeasible variables at once, beginning with the solution without bounds."""
+    """Exchange all infeasible variables at once, beginning with the unconstrained solution."""
     limit = problems.whole.options.max_iterations or EXCHANGES
     start, reduced = problems.whole.unbounded[problems.places], problems.reduced
     if reduced.equalities is not None:

@@ -191,7 +191,7 @@ def _asked(
 
 
 def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> Plan | None:
-    """That of one small matrix where LAPACK comes first, or of the first link of others."""
+    """Plan for one small matrix where LAPACK comes first, or for the first link of other matrices."""
     call, options = _asked(A, **keywords)
     a = call.first.tensor
     small = a.ndim == 2 and 0 < len(a) <= LARGEST and options.engine.device.type == "cpu"

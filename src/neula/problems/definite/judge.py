@@ -36,7 +36,7 @@ class CholeskyJudge:
         return answer.measured
 
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
-        """Of factors that are not accepted those with the smallest residual are best."""
+        """Among factors that are not accepted, prefer the smallest residual."""
         residual, order = numbers
         accepted = self.accept(residual)
         penalty = np.array([~accepted, order != 0, residual])

@@ -14,6 +14,7 @@ from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.errors import of_batch
 from neula.kernels import scipy_linalg
+from neula.kernels.phases import adjoint
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.factors import CholeskyMethods
@@ -75,7 +76,7 @@ class CholeskyPlan:
         return _accepted(given, self.options, self._label, reason, *known, bound, upper)
 
     def _residual(self, a: np.ndarray, factor: np.ndarray) -> float:
-        """That of :func:`neula.certificates.cholesky.residuals_of_triangles`, of the lower triangle of A."""
+        """As :func:`neula.certificates.cholesky.residuals_of_triangles`, for the lower triangle of A."""
         diagonal = a.diagonal().real.astype(np.float64)
         scales = np.ldexp(1.0, -(np.frexp(diagonal)[1] // 2))[:, None]
         below = in_double(torch.from_numpy(a).tril(-1)).numpy()  # in a part of the time of NumPy's
@@ -86,13 +87,8 @@ class CholeskyPlan:
         return float(np.linalg.norm((image - lower @ (adjoint(lower) @ vectors)) * scales) / size)
 
 
-def adjoint(a: np.ndarray) -> np.ndarray:
-    """The conjugate transpose; a view of real numbers."""
-    return a.T.conj() if a.dtype.kind == "c" else a.T
-
-
 def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, int]:
-    """As LAPACK's ``potrf`` of SciPy, with zeros in the other triangle."""
+    """Factorize like SciPy's ``potrf``, with zeros in the other triangle."""
     factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(a), upper=not lower)
     return factor.numpy(), int(failed)
 
@@ -164,7 +160,7 @@ def _accepted(
 
 
 def launched_plan(a: torch.Tensor, options: CholeskyOptions, *, upper: bool) -> LaunchedCholeskyPlan | None:
-    """That of matrices like A; None where the first link looks at numbers."""
+    """Plan for matrices like A; None if the first link reads their elements."""
     if a.numel() == 0 or options.progress is not None:
         return None
     n = a.shape[-1]

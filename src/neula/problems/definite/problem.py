@@ -48,7 +48,7 @@ class Symmetric(Batch):
     place: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:
-        """Those at some places."""
+        """Matrices at some places of the batch."""
         return replace(self, a=self.a[places], place=places if self.place is None else self.place[places])
 
 

@@ -43,7 +43,7 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
 
 
 def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
-    """By tiles or by the library in double precision, before anything is known of the numbers.
+    """Factorize in double precision, by tiles or by the library, without reading the elements.
 
     Where these are near the ends of the range, or A is not definite, the residual shows it.
     """

@@ -87,7 +87,7 @@ def by_core(
     label: str,
     together: Way,
 ) -> Answer[LeastSquaresSolutions]:
-    """All problems; many right-hand sides are better taken otherwise."""
+    """Solve all problems by the core; many right-hand sides are faster otherwise."""
     options = problems.options
     m, n = problems.a.shape[1:]
     if problems.b.shape[2] > most_right(options.rows(m, n), n):

@@ -205,7 +205,7 @@ def _null_space(
     relative: torch.Tensor,
     *others: torch.Tensor,
 ) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
-    """That of scaled unknowns, which fulfils the constraints; the problem with them, and their exponents."""
+    """Null space of the constraints in scaled unknowns, the problem in these, and their exponents."""
     found = _in_units(call, problem, constraints, relative)
     for other in others:  # units may have made dependent rows of independent ones
         if found[1].rank == min(constraints[0].shape):

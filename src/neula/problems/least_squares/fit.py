@@ -53,7 +53,7 @@ class FitNumbers(NamedTuple):
 
     @classmethod
     def joined(cls, fits: Sequence[FitNumbers]) -> FitNumbers:
-        """Those of several matrices of as many rows."""
+        """Join the numbers of several matrices with equally many rows."""
         return cls(
             torch.cat([fit.map for fit in fits]),
             torch.cat([fit.effective for fit in fits]),
@@ -102,7 +102,7 @@ class LinearFit:
 
     @cached_property
     def _scaled(self) -> ScaledProblems:
-        """With weights and damping, each matrix in units of its own: as given where float64 holds squares."""
+        """Weighted and damped problem, each matrix in its own units: as given if float64 holds squares."""
         double = double_of(self.x.dtype)
         a, b = (self.call.here(y).to(double) for y in (self.shapes.matrices, self.shapes.columns))
         a, b = stacked_problem(a, b, self.options.weights, self.options.damp)
@@ -205,7 +205,7 @@ class LinearFit:
 
     @property
     def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of the scaled problem, shape (P, 1) and (P, K)."""
+        """Exponents of the scaled problem, shape (P, 1) and (P, K)."""
         return self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
 
     @cached_property

@@ -162,7 +162,7 @@ def solve_general(
     weights: torch.Tensor | None,
     general: General,
 ) -> LeastSquaresOutcome:
-    """Whiten and scale, remove the constraints, solve what is left, and say what that has cost in digits."""
+    """Whiten, scale, eliminate the constraints, solve, and bound the digits lost by these steps."""
     a, b = (call.here(call.operands[name].graph).to(double_of(call.dtype)) for name in ("A", "b"))
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):

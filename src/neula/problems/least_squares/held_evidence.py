@@ -44,7 +44,7 @@ class Held(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the sums."""
         return self.sums.r.device
 
     @property
@@ -127,7 +127,7 @@ class Held(SingleProblem):
 
     @cached_property
     def excess(self) -> int:
-        """By what power of two damping is divided that is far above A: x is then ``A^T b / damp^2``."""
+        """Power of two by which damping far above A is divided: x is then ``A^T b / damp^2``."""
         fraction, exponent = math.frexp(self.options.damp)
         largest = largest_magnitude(self.sums.parts[0], (0, 1))
         if not fraction:
@@ -137,7 +137,7 @@ class Held(SingleProblem):
 
     @cached_property
     def damping(self) -> torch.Tensor:
-        """Of each column, in the units of the sums, shape (n,)."""
+        """Damping of each column, in the units of the sums, shape (n,)."""
         fraction, exponent = math.frexp(self.options.damp)
         exponents = exponent - self.excess - self.sums.of_a - self.exponents
         return shift(torch.full_like(self.sums.r[0, : len(self.exponents)].real, fraction), exponents)

@@ -122,7 +122,7 @@ class LeastSquares:
 
     @property
     def _sums(self) -> HeldSums | None:
-        """Those over all rows."""
+        """Sums over all rows."""
         if self._gathered.rows and self._merged is not None:
             with plain_arithmetic(self._engine.device):
                 self._merged = self._merged.plus_gathered(self._gathered, self._vectors, self._exponents)
@@ -303,7 +303,7 @@ class LeastSquares:
         return LeastSquaresOutcome.from_report(result, report).reported(call)
 
     def _call(self, accuracy: Accuracy | None, strict: bool) -> Call:
-        """With operands that have shapes, and no numbers."""
+        """Begin a call with operands that have shapes, and no elements."""
         assert self._sums is not None
         m, (_, k), dtype = max(self.rows, 1), self._sums.products.shape, self._sums.r.dtype
         (wrap, device), operands = self._like, {}
@@ -367,12 +367,12 @@ class LeastSquares:
 
     @property
     def _vectors(self) -> torch.Tensor:
-        """Those that are multiplied by ``A^T A``."""
+        """Random vectors that are multiplied by ``A^T A``."""
         return gaussian_probes(self.n, self._engine.device)
 
     @property
     def _exponents(self) -> torch.Tensor:
-        """Of the sizes of columns that were named, by which these are divided, shape (n,)."""
+        """Exponents of the given column sizes, by which columns are divided, shape (n,)."""
         return -binary_exponents(self._scales).long() + 1
 
     def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], tuple[Any, torch.device]]:
@@ -430,7 +430,7 @@ class LeastSquares:
         return a, b, self._vectors, units
 
     def _dtype(self, sources: dict[str, Source]) -> torch.dtype:
-        """Of sums over new rows and those that are there: float64, or complex128 where any is complex."""
+        """Dtype of the sums with the new rows: float64, or complex128 if any operand is complex."""
         given = (torch_dtype(sources[name].dtype, name, or_complex=True) for name in ("A", "b"))
         held = self._merged is not None and self._merged.r.is_complex()
         return torch.complex128 if held or any(dtype.is_complex for dtype in given) else torch.float64

@@ -44,7 +44,7 @@ class LeastSquaresJudge:
         return bool(self.limits.accept(evidence) and evidence.forward_error <= self.enough and zero == 0)
 
     def verdict(self, answer: Answer[LeastSquaresSolutions], numbers: np.ndarray) -> Verdict:
-        """Of solutions whose backward error is small enough the one with the most digits is best.
+        """Among solutions with a small enough backward error, prefer the one with the most digits.
 
         The SVD improves what was found before, and has the last word.
         """

@@ -55,7 +55,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def rows(self) -> int:
-        """Of A, damping stacked below it."""
+        """Number of rows of A, with damping stacked below it."""
         return self.options.rows(self.m, self.n)
 
     @cached_property
@@ -97,7 +97,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """Where R for the seminormal equations comes from; of what the core leaves, the last of them."""
+        """Sources of R for the seminormal equations; only the last one for problems that the core left."""
         names, options = self.tuning[LeastSquaresTuning].small_r, self.options
         if self.core:
             return names[-1:]
@@ -130,7 +130,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def preconditioners(self) -> list[tuple[str, str]]:
-        """Where an R of low precision for iterations comes from: method and arithmetic, cheapest first.
+        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first.
 
         An R in half precision with error correction is as good as one in single precision. It takes the
         place of that, and stands before one in double precision, which takes three times as long (on an
@@ -187,7 +187,7 @@ _large = _when("large", lambda case: not case.small)
 _in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda case: case.core)
 
 _svd_is_fast = _when(
-    "an SVD takes no time: what is left is more often without full rank than nearly so",
+    "an SVD takes no time: open problems more often lack full rank than nearly lack it",
     lambda case: case.work <= case.tuning[LeastSquaresTuning].svd,
 )
 
@@ -283,7 +283,7 @@ def _link(
 
 
 def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    """By the core; what it does not take, by the link that would be first without it, which is made then."""
+    """Solve by the core; problems that it declines go to the link that would come first without it."""
 
     def otherwise(
         problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None
@@ -339,7 +339,7 @@ def _by_gram(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLin
 
 
 def _by_fast_r(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    """All but the last of these, and those that are named, may give R up early."""
+    """Refine with a fast R; all links except the last and named ones may give R up early."""
     method = label.split()[0]
     last = case.options.algorithm is not None or (method, format) == case.preconditioners[-1]
     limit = None if last else LIMITS.get((method, format))

@@ -21,7 +21,7 @@ from neula.pipeline.compilation import with_operator
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
 from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.parts import by_parts, has_parts, of_parts
+from neula.pipeline.parts import by_parts, complex_columns, has_parts
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
@@ -385,7 +385,7 @@ def _by_parts(
     if isinstance(fit, LinearFit) and fit.x.numel():
         x, sizes = (y.unflatten(-1, (-1, 2 * k)) for y in (fit.x, fit.norms))
         make = fit_spread if call.engine.over_rows.spread else RegressionFit
-        fit = make(*whole(), of_parts(x).flatten(-2), torch.hypot(*sizes.split(k, -1)).flatten(-2))
+        fit = make(*whole(), complex_columns(x).flatten(-2), torch.hypot(*sizes.split(k, -1)).flatten(-2))
     return replace(found, residual_norm=norms[0] if len(norms) == 1 else norms, _fit=fit)
 
 
@@ -393,7 +393,7 @@ PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "
 
 
 def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner | None:
-    """That of problems which the core takes, or of plain ones whose first link launches its work."""
+    """Planner for problems of the core, or for plain ones whose first link launches its work."""
     keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None

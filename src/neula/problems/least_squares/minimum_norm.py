@@ -1,4 +1,4 @@
-"""The rank-revealing end of the chain, for one problem of any shape, in double precision.
+"""The rank-revealing last links of the chain, for one problem of any shape, in double precision.
 
 A complete orthogonal decomposition where it leaves no doubt about the rank, else the SVD.
 """
@@ -85,11 +85,19 @@ def by_complete_orthogonal(
 
 
 def _scaled(problems: LeastSquaresProblems) -> ScaledProblems:
-    """The only problem in numbers near 1."""
-    options = problems.options
+    """The only problem in numbers near 1.
+
+    The unknown of a zero column is zero whatever its damping. The damping becomes as large as other columns,
+    since errors of the row space are multiplied by the ratio of column norms.
+    """
+    options, m = problems.options, problems.a.shape[1]
     scaled = ScaledProblems.from_arrays(
         problems.a, problems.b, options.weights, options.damp, options.over_rows
     )
+    if options.damp:
+        used = options.over_rows.largest((scaled.a[:, :m] != 0).any(1, keepdim=True))
+        enlarged = torch.maximum(scaled.columns, scaled.units)
+        scaled = replace(scaled, columns=torch.where(used, scaled.columns, enlarged))
     return replace(scaled, unit=options.unit)
 
 

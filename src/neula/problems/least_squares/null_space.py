@@ -34,7 +34,7 @@ errors of a row that was computed with them have moved them."""
 
 @dataclass(frozen=True)
 class NullSpace:
-    """All x with ``C x = d``: a particular one, and a basis of the directions that change nothing."""
+    """Solutions of ``C x = d``: the one of minimum norm, and a basis of the null space of C."""
 
     shortest: torch.Tensor  # shape (..., n, k): the x of smallest norm
     basis: torch.Tensor  # shape (n, n - rank): orthonormal
@@ -57,7 +57,7 @@ class NullSpace:
 
     @property
     def noise(self) -> float:
-        """By how much rounding errors of the factorization turn the basis, and move the minimum-norm x."""
+        """Bound on the effect of rounding errors on the basis and on the minimum-norm x."""
         return ROUNDING * self.condition * FP64.u
 
     @classmethod
@@ -93,7 +93,7 @@ class NullSpace:
         return replace(found, shortest=found.corrected(shortest))
 
     def scaled(self, exponents: torch.Tensor) -> NullSpace:
-        """That of d times powers of two, exponents of shape (..., 1, k)."""
+        """Solutions for d times powers of two, exponents of shape (..., 1, k)."""
         return replace(self, shortest=shift(self.shortest, exponents), d=shift(self.d, exponents))
 
     def corrected(self, x: torch.Tensor) -> torch.Tensor:
@@ -231,7 +231,7 @@ def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
     """
     factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
     factors = factors / factors[factors != 0].abs().min()
-    simple = _of_parts(factors / COARSE, torch.round) * COARSE
+    simple = _by_parts(factors / COARSE, torch.round) * COARSE
     if bool(((factors - simple).abs() > COARSE**2 * factors.abs()).any()):
         return False
     conjugate = rows.mH[None].resolve_conj().contiguous()
@@ -239,7 +239,7 @@ def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
     return bool((rest <= simple.abs()[:, None] * _half_spacing(rows)).all(1).any())
 
 
-def _of_parts(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+def _by_parts(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """A function of each element, of complex ones of each part."""
     return torch.complex(function(x.real), function(x.imag)) if x.is_complex() else function(x)
 
@@ -247,7 +247,7 @@ def _of_parts(x: torch.Tensor, function: Callable[[torch.Tensor], torch.Tensor])
 def _half_spacing(x: torch.Tensor) -> torch.Tensor:
     """Half the distance from x to the next float64 number towards zero, which a rounding error may be."""
     if x.is_complex():
-        return _of_parts(x, _half_spacing).abs()
+        return _by_parts(x, _half_spacing).abs()
     smaller = torch.nextafter(x.abs(), torch.zeros_like(x))
     return torch.ldexp(torch.ones_like(x), torch.frexp(smaller)[1] - 54).masked_fill(x == 0, 0.0)
 

@@ -187,7 +187,7 @@ def _asked(
 
 
 def _plan(A: Any, **keywords: Any) -> InversePlan | None:
-    """That of one matrix which the core takes."""
+    """Plan for one matrix of the core."""
     call, options = _asked(A, **keywords)
     if call.first.tensor.ndim != 2:
         return None
@@ -198,6 +198,6 @@ def _plan(A: Any, **keywords: Any) -> InversePlan | None:
 
 
 def _identity(matrices: torch.Tensor) -> torch.Tensor:
-    """Of the smaller dimension, for each matrix of a batch."""
+    """Identity of the smaller dimension, for each matrix of a batch."""
     count, k = len(matrices), min(matrices.shape[1:])
     return torch.eye(k, dtype=matrices.dtype, device=matrices.device).expand(count, k, k)

@@ -177,7 +177,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
 
 
 def core_plan(m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf) -> LeastSquaresPlan | None:
-    """That of single m x n matrices with k right-hand sides, on the host, if the core takes them."""
+    """Plan for single m x n matrices with k right-hand sides, on the host, if the core takes them."""
     special = options.weights is not None or options.progress is not None
     fits = not special and takes(m, n, options) and 0 < k <= most_right(m, n)
     return LeastSquaresPlan(m, n, k, options, fit_of) if fits else None

@@ -1,4 +1,4 @@
-"""Where R comes from that preconditions one least-squares problem, and what it says about its condition."""
+"""Preconditioners R of one least-squares problem, and the condition numbers that they imply."""
 
 from __future__ import annotations
 

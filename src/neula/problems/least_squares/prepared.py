@@ -33,12 +33,12 @@ class Largest:
 
     @property
     def of_a(self) -> torch.Tensor:
-        """Those of A, shape (n,)."""
+        """Largest elements of the columns of A, shape (n,)."""
         return self.both[: self.n]
 
     @property
     def of_b(self) -> torch.Tensor:
-        """Those of b, shape (k,)."""
+        """Largest elements of the columns of b, shape (k,)."""
         return self.both[self.n :]
 
     @cached_property

@@ -23,7 +23,7 @@ class LeastSquaresTuning:
     """Which link comes first, by the size of a problem."""
 
     together: int  # m n^2 up to which each step is taken for all problems, with an R in double precision
-    svd: int  # m n^2 up to which what is left goes to the SVD at once
+    svd: int  # m n^2 up to which open problems go to the SVD at once
     doubled_elements: float  # elements up to which residuals have twice the working precision unasked
     small_r: tuple[str, ...]  # where R of small problems comes from, in the order to try
 
@@ -94,7 +94,7 @@ class SingleProblem:
         return 1
 
     def at(self, places: torch.Tensor) -> Self:
-        """All of them."""
+        """Return the only problem."""
         return self
 
 
@@ -113,7 +113,7 @@ class LeastSquaresSolutions(Solutions):
 
     @property
     def zeros(self) -> torch.Tensor:
-        """Where x is zero and said to be exact, shape (batch, k)."""
+        """Mask where x is zero and guaranteed exact, shape (batch, k)."""
         return ~self.x.any(1) & (self.forward_error == 0)
 
     def numbers(self) -> list[torch.Tensor]:

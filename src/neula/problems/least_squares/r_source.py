@@ -1,4 +1,4 @@
-"""Where R of least-squares problems comes from, and what its errors mean for the refinement with it."""
+"""Sources of R for least-squares problems, and the effect of its errors on refinement."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class RegressionFit(LinearFit):
     # --- rows, whitened: with weights, or multiplied by the inverse factor of the covariance of b ---
 
     def _whitened(self, rows: torch.Tensor) -> torch.Tensor:
-        """Of shape (P, m, K)."""
+        """Rows times the weights or the whitening factor, shape (P, m, K)."""
         if self.call.weights is not None:
             return self._weights[:, None] * rows
         if self.factor is None:
@@ -113,12 +113,12 @@ class RegressionFit(LinearFit):
         return squares(left).sum(1), squares(given).sum(1), squares(fitted).sum(1)
 
     def numbers(self) -> dict[str, Any]:
-        """Of a table of regression, by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
+        """Regression table by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
         return {name: self._number(self._of_columns(x)) for name, x in self._measures.items()}
 
     @cached_property
     def _measures(self) -> dict[str, torch.Tensor]:
-        """Those of the table, shape (P, 1) or (P, K)."""
+        """Numbers of the table, shape (P, 1) or (P, K)."""
         from scipy.special import fdtrc
 
         if self.x.is_complex():

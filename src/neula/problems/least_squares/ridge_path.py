@@ -19,7 +19,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.names import keeps_names
-from neula.pipeline.parts import has_parts, in_parts
+from neula.pipeline.parts import has_parts, real_columns
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
@@ -149,7 +149,7 @@ def ridge_path(
     if has_parts(shapes.a, call.dtype) and shapes.b.shape[-1]:
         asked: Any = {"leverage": leverage, "accuracy": accuracy, "engine": engine}
         widened = call.tensors[0].to(torch.promote_types(call.tensors[0].dtype, torch.float32))
-        parts = widened, in_parts(shapes.b), damps
+        parts = widened, real_columns(shapes.b), damps
         return _joined(call, shapes, ridge_path(*parts, **asked, strict=strict, progress=progress))
     given = _checked(call.here(take(damps, "damps").tensor).double())
     a, b = (call.here(x)[0].to(double_of(call.dtype)) for x in (shapes.matrices, shapes.columns))
@@ -186,7 +186,7 @@ def _joined(call: Call, shapes: BatchedProblem, found: RidgePath[torch.Tensor]) 
 
 
 def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
-    """Those of problems that are refined."""
+    """Options of the problems that are refined."""
     return LeastSquaresOptions(
         engine=call.engine,
         target=call.target,
@@ -226,7 +226,7 @@ def _result(
     ]
 
     def of_columns(y: torch.Tensor) -> Any:
-        """Of each damping and right-hand side, shape (p, k), or of rows or columns of A as well."""
+        """Return numbers of each damping and right-hand side, shape (p, k), or of rows or columns of A."""
         return call.give_back((y[..., 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
     of_x = call.first.tensor.dtype if x.is_complex() else None

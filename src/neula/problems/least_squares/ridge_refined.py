@@ -31,7 +31,7 @@ HALF = 2.0**-26
 """Forward error of small problems from which on they are refined: half of the digits are lost."""
 
 QUARTER = 2.0**-13
-"""That of errors of prediction, which take as many right-hand sides as rows."""
+"""The same for errors of prediction, which take as many right-hand sides as rows."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class Estimates:
         self.left_out.put_at((places[:, None], rows), *BoundedEstimate.from_arrays(value, wrong))
 
     def _solve(self, place: int, options: LeastSquaresOptions) -> None:
-        """All that :func:`lstsq` does for one damping, which a solution of lower rank knows nothing of."""
+        """Solve for one damping by the chain of :func:`lstsq`; answers below full rank are not accepted."""
         scaled = self.path.scaled
         damp = float(scaled.damps[place])
         found, accepted = _solved(scaled.a, scaled.b, replace(options, damp=damp))
@@ -277,7 +277,7 @@ def _refined_wide(
 
 
 def _steps(system: FactoredProblems, b: torch.Tensor) -> Refinement:
-    """All that make anything smaller."""
+    """Refine until a step no longer reduces the error."""
     refinement = Refinement(system, b, 0.0)
     refinement.advance(MAX_STEPS)
     return refinement

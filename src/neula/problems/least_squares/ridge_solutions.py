@@ -129,7 +129,7 @@ class Path:
 
     @classmethod
     def factorize(cls, scaled: ScaledRidgeProblem, engine: Engine) -> Self:
-        """By a QR of A and the SVD of R; one direction that A is orthogonal to is reflected out of the way,
+        """Factorize by a QR of A and the SVD of R; one direction orthogonal to A is reflected out of the way,
         since rounding makes a singular vector of it.
         """
         a, z, n = scaled.a, scaled.mean, scaled.a.shape[1]
@@ -259,7 +259,7 @@ class Path:
 
     @cached_property
     def trace(self) -> BoundedEstimate:
-        """That of W divided by its size, shape (p, 1)."""
+        """Trace of W divided by its size, shape (p, 1)."""
         before = float(self.scaled.before.sum()) if self.scaled.is_projected else 0.0
         found = self.weights.sum(1, keepdim=True) + self.outside - before
         wrong = self.weights * torch.where(self.kept, self.gains, 0.0)
@@ -304,7 +304,7 @@ class Path:
     def backward_errors(
         self, x: torch.Tensor, forward_errors: torch.Tensor, doubled: Sequence[int] = ()
     ) -> torch.Tensor:
-        """Of each solution, of the problem with the rows of damping below, shape (p, k).
+        """Backward error of each solution, for the problem with damping stacked below A, shape (p, k).
 
         As measured, of some dampings with gradients in twice the working precision, or what a change of b by
         ``A (x - x*)`` comes to.

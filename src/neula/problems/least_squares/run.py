@@ -52,7 +52,7 @@ def solve_problems(
     begun: Answer[LeastSquaresSolutions] | None = None,
     together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
-    """All together where they are small, then each that is left alone.
+    """Solve small problems together, then each unsolved problem by itself.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _by_host(
     is_batch: bool,
     passes: float,
 ) -> Answer[LeastSquaresSolutions]:
-    """All that can be done for problems, on the host, where so many passes over them are few enough."""
+    """Solve problems on the host by the whole chain, if so many passes over them are few enough."""
     options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
     work = m * n * (min(m, n) + problems.b.shape[2])
     host = host_for(options, len(problems), passes * work)
@@ -150,7 +150,7 @@ def _missing(problems: LeastSquaresProblems, count: int) -> LeastSquaresSolution
 
 
 def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Those at some places, which are in order; all of them are no copy."""
+    """Members at some places, which are in order; no copy of all of them."""
     return x if len(where) == len(x) else x[where]
 
 
@@ -192,7 +192,7 @@ def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProb
 def with_exact_zeros(
     run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems
 ) -> Run[LeastSquaresSolutions]:
-    """Where b is orthogonal to the columns of A, x = 0 is exact, and no relative error of another x is small.
+    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error.
 
     Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
     """

@@ -220,12 +220,12 @@ class Streamed(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Where it is worked on."""
+        """Device of the computation."""
         return self.options.engine.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its numbers: float64 or complex128."""
+        """Dtype of the computation: float64 or complex128."""
         return double_of(self.options.dtype)
 
     @property

@@ -110,7 +110,7 @@ def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
 
 
 def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Answer[LeastSquaresSolutions]:
-    """All problems by the kernel, which leaves those alone whose numbers are near the ends of the range."""
+    """Solve all problems by the kernel, except those with numbers near the ends of the range."""
     options = problems.options
     steps = pace.limit(min(MAX_STEPS, options.max_iterations))
     ((a, b),) = problems.chunks(len(problems))

@@ -34,7 +34,7 @@ class SVDJudge:
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 
     def verdict(self, answer: Answer[SVDValues], numbers: np.ndarray) -> Verdict:
-        """Of triplets that are not accepted those are best whose measures exceed their bounds least."""
+        """Among triplets that are not accepted, prefer those that exceed their bounds least."""
         found = self.certificate(numbers)
         penalty = np.array([[not found.accepted], [max(found.excess)]])
         return Verdict(np.array([found.accepted]), penalty, str(found))

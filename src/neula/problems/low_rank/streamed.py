@@ -42,7 +42,7 @@ class StreamedMatrix:
 
     @property
     def device(self) -> torch.device:
-        """Where it is worked on."""
+        """Device of the computation."""
         return self.options.engine.device
 
     @property
@@ -54,11 +54,11 @@ class StreamedMatrix:
         return 1
 
     def at(self, places: torch.Tensor) -> StreamedMatrix:
-        """All of them."""
+        """Return the only matrix."""
         return self
 
     def triplets(self, problems: StreamedMatrix, before: Answer[SVDValues] | None) -> Answer[SVDValues]:
-        """Those that are wanted, with what was measured of them."""
+        """Requested singular triplets, with their measurements."""
         options, m, n = self.options, self.reader.count, self.n
         label, s, v = self._spectrum()
         norm = float(torch.linalg.vector_norm(s))
@@ -162,7 +162,7 @@ class _SingularValueBounds:
         self.vectors = torch.cat(parts, 1) if parts else v[:, :0]
 
     def errors(self, images: torch.Tensor) -> torch.Tensor:
-        """Of the first k singular values, from ``A^T A`` times the vectors."""
+        """Errors of the first k singular values, from ``A^T A`` times the vectors."""
         s = self.s[: self.k]
         if not self.edges:  # A is zero
             return torch.zeros_like(s)

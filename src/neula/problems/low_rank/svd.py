@@ -215,7 +215,7 @@ def svd_lowrank(
 
 @dataclass(frozen=True)
 class _Triplets:
-    """Those of one matrix."""
+    """Singular triplets of one matrix."""
 
     u: torch.Tensor
     s: torch.Tensor
@@ -404,7 +404,7 @@ def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
 def _relative_error(
     matrix: TallMatrix, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, remainder: float
 ) -> float:
-    """By Pythagoras; but a small difference of two squares would consist of their rounding errors."""
+    """Relative error by Pythagoras, unless a small difference of two squares is all rounding errors."""
     norm = matrix.norm
     rest = 1 - float((s / norm).square().sum()) if norm > 0 else 0.0
     if rest > CLEAR_REST:

@@ -77,7 +77,7 @@ class _TripletMeasurements:
         self.remainder = math.nan
 
     def excess(self, found: Ritz) -> float:
-        """By how much errors exceed what is requested."""
+        """Largest ratio of an error to its requested bound."""
         problems, k = self.problems, self.rank
         m, n = problems.options.shape_of(problems.a.shape)
         bound = problems.options.bound(m, n)

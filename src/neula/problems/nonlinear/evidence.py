@@ -22,7 +22,7 @@ MARGIN = 10.0
 
 @dataclass(frozen=True)
 class NonlinearEvidence:
-    """Of each problem of a batch; variables at a bound beyond which the cost falls do not count."""
+    """Evidence of each problem of a batch; variables held at a bound do not count."""
 
     # int, shape (batch,): of the Jacobian with normalized columns; those without influence on the residuals
     # count as zero.

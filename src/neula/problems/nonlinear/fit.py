@@ -37,7 +37,7 @@ POLISHED = 1 << 24
 larger ones each takes as long as all the rest of many a fit."""
 
 MORE_CALLS = 30
-"""That the trust region may take for it."""
+"""Calls that the trust region may take for it."""
 
 ROUGH, SHORTER = 1e-4, (2.0**-3, 2.0**-6, 2.0**-9, 2.0**-12)
 """Relative error of a column from which on shorter steps of differences are tried, and by what factors."""

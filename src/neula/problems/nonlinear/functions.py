@@ -72,7 +72,7 @@ def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
     return take(out, name, or_complex=or_complex).tensor
 
 
-def in_parts(f: torch.Tensor) -> torch.Tensor:
+def real_rows(f: torch.Tensor) -> torch.Tensor:
     """Residuals, shape (P, m), or a Jacobian, shape (P, m, n), in real numbers: 2 m rows of complex ones, the
     real part of each before its imaginary part.
     """
@@ -81,8 +81,8 @@ def in_parts(f: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(f.resolve_conj()).movedim(-1, 2).flatten(1, 2)
 
 
-def from_parts(f: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`in_parts`."""
+def complex_rows(f: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`real_rows`."""
     return torch.complex(f[:, ::2], f[:, 1::2])
 
 
@@ -224,7 +224,7 @@ class Jacobian:
         elif self.mode in SCHEMES:
             self._by_differences(x, which, item, f, out, part)
         else:
-            self._by_derivatives(lambda point: in_parts(self.call(point, which, item)), x, out)
+            self._by_derivatives(lambda point: real_rows(self.call(point, which, item)), x, out)
 
     def _checked(self, found: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         rows, columns = out.shape[1:]
@@ -237,7 +237,7 @@ class Jacobian:
                 f"the return value of jac has wrong shape: expected {(rows, columns)} (a row for each "
                 f"residual, a column for each variable), got {tuple(found.shape[1:])}"
             )
-        return in_parts(found)
+        return real_rows(found)
 
     def _by_differences(
         self,
@@ -262,12 +262,12 @@ class Jacobian:
 
         def function(point: torch.Tensor) -> torch.Tensor:
             found = self.call(point, which, item)
-            return found if point.is_complex() else in_parts(found)
+            return found if point.is_complex() else real_rows(found)
 
         here(function, x, f, typical, out)
 
     def _by_derivatives(self, function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Where the mode was not named, by what torch can do with the function: found out once."""
+        """Differentiate by the first mode of torch that works, if none was named; found out once."""
         if not self.ways:
             by_columns = (differentiate.columns, differentiate.forward)
             by_rows = (differentiate.rows, differentiate.rows_one_by_one)

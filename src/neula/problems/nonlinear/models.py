@@ -17,7 +17,7 @@ from neula.engines.formats import in_double
 from neula.io.integers import in_float64
 from neula.kernels import scipy_linalg
 from neula.pipeline.inputs import take
-from neula.problems.nonlinear.functions import SCHEMES, Jacobian, from_parts, in_parts, mode_of, tensor_of
+from neula.problems.nonlinear.functions import SCHEMES, Jacobian, complex_rows, mode_of, real_rows, tensor_of
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Observations:
     factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
-        """Of some problems at parameters x, shape (P, m)."""
+        """Residuals of some problems at parameters x, shape (P, m)."""
         xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
         found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
         try:
@@ -165,10 +165,10 @@ class Prediction:
             if y.is_complex():
                 found.values = y.dtype
             if given is None:
-                f = in_parts(y)
+                f = real_rows(y)
                 slopes = f.new_empty(*f.shape, x.shape[1])
                 found.write(x, everyone, None, f, slopes)
-                slopes = from_parts(slopes) if y.is_complex() else slopes
+                slopes = complex_rows(slopes) if y.is_complex() else slopes
             else:
                 slopes = y.new_empty(*y.shape, x.shape[1]).copy_(given)
         return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])

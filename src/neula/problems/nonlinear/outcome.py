@@ -12,7 +12,7 @@ from neula.certificates.forward_error import SURE, digits_of
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult, report_missed
 from neula.problems.nonlinear.fit import MESSAGES, NonlinearFit
-from neula.problems.nonlinear.functions import from_parts
+from neula.problems.nonlinear.functions import complex_rows
 from neula.problems.nonlinear.problem import Start
 from neula.problems.nonlinear.residuals import Residuals
 
@@ -29,7 +29,7 @@ def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -
         if x is None:
             return None
         is_complex = problem.jacobian.values.is_complex
-        return array(from_parts(x), dtype.to_complex()) if is_complex else array(x)
+        return array(complex_rows(x), dtype.to_complex()) if is_complex else array(x)
 
     def number(values: torch.Tensor) -> Any:
         wide = values.cpu().numpy()

@@ -23,7 +23,7 @@ METHODS = ("trf", "dogbox", "lm")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a fit begins."""
+    """Starting point of a fit."""
 
     x: torch.Tensor  # shape (P, n)
     batch: tuple[int, ...]  # leading dimensions
@@ -160,7 +160,7 @@ def tolerances_of(
     n: int,
     dtype: torch.dtype,
 ) -> Tolerances:
-    """Of n variables. Those that are None are zero; those below the spacing of a coarse format are its root.
+    """Tolerances for n variables. None means zero; those below the spacing of a coarse format are its root.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from neula.algorithms.nonlinear.losses import Loss
 from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.problems.nonlinear.evidence import Errors
-from neula.problems.nonlinear.functions import Call, Jacobian, in_parts, refuse_dependence
+from neula.problems.nonlinear.functions import Call, Jacobian, real_rows, refuse_dependence
 from neula.problems.orthogonal.triangle import certified_triangle
 
 REFLECTED = 1e7
@@ -99,12 +99,12 @@ class Residuals:
             found = self.call(x, which, item)
             refuse_dependence(found, "fun")
         self.jacobian.values = found.dtype
-        found = in_parts(found.detach())
+        found = real_rows(found.detach())
         # A copy: a function may write into the same memory each time.
         return found.to(self.engine.device, torch.float64, copy=True)
 
     def errors(self, at: Iterates, bounds: Bounds) -> Errors:
-        """Of the residuals and the Jacobian at the points where it was found last.
+        """Errors of the residuals and of the Jacobian at the points where it was computed last.
 
         Differences: truncation and rounding errors together, by how much shorter steps change them.
         """

@@ -35,7 +35,7 @@ def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
 
 
 def system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """With as many dimensions each: then b is no vector for anybody."""
+    """Give A and b equally many dimensions, so that b is never taken for a vector."""
     most = max(A.ndim, b.ndim)
     return A.reshape(*(1,) * (most - A.ndim), *A.shape), b.reshape(*(1,) * (most - b.ndim), *b.shape)
 

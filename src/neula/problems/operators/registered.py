@@ -1,4 +1,4 @@
-"""All operators, which are registered once this is imported: what ``neula.ops`` is.
+"""Register all operators on import: the module ``neula.ops``.
 
 Apart from the package, whose modules the public functions import: threads that use neula for the first time
 would wait for one another.

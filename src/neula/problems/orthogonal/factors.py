@@ -61,7 +61,7 @@ class QRFactors:
         return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
 
     def completed(self) -> QRFactors:
-        """With an orthonormal basis of the complement added to Q, and zeros to R."""
+        """Append an orthonormal basis of the complement to Q, and zeros to R."""
         *batch, m, k = self.q.shape
         complement = torch.linalg.qr(self.q, mode="complete")[0][..., k:]
         zeros = self.r.new_zeros(*batch, m - k, self.r.shape[-1])
@@ -70,7 +70,7 @@ class QRFactors:
 
     @property
     def residual(self) -> torch.Tensor:
-        """Of each factorization, shape (batch,), on the CPU."""
+        """Residual of each factorization, shape (batch,), on the CPU."""
         return self._of_each("residual")
 
     @property
@@ -131,7 +131,7 @@ def as_accepted(
 
 
 def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:
-    """Of a matrix over processes: Q as A came, R on all of them."""
+    """Factors of a distributed matrix: Q distributed like A, R on all processes."""
     Q = None if result.Q is None else tall(result.Q)
     return replace(result, Q=Q, R=replicated(result.R), _factors=None)
 

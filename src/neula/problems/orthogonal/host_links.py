@@ -35,7 +35,7 @@ COLUMNS = 128
 """Up to so many the factor of a Gram matrix stays in a cache, and LAPACK's reflections take more time."""
 
 PART = 0.5
-"""Of the bound on orthogonality, that may be lost by what is not repeated."""
+"""Part of the bound on orthogonality that steps without repetition may lose."""
 
 
 SMALL = 0.125

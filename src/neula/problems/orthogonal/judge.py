@@ -35,13 +35,13 @@ class QRJudge:
         return answer.values.measures.T
 
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
-        """Those of the best factors."""
+        """Certificates of the best factors."""
         found: Sequence[QRCertificate] | None = run.evidence
         dtype = run.found.measures.dtype
         return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
 
     def certificate(self, values: QRValues, numbers: np.ndarray | None = None) -> QRCertificate:
-        """That of the factors of a single matrix, without arrays of one number, which take longer than the
+        """Certificate for a single matrix, without arrays of one number, which take longer than the
         numbers.
         """
         known = values.measures[0] if numbers is None else numbers[:, 0]
@@ -52,7 +52,7 @@ class QRJudge:
         return replace(found, orthogonality_2norm=float(norm))
 
     def certificates_of_batch(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
-        """Those of the factors of a batch, from the numbers, where estimates that are too large are
+        """Certificates for a batch, from the measured numbers, where estimates that are too large are
         replaced.
         """
         dtype = values.measures.dtype
@@ -63,7 +63,7 @@ class QRJudge:
         return certificates_of(numbers, dtype, self.shape, self.target)
 
     def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
-        """Of factors that are not accepted those with the smallest error are best."""
+        """Among factors that are not accepted, prefer the smallest error."""
         if self.batch is None:
             one = self.certificate(answer.values, numbers)
             numbers[3, 0] = one.orthogonality_2norm

@@ -46,7 +46,7 @@ class MatrixLayout:
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor) -> MatrixLayout:
-        """That of a single matrix."""
+        """Layout of a single matrix."""
         m, n = a.shape
         return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
 
@@ -116,7 +116,7 @@ class QRCase(Case):
 
     @cached_property
     def passes(self) -> int:
-        """Of Gram-Schmidt before anything is measured, for matrices of a batch."""
+        """Passes of Gram-Schmidt before the first measurement, for matrices of a batch."""
         return 2 if self.m < 2 * min(self.m, self.n) and not self.doubled else 1
 
     @cached_property

@@ -188,7 +188,7 @@ def _accepted(
 
 
 def _orders_of_large(matrices: torch.Tensor, options: QROptions) -> torch.Tensor:
-    """Those of large matrices, one after the other; of matrices with NaN or Inf as it is."""
+    """Column orders of large matrices, one by one; unchanged for matrices with NaN or Inf."""
     unmoved = torch.arange(matrices.shape[2], device=matrices.device)
     usable = finite_members(matrices).tolist()
     return torch.stack(
@@ -197,7 +197,7 @@ def _orders_of_large(matrices: torch.Tensor, options: QROptions) -> torch.Tensor
 
 
 def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
-    """That of one large matrix, shape (n,)."""
+    """Column order of one large matrix, shape (n,)."""
     at_once = _eliminates(options.engine)
     engine = options.engine.using(FP16) if at_once else options.low_engine
     largest = engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32)).amax()

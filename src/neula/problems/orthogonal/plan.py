@@ -118,7 +118,7 @@ class RangePlan:
 
 
 def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
-    """That of one matrix which the core takes."""
+    """Plan for one matrix of the core."""
     return _of_core(A, mode, **asked) if mode in ("reduced", "r") else None
 
 

@@ -28,7 +28,7 @@ from neula.problems.orthogonal.measures import measured_on_host
 
 @dataclass(frozen=True)
 class QRTuning:
-    """Where one way to a QR becomes faster than another."""
+    """Sizes from which one way to a QR is faster than another."""
 
     cholesky_qr_ratio: float  # rows a column from which on Cholesky QR beats LAPACK's reflections
     reflected_rows: int  # rows up to which a thread block reflects a whole matrix

@@ -48,7 +48,7 @@ class PolarJudge:
         return np.where(measured[0] >= 0, measured[0], ranks).astype(np.int64)
 
     def verdict(self, answer: Answer[PolarValues], numbers: np.ndarray) -> Verdict:
-        """Of factors that are not accepted those are best whose measures exceed their bounds least."""
+        """Among factors that are not accepted, prefer those that exceed their bounds least."""
         found, bounds = self.numbers(numbers), self.bounds
         # Dropped singular values are a part of A - U H.
         missing = np.where(numbers[0] >= 0, self.full - numbers[0], 0.0)

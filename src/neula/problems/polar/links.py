@@ -38,7 +38,7 @@ def chain(options: PolarOptions) -> Sequence[PolarLink]:
 
 
 def _cheapest(options: PolarOptions, *, first: bool) -> Arithmetic:
-    """Of the first polynomials, and of those after them."""
+    """Cheapest arithmetic of the first polynomials, and of later ones."""
     wanted = FP16 if first and options.target is BF16 else options.work
     return Arithmetic.named(options.engine.tuning.cheapest(wanted))
 

@@ -33,7 +33,7 @@ from neula.problems.signatures import ArrayLike, Kind, PolarKeywords
 
 
 def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> PolarResult:
-    """Of a matrix over processes: U as A came, H on all of them."""
+    """Factors of a distributed matrix: U distributed like A, H on all processes."""
     return replace(result, U=tall(result.U), H=None if result.H is None else replicated(result.H))
 
 
@@ -291,7 +291,7 @@ def decompose(
 
 
 def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
-    """Of one wide matrix, whose products contract over columns: each process takes all of it.
+    """Factorize one wide matrix, whose products contract over columns: each process takes all of it.
 
     The answer of the first process counts.
     """

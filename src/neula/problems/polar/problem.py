@@ -50,7 +50,7 @@ class PolarOptions:
 
     @property
     def over_rows(self) -> Reduction:
-        """Of the rows of a matrix."""
+        """Reductions over the rows of a matrix."""
         return self.engine.over_rows
 
     def shape_of(self, here: torch.Size) -> tuple[int, int]:

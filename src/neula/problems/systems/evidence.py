@@ -273,7 +273,7 @@ class InverseProbe:
         return torch.linalg.vector_norm(vector - image / right) <= self.solved.reduction
 
     def solve(self, a: torch.Tensor, update: UpdateSolver, max_iterations: int) -> None:
-        """By the refinement, again where that has left too much."""
+        """Solve by refinement, again if the remaining error is too large."""
         solved = self.solved
         x = torch.zeros_like(solved.b) if solved.x is None else solved.x
         image = a @ x if solved.image is None else solved.image

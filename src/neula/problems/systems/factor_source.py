@@ -1,4 +1,4 @@
-"""Where factors of linear systems that are solved together come from, and what their errors mean."""
+"""Sources of factors for linear systems that are solved together, and the effect of their errors."""
 
 from __future__ import annotations
 

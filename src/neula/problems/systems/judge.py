@@ -43,7 +43,7 @@ class SystemsJudge:
         return bool(self.limits.accept(Evidence.from_numbers(largest)))
 
     def verdict(self, answer: Answer[SystemsSolutions], numbers: np.ndarray) -> Verdict:
-        """Of solutions whose residual is small enough the one with the most digits is best."""
+        """Among solutions with a small enough residual, prefer the one with the most digits."""
         of = dict(zip(SystemsSolutions.names, numbers, strict=True))
         error, forward, growth = of["refined_error"], of["forward_error"], of["growth"]
         evidence, bound = Evidence.from_numbers(numbers), self.limits.backward_error

@@ -1,7 +1,7 @@
 """The table of links for linear systems.
 
 Factors in any arithmetic are followed by iterative refinement, by conjugate gradients or by GMRES. Small
-systems are solved together, and on a GPU launched as a whole; what is left goes one by one through the rest.
+systems are solved together, and on a GPU launched as a whole; unsolved ones go one by one through the rest.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.factors import LUMethods
 from neula.pipeline.inputs import check_finite, is_variable
-from neula.pipeline.parts import in_parts, of_parts
+from neula.pipeline.parts import complex_columns, real_columns
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -323,8 +323,8 @@ def lu_solve(
     b = call.first.tensor
     dtype = torch.promote_types(F.dtype, call.dtype)
     if dtype.is_complex and not F.dtype.is_complex:
-        parts = in_parts(b.unsqueeze(-1) if b.ndim == 1 else b)
-        x = of_parts(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
+        parts = real_columns(b.unsqueeze(-1) if b.ndim == 1 else b)
+        x = complex_columns(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
         return call.first.wrap(x.squeeze(-1) if b.ndim == 1 else x)
     target = format_of(dtype)
     sides = RightHandSides.broadcast(b, batch, n)

@@ -21,7 +21,7 @@ from neula.pipeline.inputs import check_matrix
 from neula.pipeline.result import LUFactors
 
 RefinedSolutions = dict[tuple[int, ...], RefinedSolution]
-"""Of matrices of a batch."""
+"""Refined solutions by the index of the matrix in the batch."""
 
 
 def check_square(a: torch.Tensor) -> None:

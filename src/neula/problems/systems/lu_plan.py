@@ -133,7 +133,7 @@ def plan_of(
     pivot: str = "partial",
     **others: Any,
 ) -> LUPlan | None:
-    """That of one matrix that LAPACK factorizes in its own precision."""
+    """Plan for one matrix that LAPACK factorizes in its own precision."""
     call = Call.begin({"A": A}, engine=engine, or_complex=True)
     a = call.first.tensor
     check_square(a)

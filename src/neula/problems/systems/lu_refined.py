@@ -23,7 +23,7 @@ from neula.problems.systems.lu_checks import evidence_of, limits_of
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
-    """With b near 1 where it or A is far from that, of which x is a multiple by a power of two but where that
+    """Refine with b scaled to near 1 if b or A is not; x is then multiplied by a power of two, unless it
     underflows.
     """
     assert F.kept is not None
@@ -41,7 +41,7 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 
 
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
-    """With the factors, and if they do not suffice, with factors in double precision that are kept."""
+    """Refine with the factors; if they do not suffice, with factors in double precision, which are kept."""
     assert F.kept is not None
     solvers, limits = F._solvers, limits_of(target, F.shape[-1])
     if solvers.better is not None:

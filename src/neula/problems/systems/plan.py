@@ -63,7 +63,7 @@ class SystemsPlan:
         if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
             return None
         if self._parts > 1:
-            compiled.of_parts(numbers, self._places)
+            compiled.double_errors_of_parts(numbers, self._places)
             x = of_stacked_parts(x)
         of = numbers.ravel().tolist()
         _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
@@ -108,7 +108,7 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
 
 
 def core_plan(m: int, n: int, k: int, options: SystemsOptions) -> SystemsPlan | None:
-    """That of single systems of order n with k right-hand sides, on the host, if the core takes them."""
+    """Plan for single systems of order n with k right-hand sides, on the host, if the core takes them."""
     fits = m == n and is_for_core(n, options) and is_small(n, options)
     fits = fits and 0 < k <= options.engine.tuning[CoreTuning].core_columns
     return SystemsPlan(n, k, options) if fits else None

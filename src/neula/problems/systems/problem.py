@@ -49,7 +49,7 @@ class QueuedTuning:
 
 @dataclass(frozen=True)
 class DoubledTuning:
-    """Where residuals in twice the working precision cost little compared with the factors."""
+    """Sizes from which residuals in twice the working precision cost little compared with the factors."""
 
     doubled_order: int  # largest order
     doubled_columns: float  # most right-hand sides
@@ -128,7 +128,7 @@ class Systems(Batch):
         return replace(found, places=places) if self.places is None else found
 
     def place(self, i: int) -> int:
-        """Where one of them is."""
+        """Place of a system in the batch."""
         return i if self.places is None else int(self.places[i])
 
 

@@ -142,7 +142,7 @@ class ScaledSystems(ScaledUnknowns):
 
     @cached_property
     def _given(self) -> InfinityNorms:
-        """Those of A as given, up to one unit for all of it."""
+        """Infinity norms of A as given, up to one unit for all of it."""
         return InfinityNorms.measure(self.units * shift(self.a, self._relative), self.units * self.b)
 
     def relative_residual(self, residual: torch.Tensor) -> torch.Tensor:

@@ -265,7 +265,7 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
-    """Where one small system is solved."""
+    """Choose the device on which one small system is solved."""
     (a, b), tuning = call.tensors, call.engine.tuning
     orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
     queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
@@ -365,7 +365,7 @@ def _check_square(a: torch.Tensor) -> None:
 
 
 def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None) -> Run[SystemsSolutions]:
-    """All together where the library's factors are the cheapest; what is left alone."""
+    """Solve all systems together where the library's factors are cheapest; unsolved ones one by one."""
     a, b, options = systems.a, systems.b, systems.options
     count, n, k = b.shape
     batch = call.first.tensor.shape[:-2]

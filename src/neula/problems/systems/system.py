@@ -119,7 +119,7 @@ class EquilibratedSystem:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the system."""
         return self.a.device
 
     def __len__(self) -> int:

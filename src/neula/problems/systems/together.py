@@ -66,7 +66,7 @@ class SolvedSystems(NamedTuple):
 def solve_together(
     systems: Systems, before: Answer[SystemsSolutions] | None = None, *, label: str
 ) -> Answer[SystemsSolutions]:
-    """As many systems at a time as fill the machine, with factors from one source, each step one launch.
+    """Solve as many systems at a time as fill the machine, with factors from one source: a launch a step.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def _worst(histories: list[torch.Tensor]) -> tuple[float, ...]:
 
 
 def _part(systems: Systems, source: FactorSource) -> SolvedSystems:
-    """All systems at once."""
+    """Solve all systems at once."""
     a, b, options, engine = systems.a, systems.b, systems.options, systems.options.engine
     if source.synchronizes:
         if options.positive:
@@ -139,7 +139,7 @@ def _in_reach(systems: Systems, source: FactorSource) -> bool:
 
 
 def _in_one_launch(systems: Systems) -> SolvedSystems:
-    """By the kernel, which leaves those alone whose rows or columns are not of one size."""
+    """Solve by the kernel, except systems whose rows or columns differ in size."""
     options = systems.options
     square = seminormal.SquareSystemLimits(2.0**NEAR, 2.0**ALIKE, options.positive)
     limits = limits_of(options.digits, steps_of(options))
