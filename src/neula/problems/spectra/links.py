@@ -58,7 +58,7 @@ def _division(case: SpectralCase, label: str, name: str) -> SpectralLink:
 
 
 def _polar(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name]))
+    return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name], links=chain))
 
 
 _when = Rule[SpectralCase, bool]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -12,16 +13,24 @@ from neula.engines import FP32, FP64, Format
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.progress import stage
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import decompose, symmetric_factor
 from neula.problems.polar.problem import PolarOptions
 from neula.problems.spectra.judge import SpectralJudge
-from neula.problems.spectra.problem import SpectralMatrices, SpectralTuning, SpectralValues
+from neula.problems.spectra.problem import (
+    SpectralMatrices,
+    SpectralOptions,
+    SpectralTuning,
+    SpectralValues,
+)
 
 Solution = Answer[SpectralValues]
+
+Links = Callable[[int, int, SpectralOptions], Sequence[Link[SpectralMatrices, SpectralValues]]]
+"""From the number of matrices, their order and options to a chain."""
 
 
 def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
@@ -56,7 +65,7 @@ def part_by_lapack(
 
 
 def by_polar_factor(
-    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format, links: Links
 ) -> Solution:
     """Singular values of ``A = U H`` from eigenvalues of H: all else is products.
 
@@ -69,7 +78,11 @@ def by_polar_factor(
         q, a = factors.q.to(a.dtype), factors.r.to(a.dtype)
     asked = PolarOptions(format, options.engine, completion=True)
     u = decompose(a, asked).u.to(a.dtype)
-    s, v = converged_eigh(symmetric_factor(a, u, "right", asked).to(a.dtype))
+    h = symmetric_factor(a, u, "right", asked).to(a.dtype)
+    of_h = SpectralOptions(format, options.engine, symmetric=True)
+    judge = SpectralJudge(of_h.bounds(h.shape[2]))
+    found = run_chain(links(len(h), h.shape[2], of_h), SpectralMatrices(h, of_h), judge).found
+    s, v = found.s.to(a.dtype.to_real()), found.v.to(a.dtype)
     u = exact_matmul(u, v * torch.where(s < 0, -1.0, 1.0)[:, None, :])  # those near zero may be negative
     s, order = s.abs().sort(1, descending=True)
     u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
