@@ -1,4 +1,4 @@
-"""Exact eigenvalues, invariant subspaces, singular values and powers, and how far computed ones are off."""
+"""Exact eigenvalues, invariant subspaces and powers, and how far computed ones are off."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ def measured(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor)
     u, s, v : Tensor, shape (batch, m, k), (batch, k), (batch, n, k)
         U may be V itself.
     """
-    n = a.shape[2]
-    unit = measurement_error(n, a.dtype.to_real())
+    unit = rounding_error(a.shape[2], a.dtype)
     right = v.to(a.dtype)
     left = right if u is v else u.to(a.dtype)
     r = exact_matmul(a, right).sub_(left * s.to(a.dtype.to_real())[:, None, :])
@@ -125,7 +124,13 @@ def _lost(q: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     """Bound on ``||Q^H Q - I||_2`` of each Q, shape (batch,)."""
     few = q.shape[2] <= COLUMNS
     lost = two_norms(gram_defect(wide), 1, 2) if few else 2 * measured_again(wide, 0.0)  # right within 2
-    return in_double(lost) + measurement_error(q.shape[1], wide.dtype.to_real())
+    return in_double(lost) + rounding_error(q.shape[1], wide.dtype)
+
+
+def rounding_error(n: int, dtype: torch.dtype) -> float:
+    """Of n products and their sum; either part of a complex product is two products."""
+    terms, one = (4 * n, 4) if dtype.is_complex else (n, 1)
+    return measurement_error(terms, dtype.to_real()) + measurement_error(one, dtype.to_real())
 
 
 class SpectralErrors(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.spectra import SpectralErrors, a_priori_error, frobenius_error, spectral_errors
 from neula.engines.formats import in_double, matching_dtype
+from neula.errors import of_batch
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -86,15 +87,15 @@ class Decomposed:
                 moved=reduce(torch.maximum, moved),
             )
         bounds = self._bound_in_units(errors.errors + self._rounding(dtype.to_real()))
-        return errors._replace(errors=bounds, gaps=self._in_units(errors.gaps))
+        sines = self._known(errors.vector_errors)
+        return errors._replace(errors=bounds, gaps=self._in_units(errors.gaps), vector_errors=sines)
 
-    def backward(self, *, scaled: bool) -> torch.Tensor:
+    @property
+    def backward_errors(self) -> torch.Tensor:
         """Frobenius norms of changes of A whose exact eigenvalues and eigenvectors are those found, shape
-        (batch,), relative to the powers of two that A was divided by, or not.
+        (batch,), relative to the powers of two that A was divided by.
         """
-        s = in_double(self.run.found.s)
-        found = frobenius_error(s, self.run.found.measures) + _largest(self._rounding(torch.float64))
-        return found if scaled else self._bound_in_units(found[:, None])[:, 0]
+        return frobenius_error(in_double(self.run.found.s), self.run.found.measures)
 
     def _rounding(self, dtype: torch.dtype) -> torch.Tensor:
         """Errors of rounding values to a dtype, scaled."""
@@ -174,7 +175,12 @@ def decompose(
         run = _of_nothing(a)
     else:
         run = run_chain(chain(len(a), n, options), SpectralMatrices(a, options), judge)
-    run.accepted &= usable.cpu().numpy()
+    known = usable.cpu().numpy()
+    if not known.all():
+        run.accepted &= known
+        run.numbers[:, ~known] = math.nan
+        reason = of_batch("NaN or Inf in A", int((~run.accepted).sum()), len(a), "matrices")
+        run.attempts[-1] = replace(run.attempts[-1], accepted=False, reason=reason)
     return Decomposed(run, judge, options, (m, n), 1 - torch.frexp(scales)[1], usable)
 
 

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import binary_exponents
-from neula.certificates.bounds import measurement_error
-from neula.certificates.spectra import SpectralBounds, SpectralMeasures
+from neula.certificates.spectra import SpectralBounds, SpectralMeasures, rounding_error
 from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.kernels.magnitudes import largest_magnitude, two_norms
@@ -63,6 +62,8 @@ def decompose_pencil(call: Call, options: SpectralOptions, *, upper: bool) -> De
     c = solve(lower, solve(lower, a, upper=False).mH, upper=False)
     whole = SpectralOptions(FP64, options.engine, symmetric=True, progress=options.progress)
     found = decompose(call, (c + c.mH) / 2, whole)
+    if not c.numel():
+        return replace(found, options=replace(found.options, target=options.target))
     w = found.values  # of the scaled problem
     v = solve(lower.mH, found.v.to(dtype), upper=True)
     measures, backward, bound = _measured(a, b, lower, w, v, options)
@@ -113,7 +114,7 @@ def _measured(
 ) -> tuple[SpectralMeasures, torch.Tensor, SpectralBounds]:
     """What bounds errors, the relative backward errors of pencils, and the bounds to accept these by."""
     n = a.shape[2]
-    unit = measurement_error(n, torch.float64)
+    unit = rounding_error(n, a.dtype)
     image = b @ v
     r = a @ v - image * w[:, None, :]
     inverse = torch.linalg.solve_triangular(lower, torch.eye(n, dtype=a.dtype, device=a.device), upper=False)

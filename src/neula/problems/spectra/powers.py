@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -16,7 +17,7 @@ from neula.engines.formats import in_double
 from neula.errors import number
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import exact_matmul
-from neula.kernels.shift import shift
+from neula.kernels.shift import LIMIT, shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_power
@@ -201,10 +202,10 @@ def _collect(
     given, run, options = call.first.tensor, found.run, found.options
     batch, n = given.shape[:-2], given.shape[-1]
     w, v = found.values, in_double(found.v)
-    _refuse_negative(w, found.backward(scaled=False), power, batch)
+    _refuse_negative(found, power, batch)
     w = w.clamp_min(0.0)
     with call.computing():
-        x = _times_diagonal(v, w**power if power else torch.ones_like(w))
+        x = _power(found, v, power)
         if bool((~x.isfinite().flatten(1).all(1) & found.usable).any()):
             raise OverflowError(f"A**{power:g} does not fit torch.float64: scale A")
         lower = in_double(matrices.mH if upper else matrices).tril()
@@ -214,7 +215,7 @@ def _collect(
             + torch.diag_embed(lower.diagonal(0, 1, 2).real).to(lower.dtype)
         )
         residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
-        errors = _rounded(_errors(found, power), x, w, call.dtype)
+        errors = _rounded(_errors(found, power), x, call.dtype)
     bound = found.judge.bounds.residual
     accepted = run.accepted & (residuals <= bound).cpu().numpy()
     x, w, v = (y.reshape(*batch, *y.shape[1:]) for y in (x, w, v))
@@ -228,8 +229,8 @@ def _collect(
     result: PowerResult[Any] = PowerResult(
         X=call.give_back(x, call.dtype),
         power=power,
-        error=float(errors.nan_to_num(math.inf).amax()) if len(errors) else 0.0,
-        residual=float(residuals.nan_to_num(math.inf).amax()) if len(residuals) else 0.0,
+        error=_worst(errors),
+        residual=_worst(residuals),
         residual_bound=bound,
         converged=bool(accepted.all()),
         eigenvalues=call.give_back(w, call.dtype.to_real()),
@@ -251,34 +252,46 @@ def _collect(
     return result
 
 
-def _refuse_negative(w: torch.Tensor, errors: torch.Tensor, power: float, batch: tuple[int, ...]) -> None:
+def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) -> None:
     """Refuse eigenvalues that have no power.
 
     Raises
     ------
     numpy.linalg.LinAlgError
     """
-    if not w.shape[1]:
+    s, errors = in_double(found.run.found.s), found.backward_errors
+    if not s.shape[1]:
         return
-    least = w[:, 0]
-    refused = least < -errors if power >= 0 else least <= 0
+    least = s[:, 0]
+    refused = (least < -errors if power >= 0 else least <= 0) & found.usable
     if not bool(refused.any()):
         return
     place = int(refused.nonzero()[0])
     where = ", ".join(map(str, np.unravel_index(place, batch))) if batch else ""
     which = f"A[{where}] of the batch" if batch else "A"
     wanted = "positive semidefinite" if power >= 0 else "positive definite"
-    enough = float(errors[place] - least[place]) * 2
-    raise np.linalg.LinAlgError(
-        f"{which} is not {wanted}: its smallest eigenvalue is {float(least[place]):.3g}; {enough:.3g} added "
-        "to its diagonal makes it so"
-    )
+    given, enough = shift(
+        torch.stack([least, 2 * (errors - least)])[:, place], found.exponents[place]
+    ).tolist()
+    hint = f"; {enough:.3g} added to its diagonal makes it so" if enough else ""
+    raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 
-def _times_diagonal(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``V diag(w) V^H``, Hermitian."""
-    x = exact_matmul(v * w[:, None, :], v.mH)
-    return (x + x.mH) / 2
+def _worst(x: torch.Tensor) -> float:
+    """The largest of some errors, NaN being infinite."""
+    return float(x.nan_to_num(math.inf, posinf=math.inf).amax()) if len(x) else 0.0
+
+
+def _power(found: Decomposed, v: torch.Tensor, power: float) -> torch.Tensor:
+    """``V diag(w^p) V^H``, Hermitian, by powers of eigenvalues that are near 1."""
+    s = in_double(found.run.found.s).clamp_min(0.0)
+    exact = [divmod(Fraction(power) * exponent, 1) for exponent in found.exponents.tolist()]
+    whole = [min(max(whole, -LIMIT), LIMIT) for whole, _ in exact]
+    exponents = torch.tensor(whole, dtype=torch.int64, device=s.device)
+    rest = torch.tensor([float(rest) for _, rest in exact], dtype=torch.float64, device=s.device)
+    powers = (s**power if power else torch.ones_like(s)) * rest.exp2()[:, None]
+    x = exact_matmul(v * powers[:, None, :], v.mH)
+    return shift((x + x.mH) / 2, exponents[:, None, None])
 
 
 def _residuals(a: torch.Tensor, x: torch.Tensor, power: float, others: torch.Tensor) -> torch.Tensor:
@@ -305,7 +318,7 @@ def _errors(found: Decomposed, power: float) -> torch.Tensor:
     w, lost, backward = (
         in_double(found.run.found.s),
         found.run.found.orthogonality,
-        found.backward(scaled=True),
+        found.backward_errors,
     )
     n = w.shape[1]
     if not n:
@@ -322,10 +335,11 @@ def _errors(found: Decomposed, power: float) -> torch.Tensor:
     size = torch.linalg.vector_norm(w**power if power else torch.ones_like(w), dim=1)
     size = torch.where(size > 0, size, 1.0) * (1 - lost)
     errors = change / size + 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
+    errors = torch.where(found.run.found.size > 0, errors, 0.0)  # A is zero
     return torch.where(found.usable, torch.where(lost < 1, errors, math.inf), math.nan)
 
 
-def _rounded(errors: torch.Tensor, x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _rounded(errors: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Errors of X as it is returned, relative to its norm; infinite where it underflows to zero."""
     n = x.shape[1]
     if not x.numel():
@@ -338,4 +352,4 @@ def _rounded(errors: torch.Tensor, x: torch.Tensor, w: torch.Tensor, dtype: torc
     )  # of the smallest number, of sums and powers
     lost = lost + shift(tiny, -1074 - exponents)[:, 0, 0]
     found = (errors * (size + lost) + lost) / size
-    return torch.where(w[:, -1] > 0, torch.where(size > 0, found, math.inf), errors)
+    return torch.where(errors > 0, torch.where(size > 0, found, math.inf), errors)
