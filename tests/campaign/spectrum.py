@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from flint import acb_mat, arb, arb_mat, ctx, fmpz, fmpz_mat
+from flint import acb, acb_mat, arb, arb_mat, ctx, fmpz, fmpz_mat
 
-from .exact import Balls, balls, identity, norm, real_form, rounded
+from .exact import Ball, Balls, balls, identity, norm, real_form, rounded
 
 BITS = 768
 """For eigenvalues of Gram matrices."""
@@ -40,12 +40,12 @@ class Eigen:
     ----------
     values : list of arb
         Enclosures of the eigenvalues, descending. Those of a cluster are enclosed together.
-    vectors : arb_mat
+    vectors : arb_mat or acb_mat
         Approximate eigenvectors, a column each.
     """
 
     values: list[arb]
-    vectors: arb_mat
+    vectors: Balls
 
     def dominant(self, count: int) -> arb_mat:
         """Eigenvectors of the ``count`` largest eigenvalues, which are separated from the others."""
@@ -54,13 +54,13 @@ class Eigen:
         return arb_mat([row[:count] for row in self.vectors.tolist()])
 
 
-def eigen(gram: arb_mat) -> Eigen:
+def eigen(gram: Balls) -> Eigen:
     """By Gershgorin's discs of ``V^-1 G V``, V being approximate eigenvectors.
 
     Parameters
     ----------
-    gram : arb_mat, shape (n, n)
-        Symmetric and positive semidefinite.
+    gram : arb_mat or acb_mat, shape (n, n)
+        Symmetric or Hermitian.
     """
     n = gram.nrows()
     with ctx.workprec(BITS):
@@ -68,9 +68,10 @@ def eigen(gram: arb_mat) -> Eigen:
         size = norm(gram.mid().entries()).mid()
         small = balls((noise + noise.T).astype(float), -PERTURBED - 20) * size
         vectors = acb_mat((gram + small).mid()).eig(right=True, algorithm="approx")[1]
-        # Real up to a factor.
         columns = [_divided_by_the_largest(column) for column in vectors.transpose().mid().tolist()]
-        v = arb_mat(columns).transpose()
+        if isinstance(gram, arb_mat):  # real up to a factor
+            columns = [[z.real.mid() for z in column] for column in columns]
+        v = type(gram)(columns).transpose()
         try:
             rows = v.solve(gram * v).tolist()
         except ZeroDivisionError:
@@ -78,17 +79,18 @@ def eigen(gram: arb_mat) -> Eigen:
         return _in_order([_disc(row, i) for i, row in enumerate(rows)], columns)
 
 
-def _divided_by_the_largest(column: list) -> list[arb]:
+def _divided_by_the_largest(column: list[acb]) -> list[acb]:
     largest = max(column, key=lambda z: float(abs(z).mid()))
-    return [(z / largest).real.mid() for z in column]
+    return [(z / largest).mid() for z in column]
 
 
-def _disc(row: list[arb], i: int) -> arb:
+def _disc(row: list[Ball], i: int) -> arb:
     radius = sum((abs(x) for j, x in enumerate(row) if j != i), arb())
-    return row[i] + arb(0, radius)
+    middle = row[i] if isinstance(row[i], arb) else row[i].real  # eigenvalues are real
+    return middle + arb(0, radius)
 
 
-def _in_order(discs: list[arb], columns: list[list[arb]]) -> Eigen:
+def _in_order(discs: list[arb], columns: list[list[Ball]]) -> Eigen:
     """Of k discs that overlap, and no others, each contains all of k eigenvalues in their union."""
     order = sorted(range(len(discs)), key=lambda i: _Middle(discs[i]), reverse=True)
     groups: list[list[int]] = []
@@ -100,7 +102,9 @@ def _in_order(discs: list[arb], columns: list[list[arb]]) -> Eigen:
         groups.append(group)
         unions.append(union)
     values = [union for group, union in zip(groups, unions, strict=True) for _ in group]
-    return Eigen(values, arb_mat([columns[i] for i in order]).transpose())
+    real = not columns or isinstance(columns[0][0], (arb, float, int))
+    vectors = (arb_mat if real else acb_mat)([columns[i] for i in order]).transpose()
+    return Eigen(values, vectors)
 
 
 class _Middle:

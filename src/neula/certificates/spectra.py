@@ -9,9 +9,11 @@ are orthonormal, and
 whose norm is at most ``||R|| / sqrt(1 - e_v) + sqrt(1 + e_u) max |s| (h(e_u) + h(e_v))`` with ``h(e) = (1 -
 e)^(-1/2) - 1``. That is the *backward error*: s are exact eigenvalues (singular values) of a matrix that
 differs from A by no more (Kahan; Parlett, "The Symmetric Eigenvalue Problem", 1998, theorem 11.5.1). By
-Weyl's theorem no eigenvalue is off by more. By the theorem of Davis and Kahan (Wedin) the sine of the largest
-angle between the computed and the exact invariant subspace of a cluster is at most the residual of the
-cluster divided by its distance to all other eigenvalues.
+Weyl's theorem no eigenvalue is off by more. By the theorem of Davis and Kahan the sine of the largest angle
+between the computed and the exact invariant subspace of a cluster is at most the residual of the cluster
+divided by its distance to all other eigenvalues. Singular values of A and their negatives are eigenvalues of
+``[[0, A], [A^H, 0]]``, where those of a cluster may lie on both sides of others: there the sine is at most
+pi/2 times the quotient (Bhatia, "Matrix Analysis", 1997, theorem VII.3.3).
 
 An isolated eigenvalue has sharper bounds: exactly one eigenvalue is within ``||r|| / ||v||`` of it; and that
 of Kato and Temple, ``|lambda - theta| <= ||r||^2 / (||v||^2 gap)`` for the Rayleigh quotient theta.
@@ -22,6 +24,7 @@ of the number of terms (:func:`neula.certificates.bounds.measurement_error`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,9 +46,9 @@ class SpectralBounds:
     """Largest accepted errors of a decomposition ``A V = U diag(s)``.
 
     ``||R||_F / ||A||_F`` may be ``30 sqrt(n) u``: the threshold of LAPACK's tests, 30, for n orthogonal
-    transformations whose rounding errors are independent (Higham and Mary 2019); and ``u^(7/8)`` more, the
-    elements beside the diagonal that its singular value iteration takes for zero (TOLMUL of DBDSQR).
-    Orthogonality is measured in the 2-norm
+    transformations whose rounding errors are independent (Higham and Mary 2019). QR iterations for singular
+    values also neglect elements of a bidiagonal matrix: LAPACK's ``bdsqr`` those up to ``u^(7/8)``, but at
+    least 10 u and at most 100 u. Orthogonality is measured in the 2-norm
     (:func:`~neula.certificates.bounds.orthogonality_2norm_bound`).
     """
 
@@ -53,9 +56,10 @@ class SpectralBounds:
     orthogonality: float
 
     @classmethod
-    def for_order(cls, target: Format, n: int) -> SpectralBounds:
-        """Those of n eigenvalues, or singular values, to the accuracy of a format."""
-        residual = CONSTANT * max(n, 1) ** 0.5 * target.u + target.u**0.875
+    def for_order(cls, target: Format, n: int, *, symmetric: bool) -> SpectralBounds:
+        """Those of n eigenvalues, or else of singular values, to the accuracy of a format."""
+        neglected = 0.0 if symmetric else min(max(target.u**-0.125, 10.0), 100.0)
+        residual = (CONSTANT * max(n, 1) ** 0.5 + neglected) * target.u
         return cls(residual, orthogonality_2norm_bound(target, max(n, 1)))
 
 
@@ -98,22 +102,22 @@ def measured(
     size : Tensor, shape (batch,), optional
         ``||A||_F``, if it is known.
     """
-    n, unit_roundoff = a.shape[2], measurement_error(1, a.dtype.to_real())
-    unit = measurement_error(n, a.dtype.to_real())
+    unit = rounding_error(a.shape[2], a.dtype)
     size = in_double(two_norms(a, 1, 2)) if size is None else size
     right = v.to(a.dtype)
     left = right if u is v else u.to(a.dtype)
     r = exact_matmul(a, right).sub_(left * s.to(a.dtype.to_real())[:, None, :])
     lengths = in_double(two_norms(r, 1))
+    of_difference = 2 * measurement_error(1, a.dtype.to_real()) * size
     ends = in_double(s[:, :: max(s.shape[1] - 1, 1)])
-    rounding = (unit * ends.abs().amax(1) + 2 * unit_roundoff * size)[:, None]  # of each column
+    rounding = (unit * ends.abs().amax(1) + of_difference)[:, None]  # of each column
     lost = lost_orthogonality(right, a.dtype)
     if u is not v:
         lost = torch.maximum(lost, lost_orthogonality(left, a.dtype))
         quotients = lengths
     else:
         quotients = torch.linalg.vecdot(right, r, dim=1).abs() / (1 - lost.clamp(max=0.5))[:, None] + rounding
-    total = torch.linalg.vector_norm(lengths, dim=1) + unit * size
+    total = torch.linalg.vector_norm(lengths, dim=1) + unit * size + of_difference
     return SpectralMeasures(lengths + rounding, quotients, total, lost, size)
 
 
@@ -126,7 +130,13 @@ def lost_orthogonality(q: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
         lost = two_norms(lost, 1, 2)
     else:
         lost = 2 * measured_again(q, 0.0)  # right within a factor of 2
-    return in_double(lost) + measurement_error(q.shape[1], wide.to_real())
+    return in_double(lost) + rounding_error(q.shape[1], wide)
+
+
+def rounding_error(n: int, dtype: torch.dtype) -> float:
+    """Of n products and their sum; either part of a complex product is two products."""
+    terms, one = (4 * n, 4) if dtype.is_complex else (n, 1)
+    return measurement_error(terms, dtype.to_real()) + measurement_error(one, dtype.to_real())
 
 
 class SpectralErrors(NamedTuple):
@@ -170,6 +180,7 @@ def spectral_errors(
     symmetric: bool,
     edges: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     a_priori: torch.Tensor | None = None,
+    moved: torch.Tensor | None = None,
 ) -> SpectralErrors:
     """Errors that are possible, given what was measured.
 
@@ -186,6 +197,8 @@ def spectral_errors(
     a_priori : Tensor, shape (batch,), optional
         If only a part of the eigenvalues was computed: bound on the errors of all of them, on which their
         positions rest.
+    moved : Tensor, shape (batch, k), optional
+        Norms of changes of the computed vectors after the measurement.
 
     Examples
     --------
@@ -214,19 +227,20 @@ def spectral_errors(
     gaps = torch.minimum(torch.cat([outer[0], between], 1), torch.cat([between, outer[1]], 1))
     gaps = _of_clusters(gaps, clusters, "amin", torch.inf)
     spread = _of_clusters(s, clusters, "amax", -torch.inf) - _of_clusters(s, clusters, "amin", torch.inf)
-    clear = (gaps - backward).clamp_min(0.0)
+    errors = backward.expand_as(s) if a_priori is None else a_priori[:, None].expand_as(s)
+    clear = (gaps - errors).clamp_min(0.0)
     if symmetric:
-        moved = (
-            _of_clusters(columns.square(), clusters, "sum", 0.0).sqrt()
-            + spread * _h(found.orthogonality)[:, None]
-        )
+        off = _of_clusters(columns.square(), clusters, "sum", 0.0).sqrt()
+        off = off + spread * _h(found.orthogonality)[:, None]
     else:
-        moved = 2**0.5 * reach
-    vector_errors = torch.where(gaps.isinf(), 0.0, (moved / clear).clamp(max=1.0).nan_to_num(1.0))
-    errors = backward.expand_as(s)
+        off = math.pi / 2 * reach
+    sines = off / clear
+    if moved is not None:
+        shortest = (1 - found.orthogonality.clamp(max=1.0)).sqrt()[:, None]
+        sines = sines + _of_clusters(moved.square(), clusters, "sum", 0.0).sqrt() / shortest
+    vector_errors = torch.where(gaps.isinf(), 0.0, sines.clamp(max=1.0).nan_to_num(1.0))
     if a_priori is not None:
-        errors = a_priori[:, None].expand_as(s)
-        clear = (gaps - 2 * errors).clamp_min(0.0)
+        clear = (clear - errors).clamp_min(0.0)
     if symmetric:
         alone = (_of_clusters(torch.ones_like(s), clusters, "sum", 0.0) == 1) & (columns < clear)
         temple = found.quotients + columns.square() / (clear - found.quotients).clamp_min(0.0)
@@ -236,10 +250,17 @@ def spectral_errors(
 
 
 def backward_error(s: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
-    """Norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
-    if not s.shape[1]:
-        return s.new_zeros(len(s))
-    lost, norm = found.orthogonality, s.abs().amax(1)
+    """2-norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
+    return _backward_error(s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s)), found)
+
+
+def frobenius_error(s: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
+    """Frobenius norm of that change."""
+    return _backward_error(torch.linalg.vector_norm(s, dim=1), found)
+
+
+def _backward_error(norm: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
+    lost = found.orthogonality
     error = found.total / (1 - lost).sqrt() + 2 * (1 + lost).sqrt() * norm * _h(lost)
     return torch.where(lost < 1, error, torch.inf).nan_to_num(torch.inf, posinf=torch.inf)
 

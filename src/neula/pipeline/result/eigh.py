@@ -37,12 +37,14 @@ class EighResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     gaps : array of float64, shape (..., k), or None
         Distance of the cluster of each eigenvalue to all eigenvalues outside of it.
     vector_errors : array of float64, shape (..., k), or None
-        Bound on the sine of the largest angle between the computed and the exact subspace of the cluster.
+        Bound on the sine of the largest angle between the computed and the exact subspace of the cluster;
+        with B of angles in its inner product.
     residual : float
-        ``||A V - V diag(w)||_F / ||A||_F``, rounding errors of the measurement included; of values alone the
-        relative difference of trace or norm.
+        ``||A V - V diag(w)||_F / ||A||_F``, rounding errors of the measurement included, before V is rounded
+        to the dtype of A; of values alone the relative difference of trace or norm. With B the largest of
+        ``||A v - w B v|| / ((||A||_F + |w| ||B||_F) ||v||)``.
     orthogonality : float
-        Bound on ``||V^H V - I||_2``; with B on ``||V^H B V - I||_2``.
+        Bound on ``||V^H V - I||_2``, likewise; with B on ``||V^H B V - I||_2``.
     residual_bound, orthogonality_bound : float
         Largest accepted values.
     converged : bool

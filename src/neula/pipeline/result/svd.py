@@ -24,7 +24,9 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     Vh : array, shape (..., k, n)
     relative_error : float
         ``||A - U diag(s) Vh||_F / ||A||_F``, estimated from a few random vectors, or by Pythagoras from the
-        norms of A and s, which is exact. Of a batch the largest.
+        norms of A and s, which is exact; of :func:`neula.svd` ``||A V - U diag(s)||_F / ||A||_F``, of wide
+        matrices that of their adjoints, rounding errors of the measurement included, before U and V are
+        rounded to the dtype of A. Of a batch the largest.
     errors : array, shape (..., k)
         Bounds on the errors of the singular values: ``s[i]`` is not farther from the i-th largest singular
         value of A. Infinite where the triplets were not good enough to say so.

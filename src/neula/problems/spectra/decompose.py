@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
-from neula.engines.formats import in_double
-from neula.kernels.magnitudes import largest_magnitude
+from neula.certificates.spectra import SpectralErrors, a_priori_error, frobenius_error, spectral_errors
+from neula.engines.formats import in_double, matching_dtype
+from neula.errors import of_batch
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
@@ -32,11 +34,21 @@ class Decomposed:
     shape: tuple[int, int]  # of the matrices, which are not wide
     exponents: torch.Tensor  # shape (batch,): A was divided by these powers of two
     usable: torch.Tensor  # shape (batch,): which matrices hold neither NaN nor Inf
+    metric: torch.Tensor | None = None  # L^H, where V is orthonormal in the inner product of L L^H
 
     @property
     def values(self) -> torch.Tensor:
-        """Eigenvalues or singular values of A, shape (batch, k), float64; NaN of unusable matrices."""
-        return self._in_units(in_double(self.run.found.s))
+        """Eigenvalues or singular values of A, shape (batch, k), float64; NaN of unusable matrices.
+
+        Raises
+        ------
+        OverflowError
+        """
+        found = self._in_units(in_double(self.run.found.s))
+        if bool(found.isinf().any()):
+            name = "eigenvalue" if self.options.symmetric else "singular value"
+            raise OverflowError(f"an {name} does not fit torch.float64: scale A down".replace("an s", "a s"))
+        return found
 
     @property
     def u(self) -> torch.Tensor:
@@ -49,11 +61,11 @@ class Decomposed:
         return self._known(self.run.found.v)
 
     def errors(self, dtype: torch.dtype) -> SpectralErrors:
-        """Bounds on the errors of values that are rounded to a dtype, and of vectors."""
+        """Bounds on the errors of values and vectors that are rounded to a dtype."""
         found, options, order = self.run.found, self.options, self.shape[1]
         s, part, u = in_double(found.s), options.part, options.work.u
         if not options.vectors:
-            bound = a_priori_error(u, order) * (self._norm(s) if part is None else self._size)
+            bound = a_priori_error(u, order) * (_largest(s) if part is None else self._size)
             unknown = torch.full_like(s, math.nan)
             error = bound[:, None].expand_as(s)
             errors = SpectralErrors(error, unknown, unknown.long(), unknown)
@@ -64,30 +76,43 @@ class Decomposed:
             if not options.symmetric and self.shape[0] > order:
                 ends[1] = torch.zeros_like(s[:, 0])
             known = None if part is None or s.shape[1] == order else a_priori_error(u, order) * self._size
+            vectors = (found.v,) if options.symmetric else (found.u, found.v)
+            moved = [_lost_digits(x, dtype, self.metric) for x in vectors]
             errors = spectral_errors(
-                s, found.measures, symmetric=options.symmetric, edges=(ends[0], ends[1]), a_priori=known
+                s,
+                found.measures,
+                symmetric=options.symmetric,
+                edges=(ends[0], ends[1]),
+                a_priori=known,
+                moved=reduce(torch.maximum, moved),
             )
-        rounding = torch.finfo(dtype.to_real()).eps / 2 * s.abs()
-        return errors._replace(
-            errors=self._in_units(errors.errors + rounding), gaps=self._in_units(errors.gaps)
-        )
+        bounds = self._bound_in_units(errors.errors + self._rounding(dtype.to_real()))
+        sines = self._known(errors.vector_errors)
+        return errors._replace(errors=bounds, gaps=self._in_units(errors.gaps), vector_errors=sines)
 
     @property
     def backward_errors(self) -> torch.Tensor:
-        """Norms of changes of A whose exact eigenvalues and eigenvectors are those found, shape (batch,)."""
-        return self._in_units(backward_error(in_double(self.run.found.s), self.run.found.measures)[:, None])[
-            :, 0
-        ]
+        """Frobenius norms of changes of A whose exact eigenvalues and eigenvectors are those found, shape
+        (batch,), relative to the powers of two that A was divided by.
+        """
+        return frobenius_error(in_double(self.run.found.s), self.run.found.measures)
+
+    def _rounding(self, dtype: torch.dtype) -> torch.Tensor:
+        """Errors of rounding values to a dtype, scaled."""
+        s, exponents = in_double(self.run.found.s), self.exponents[:, None]
+        return (shift(in_double(shift(s, exponents).to(dtype)), -exponents) - s).abs()
+
+    def _bound_in_units(self, x: torch.Tensor) -> torch.Tensor:
+        """Not below x where it becomes subnormal."""
+        found = self._in_units(x)
+        below = shift(found, -self.exponents[:, None]) < x
+        return torch.where(below, torch.nextafter(found, torch.full_like(found, math.inf)), found)
 
     @property
     def _size(self) -> torch.Tensor:
         """``||A||_F``, scaled; of values alone a bound by the order."""
         size = self.run.found.size
         return torch.where(size.isnan(), float(self.shape[1]), size)
-
-    @staticmethod
-    def _norm(s: torch.Tensor) -> torch.Tensor:
-        return s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s))
 
     def _in_units(self, x: torch.Tensor) -> torch.Tensor:
         return self._known(shift(x, self.exponents[:, None]))
@@ -98,7 +123,19 @@ class Decomposed:
         return torch.where(self.usable.reshape(-1, *(1,) * (x.ndim - 1)), x, math.nan)
 
 
-def decompose(call: Call, matrices: torch.Tensor, options: SpectralOptions) -> Decomposed:
+def _largest(s: torch.Tensor) -> torch.Tensor:
+    return s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s))
+
+
+def _lost_digits(v: torch.Tensor, dtype: torch.dtype, metric: torch.Tensor | None) -> torch.Tensor:
+    """Norms of what rounding to a dtype takes from each column, shape (batch, k)."""
+    lost = v - v.to(matching_dtype(dtype.to_real(), v.dtype)).to(v.dtype)
+    return in_double(two_norms(lost if metric is None else metric @ lost, 1))
+
+
+def decompose(
+    call: Call, matrices: torch.Tensor, options: SpectralOptions, *, upper: bool = False
+) -> Decomposed:
     """Decompose matrices that are not wide; of symmetric ones the lower triangle is read.
 
     Parameters
@@ -106,6 +143,8 @@ def decompose(call: Call, matrices: torch.Tensor, options: SpectralOptions) -> D
     call : Call
     matrices : Tensor, shape (batch, m, n)
     options : SpectralOptions
+    upper : bool, optional
+        Whether these are adjoints of what was given, whose upper triangles are read.
 
     Raises
     ------
@@ -121,7 +160,10 @@ def decompose(call: Call, matrices: torch.Tensor, options: SpectralOptions) -> D
     largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
     usable = largest.isfinite()
     if call.first.tensor.ndim == 2:
-        check_finite(call.first.tensor, largest, "A")
+        given = call.first.tensor
+        if options.symmetric:
+            given = given.triu() if upper else given.tril()
+        check_finite(given, largest, "A")
     elif not bool(usable.all()):
         a = torch.where(usable[:, None, None], a, 0.0)
     scales = power_of_two_scales(torch.where(usable, largest, 0.0))
@@ -133,7 +175,12 @@ def decompose(call: Call, matrices: torch.Tensor, options: SpectralOptions) -> D
         run = _of_nothing(a)
     else:
         run = run_chain(chain(len(a), n, options), SpectralMatrices(a, options), judge)
-    run.accepted &= usable.cpu().numpy()
+    known = usable.cpu().numpy()
+    if not known.all():
+        run.accepted &= known
+        run.numbers[:, ~known] = math.nan
+        reason = of_batch("NaN or Inf in A", int((~run.accepted).sum()), len(a), "matrices")
+        run.attempts[-1] = replace(run.attempts[-1], accepted=False, reason=reason)
     return Decomposed(run, judge, options, (m, n), 1 - torch.frexp(scales)[1], usable)
 
 

@@ -10,10 +10,13 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
+from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.bounds import Accuracy
 from neula.certificates.spectra import SpectralBounds
 from neula.engines import Engine
+from neula.engines.formats import in_double
 from neula.errors import check_name
+from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_plans
@@ -102,8 +105,8 @@ def eigh(
     ------
     ValueError
         If A is not square, or a single matrix has NaN or Inf; for unknown names and subsets out of range.
-        Matrices of a batch with NaN or Inf are no error unless ``strict``: their results are NaN, and not
-        accepted.
+        Matrices of a batch with NaN or Inf are no error unless ``strict`` or with B: their results are NaN,
+        and not accepted.
     numpy.linalg.LinAlgError
         If B is not positive definite.
     TypeError
@@ -192,7 +195,8 @@ def eigh(
             matrices = matrices.mH if upper else matrices
             if subset_by_value is not None:
                 wanted = _in_interval(matrices, given, subset_by_value, n)
-            found = decompose(call, matrices, _of_part(options, wanted, n, whole=whole))
+            part = _of_part(options, wanted, n, whole=whole)
+            found = decompose(call, matrices, part, upper=upper)
         else:
             if subset_by_value is not None:
                 raise ValueError("subset_by_value is for A without B: give subset_by_index")
@@ -258,7 +262,7 @@ def _plan(
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:
-    return SpectralBounds.for_order(target, shape[-1] if shape else 1).residual
+    return SpectralBounds.for_order(target, shape[-1] if shape else 1, symmetric=True).residual
 
 
 def check_square(a: torch.Tensor, name: str) -> None:
@@ -299,8 +303,10 @@ def _in_interval(matrices: torch.Tensor, given: torch.Tensor, interval: Any, n: 
     read = matrices[0].tril().to(torch.promote_types(matrices.dtype, torch.float32))
     if n == 0 or not bool(read.isfinite().all()):
         return 0, n - 1
-    values = converged_eigvalsh(read)
-    return int((values <= low).sum()), int((values <= high).sum()) - 1
+    scale = power_of_two_scales(largest_magnitude(read, (0, 1)))
+    values = in_double(converged_eigvalsh(read * scale))
+    below, within = (int((values <= end * float(scale)).sum()) for end in (low, high))
+    return below, within - 1
 
 
 def _of_part(

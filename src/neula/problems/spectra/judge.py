@@ -27,16 +27,25 @@ class SpectralJudge:
 
     def verdict(self, answer: Answer[SpectralValues], numbers: np.ndarray) -> Verdict:
         """Of decompositions that are not accepted those are best whose errors exceed their bounds least."""
-        residual, orthogonality = numbers
-        accepted = np.asarray(self.accept(numbers))
-        excess = np.maximum(residual / self.bounds.residual, orthogonality / self.bounds.orthogonality)
-        worst = int(excess.argmax())  # NaN is the largest
+        accepted = self.accept(numbers)
+        return Verdict(accepted, np.array([~accepted, self._excess(numbers)]), self.reason(numbers, accepted))
+
+    def reason(self, numbers: np.ndarray, accepted: np.ndarray) -> str:
+        """The worst errors and their bounds, in words."""
+        worst = int(self._excess(numbers).argmax())  # NaN is the largest
+        residual, orthogonality = numbers[:, worst]
         reason = (
-            f"residual {residual[worst]:.1e} (bound {self.bounds.residual:.1e}), "
-            f"orthogonality {orthogonality[worst]:.1e} (bound {self.bounds.orthogonality:.1e})"
+            f"residual {residual:.1e} (bound {self.bounds.residual:.1e}), "
+            f"orthogonality {orthogonality:.1e} (bound {self.bounds.orthogonality:.1e})"
         )
-        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
-        return Verdict(accepted, np.array([~accepted, excess]), reason)
+        return of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
+
+    def _excess(self, numbers: np.ndarray) -> np.ndarray:
+        residual, orthogonality = numbers
+        excess: np.ndarray = np.maximum(
+            residual / self.bounds.residual, orthogonality / self.bounds.orthogonality
+        )
+        return excess
 
     def accept(self, numbers: np.ndarray) -> np.ndarray:
         """Which are accepted; none whose numbers are NaN."""

@@ -13,11 +13,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from neula.certificates.bounds import measurement_error
-from neula.certificates.spectra import SpectralBounds, SpectralMeasures
+from neula.algorithms.scaling import binary_exponents
+from neula.certificates.spectra import SpectralBounds, SpectralMeasures, rounding_error
 from neula.engines import FP64
 from neula.engines.formats import in_double
-from neula.kernels.magnitudes import two_norms
+from neula.kernels.magnitudes import largest_magnitude, two_norms
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
 from neula.problems.spectra.decompose import Decomposed, decompose
@@ -46,6 +47,9 @@ def decompose_pencil(call: Call, options: SpectralOptions, *, upper: bool) -> De
         raise ValueError(f"B of shape {tuple(b.shape)} has more matrices than A of shape {tuple(a.shape)}")
     dtype = torch.promote_types(a.dtype, b.dtype)
     a, b = (flattened(x.to(dtype).expand(both)) for x in (a, b))
+    of_a, of_b = (_exponents(x) for x in (a, b))
+    of_b = 2 * (of_b // 2)
+    a, b = shift(a, -of_a), shift(b, -of_b)
     lower, failed = torch.linalg.cholesky_ex(b)
     if bool(failed.any()):
         place = int(failed.nonzero()[0]) if failed.numel() > 1 else 0
@@ -58,16 +62,30 @@ def decompose_pencil(call: Call, options: SpectralOptions, *, upper: bool) -> De
     c = solve(lower, solve(lower, a, upper=False).mH, upper=False)
     whole = SpectralOptions(FP64, options.engine, symmetric=True, progress=options.progress)
     found = decompose(call, (c + c.mH) / 2, whole)
-    w = found.values
+    if not c.numel():
+        return replace(found, options=replace(found.options, target=options.target))
+    w = found.values  # of the scaled problem
     v = solve(lower.mH, found.v.to(dtype), upper=True)
     measures, backward, bound = _measured(a, b, lower, w, v, options)
     numbers = np.stack([backward.cpu().numpy(), measures.orthogonality.cpu().numpy()])
     judge = SpectralJudge(bound)
     run = found.run
+    accepted = run.accepted & judge.accept(numbers)
+    if not accepted.all():
+        run.attempts[-1] = replace(run.attempts[-1], accepted=False, reason=judge.reason(numbers, accepted))
+    v, metric = shift(v, -of_b // 2), shift(lower.mH, of_b // 2)
     run.values = SpectralValues(w, v, v, *measures)
-    run.numbers, run.accepted = numbers, run.accepted & judge.accept(numbers)
+    run.numbers, run.accepted = numbers, accepted
     here = replace(found.options, target=options.target)
-    return replace(found, run=run, judge=judge, options=here, exponents=torch.zeros_like(found.exponents))
+    exponents = (of_a - of_b).flatten()
+    return replace(found, run=run, judge=judge, options=here, exponents=exponents, metric=metric)
+
+
+def _exponents(x: torch.Tensor) -> torch.Tensor:
+    """Of the powers of two that bring the largest elements near 1, shape (batch, 1, 1)."""
+    if not x.numel():
+        return torch.zeros(len(x), 1, 1, dtype=torch.int32, device=x.device)
+    return binary_exponents(largest_magnitude(x, (1, 2), keepdim=True))
 
 
 def _symmetric(x: torch.Tensor, name: str, *, upper: bool) -> torch.Tensor:
@@ -96,7 +114,7 @@ def _measured(
 ) -> tuple[SpectralMeasures, torch.Tensor, SpectralBounds]:
     """What bounds errors, the relative backward errors of pencils, and the bounds to accept these by."""
     n = a.shape[2]
-    unit = measurement_error(n, torch.float64)
+    unit = rounding_error(n, a.dtype)
     image = b @ v
     r = a @ v - image * w[:, None, :]
     inverse = torch.linalg.solve_triangular(lower, torch.eye(n, dtype=a.dtype, device=a.device), upper=False)
@@ -112,5 +130,5 @@ def _measured(
     total = torch.linalg.vector_norm(columns, dim=1)
     size = torch.linalg.vector_norm(w, dim=1)
     # However ill-conditioned B is, V is to be nearly orthonormal in its inner product.
-    bound = replace(SpectralBounds.for_order(options.target, n), orthogonality=0.1)
+    bound = replace(SpectralBounds.for_order(options.target, n, symmetric=True), orthogonality=0.1)
     return SpectralMeasures(columns, columns, total, lost, size), backward, bound

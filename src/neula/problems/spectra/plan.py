@@ -155,12 +155,10 @@ class SpectralPlan:
         if found is None:
             unknown = torch.full_like(s, torch.nan)
             error = a_priori_error(self.options.work.u, n) * s.abs().amax(1, keepdim=True)
-            errors = SpectralErrors(error.expand_as(s), unknown, unknown.long(), unknown)
-        else:
-            symmetric = self.options.symmetric
-            end = None if symmetric or m == n else torch.zeros_like(s[:, 0])
-            errors = spectral_errors(s, found, symmetric=symmetric, edges=(None, end))
-        return errors._replace(errors=errors.errors + self.options.work.u * s.abs())
+            return SpectralErrors(error.expand_as(s), unknown, unknown.long(), unknown)
+        symmetric = self.options.symmetric
+        end = None if symmetric or m == n else torch.zeros_like(s[:, 0])
+        return spectral_errors(s, found, symmetric=symmetric, edges=(None, end))
 
 
 def _symmetric(a: torch.Tensor) -> torch.Tensor:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 
+from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, measurement_error
 from neula.certificates.spectra import SpectralBounds
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import number
-from neula.kernels.magnitudes import two_norms
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import exact_matmul
+from neula.kernels.shift import LIMIT, shift
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_power
@@ -68,8 +71,8 @@ def fractional_matrix_power(
     Raises
     ------
     numpy.linalg.LinAlgError
-        If an eigenvalue of A is negative, or not positive for a negative p: by more than the bound on its
-        error. The message names the smallest one.
+        If an eigenvalue of A is negative by more than the bound on its error, or as computed not positive for
+        a negative p. The message names the smallest one.
     ValueError, TypeError, OverflowError, AccuracyError
         As :func:`eigh`.
 
@@ -119,7 +122,7 @@ def fractional_matrix_power(
     options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
     with call.computing():
         matrices = call.matrices()
-        found = decompose(call, matrices.mH if upper else matrices, options)
+        found = decompose(call, matrices.mH if upper else matrices, options, upper=upper)
     return _collect(call, found, matrices, power, upper=upper)
 
 
@@ -190,7 +193,7 @@ def inv_sqrt(A: ArrayLike, **keywords: Any) -> PowerResult:
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:
-    return SpectralBounds.for_order(target, shape[-1] if shape else 1).residual
+    return SpectralBounds.for_order(target, shape[-1] if shape else 1, symmetric=True).residual
 
 
 def _collect(
@@ -199,10 +202,12 @@ def _collect(
     given, run, options = call.first.tensor, found.run, found.options
     batch, n = given.shape[:-2], given.shape[-1]
     w, v = found.values, in_double(found.v)
-    _refuse_negative(w, found.backward_errors, power, batch)
+    _refuse_negative(found, power, batch)
     w = w.clamp_min(0.0)
     with call.computing():
-        x = _times_diagonal(v, w**power if power else torch.ones_like(w))
+        x = _power(found, v, power)
+        if bool((~x.isfinite().flatten(1).all(1) & found.usable).any()):
+            raise OverflowError(f"A**{power:g} does not fit torch.float64: scale A")
         lower = in_double(matrices.mH if upper else matrices).tril()
         a = (
             lower.tril(-1)
@@ -210,10 +215,9 @@ def _collect(
             + torch.diag_embed(lower.diagonal(0, 1, 2).real).to(lower.dtype)
         )
         residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
-        errors = _errors(w, x, found, power)
+        errors = _rounded(_errors(found, power), x, call.dtype)
     bound = found.judge.bounds.residual
     accepted = run.accepted & (residuals <= bound).cpu().numpy()
-    rounding = torch.finfo(call.dtype.to_real()).eps / 2
     x, w, v = (y.reshape(*batch, *y.shape[1:]) for y in (x, w, v))
     if call.differentiable:
         graph = call.first.graph
@@ -225,12 +229,12 @@ def _collect(
     result: PowerResult[Any] = PowerResult(
         X=call.give_back(x, call.dtype),
         power=power,
-        error=float(errors.nan_to_num(math.inf).amax()) + rounding if len(errors) else 0.0,
-        residual=float(residuals.nan_to_num(math.inf).amax()) if len(residuals) else 0.0,
+        error=_worst(errors),
+        residual=_worst(residuals),
         residual_bound=bound,
         converged=bool(accepted.all()),
         eigenvalues=call.give_back(w, call.dtype.to_real()),
-        errors=of_each(errors + rounding),
+        errors=of_each(errors),
         residuals=of_each(residuals),
         accepted=of_each(torch.from_numpy(accepted)),
         attempts=tuple(run.attempts),
@@ -248,69 +252,104 @@ def _collect(
     return result
 
 
-def _refuse_negative(w: torch.Tensor, errors: torch.Tensor, power: float, batch: tuple[int, ...]) -> None:
+def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) -> None:
     """Refuse eigenvalues that have no power.
 
     Raises
     ------
     numpy.linalg.LinAlgError
     """
-    if not w.shape[1]:
+    s, errors = in_double(found.run.found.s), found.backward_errors
+    if not s.shape[1]:
         return
-    least = w[:, 0]
-    refused = least < -errors if power >= 0 else least <= 0
+    least = s[:, 0]
+    refused = (least < -errors if power >= 0 else least <= 0) & found.usable
     if not bool(refused.any()):
         return
     place = int(refused.nonzero()[0])
     where = ", ".join(map(str, np.unravel_index(place, batch))) if batch else ""
     which = f"A[{where}] of the batch" if batch else "A"
     wanted = "positive semidefinite" if power >= 0 else "positive definite"
-    enough = float(errors[place] - least[place]) * 2
-    raise np.linalg.LinAlgError(
-        f"{which} is not {wanted}: its smallest eigenvalue is {float(least[place]):.3g}; {enough:.3g} added "
-        "to its diagonal makes it so"
-    )
+    given, enough = shift(
+        torch.stack([least, 2 * (errors - least)])[:, place], found.exponents[place]
+    ).tolist()
+    hint = f"; {enough:.3g} added to its diagonal makes it so" if enough else ""
+    raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 
-def _times_diagonal(v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """``V diag(w) V^H``, Hermitian."""
-    x = exact_matmul(v * w[:, None, :], v.mH)
-    return (x + x.mH) / 2
+def _worst(x: torch.Tensor) -> float:
+    """The largest of some errors, NaN being infinite."""
+    return float(x.nan_to_num(math.inf, posinf=math.inf).amax()) if len(x) else 0.0
+
+
+def _power(found: Decomposed, v: torch.Tensor, power: float) -> torch.Tensor:
+    """``V diag(w^p) V^H``, Hermitian, by powers of eigenvalues that are near 1."""
+    s = in_double(found.run.found.s).clamp_min(0.0)
+    exact = [divmod(Fraction(power) * exponent, 1) for exponent in found.exponents.tolist()]
+    whole = [min(max(whole, -LIMIT), LIMIT) for whole, _ in exact]
+    exponents = torch.tensor(whole, dtype=torch.int64, device=s.device)
+    rest = torch.tensor([float(rest) for _, rest in exact], dtype=torch.float64, device=s.device)
+    powers = (s**power if power else torch.ones_like(s)) * rest.exp2()[:, None]
+    x = exact_matmul(v * powers[:, None, :], v.mH)
+    return shift((x + x.mH) / 2, exponents[:, None, None])
 
 
 def _residuals(a: torch.Tensor, x: torch.Tensor, power: float, others: torch.Tensor) -> torch.Tensor:
     """Measured errors of square and inverse square roots, shape (batch,); else those of eigenvectors."""
     if power not in (0.5, -0.5) or not a.numel():
         return others
-    # Near 1, so that no square overflows.
-    scale = two_norms(x, 1, 2)[:, None, None]
-    y = x / torch.where(scale > 0, scale, 1.0)
+    of_x, of_a = (binary_exponents(largest_magnitude(y, (1, 2), keepdim=True)) for y in (x, a))
+    y = shift(x, -of_x)  # no square overflows
+    scale = two_norms(y, 1, 2)
+    scale = torch.where(scale > 0, scale, 1.0)
     if power == 0.5:
-        return two_norms(
-            exact_matmul(y, y) - a / torch.where(scale > 0, scale, 1.0) / scale.clamp_min(1e-300), 1, 2
-        )
-    size = two_norms(a, 1, 2)[:, None, None]
-    b, eye = a / size, torch.eye(a.shape[1], dtype=a.dtype, device=a.device)
-    return two_norms(exact_matmul(exact_matmul(y, b), y) - eye / (scale.square() * size), 1, 2)
+        return two_norms(exact_matmul(y, y) - shift(a, -2 * of_x), 1, 2) / scale.square()
+    b, eye = shift(a, -of_a), torch.eye(a.shape[1], dtype=a.dtype, device=a.device).expand_as(a)
+    off = exact_matmul(exact_matmul(y, b), y) - shift(eye, -2 * of_x - of_a)
+    return two_norms(off, 1, 2) / (scale.square() * two_norms(b, 1, 2))
 
 
-def _errors(w: torch.Tensor, x: torch.Tensor, found: Decomposed, power: float) -> torch.Tensor:
-    """Bounds on ``||X - A^p||_F / ||X||_F``, shape (batch,).
+def _errors(found: Decomposed, power: float) -> torch.Tensor:
+    """Bounds on ``||X - A^p||_F / ||X||_F`` before X is rounded to a dtype, shape (batch,).
 
     ``V diag(w^p) V^H`` is off by as much as ``V^H V`` is, where the backward error is that of orthonormal V.
+    Eigenvalues are relative to the one with the largest power.
     """
-    n, backward, lost = w.shape[1], found.backward_errors, found.run.found.orthogonality
+    w, lost, backward = (
+        in_double(found.run.found.s),
+        found.run.found.orthogonality,
+        found.backward_errors,
+    )
+    n = w.shape[1]
     if not n:
         return torch.zeros_like(backward)
+    first = (w[:, -1] if power > 0 else w[:, 0]).clamp_min(0.0)
+    first = torch.where(first > 0, first, 1.0)
+    backward = backward / first
+    w = (w / first[:, None]).clamp_min(0.0)
     low, high = (w[:, 0] - backward).clamp_min(0.0), w[:, -1] + backward
-    slope = (
-        abs(power) * torch.maximum(low ** (power - 1), high ** (power - 1))
-        if power
-        else torch.zeros_like(low)
-    )
-    change = slope * backward
+    steepest = torch.maximum(low ** (power - 1), high ** (power - 1))
+    change = torch.where(backward > 0, abs(power) * steepest * backward, 0.0) if power else 0 * backward
     if 0 < power < 1:
-        change = torch.minimum(change.nan_to_num(math.inf), n**0.5 * backward**power)
-    size = two_norms(x, 1, 2)
-    rounding = 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
-    return (change / torch.where(size > 0, size, 1.0)).nan_to_num(0.0, posinf=math.inf) + rounding
+        change = torch.minimum(change, n**0.5 * backward**power)
+    size = torch.linalg.vector_norm(w**power if power else torch.ones_like(w), dim=1)
+    size = torch.where(size > 0, size, 1.0) * (1 - lost)
+    errors = change / size + 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
+    errors = torch.where(found.run.found.size > 0, errors, 0.0)  # A is zero
+    return torch.where(found.usable, torch.where(lost < 1, errors, math.inf), math.nan)
+
+
+def _rounded(errors: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Errors of X as it is returned, relative to its norm; infinite where it underflows to zero."""
+    n = x.shape[1]
+    if not x.numel():
+        return errors
+    kept = x.to(dtype).to(x.dtype)
+    exponents = binary_exponents(largest_magnitude(x, (1, 2), keepdim=True))
+    size, lost = (two_norms(shift(y, -exponents), 1, 2) for y in (kept, x - kept))
+    tiny = torch.full_like(
+        exponents, n * n, dtype=torch.float64
+    )  # of the smallest number, of sums and powers
+    lost = lost + shift(tiny, -1074 - exponents)[:, 0, 0]
+    found = (errors * (size + lost) + lost) / size
+    return torch.where(errors > 0, torch.where(size > 0, found, math.inf), errors)

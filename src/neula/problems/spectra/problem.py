@@ -49,7 +49,7 @@ class SpectralOptions:
 
     def bounds(self, n: int) -> SpectralBounds:
         """Largest accepted errors of n values."""
-        return SpectralBounds.for_order(self.target, n)
+        return SpectralBounds.for_order(self.target, n, symmetric=self.symmetric)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ def _plan(
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:
-    return SpectralBounds.for_order(target, min(shape[-2:], default=1)).residual
+    return SpectralBounds.for_order(target, min(shape[-2:], default=1), symmetric=False).residual
 
 
 def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: bool) -> SVDResult:

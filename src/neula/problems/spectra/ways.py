@@ -39,6 +39,7 @@ def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, 
     report = stage(options.progress, label)
     if not options.vectors:
         s = converged_eigvalsh(a) if options.symmetric else torch.linalg.svdvals(a)
+        report(1.0)
         return _values_alone(matrices, s, label)
     if not options.symmetric:
         u, s, vh = svd(a)
@@ -57,7 +58,9 @@ def part_by_lapack(
     options, a = matrices.options, matrices.stored(format)
     assert options.part is not None
     lower, vectors = a[0].numpy(), options.vectors
+    report = stage(options.progress, label)
     found = scipy_linalg.eigh(lower, subset_by_index=options.part, eigvals_only=not vectors, driver="evr")
+    report(1.0)
     if not vectors:
         return _values_alone(matrices, torch.from_numpy(found)[None], label, whole=False)
     s, v = (torch.from_numpy(x)[None] for x in found)
