@@ -1,5 +1,5 @@
 r"""Principal components of a batch
-==============================
+===============================
 
 A recording of eight channels holds two patterns whose strengths change. Its principal components are computed in 400 windows, by one call of
 ``neula.eigh``. The result says in which windows rounding errors limit the direction of the first component.

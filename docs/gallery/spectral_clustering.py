@@ -1,5 +1,5 @@
 r"""Spectral clustering of a graph
-=============================
+==============================
 
 Points on two interleaved arcs are the vertices of a graph. The smallest eigenvalues of its Laplacian count the connected components, and the eigenvectors divide
 the graph where few edges are cut.
