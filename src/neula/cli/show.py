@@ -121,7 +121,7 @@ def eigh(result: EighResult) -> Shown:
     if result.clusters is not None and result.clusters.shape[-1]:
         count = result.clusters.shape[-1]
         apart = int((result.clusters.max(-1) + 1).min(initial=count))
-        rows["clusters"] = f"{count} eigenvalues in {apart} clusters"
+        rows["clusters"] = f"{apart} of {count} eigenvalues"
     return _facts(result, *before, *after, "attempts"), rows
 
 
