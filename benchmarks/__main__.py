@@ -35,6 +35,7 @@ from benchmarks import (
     qr,
     sizes,
     solve,
+    spectra,
     stream,
     tsqr,
 )
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[torch.device], Results]] = {
     "batched_lstsq": batched_lstsq.run,
     "bounded": bounded.run,
     "complex": complex_numbers.run,
+    "spectra": spectra.run,
     "drop_ins": drop_ins.run,
     "matmul": matmul.run,
     "kernels": kernels.run,

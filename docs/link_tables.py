@@ -22,6 +22,8 @@ from neula.problems.orthogonal import raw
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar import links as polar
 from neula.problems.polar.problem import PolarOptions
+from neula.problems.spectra import links as spectra
+from neula.problems.spectra.problem import SpectralOptions
 from neula.problems.systems import links as systems
 from neula.problems.systems.problem import SystemsOptions
 
@@ -32,6 +34,7 @@ TABLES: dict[str, Table[Any]] = {
     "householder": raw.TABLE,
     "cholesky": definite.TABLE,
     "polar": polar.TABLE,
+    "spectra": spectra.TABLE,
     "svd": low_rank.TABLE,
     "bounds": bounded.TABLE,
 }
@@ -133,6 +136,12 @@ def _polar(tuning: Tuning, accuracy: str) -> list[Link[Any, Any]]:
     return polar.chain(PolarOptions(FORMATS[accuracy], _engine(tuning)))
 
 
+def _spectra(
+    tuning: Tuning, n: int, accuracy: str, symmetric: bool, part: tuple[int, int] | None = None
+) -> Sequence[Link[Any, Any]]:
+    return spectra.chain(1, n, SpectralOptions(FORMATS[accuracy], _engine(tuning), symmetric, part=part))
+
+
 Cases = dict[str, tuple[Any, ...]]
 
 EXAMPLES: dict[str, tuple[Cases, Callable[..., Sequence[Link[Any, Any]]]]] = {
@@ -179,6 +188,15 @@ EXAMPLES: dict[str, tuple[Cases, Callable[..., Sequence[Link[Any, Any]]]]] = {
             "order 16384, fp32": (1, 16384, "fp32"),
         },
         _cholesky,
+    ),
+    "spectra": (
+        {
+            "`eigh`, order 1000, fp64": (1000, "fp64", True),
+            "`eigh`, order 1000, ten eigenvalues": (1000, "fp64", True, (0, 9)),
+            "`eigh`, order 4096, fp32": (4096, "fp32", True),
+            "`svd`, 4096 x 4096, fp32": (4096, "fp32", False),
+        },
+        _spectra,
     ),
     "polar": ({"bf16": ("bf16",), "fp32": ("fp32",), "fp64": ("fp64",)}, _polar),
 }

@@ -30,6 +30,11 @@ def incremental(A: Any, b: Any) -> neula.LeastSquares:
 
 CALLS: dict[str, Callable[[Made], Any]] = {
     "cholesky": lambda of: neula.cholesky(of(DEFINITE)),
+    "eigh": lambda of: neula.eigh(of(DEFINITE)),
+    "eigh of two matrices": lambda of: neula.eigh(of(SQUARE), of(DEFINITE)),
+    "eigvalsh": lambda of: neula.eigvalsh(of(DEFINITE), subset_by_index=(1, 2)),
+    "fractional_matrix_power": lambda of: neula.fractional_matrix_power(of(DEFINITE), 0.3),
+    "inv_sqrt": lambda of: neula.inv_sqrt(of(DEFINITE)),
     "LeastSquares": lambda of: incremental(of(TALL), of(RIGHT[:, 0])).solve(),
     "least_squares": lambda of: neula.least_squares(lambda x: x * x - 2.0, of(np.ones(3))),
     "lsq_linear": lambda of: neula.lsq_linear(of(TALL), of(RIGHT[:, 0]), (0, 1)),
@@ -48,6 +53,10 @@ CALLS: dict[str, Callable[[Made], Any]] = {
     "qr with pivots": lambda of: neula.qr(of(TALL), pivoting=True),
     "ridge_path": lambda of: neula.ridge_path(of(TALL), of(RIGHT[:, 0]), of(np.array([0.1, 1.0]))),
     "solve": lambda of: neula.solve(of(SQUARE), of(RIGHT[:4])),
+    "sqrtm": lambda of: neula.sqrtm(of(DEFINITE)),
+    "svd": lambda of: neula.svd(of(TALL)),
+    "svd of a batch": lambda of: neula.svd(of(BATCH), full_matrices=False),
+    "svdvals": lambda of: neula.svdvals(of(TALL)),
     "svd_lowrank": lambda of: neula.svd_lowrank(of(TALL), 2),
     "svd_lowrank of a batch": lambda of: neula.svd_lowrank(of(BATCH), 2),
     "tsqr": lambda of: neula.tsqr(of(TALL)),

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
@@ -412,6 +413,50 @@ def test_svd_to_a_tolerance() -> None:
     assert "singular values" in succeed("svd", "A.npy", "--tol", "0.5").stderr
 
 
+def test_svd_of_all_values() -> None:
+    facts = parsed(succeed("svd", "A.npy", "-o", "svd.npz", "--json"))
+    u, s, vh = (read_matrix("svd.npz", key=key) for key in ("U", "s", "Vh"))
+    np.testing.assert_allclose((u * s) @ vh, A, atol=1e-13)
+    assert facts["s"] == s.tolist()
+    assert max(facts["errors"]) < 1e-12
+    assert "rank" not in facts
+    np.testing.assert_allclose(_column(succeed("svd", "A.npy", "--values-only")), s, rtol=1e-12)
+    few = _column(succeed("svd", "A.npy", "--rank", "2", "--values-only"))
+    np.testing.assert_allclose(few, s[:2], rtol=1e-12)
+    assert "read block by block" in succeed("svd", "A.npy", "--stream").stderr
+
+
+def _column(result: Result) -> np.ndarray:
+    return np.array(result.stdout.split(), dtype=float)
+
+
+def test_eigh() -> None:
+    S = A.T @ A
+    write_matrix("S.npy", S)
+    facts = parsed(succeed("eigh", "S.npy", "-o", "eig.npz", "--json"))
+    w, v = (read_matrix("eig.npz", key=key) for key in ("eigenvalues", "eigenvectors"))
+    np.testing.assert_allclose((v * w) @ v.T, S, atol=1e-11)
+    assert (facts["eigenvalues"], facts["evidence"], facts["converged"]) == (w.tolist(), "measured", True)
+    assert facts["clusters"] == list(range(7))
+    assert "7 of 7 eigenvalues" in succeed("eigh", "S.npy").stderr
+    values = succeed("eigh", "S.npy", "--values-only")
+    np.testing.assert_allclose(_column(values), w, rtol=1e-12)
+    assert "a priori" in values.stderr
+    largest = succeed("eigh", "S.npy", "--values-only", "--subset", "-2,-1")
+    np.testing.assert_allclose(_column(largest), w[-2:], rtol=1e-12)
+
+
+def test_eigh_of_two_matrices() -> None:
+    S = A.T @ A
+    write_matrix("S.npy", np.tril(S))
+    write_matrix("U.npy", np.triu(S))
+    write_matrix("M.npy", np.diag(np.arange(1.0, 8.0)))
+    values = _column(succeed("eigh", "S.npy", "M.npy", "--values-only"))
+    np.testing.assert_allclose(values, scipy.linalg.eigh(S, np.diag(np.arange(1.0, 8.0)))[0], rtol=1e-12)
+    above = _column(succeed("eigh", "U.npy", "M.npy", "--values-only", "--upper"))
+    np.testing.assert_allclose(above, values, rtol=1e-12)
+
+
 # --- exit code 1 ------------------------------------------------------------------------------------------
 
 
@@ -578,6 +623,7 @@ def make_bad_files() -> None:
     np.save("scalar.npy", np.float64(1))
     np.save("nan.npy", np.where(np.arange(60 * 7).reshape(60, 7) == 65, np.nan, A))
     np.save("b59.npy", B[:-1])
+    np.save("square.npy", A.T @ A)
 
 
 @pytest.mark.parametrize(
@@ -614,7 +660,10 @@ def make_bad_files() -> None:
         ("qr A.npy --mode r --q q.npy", "--mode r computes no Q"),
         ("qr nan.npy", "[9, 2] is nan"),
         ("orth missing.npy -o q.npy", "missing.npy: no such file"),
-        ("svd A.npy", "give one of --rank and --tol"),
+        ("eigh A.npy", "A must be square, got 60 x 7"),
+        ("eigh square.npy --subset 1", "--subset must be two indices, as 0,4 or -5,-1, got '1'"),
+        ("eigh square.npy --subset 5,9", "--subset 5,9 is out of range"),
+        ("eigh square.npy -o w.npy", "holds one array, not 2"),
         ("svd A.npy --rank 2 --tol 0.1", "give one of --rank and --tol"),
         ("svd A.npy --rank 99", "99"),
         ("svd A.npy --rank 2 -o svd.mtx", "holds one array, not 3"),
@@ -907,7 +956,7 @@ def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
     output = succeed("--help").stdout
-    for command in ("lstsq", "qr", "orth", "svd", "info", "bench", "tune", "demo"):
+    for command in ("lstsq", "qr", "orth", "eigh", "svd", "info", "bench", "tune", "demo"):
         assert command in output
         assert "--help" in succeed(command, "--help").stdout
     assert "Exit codes" in output

@@ -367,6 +367,8 @@ def test_one_standard_output() -> None:
     "command",
     [
         ["svd", "problem.npz:A", "--rank", "2"],
+        ["svd", "problem.npz:A"],
+        ["eigh", "problem.npz:S"],
         ["qr", "problem.npz:A"],
         ["orth", "problem.npz:A"],
         ["lstsq", "problem.npz:A", "problem.npz:b"],

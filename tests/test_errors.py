@@ -47,6 +47,8 @@ NAMES = {
     "lu_factor": ("variant", "pivot", "compute", "storage", "engine"),
     "polar": ("side",),
     "svd_lowrank": ("algorithm",),
+    "eigh": ("certify", "engine"),
+    "svd": ("certify", "engine"),
     "matmul": ("compute",),
 }
 

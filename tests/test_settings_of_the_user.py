@@ -81,6 +81,12 @@ CALLS: dict[str, Callable[[Given], Any]] = {
     "pinv": lambda v: neula.pinv(v(TALL)),
     "polar": lambda v: neula.polar(v(TALL), side="right").U,
     "svd": lambda v: neula.svd_lowrank(v(TALL), 2)[1],
+    "svd of all values": lambda v: neula.svd(v(TALL)).U,
+    "svdvals": lambda v: neula.svdvals(v(TALL)),
+    "eigh": lambda v: neula.eigh(v(DEFINITE)).eigenvectors,
+    "eigh of two matrices": lambda v: neula.eigh(v(SQUARE), v(DEFINITE)).eigenvalues,
+    "eigvalsh": lambda v: neula.eigvalsh(v(DEFINITE), subset_by_index=(0, 1)),
+    "powers": lambda v: neula.fractional_matrix_power(v(DEFINITE), -0.25).X,
     "matmul": lambda v: neula.matmul(v(TALL.T), v(TALL)),
     "least_squares": lambda v: neula.least_squares(lambda x: TALL @ x - B, np.zeros(5)).x,
     "least_squares of tensors": lambda v: (

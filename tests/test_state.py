@@ -84,13 +84,16 @@ def state(global_state: Callable[[], list[object]]) -> Iterator[Callable[[], lis
 def call(name: str, **more: Any) -> Any:
     """A small problem for a public function."""
     a, b = normal(60, 24, 1, torch.float64, "cpu"), normal(60, 1, 2, torch.float64, "cpu")
-    if name in ("lu_factor", "solve", "cholesky"):
+    if name in ("lu_factor", "solve", "cholesky", "eigh", "inv_sqrt"):
         a = a.T @ a + torch.eye(24, dtype=a.dtype)
     arguments = {"lstsq": (a, b), "solve": (a, b[:24]), "svd_lowrank": (a, 3)}.get(name, (a,))
     return getattr(neula, name)(*arguments, **more)
 
 
-@pytest.mark.parametrize("name", ["qr", "orth", "lstsq", "solve", "cholesky", "svd_lowrank", "lu_factor"])
+@pytest.mark.parametrize(
+    "name",
+    ["qr", "orth", "lstsq", "solve", "cholesky", "svd_lowrank", "lu_factor", "eigh", "svd", "inv_sqrt"],
+)
 @pytest.mark.parametrize("calls", [0, 1, 3])
 def test_progress_that_breaks_off(name: str, calls: int, state: Callable[[], list[object]]) -> None:
     told: list[str] = []

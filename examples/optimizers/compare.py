@@ -1,4 +1,4 @@
-"""Muon and SOAP on a small transformer, once with the factorizations of torch and once with those of neula.
+"""Muon, SOAP and Shampoo on a small transformer, with the factorizations of torch and with those of neula.
 
     python examples/optimizers/compare.py --picture optimizers.png
     torchrun --nproc-per-node=2 examples/optimizers/compare.py
@@ -14,10 +14,12 @@ import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from steps import Factorize, Muon, Soap
+from steps import Factorize, Muon, Shampoo, Soap
 from torch import distributed
 
 import neula
@@ -61,7 +63,33 @@ def one_by_one(function: Callable[[torch.Tensor], torch.Tensor]) -> Factorize:
     return lambda matrices: [function(a) for a in matrices]
 
 
+def in_batches(function: Callable[[torch.Tensor], torch.Tensor]) -> Factorize:
+    """A function of a batch for lists: matrices of one shape together."""
+
+    def each(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+        found: dict[int, torch.Tensor] = {}
+        for shape in {a.shape for a in matrices}:
+            places = [i for i, a in enumerate(matrices) if a.shape == shape]
+            found |= zip(places, function(torch.stack([matrices[i] for i in places])), strict=True)
+        return [found[i] for i in range(len(matrices))]
+
+    return each
+
+
+def inverse_root(a: torch.Tensor) -> torch.Tensor:
+    """``A^(-1/2)`` by eigenvectors."""
+    w, v = torch.linalg.eigh(a)
+    return (v * w.clamp_min(1e-30).rsqrt().unsqueeze(-2)) @ v.mT
+
+
 SVD = "torch: svd"
+
+OPTIMIZERS: dict[str, Callable[..., Any]] = {
+    "Muon": Muon,
+    "SOAP": Soap,
+    "SOAP, eigh": partial(Soap, anew=True),
+    "Shampoo": Shampoo,
+}
 
 FACTORIZATIONS: dict[str, dict[str, Factorize]] = {
     "Muon": {
@@ -72,6 +100,14 @@ FACTORIZATIONS: dict[str, dict[str, Factorize]] = {
     "SOAP": {
         "torch: qr": one_by_one(lambda a: torch.linalg.qr(a).Q),
         "neula.qr": lambda matrices: [r.Q for r in neula.qr(matrices)],
+    },
+    "SOAP, eigh": {
+        "torch: eigh": in_batches(lambda a: torch.linalg.eigh(a)[1]),
+        "neula.eigh": in_batches(lambda a: neula.eigh(a).eigenvectors),
+    },
+    "Shampoo": {
+        "torch: eigh": in_batches(inverse_root),
+        "neula.inv_sqrt": lambda matrices: [r.X for r in neula.inv_sqrt(matrices)],
     },
 }
 
@@ -89,8 +125,7 @@ def train(
     inner = model.matrices()
     known = {id(p) for p in inner}
     others = torch.optim.Adam([p for p in model.parameters() if id(p) not in known], lr=3e-3)
-    kind = Muon if optimizer == "Muon" else Soap
-    steps = kind(inner, FACTORIZATIONS[optimizer][factorization])
+    steps = OPTIMIZERS[optimizer](inner, FACTORIZATIONS[optimizer][factorization])
     losses, warm = [], max(1, len(pieces) // 4)
     for number, piece in enumerate(pieces):
         if number == warm:  # what is compiled and captured at first is no part of a step
@@ -121,7 +156,8 @@ def milliseconds(time: float) -> str:
 
 def draw(runs: list[Run], path: Path, where: str) -> None:
     """Loss curves above, times of the factorizations below; one column an optimizer."""
-    canvas, optimizers = new_canvas(9, 6), list(dict.fromkeys(run.optimizer for run in runs))
+    optimizers = list(dict.fromkeys(run.optimizer for run in runs))
+    canvas = new_canvas(4.5 * len(optimizers), 6)
     axes = canvas.subplots(2, len(optimizers), height_ratios=[3, 2], squeeze=False)
     for column, name in enumerate(optimizers):
         mine = [run for run in runs if run.optimizer == name]
@@ -171,7 +207,7 @@ def main() -> None:
         runs.append(run)
         time, last = milliseconds(run.milliseconds), run.losses[-1]
         if talks:
-            print(f"{optimizer:5} {factorization:21} loss {last:.4f}  {time:>5} ms a step", flush=True)
+            print(f"{optimizer:10} {factorization:21} loss {last:.4f}  {time:>5} ms a step", flush=True)
     if asked.picture is not None and talks:
         where = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         draw(runs, asked.picture, where)

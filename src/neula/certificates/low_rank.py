@@ -42,7 +42,7 @@ class SVDCertificate:
         Bound on ``(sigma_i - s_i) / weight_i``, the largest, where ``sigma_i`` are the singular values of A
         in order: a larger one that was missed would show here. From iterations it holds with probability
         ``1 - 1e-6`` (:func:`largest_beyond`, :func:`upper_bounds`); where all singular values were computed,
-        it follows from these.
+        it follows from these. Zero of :func:`neula.svd`, which misses none.
     bound, orthogonality_bound : float
         Largest accepted values.
     """
@@ -71,11 +71,11 @@ class SVDCertificate:
         return residual, orthogonality, missed
 
     def __str__(self) -> str:
-        beyond = f"missed ones exceed by {self.missed:.1e}"
+        beyond = f", missed ones exceed by {self.missed:.1e}" if self.missed else ""
         return (
             f"residual {self.residual:.1e} (bound {self.bound:.1e}), "
-            f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e}), "
-            f"{beyond if self.missed < math.inf else 'larger singular values may have been missed'}"
+            f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})"
+            f"{beyond if self.missed < math.inf else ', larger singular values may have been missed'}"
         )
 
 

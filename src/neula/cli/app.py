@@ -19,6 +19,7 @@ from neula.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
 from neula.cli.commands import experiment, machine
 from neula.cli.commands.cholesky import cholesky
 from neula.cli.commands.data import data
+from neula.cli.commands.eigh import eigh
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
 from neula.cli.commands.lu import lu
@@ -29,7 +30,10 @@ from neula.cli.commands.solve import solve
 from neula.cli.commands.svd import svd
 from neula.cli.commands.tsqr import tsqr
 
-PROBLEMS: tuple[Callable[..., None], ...] = (lstsq, fit, solve, lu, cholesky, qr, tsqr, orth, svd, matmul)
+PROBLEMS: tuple[Callable[..., None], ...] = (
+    *(lstsq, fit, solve, lu, cholesky, qr, tsqr, orth),
+    *(eigh, svd, matmul),
+)
 MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, data, machine.bench, machine.tune)
 
 

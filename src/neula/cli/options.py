@@ -96,6 +96,9 @@ CertifyOption = Annotated[
 RcondOption = Annotated[
     float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
 ]
+ValuesOnlyOption = Annotated[
+    bool, typer.Option("--values-only", help="Compute no vectors, in less time; bounds are then a priori.")
+]
 EngineOption = Annotated[EngineName, typer.Option("--engine", help="Engine that multiplies matrices.")]
 ModeOption = Annotated[Mode, typer.Option(help="Compute Q and R, or R alone.")]
 DecimalOption = Annotated[

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from neula.pipeline.result import (
         Attempt,
         CholeskyResult,
+        EighResult,
         LstsqResult,
         LUFactors,
         QRResult,
@@ -107,13 +108,32 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
     }
 
 
+def eigh(result: EighResult) -> Shown:
+    """Eigenvalues and eigenvectors."""
+    before = ("converged", "accuracy", "engine", "eigenvalues", "errors", "evidence", "clusters", "gaps")
+    after = ("vector_errors", "residual", "residual_bound", "orthogonality", "orthogonality_bound")
+    rows = {
+        "engine": result.engine,
+        "tried": attempts(result.attempts),
+        "eigenvalues": numbers(result.eigenvalues),
+        "their errors": f"{result.errors.max(initial=0.0):.1e} at most, {result.evidence}",
+    }
+    if result.clusters is not None and result.clusters.shape[-1]:
+        count = result.clusters.shape[-1]
+        apart = int((result.clusters.max(-1) + 1).min(initial=count))
+        rows["clusters"] = f"{apart} of {count} eigenvalues"
+    return _facts(result, *before, *after, "attempts"), rows
+
+
 def svd(result: SVDResult) -> Shown:
-    """A low-rank approximation."""
+    """All singular values, or a low-rank approximation."""
     facts, rows = qr(result.qr)
     rank, error = result.s.shape[-1], result.relative_error
-    facts |= {"rank": rank, "relative_error": error, "s": result.s, "errors": result.errors}
+    facts |= {"relative_error": error, "s": result.s, "errors": result.errors}
+    if result.accepted is None:  # else all singular values, whatever the rank of A
+        facts["rank"] = rank
+        rows["rank"] = str(rank)
     rows |= {
-        "rank": str(rank),
         "relative error": f"{error:.1e}",
         "singular values": numbers(result.s),
         "their errors": f"{max(result.errors, default=0.0):.1e} at most",

