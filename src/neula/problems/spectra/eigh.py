@@ -16,12 +16,13 @@ from neula.engines import Engine
 from neula.errors import check_name
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_eigenvectors
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.pipeline.result.deferred import Later
+from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.pencil import decompose_pencil
@@ -34,7 +35,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@eager
+@with_operator(traced_eigh)
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -173,7 +174,7 @@ def eigh(
             "eigh of L^-1 A L^-H with B = L L^H"
         )
     vectors = not eigvals_only or certify == "measured" or call.differentiable
-    wanted = _indices(subset_by_index, n)
+    wanted = indices(subset_by_index, n)
     options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
     with call.computing():
         if B is None:
@@ -239,7 +240,7 @@ def check_square(a: torch.Tensor, name: str) -> None:
         )
 
 
-def _indices(subset: Any, n: int) -> tuple[int, int] | None:
+def indices(subset: Any, n: int) -> tuple[int, int] | None:
     """Indices of the first and the last eigenvalue; None for all."""
     if subset is None:
         return None
