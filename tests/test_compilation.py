@@ -34,6 +34,9 @@ def loss(a: torch.Tensor, b: torch.Tensor, *, tall: bool) -> torch.Tensor:
     gram = neula.matmul(matrix.mT, neula.orth(matrix))
     u, h = neula.polar(matrix, side="left")
     gram = gram + u.mT @ h @ neula.orth(matrix, method="polar")
+    w, v = neula.eigh(gram @ gram.mT, subset_by_index=(1, 3))
+    _, values, right = neula.svd(matrix, full_matrices=False)
+    gram = gram @ ((v * w.unsqueeze(-2).cos()) @ v.mT) + right.square() + values.sin().unsqueeze(-1)
     z = neula.solve(q @ q.mT + torch.eye(q.shape[-2], dtype=q.dtype), b).x
     return (q**3).sum() + r.sin().sum() + s.exp().sum() + (x.cos().sum() + z.cos().sum()) + gram.tanh().sum()
 
@@ -98,6 +101,8 @@ OPERATORS = {
     "polar": ((2, 5, 3),),
     "lstsq": ((2, 6, 3), (6, 1)),
     "solve": ((2, 4, 4), (2, 4, 2)),
+    "eigh": ((2, 4, 4),),
+    "svd": ((2, 3, 5),),
     "matmul": ((2, 6, 3), (3, 4)),
     "lsq_linear": ((2, 6, 3), (6, 2)),
     "cholesky": ((2, 4, 4),),
@@ -137,6 +142,14 @@ def test_evidence_of_operators() -> None:
     assert (rank.tolist(), accepted.tolist()) == ([4, 4, 3], [True] * 3)
     assert bool((residual < 1e-5).all() & (orthogonality < 1e-5).all())
     assert torch.equal(u, neula.polar(a).U)
+    u, s, vh, errors, residual, orthogonality, accepted = torch.ops.neula.svd(a.cfloat())
+    assert accepted.tolist() == [True] * 3
+    assert (u.dtype, s.dtype, errors.dtype) == (torch.complex64, torch.float32, torch.float64)
+    assert bool((residual < 1e-5).all() & (orthogonality < 1e-5).all())
+    torch.testing.assert_close((u * s.unsqueeze(-2)) @ vh, a.cfloat())
+    w, _, errors, *_, accepted = torch.ops.neula.eigh(a.mT @ a)
+    assert accepted.tolist() == [True] * 3
+    assert bool(((w - s.flip(-1).square()).abs() <= errors + 1e-4).all())
 
 
 @pytest.mark.parametrize(
@@ -157,6 +170,10 @@ def test_shapes_alone() -> None:
     assert neula.lstsq(a, b).x.shape == (2, 3)
     factors = neula.polar(a, side="right")
     assert (factors.U.shape, factors.H.shape, factors.ranks.shape) == ((2, 6, 3), (2, 3, 3), (2,))
+    assert [x.shape for x in neula.svd(a.cdouble(), full_matrices=False)] == [(2, 6, 3), (2, 3), (2, 3, 3)]
+    found = neula.eigh(a.mT @ a, upper=True, subset_by_index=(1, 2))
+    assert [x.shape for x in (*found, found.errors)] == [(2, 2), (2, 3, 2), (2, 2)]
+    assert neula.svdvals(a).shape == neula.eigvalsh(a.mT @ a).shape == (2, 3)
 
 
 def test_export() -> None:

@@ -90,6 +90,11 @@ def between(a: torch.Tensor) -> Any:
     return neula.lsq_linear(a, B + a[:, :1].cos(), bounds=(0.0, 0.4))
 
 
+def squares(factors: Any) -> torch.Tensor:
+    """Independent of signs of vectors."""
+    return torch.cat([x.square().flatten() for x in factors])
+
+
 SQUARE: Function = lambda a: inverse(a[:3]) @ (a[:3, :1].sin() + 1)  # noqa: E731
 PSEUDO: Function = lambda a: inverse(a.mT @ a) @ a.mT  # noqa: E731
 
@@ -118,6 +123,19 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "tsqr": (lambda a: neula.tsqr(a).R, lambda a: gram_schmidt(a)[1]),
     "orth": (neula.orth, lambda a: gram_schmidt(a)[0]),
     "polar": (lambda a: both(neula.polar(a, side="right")), lambda a: both((newton(a), newton(a).mT @ a))),
+    "eigh": (
+        lambda a: squares(neula.eigh(definite(a), upper=True)),
+        lambda a: squares(torch.linalg.eigh(definite(a))),
+    ),
+    "svd": (
+        lambda a: squares(neula.svd(a, full_matrices=False)),
+        lambda a: squares(torch.linalg.svd(a, full_matrices=False)),
+    ),
+    "svd of a wide matrix": (
+        lambda a: squares(neula.svd(a.mT, full_matrices=False)),
+        lambda a: squares(torch.linalg.svd(a.mT, full_matrices=False)),
+    ),
+    "svdvals": (neula.svdvals, torch.linalg.svdvals),
     "pinv": (neula.pinv, PSEUDO),
     "nnls": (positive, of_free(neula.nnls(A, B + A[:, :1].cos()).x.clamp(max=0.39))),
     "lsq_linear": (lambda a: between(a).x, of_free(between(A).x)),
@@ -231,6 +249,11 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "svd_lowrank": (lambda a: neula.svd_lowrank(a, 2).U, "hides an operand of svd_lowrank"),
     "lu_factor": (lambda a: neula.lu_factor(a[:3]).LU, "hides an operand of lu_factor"),
     "ridge_path": (lambda a: neula.ridge_path(a, B, [1.0]).x, "hides an operand of ridge_path"),
+    "full matrices": (lambda a: neula.svd(a).s, "hides an operand of svd"),
+    "an interval": (
+        lambda a: neula.eigvalsh(definite(a), subset_by_value=(0.0, 9.0)),
+        "hides an operand of eigh",
+    ),
     "pivoting": (lambda a: neula.qr(a, pivoting=True).R, "hides an operand of qr"),
     "a list": (lambda a: neula.lstsq([a, a], [B, B]).x, "hides an operand of lstsq"),
     "constraints": (

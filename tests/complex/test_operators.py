@@ -37,6 +37,15 @@ def weighted(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def without_phases(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> Tensors:
+    return s, u.abs() ** 2, vh.abs() ** 2, (u * s.cos().unsqueeze(-2)) @ vh
+
+
+def of_eigh(a: torch.Tensor, **options: Any) -> Tensors:
+    w, v = neula.eigh(a + a.mH, **options)
+    return without_phases(v, w, v.mH)
+
+
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Tensors]] = {
     "qr": (lambda a: tuple(neula.qr(a)), (variable(5, 3),)),
     "qr 1": (lambda a: tuple(neula.qr(a)), (variable(1, 1),)),
@@ -59,6 +68,14 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Tensors]] = {
     "pinv of a wide matrix": (neula.pinv, (variable(2, 3),)),
     "polar": (lambda a: (neula.polar(a, side="right").U, neula.polar(a, side="right").H), (variable(4, 3),)),
     "polar of a wide matrix": (lambda a: neula.polar(a).U, (variable(2, 2, 3),)),
+    "eigh": (of_eigh, (variable(2, 3, 3),)),
+    "some of eigh": (lambda a: of_eigh(a, upper=True, subset_by_index=(1, 2)), (variable(4, 4),)),
+    "svd": (lambda a: without_phases(*neula.svd(a, full_matrices=False)), (variable(4, 3),)),
+    "svd of a wide matrix": (
+        lambda a: without_phases(*neula.svd(a, full_matrices=False)),
+        (variable(2, 2, 3),),
+    ),
+    "svd of a square matrix": (lambda a: without_phases(*neula.svd(a)), (variable(3, 3),)),
     "matmul": (neula.matmul, two((2, 3, 4), (4, 2))),
     "matmul real A": (neula.matmul, two((3, 4), (4,), REAL)),
     "matmul real B": (neula.matmul, two((3, 4), (4, 2), COMPLEX, REAL)),
@@ -66,10 +83,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Tensors]] = {
 
 ROW, ONE = torch.ones(1, 3, dtype=COMPLEX), torch.ones(1, dtype=COMPLEX)
 COVARIANCE = definite(variable(5, 5, seed=7)).detach()
-
-
-def without_phases(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> Tensors:
-    return s, u.abs() ** 2, vh.abs() ** 2, (u * s.cos().unsqueeze(-2)) @ vh
 
 
 def signs(factors: Any) -> Tensors:

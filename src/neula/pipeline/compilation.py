@@ -11,7 +11,7 @@ import torch
 
 from neula.pipeline.inputs import tensors_in
 from neula.pipeline.operators import is_hidden, is_traced
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
@@ -24,12 +24,6 @@ def with_operator(
 ) -> Callable[[Callable[P, T]], Callable[..., T]]:
     """:func:`eager` for a function that has an operator of torch, which takes its place in a graph."""
     return lambda function: eager(function, traced, plans)
-
-
-def with_plans(plan_of: Callable[..., Any]) -> Callable[[Callable[P, T]], Callable[..., T]]:
-    """:func:`eager` for a function of one array, with plans that depend on its shape only."""
-    plans = Plans(for_each_shape(plan_of), operands=1, or_complex=True)
-    return lambda function: eager(function, plans=plans)
 
 
 def eager(

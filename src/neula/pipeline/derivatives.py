@@ -511,6 +511,13 @@ def _beyond(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
     u, s, v = triplets
+    if s.shape[-1] == min(a.shape[-2:]):  # D is zero, and so are x or z where U or V is square
+        gap, tie = s.unsqueeze(-2), ties.unsqueeze(-2)
+        p, q = (
+            torch.zeros_like(c) if c.shape[-2] == c.shape[-1] else _quotient(c, gap, tie, asked)
+            for c in (x, z)
+        )
+        return p, q
     rest, s = a - u @ (s.unsqueeze(-1) * v.mH), s.unsqueeze(-2)
     q = ShiftedGram.apply(rest, s, s * z + rest.mH @ x)
     return _quotient(x + rest @ q, s, ties.unsqueeze(-2), asked), q

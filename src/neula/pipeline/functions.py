@@ -274,6 +274,23 @@ class TripletsFunction(Attached):
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
+class SVDFunction(TripletsFunction):
+    """U, s and V^H of all singular triplets, and as evidence bounds on the errors of s."""
+
+    @staticmethod
+    def gradients(
+        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
+    ) -> tuple[torch.Tensor]:
+        (a, u, s, vh, errors), (du, ds, dvh) = kept, gradients
+        return TripletsFunction.gradients(answerer, wanted, (a, u, s, vh.mH, errors), du, ds, dvh.mH)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, u, s, vh, errors = kept
+        du, ds, dv = TripletsFunction.pushed_forward(answerer, (a, u, s, vh.mH, errors), *changes)
+        return du, ds, dv.mH
+
+
 def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tensors:
     """A and U in double precision, where they have a gradient, and where not; there any others will do."""
     deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]

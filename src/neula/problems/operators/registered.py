@@ -9,9 +9,10 @@ from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
 from neula.problems.operators.polar import POLAR
 from neula.problems.operators.products import MATMUL
 from neula.problems.operators.solutions import LSTSQ, SOLVE
+from neula.problems.operators.spectra import EIGH, SVD
 
-__all__ = ["cholesky", "lsq_linear", "lstsq", "matmul", "orth", "polar", "qr", "solve"]
+__all__ = ["cholesky", "eigh", "lsq_linear", "lstsq", "matmul", "orth", "polar", "qr", "solve", "svd"]
 
-cholesky, lsq_linear, lstsq, matmul, orth, polar, qr, solve = (
-    x.packet for x in (CHOLESKY, LSQ_LINEAR, LSTSQ, MATMUL, ORTH, POLAR, QR, SOLVE)
+cholesky, eigh, lsq_linear, lstsq, matmul, orth, polar, qr, solve, svd = (
+    x.packet for x in (CHOLESKY, EIGH, LSQ_LINEAR, LSTSQ, MATMUL, ORTH, POLAR, QR, SOLVE, SVD)
 )

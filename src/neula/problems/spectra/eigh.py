@@ -19,12 +19,14 @@ from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_plans
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_eigenvectors
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.pipeline.result.deferred import Later
+from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.pencil import decompose_pencil
@@ -39,7 +41,10 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_plans(lambda A, **keywords: _plan(A, **keywords))
+@with_operator(
+    traced_eigh,
+    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+)
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -185,7 +190,7 @@ def eigh(
         raise ValueError(f"algorithm={algorithm!r} is for A without B")
     whole = algorithm is not None or call.differentiable
     vectors = not eigvals_only or certify == "measured" or whole
-    wanted = _indices(subset_by_index, n)
+    wanted = indices(subset_by_index, n)
     options = SpectralOptions(
         call.target, call.engine, symmetric=True, vectors=vectors, algorithm=algorithm, progress=progress
     )
@@ -279,7 +284,7 @@ def check_square(a: torch.Tensor, name: str) -> None:
         )
 
 
-def _indices(subset: Any, n: int) -> tuple[int, int] | None:
+def indices(subset: Any, n: int) -> tuple[int, int] | None:
     """Indices of the first and the last eigenvalue; None for all."""
     if subset is None:
         return None

@@ -17,13 +17,15 @@ from neula.engines import Engine
 from neula.errors import check_name
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_plans
+from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import check_matrices, is_spread
+from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SVDResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.low_rank.svd import svd_lowrank
+from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.eigh import CERTIFIED
@@ -35,7 +37,10 @@ from neula.problems.spectra.problem import SpectralOptions
 def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
-@with_plans(lambda A, **keywords: _plan(A, **keywords))
+@with_operator(
+    traced_svd,
+    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+)
 def svd(
     A: ArrayLike,
     *,

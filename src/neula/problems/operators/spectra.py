@@ -1,0 +1,143 @@
+"""``torch.ops.neula.eigh`` and ``svd``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from neula.certificates.bounds import Accuracy
+from neula.pipeline import functions
+from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.result import EighResult, SVDResult
+from neula.problems.operators.arguments import (
+    COMMON,
+    Shapes,
+    Tensors,
+    are_simple,
+    common,
+    common_dtype,
+    shapes_of_evidence,
+    worst,
+)
+
+
+def _eigh(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+    from neula.problems.spectra.eigh import eigh
+
+    found = eigh(A, **common(accuracy, engine, strict))
+    return *found, found.errors, found.residuals, found.orthogonalities, found.accepted
+
+
+def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
+    *batch, n, _ = A.shape
+    dtype, values = common_dtype(A), (*batch, n)
+    answer = (values, dtype.to_real()), ((*values, n), dtype), (values, torch.float64)
+    return *answer, *shapes_of_evidence(tuple(batch))
+
+
+EIGH = Operator(
+    f"eigh(Tensor A, {COMMON})"
+    " -> (Tensor w, Tensor V, Tensor errors, Tensor residual, Tensor orthogonality, Tensor accepted)",
+    functions.EigenvectorsFunction,
+    _eigh,
+    _shapes_of_eigh,
+)
+
+
+def traced_eigh(
+    A: Any,
+    B: Any = None,
+    *,
+    upper: bool = False,
+    eigvals_only: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
+    subset_by_value: tuple[float, float] | None = None,
+    accuracy: Accuracy | None = None,
+    engine: Any = "auto",
+    strict: bool = False,
+    **others: Any,
+) -> EighResult[Any] | None:
+    """:func:`neula.eigh` in a graph; how many values an interval has depends on the numbers."""
+    from neula.problems.spectra.eigh import indices
+
+    if B is not None or subset_by_value is not None or not are_simple(engine, A) or A.ndim < 2:
+        return None
+    found = EIGH(A.mH if upper else A, name_of(accuracy), engine, strict)
+    first, last = indices(subset_by_index, A.shape[-1]) or (0, A.shape[-1] - 1)
+    w, v, errors = (x[..., first : last + 1] for x in found[:3])
+    residuals, orthogonalities, accepted = found[3:]
+    converged: Any = accepted.all()
+    known: dict[str, Any] = {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
+    return EighResult(
+        eigenvalues=w,
+        eigenvectors=None if eigvals_only else v,
+        errors=errors,
+        converged=converged,
+        **known,
+        residual_bound=math.nan,
+        orthogonality_bound=math.nan,
+        residuals=residuals,
+        orthogonalities=orthogonalities,
+        accepted=accepted,
+        engine=engine,
+        accuracy=name_of(accuracy) or "",
+    )
+
+
+def _svd(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+    from neula.problems.spectra.svd import svd
+
+    found = svd(A, full_matrices=False, **common(accuracy, engine, strict))
+    certificates = found.certificate if A.ndim > 2 else [found.certificate]
+    measured = (
+        torch.tensor([getattr(c, name) for c in certificates], dtype=torch.float64, device="cpu")
+        for name in ("residual", "orthogonality")
+    )
+    return *found, found.errors, *(x.reshape(A.shape[:-2]) for x in measured), found.accepted
+
+
+def _shapes_of_svd(A: torch.Tensor) -> Shapes:
+    *batch, m, n = A.shape
+    dtype, values = common_dtype(A), (*batch, min(m, n))
+    answer = ((*batch, m, values[-1]), dtype), (values, dtype.to_real()), ((*values, n), dtype)
+    return *answer, (values, torch.float64), *shapes_of_evidence(tuple(batch))
+
+
+SVD = Operator(
+    f"svd(Tensor A, {COMMON}) -> (Tensor U, Tensor s, Tensor Vh, Tensor errors, Tensor residual, "
+    "Tensor orthogonality, Tensor accepted)",
+    functions.SVDFunction,
+    _svd,
+    _shapes_of_svd,
+)
+
+
+def traced_svd(
+    A: Any,
+    *,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    accuracy: Accuracy | None = None,
+    engine: Any = "auto",
+    strict: bool = False,
+    **others: Any,
+) -> SVDResult[Any] | None:
+    """:func:`neula.svd` in a graph; vectors beyond the rank have no derivatives."""
+    if not are_simple(engine, A) or A.ndim < 2:
+        return None
+    if full_matrices and compute_uv and A.shape[-2] != A.shape[-1]:
+        return None
+    u, s, vh, errors, residuals, _, accepted = SVD(A, name_of(accuracy), engine, strict)
+    known: dict[str, Any] = {"relative_error": worst(residuals), "converged": accepted.all()}
+    return SVDResult(
+        U=u if compute_uv else None,
+        s=s,
+        Vh=vh if compute_uv else None,
+        errors=errors,
+        **known,
+        accepted=accepted,
+        engine=engine,
+        accuracy=name_of(accuracy) or "",
+    )
