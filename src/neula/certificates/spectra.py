@@ -106,17 +106,19 @@ def measured(
     size = in_double(two_norms(a, 1, 2)) if size is None else size
     right = v.to(a.dtype)
     left = right if u is v else u.to(a.dtype)
-    r = exact_matmul(a, right).sub_(left * s.to(a.dtype.to_real())[:, None, :])
-    lengths = in_double(two_norms(r, 1))
+    # By rows of the transposes, which are contiguous where vectors come from LAPACK.
+    rows = left.mT
+    r = exact_matmul(right.mT, a.mT).addcmul_(rows, s.to(a.dtype)[:, :, None], value=-1.0)
+    lengths = in_double(two_norms(r, 2))
     of_difference = 2 * measurement_error(1, a.dtype.to_real()) * size
-    ends = in_double(s[:, :: max(s.shape[1] - 1, 1)])
-    rounding = (unit * ends.abs().amax(1) + of_difference)[:, None]  # of each column
+    ends = s[:, :: max(s.shape[1] - 1, 1)].abs().amax(1)
+    rounding = (unit * in_double(ends) + of_difference)[:, None]  # of each column
     lost = lost_orthogonality(right, a.dtype)
-    if u is not v:
-        lost = torch.maximum(lost, lost_orthogonality(left, a.dtype))
-        quotients = lengths
+    quotients = lengths
+    if u is v:
+        quotients = torch.linalg.vecdot(rows, r).abs() / (1 - lost.clamp(max=0.5))[:, None] + rounding
     else:
-        quotients = torch.linalg.vecdot(right, r, dim=1).abs() / (1 - lost.clamp(max=0.5))[:, None] + rounding
+        lost = torch.maximum(lost, lost_orthogonality(left, a.dtype))
     total = torch.linalg.vector_norm(lengths, dim=1) + unit * size + of_difference
     return SpectralMeasures(lengths + rounding, quotients, total, lost, size)
 
