@@ -215,6 +215,34 @@ def attach_eigenvectors(
     return found[0], found[1]
 
 
+def attach_pencil(
+    a: torch.Tensor, b: torch.Tensor, w: torch.Tensor, v: torch.Tensor, *, errors: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues and eigenvectors of ``A V = B V diag(w)`` with the gradients of A and B.
+
+    They are those of ``L^-1 A L^-H`` with ``B = L L^H`` (:func:`attach_eigenvectors`).
+
+    Parameters
+    ----------
+    a, b : Tensor, shape (..., n, n)
+        Of which lower triangles are read.
+    w, v, errors : Tensor, shape (..., n), (..., n, n) and (..., n)
+    """
+    a, b = (_from_lower_triangle(in_double(x.to(v.device))).to(in_double(v).dtype) for x in (a, b))
+    lower = attach_cholesky(b, torch.linalg.cholesky(b.detach()))
+    solve = torch.linalg.solve_triangular
+    c = solve(lower, solve(lower, a, upper=False).mH, upper=False)
+    w, y = attach_eigenvectors(c, w, exact_matmul(lower.detach().mH, in_double(v)), errors=errors)
+    return w, solve(lower.mH, y, upper=True)
+
+
+def _from_lower_triangle(a: torch.Tensor) -> torch.Tensor:
+    """The Hermitian matrix with this lower triangle, with a Hermitian gradient of A."""
+    lower = a.detach().tril(-1)
+    whole = lower + lower.mH + torch.diag_embed(a.detach().diagonal(0, -2, -1).real).to(a.dtype)
+    return attach_symmetric(a, whole)
+
+
 def attach_power(
     a: torch.Tensor, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, power: float
 ) -> torch.Tensor:

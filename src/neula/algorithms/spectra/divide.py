@@ -212,10 +212,12 @@ def corrected(
     beside = s - torch.diag_embed(s.diagonal(0, 1, 2))
     gaps = w[:, None, :] - w[:, :, None]
     # Changes are at most a tenth, in sum; rounding errors of products are no reason for any.
-    largest, noise = w.abs().amax(1), 8 * w.shape[1] ** 0.5 * torch.finfo(v.dtype).eps
-    error = 10 * (two_norms(beside, 1, 2) + largest * two_norms(e, 1, 2)) + noise * largest
-    apart = gaps.abs() > error[:, None, None]
-    x = torch.where(apart, (s + e * w[:, None, :]) / torch.where(apart, gaps, 1.0), e / 2)
+    largest = w.abs().amax(1)
+    error = two_norms(beside, 1, 2) + largest * two_norms(e, 1, 2)
+    off = s + e * ((w[:, None, :] + w[:, :, None]) / 2)  # of orthonormal vectors
+    noise = (4 * torch.finfo(v.dtype).eps * largest)[:, None, None]
+    apart = (gaps.abs() > 10 * error[:, None, None]) & (off.abs() > noise)
+    x = e / 2 + torch.where(apart, off / torch.where(apart, gaps, 1.0), 0.0)
     v = v + product(v, x, engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))

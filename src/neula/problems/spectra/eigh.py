@@ -20,7 +20,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
-from neula.pipeline.gradients import attach_eigenvectors
+from neula.pipeline.gradients import attach_eigenvectors, attach_pencil
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
@@ -181,11 +181,6 @@ def eigh(
     n = given.shape[-1]
     if subset_by_index is not None and subset_by_value is not None:
         raise ValueError("give subset_by_index or subset_by_value, not both")
-    if B is not None and call.differentiable:
-        raise ValueError(
-            "the generalized problem has no gradient: pass A.detach() and B.detach(), or "
-            "eigh of L^-1 A L^-H with B = L L^H"
-        )
     if B is not None and algorithm is not None:
         raise ValueError(f"algorithm={algorithm!r} is for A without B")
     whole = algorithm is not None or call.differentiable
@@ -342,9 +337,12 @@ def _collect(
         vectors = vectors.reshape(*batch, *vectors.shape[1:])
     if call.differentiable:
         assert vectors is not None
-        graph = call.first.graph
+        graphs = [x.graph.mH if upper else x.graph for x in call.operands.values()]
         bounds = errors().errors.reshape(values.shape)
-        values, vectors = attach_eigenvectors(graph.mH if upper else graph, values, vectors, errors=bounds)
+        if len(graphs) == 1:
+            values, vectors = attach_eigenvectors(graphs[0], values, vectors, errors=bounds)
+        else:
+            values, vectors = attach_pencil(graphs[0], graphs[1], values, vectors, errors=bounds)
 
     def later(name: str) -> Later:
         def made() -> Any:
