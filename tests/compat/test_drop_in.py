@@ -95,7 +95,7 @@ def test_signatures(compat: ModuleType, name: str) -> None:
 @pytest.mark.parametrize("compat", PEERS, ids=lambda compat: compat.__name__)
 def test_the_rest_is_the_peers(compat: ModuleType) -> None:
     peer = PEERS[compat]
-    assert compat.norm is peer.norm
+    assert compat.eig is peer.eig
     assert set(getattr(peer, "__all__", ())) <= set(dir(compat))
     with pytest.raises(AttributeError, match="no_such_function"):
         _ = compat.no_such_function

@@ -306,6 +306,8 @@ def _collect(
             if name == "vector_errors":  # of a part of a cluster no subspace is determined
                 x = x.masked_fill(_cut(errors().clusters, kept), 1.0)
             x = x[:, kept]
+            if name == "clusters":  # numbered from zero
+                x = x - x[:, :1]
             return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
 
         return Later(made)
