@@ -76,7 +76,7 @@ def mirrored(a: Any, *, upper: bool = False) -> Any:
         given = np.ascontiguousarray(a if a.dtype.kind in "fc" else a.astype(np.float64))
         return mirrored(torch.from_numpy(given), upper=upper).numpy()
     low = (a.mH if upper else a).tril()
-    whole = low + low.tril(-1).mH
+    whole = low.add_(low.tril(-1).mH)
     if whole.is_complex():
         whole.diagonal(0, -2, -1).imag.zero_()
     return whole
@@ -136,7 +136,7 @@ def _are_small(residual: Any, lost: Any, v: Any, least: float = 0.0) -> bool:
         Of the bound of orthogonality.
     """
     bounds = _bounds(_dtype(v), *v.shape[-2:], least)
-    return all(bool((x <= y).all()) for x, y in zip((residual, lost), bounds, strict=True))
+    return all(float(x.max() if x.ndim else x) <= y for x, y in zip((residual, lost), bounds, strict=True))
 
 
 @functools.lru_cache(maxsize=64)
@@ -163,4 +163,6 @@ def _norm_of(a: Any, values: Any) -> Any:
 
 
 def _norm(x: Any) -> Any:
-    return squared(x).sum((-2, -1)) ** 0.5
+    if isinstance(x, torch.Tensor):
+        return torch.linalg.vector_norm(x, dim=(-2, -1))
+    return np.vdot(x, x).real ** 0.5 if x.ndim == 2 else squared(x).sum((-2, -1)) ** 0.5
