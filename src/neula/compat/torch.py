@@ -451,13 +451,14 @@ def _plain(*tensors: Tensor) -> tuple[Any, ...]:
 
 
 def _check_triangle(A: Tensor, UPLO: str = "L", *, out: Any = None) -> None:
-    need(UPLO in ("L", "U", "l", "u"))
+    need(isinstance(A, Tensor) and UPLO in ("L", "U", "l", "u"))
     if not is_traced((A,)) and not _is_finite(A):
         _need_finite(A.tril() if UPLO in "Ll" else A.triu(), "linalg.eigh")
 
 
 def _check_finite(A: Tensor, *args: Any, hermitian: bool = False, **others: Any) -> None:
     """Refuse what singular values are not computed of; of Hermitian matrices the lower triangle is read."""
+    need(isinstance(A, Tensor))
     if hermitian:
         _check_triangle(A)
     elif not is_traced((A,)):
@@ -475,7 +476,7 @@ def _check_matrix_norm(A: Tensor, ord: Any = "fro", *args: Any, **others: Any) -
 
 
 def _check_norm(A: Tensor, ord: Any = None, dim: Any = None, *args: Any, **others: Any) -> None:
-    if A.ndim == 2 if dim is None else np.size(dim) == 2:
+    if np.ndim(A) == 2 if dim is None else np.size(dim) == 2:
         _check_matrix_norm(A, ord)
 
 
