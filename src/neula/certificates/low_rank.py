@@ -43,8 +43,9 @@ class SVDCertificate:
         in order: a larger one that was missed would show here. From iterations it holds with probability
         ``1 - 1e-6`` (:func:`largest_beyond`, :func:`upper_bounds`); where all singular values were computed,
         it follows from these.
-    bound, orthogonality_bound : float
-        Largest accepted values.
+    bound, orthogonality_bound, missed_bound : float
+        Largest accepted values, that of ``missed`` by default ``bound``. Of a full decomposition it is
+        infinite: errors of all singular values follow from residual and orthogonality, which are judged.
     """
 
     residual: float
@@ -52,11 +53,16 @@ class SVDCertificate:
     missed: float
     bound: float
     orthogonality_bound: float
+    missed_bound: float | None = None
+
+    @property
+    def _missed_bound(self) -> float:
+        return self.bound if self.missed_bound is None else self.missed_bound
 
     @property
     def accepted(self) -> bool:
         """Whether all three measures meet their bounds (NaN never does)."""
-        errors = (self.residual, self.bound), (self.missed, self.bound)
+        errors = (self.residual, self.bound), (self.missed, self._missed_bound)
         return bool(within(*errors, (self.orthogonality, self.orthogonality_bound)))
 
     @property
@@ -65,7 +71,7 @@ class SVDCertificate:
         measures = (
             self.residual / self.bound,
             self.orthogonality / self.orthogonality_bound,
-            self.missed / self.bound,
+            self.missed / self._missed_bound,
         )
         residual, orthogonality, missed = (math.inf if math.isnan(x) else x for x in measures)
         return residual, orthogonality, missed

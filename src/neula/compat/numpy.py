@@ -429,15 +429,6 @@ def _check_triangle(a: Any, UPLO: str = "L") -> None:
     )
 
 
-def _check_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> None:
-    _check_finite(A, hermitian)
-
-
-def _check_cond(x: Any, p: Any = None) -> None:
-    if p is None or p in (2, -2):
-        _check_finite(x)
-
-
 def _check_norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> None:
     is_matrix = np.ndim(x) == 2 if axis is None else np.size(axis) == 2
     if is_matrix and isinstance(ord, int | float | str) and ord in (2, -2, "nuc"):
@@ -445,8 +436,10 @@ def _check_norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = Fals
 
 
 eigvalsh = are_values(linalg, "eigvalsh", __name__, _check_triangle)
-matrix_rank = are_values(linalg, "matrix_rank", __name__, _check_rank)
-cond = are_values(linalg, "cond", __name__, _check_cond)
+matrix_rank = are_values(
+    linalg, "matrix_rank", __name__, lambda A, tol=None, hermitian=False, **_: _check_finite(A, hermitian)
+)
+cond = are_values(linalg, "cond", __name__, lambda x, p=2: _check_norm(x, 2 if p is None else p, (-2, -1)))
 norm = are_values(linalg, "norm", __name__, _check_norm)
 if hasattr(linalg, "svdvals"):  # since NumPy 2
     svdvals = are_values(linalg, "svdvals", __name__, _check_finite)

@@ -40,7 +40,7 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
         return getattr(peer, name)(*args, **kwargs)
 
     functools.update_wrapper(call, getattr(peer, name))
-    call.__module__, call.__name__, call.__qualname__ = home, name, name
+    call.__module__, call.__name__ = home, name
     call.__doc__ = f""":func:`{peer.__name__}.{name}` of finite matrices.
 
     Parameters and results are those of {peer.__name__}. NaN and Inf are the error that its decompositions

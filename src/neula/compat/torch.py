@@ -465,11 +465,6 @@ def _check_finite(A: Tensor, *args: Any, hermitian: bool = False, **others: Any)
         _need_finite(A, "linalg.svd")
 
 
-def _check_cond(A: Tensor, p: Any = None, **others: Any) -> None:
-    if p in (None, 2, -2):
-        _check_finite(A)
-
-
 def _check_matrix_norm(A: Tensor, ord: Any = "fro", *args: Any, **others: Any) -> None:
     if ord in (2, -2, "nuc"):
         _check_finite(A)
@@ -483,7 +478,9 @@ def _check_norm(A: Tensor, ord: Any = None, dim: Any = None, *args: Any, **other
 eigvalsh = are_values(linalg, "eigvalsh", __name__, _check_triangle)
 svdvals = are_values(linalg, "svdvals", __name__, _check_finite)
 matrix_rank = are_values(linalg, "matrix_rank", __name__, _check_finite)
-cond = are_values(linalg, "cond", __name__, _check_cond)
+cond = are_values(
+    linalg, "cond", __name__, lambda A, p=None, **_: _check_matrix_norm(A, 2 if p is None else p)
+)
 matrix_norm = are_values(linalg, "matrix_norm", __name__, _check_matrix_norm)
 norm = are_values(linalg, "norm", __name__, _check_norm)
 

@@ -219,10 +219,9 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         return Later(made)
 
     def certificates() -> Any:
-        norm = found.run.found.size.cpu().numpy()
-        missed = found.errors(dtype).errors.amax(1) if s.shape[-1] else found.values.new_zeros(len(norm))
-        numbers = zip(*run.numbers.tolist(), missed.tolist(), strict=True)
-        made = [SVDCertificate(r, o, x, bounds.residual, bounds.orthogonality) for r, o, x in numbers]
+        limits = bounds.residual, bounds.orthogonality, math.inf
+        numbers = zip(*run.numbers.tolist(), _relative(errors().errors, found.values).tolist(), strict=True)
+        made = [SVDCertificate(r, o, x, *limits) for r, o, x in numbers]
         return made[: math.prod(batch)] if batch else made[0]
 
     residual = float(np.where(np.isnan(run.numbers[0]), np.inf, run.numbers[0]).max(initial=0.0))
@@ -251,6 +250,15 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
             np.argwhere(~run.accepted.reshape(batch)).tolist(),
         )
     return result
+
+
+def _relative(errors: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    """The largest error of the singular values of each matrix, relative to ``||A||_F``."""
+    if not s.shape[1]:
+        return s.new_zeros(len(s))
+    scale = torch.where(s[:, :1] > 0, s[:, :1], 1.0)  # the squares of these may overflow
+    size = torch.linalg.vector_norm(s / scale, dim=1)
+    return (errors / scale).amax(1) / torch.where(size > 0, size, 1.0)
 
 
 def completed(u: torch.Tensor) -> torch.Tensor:
