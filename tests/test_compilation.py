@@ -147,6 +147,9 @@ def test_evidence_of_operators() -> None:
     assert (u.dtype, s.dtype, errors.dtype) == (torch.complex64, torch.float32, torch.float64)
     assert bool((residual < 1e-5).all() & (orthogonality < 1e-5).all())
     torch.testing.assert_close((u * s.unsqueeze(-2)) @ vh, a.cfloat())
+    for scale in (1.0, 1e-200, 1e200):
+        found = neula.svd(scale * a.double())
+        assert all(x.accepted and x.missed < 1e-13 for x in found.certificate)
     w, _, errors, *_, accepted = torch.ops.neula.eigh(a.mT @ a)
     assert accepted.tolist() == [True] * 3
     assert bool(((w - s.flip(-1).square()).abs() <= errors + 1e-4).all())

@@ -168,3 +168,17 @@ def test_on_a_gpu(shape):
     same(neula.matmul(a, a.mT), a @ a.mT)
     for rcond in (None, 0.1):
         same(neula.orth(a, rcond), torch.linalg.qr(a).Q)
+
+
+@each_dtype
+def test_svd(dtype):
+    for shape in SHAPES:
+        a = np.zeros(shape, dtype)
+        result = neula.svd(a)
+        for found, expected in zip(result, np.linalg.svd(a), strict=True):
+            same(found, expected)
+        assert result.errors.shape == result.s.shape
+        certificates = [result.certificate] if len(shape) == 2 else result.certificate
+        assert all(c.accepted for c in certificates)
+        if shape[-1] == shape[-2]:
+            assert [x.shape for x in neula.eigh(a)] == [x.shape for x in np.linalg.eigh(a)]

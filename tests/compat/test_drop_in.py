@@ -95,7 +95,7 @@ def test_signatures(compat: ModuleType, name: str) -> None:
 @pytest.mark.parametrize("compat", PEERS, ids=lambda compat: compat.__name__)
 def test_the_rest_is_the_peers(compat: ModuleType) -> None:
     peer = PEERS[compat]
-    assert compat.norm is peer.norm
+    assert compat.eig is peer.eig
     assert set(getattr(peer, "__all__", ())) <= set(dir(compat))
     with pytest.raises(AttributeError, match="no_such_function"):
         _ = compat.no_such_function
@@ -454,6 +454,36 @@ SINGULAR = np.ones((3, 3))
         (torch_compat, lambda la: la.lstsq(torch.eye(3), torch.ones(3, 1), driver="gelsz")),
         (torch_compat, lambda la: la.qr(torch.eye(3), mode="thin")),
         (torch_compat, lambda la: la.qr(np.eye(3))),
+        (np_compat, lambda la: la.eigh(np.ones((2, 3)))),
+        (np_compat, lambda la: la.eigh(np.eye(3), UPLO="X")),
+        (np_compat, lambda la: la.eigvalsh(np.full((3, 3), np.nan))),
+        (np_compat, lambda la: la.svd(np.ones(3))),
+        (np_compat, lambda la: la.svd(np.ones((70, 71)), hermitian=True)),
+        (np_compat, lambda la: la.cond(np.ones((0, 3)))),
+        (np_compat, lambda la: la.norm(np.ones((2, 3, 4)), 2)),
+        (np_compat, lambda la: la.norm(np.eye(2), 7)),
+        (np_compat, lambda la: la.matrix_rank(np.eye(2), tol=1.0, rtol=1.0)),
+        (np_compat, lambda la: la.pinv(np.ones((2, 3)), hermitian=True)),
+        (sp_compat, lambda la: la.eigh(np.ones((2, 3)))),
+        (sp_compat, lambda la: la.eigh(np.eye(3), -np.eye(3))),
+        (sp_compat, lambda la: la.eigh(np.eye(3), subset_by_index=(2, 4))),
+        (sp_compat, lambda la: la.eigh(np.eye(3), driver="qr")),
+        (sp_compat, lambda la: la.eigvalsh(np.full((3, 3), np.nan))),
+        (sp_compat, lambda la: la.svd(np.full((3, 3), np.inf))),
+        (sp_compat, lambda la: la.svd(np.eye(3), lapack_driver="gesvx")),
+        (sp_compat, lambda la: la.sqrtm(np.ones((2, 3)))),
+        (sp_compat, lambda la: la.fractional_matrix_power(np.ones((2, 3)), 0.5)),
+        (torch_compat, lambda la: la.eigh(torch.ones(2, 3))),
+        (torch_compat, lambda la: la.eigh(torch.eye(3), "X")),
+        (torch_compat, lambda la: la.eigvalsh(np.eye(3))),
+        (torch_compat, lambda la: la.svd(torch.eye(3).half())),
+        (torch_compat, lambda la: la.svdvals(torch.full((3, 3), torch.nan))),
+        (torch_compat, lambda la: la.cond(torch.ones(2, 3), 1)),
+        (torch_compat, lambda la: la.matrix_rank(torch.ones(3))),
+        (torch_compat, lambda la: la.norm(3)),
+        (torch_compat, lambda la: la.norm(np.eye(3), 2)),
+        (torch_compat, lambda la: la.matrix_norm(torch.eye(3), 7)),
+        (torch_compat, lambda la: la.pinv(torch.ones(2, 3), hermitian=True)),
     ],
 )
 def test_exceptions_are_the_peers(compat: ModuleType, call: Callable[[ModuleType], Any]) -> None:

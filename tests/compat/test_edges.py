@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +30,13 @@ FUNCTIONS: dict[str, tuple[ModuleType, ModuleType, Call]] = {
     "numpy.qr": (np_compat, np.linalg, lambda la, a, b: tuple(map(np.abs, la.qr(a, "complete")))),
     "numpy.cholesky": (np_compat, np.linalg, lambda la, a, b: la.cholesky(a)),
     "numpy.pinv": (np_compat, np.linalg, lambda la, a, b: la.pinv(a)),
+    "numpy.eigh": (np_compat, np.linalg, lambda la, a, b: la.eigh(a)),
+    "numpy.eigvalsh": (np_compat, np.linalg, lambda la, a, b: la.eigvalsh(a)),
+    "numpy.svd": (np_compat, np.linalg, lambda la, a, b: la.svd(a)),
+    "numpy.matrix_rank": (np_compat, np.linalg, lambda la, a, b: la.matrix_rank(a)),
+    "numpy.cond": (np_compat, np.linalg, lambda la, a, b: la.cond(a)),
+    "numpy.norm": (np_compat, np.linalg, lambda la, a, b: la.norm(a, 2)),
+    "numpy.pinv, hermitian": (np_compat, np.linalg, lambda la, a, b: la.pinv(a, hermitian=True)),
     "scipy.solve": (sp_compat, scipy.linalg, lambda la, a, b: la.solve(a, b)),
     "scipy.lstsq": (sp_compat, scipy.linalg, lambda la, a, b: la.lstsq(a, b)),
     "scipy.qr": (sp_compat, scipy.linalg, lambda la, a, b: tuple(map(np.abs, la.qr(a)))),
@@ -37,11 +45,25 @@ FUNCTIONS: dict[str, tuple[ModuleType, ModuleType, Call]] = {
     "scipy.cholesky": (sp_compat, scipy.linalg, lambda la, a, b: la.cholesky(a)),
     "scipy.lu": (sp_compat, scipy.linalg, lambda la, a, b: la.lu_solve(la.lu_factor(a), b)),
     "scipy.lu, trans": (sp_compat, scipy.linalg, lambda la, a, b: la.lu_solve(la.lu_factor(a), b, trans=1)),
+    "scipy.eigh": (sp_compat, scipy.linalg, lambda la, a, b: la.eigh(a)),
+    "scipy.eigvalsh": (sp_compat, scipy.linalg, lambda la, a, b: la.eigvalsh(a)),
+    "scipy.svd": (sp_compat, scipy.linalg, lambda la, a, b: la.svd(a)),
+    "scipy.svdvals": (sp_compat, scipy.linalg, lambda la, a, b: la.svdvals(a)),
+    "scipy.sqrtm": (sp_compat, scipy.linalg, lambda la, a, b: la.sqrtm(a)),
+    "scipy.power": (sp_compat, scipy.linalg, lambda la, a, b: la.fractional_matrix_power(a, 0.3)),
     "torch.solve": (torch_compat, torch.linalg, lambda la, a, b: la.solve(TENSOR(a), TENSOR(b))),
     "torch.lstsq": (torch_compat, torch.linalg, lambda la, a, b: la.lstsq(TENSOR(a), TENSOR(b))),
     "torch.qr": (torch_compat, torch.linalg, lambda la, a, b: [x.abs() for x in la.qr(TENSOR(a))]),
     "torch.cholesky": (torch_compat, torch.linalg, lambda la, a, b: la.cholesky(TENSOR(a))),
     "torch.pinv": (torch_compat, torch.linalg, lambda la, a, b: la.pinv(TENSOR(a))),
+    "torch.eigh": (torch_compat, torch.linalg, lambda la, a, b: la.eigh(TENSOR(a))),
+    "torch.eigvalsh": (torch_compat, torch.linalg, lambda la, a, b: la.eigvalsh(TENSOR(a))),
+    "torch.svd": (torch_compat, torch.linalg, lambda la, a, b: la.svd(TENSOR(a))),
+    "torch.svdvals": (torch_compat, torch.linalg, lambda la, a, b: la.svdvals(TENSOR(a))),
+    "torch.matrix_rank": (torch_compat, torch.linalg, lambda la, a, b: la.matrix_rank(TENSOR(a))),
+    "torch.cond": (torch_compat, torch.linalg, lambda la, a, b: la.cond(TENSOR(a))),
+    "torch.matrix_norm": (torch_compat, torch.linalg, lambda la, a, b: la.matrix_norm(TENSOR(a), "nuc")),
+    "torch.norm": (torch_compat, torch.linalg, lambda la, a, b: la.norm(TENSOR(a), 2)),
 }
 
 
@@ -71,7 +93,26 @@ def test_nothing_is_answered_as_by_the_library(name: str, k: int | None) -> None
         )
 
 
+CALLS_OF_VALUES: dict[str, Callable[[Any, Any], Any]] = {
+    "svd": lambda la, a: la.svd(a),
+    "svdvals": lambda la, a: la.svdvals(a),
+    "matrix_rank": lambda la, a: la.matrix_rank(a),
+    "cond": lambda la, a: la.cond(a),
+    "norm": lambda la, a: la.norm(a, 2),
+    "nuclear norm": lambda la, a: la.norm(a, "nuc"),
+}
 REFUSED: dict[str, tuple[type[Exception], Callable[[np.ndarray], Any]]] = {
+    **{
+        f"numpy.{name}": (np.linalg.LinAlgError, partial(call, np_compat))
+        for name, call in CALLS_OF_VALUES.items()
+        if name != "svdvals" or hasattr(np.linalg, name)
+    },
+    **{
+        f"torch.{name}": (torch.linalg.LinAlgError, lambda a, call=call: call(torch_compat, TENSOR(a)))
+        for name, call in CALLS_OF_VALUES.items()
+    },
+    "scipy.svd": (ValueError, lambda a: sp_compat.svd(a, check_finite=False)),
+    "scipy.svdvals": (ValueError, lambda a: sp_compat.svdvals(a, check_finite=False)),
     "numpy.pinv": (np.linalg.LinAlgError, np_compat.pinv),
     "numpy.pinv, hermitian": (np.linalg.LinAlgError, lambda a: np_compat.pinv(a, hermitian=True)),
     "numpy.lstsq": (np.linalg.LinAlgError, lambda a: np_compat.lstsq(a, np.ones(len(a)))),
@@ -131,3 +172,31 @@ def test_signs_under_vmap(shape: tuple[int, ...], mode: str) -> None:
         k = min(shape[-2:])  # the others are any basis of the complement
         assert torch.allclose(Q[..., :k], q[..., :k], rtol=0, atol=1e-12)
         assert torch.allclose(Q @ R, A, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("n", [3, 70])
+@pytest.mark.parametrize("name", ["eigh", "eigvalsh"])
+def test_eigenvalues_of_what_is_not_finite(name: str, n: int, bad: float) -> None:
+    """Only the triangle that is read counts."""
+    a = np.eye(n)
+    a[-1, 0] = bad
+    with pytest.raises(np.linalg.LinAlgError):
+        getattr(np_compat, name)(a)
+    with pytest.raises(torch.linalg.LinAlgError):
+        getattr(torch_compat, name)(TENSOR(a))
+    with pytest.raises(ValueError, match="infs or NaNs"):
+        getattr(sp_compat, name)(a, check_finite=False)
+    upper = getattr(np_compat, name)(a, "U"), getattr(torch_compat, name)(TENSOR(a), "U")
+    upper = *upper, getattr(sp_compat, name)(a, lower=False, check_finite=False)
+    for found in upper:
+        assert np.array_equal(found[0] if name == "eigh" else found, np.ones(n))
+
+
+def test_only_singular_values_need_finite_numbers() -> None:
+    a = np.array([[np.nan, 1.0], [2.0, 3.0]])
+    for compat, wrap in ((np_compat, np.asarray), (torch_compat, TENSOR)):
+        assert np.isnan(np.asarray(compat.norm(wrap(a))))
+        assert np.isnan(np.asarray(compat.norm(wrap(a[0]), 2)))
+        assert not np.isfinite(np.asarray(compat.cond(wrap(a), 1)))
+    assert np_compat.matrix_rank(a[0]) == 1

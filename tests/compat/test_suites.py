@@ -18,12 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 SUITES = {
     "numpy.linalg.tests": {
-        "test_linalg": "TestSolve TestLstsq TestQR TestCholesky TestPinv "
+        "test_linalg": "TestSolve TestLstsq TestQR TestCholesky TestPinv TestPinvHermitian TestEigh "
+        "TestEighCases TestEigvalsh TestEigvalshCases TestSVD TestSVDHermitian TestMatrixRank TestCond "
+        "TestNormDouble TestNormSingle TestNormInt64 test_reduced_rank test_empty_matrix_rank "
         "test_byteorder_check test_unsupported_commontype",
     },
     "scipy.linalg.tests": {
         "test_basic": "TestSolve TestLstsq TestPinv TestDTypes",
-        "test_decomp": "TestQR test_orth",
+        "test_decomp": "TestQR test_orth TestEigh TestSVD_GESDD TestSVDVals "
+        "test_svd_gesdd_nofegfault test_gesdd_nan_error_message",
+        "test_matfuncs": "TestSqrtM TestFractionalMatrixPower",
         "test_decomp_lu": "TestLUFactor TestLUSolve",
         "test_decomp_cholesky": "TestCholesky TestChoFactor",
     },

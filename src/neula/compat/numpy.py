@@ -5,7 +5,7 @@ All other names are NumPy's.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,14 @@ from neula.compat.drop_in import (
     with_nonnegative_diagonal,
 )
 from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
+from neula.compat.spectra import (
+    are_eigenvectors,
+    are_singular_vectors,
+    are_values,
+    is_for_lapack,
+    mirrored,
+    need_finite_triangle,
+)
 from neula.problems.signatures import QRMode
 
 LinAlgError = linalg.LinAlgError
@@ -32,6 +40,8 @@ _QRResult = type(linalg.qr(np.eye(1)))
 """The named tuple, whose module has moved from one version of NumPy to the next."""
 
 _SlogdetResult = type(linalg.slogdet(np.eye(1)))
+
+_EighResult, _SVDResult = type(linalg.eigh(np.eye(1))), type(linalg.svd(np.eye(1)))
 
 
 @drop_in(linalg)
@@ -287,8 +297,7 @@ def inv(a: Any) -> Any:
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._NoValue) -> Any:
     """Pseudoinverse by :func:`numpy.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
-    NumPy's is returned where half of its digits, or more, are measured to be correct, below full rank, and
-    with ``hermitian``.
+    NumPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
 
     Parameters
     ----------
@@ -297,6 +306,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
         Singular values of a, in its own units, of at most so many times the largest count as zero; 1e-15 by
         default.
     hermitian : bool, optional
+        Whether a is Hermitian: the lower triangle is read.
 
     Returns
     -------
@@ -322,13 +332,14 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     """
     need(rcond is None or rtol is np._NoValue)
     A = np.asarray(a)
-    if A.ndim >= 2 and A.dtype.itemsize != 2:
-        need_finite(A, LinAlgError("SVD did not converge"))
-    need(not hermitian)
+    if A.dtype.itemsize != 2:
+        _check_finite(A, hermitian)
     A = _numbers(A)
-    need(A.size > 0)
+    need(A.ndim >= 2 and A.size > 0 and (not hermitian or A.shape[-1] == A.shape[-2]))
     given = {} if rtol is np._NoValue else {"rtol": rtol}
-    found = linalg.pinv(a, rcond, **given)
+    found = linalg.pinv(a, rcond, hermitian, **given)
+    if hermitian:
+        A = mirrored(A)
     if is_accurate_inverse(A, np.asarray(found)):
         return found
     s = linalg.svd(A, compute_uv=False)
@@ -339,6 +350,99 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     if not (s[..., -1] > np.asarray(rcond) * s[..., 0]).all():
         return found
     return _as(a, neula.pinv(A, 0.0))
+
+
+@drop_in(linalg)
+def eigh(a: Any, UPLO: str = "L") -> Any:
+    """Eigenvectors by :func:`numpy.linalg.eigh`, measured, and by :func:`neula.eigh` if they are inaccurate.
+
+    Parameters, results and exceptions are those of NumPy. Of small matrices nothing is measured: LAPACK's
+    methods are backward stable.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the decomposition is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> w, V = la.eigh(np.array([[2.0, 1.0], [1.0, 2.0]]))
+    >>> w.round(12)
+    array([1., 3.])
+    """
+    _check_triangle(a, UPLO)
+    A = _numbers(a)
+    need(A.ndim >= 2 and not is_for_lapack(A))
+    found = linalg.eigh(a, cast(Literal["L", "U"], UPLO))
+    upper = UPLO.upper() == "U"
+    if are_eigenvectors(mirrored(A, upper=upper), *map(np.asarray, found)):
+        return found
+    w, v = neula.eigh(A, upper=upper)
+    return _EighResult(w, _as(a, v))
+
+
+@drop_in(linalg)
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """Singular vectors by :func:`numpy.linalg.svd`, measured, and by :func:`neula.svd` if inaccurate.
+
+    Parameters, results and exceptions are those of NumPy. As for :func:`eigh`, nothing is measured of small
+    matrices, and without vectors.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the decomposition is not certified.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import neula.compat.numpy as la
+    >>> U, s, Vh = la.svd(np.array([[0.0, 2.0], [3.0, 0.0]]))
+    >>> s.round(12)
+    array([3., 2.])
+    """
+    _check_finite(a, hermitian)
+    A = _numbers(a)
+    need(A.ndim >= 2 and compute_uv and not is_for_lapack(A))
+    found = linalg.svd(a, full_matrices, hermitian=hermitian)
+    if hermitian:
+        A = mirrored(A)
+    if are_singular_vectors(A, *map(np.asarray, found)):
+        return found
+    u, s, vh = neula.svd(A, full_matrices=full_matrices)
+    return _SVDResult(_as(a, u), s, _as(a, vh))
+
+
+def _check_finite(a: Any, hermitian: bool = False) -> None:
+    """Refuse what singular values are not computed of; of Hermitian matrices the lower triangle is read."""
+    if hermitian:
+        _check_triangle(a)
+    elif np.ndim(a) >= 2:
+        need_finite(np.asarray(a), LinAlgError("SVD did not converge"))
+
+
+def _check_triangle(a: Any, UPLO: str = "L") -> None:
+    need_finite_triangle(
+        np.asarray(a), LinAlgError("Eigenvalues did not converge"), lower=UPLO.upper() == "L"
+    )
+
+
+def _check_norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> None:
+    is_matrix = np.ndim(x) == 2 if axis is None else np.size(axis) == 2
+    if is_matrix and isinstance(ord, int | float | str) and ord in (2, -2, "nuc"):
+        _check_finite(x)
+
+
+eigvalsh = are_values(linalg, "eigvalsh", __name__, _check_triangle)
+matrix_rank = are_values(
+    linalg, "matrix_rank", __name__, lambda A, tol=None, hermitian=False, **_: _check_finite(A, hermitian)
+)
+cond = are_values(linalg, "cond", __name__, lambda x, p=2: _check_norm(x, 2 if p is None else p, (-2, -1)))
+norm = are_values(linalg, "norm", __name__, _check_norm)
+if hasattr(linalg, "svdvals"):  # since NumPy 2
+    svdvals = are_values(linalg, "svdvals", __name__, _check_finite)
 
 
 def _determinants(a: Any) -> Determinants:

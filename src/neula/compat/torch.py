@@ -6,6 +6,7 @@ which matrix they belong to, so that nothing could be certified.
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.autograd import forward_ad
 import neula
 from neula.compat.determinants import Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
+    SMALL,
     Refused,
     drop_in,
     has_safe_diagonal,
@@ -26,6 +28,13 @@ from neula.compat.drop_in import (
     with_nonnegative_diagonal,
 )
 from neula.compat.least_squares import is_accurate_inverse
+from neula.compat.spectra import (
+    are_eigenvectors,
+    are_singular_vectors,
+    are_values,
+    is_for_lapack,
+    mirrored,
+)
 from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
@@ -326,8 +335,8 @@ def pinv(
 ) -> Tensor:
     """Pseudoinverse by :func:`torch.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
-    torch's is returned where half of its digits, or more, are measured to be correct, below full rank, with
-    ``hermitian``, and with ``out``.
+    torch's is returned where half of its digits, or more, are measured to be correct, below full rank, and
+    with ``out``.
 
     Parameters
     ----------
@@ -337,6 +346,7 @@ def pinv(
         is larger, count as zero. By default 0, and without ``atol`` ``max(m, n)`` times the precision of the
         dtype.
     hermitian : bool, optional
+        Whether A is Hermitian: the lower triangle is read.
     out : Tensor, optional
 
     Returns
@@ -362,16 +372,117 @@ def pinv(
             [0.0000, 0.5000, 0.0000]])
     """
     need(isinstance(A, Tensor) and A.ndim >= 2)
-    _need_finite(A, "linalg.svd")
-    need(out is None and not hermitian and _same_kind(A) and A.numel() > 0)
+    _check_finite(A, hermitian=hermitian)
+    need(out is None and _same_kind(A) and A.numel() > 0)
     need(not isinstance(atol, Tensor) and not isinstance(rtol, Tensor))
-    found: Tensor = linalg.pinv(A, atol=atol, rtol=rtol)
-    if is_accurate_inverse(A.detach(), found.detach()):
+    found: Tensor = linalg.pinv(A, atol=atol, rtol=rtol, hermitian=hermitian)
+    A = mirrored(A) if hermitian else A
+    if is_accurate_inverse(*_plain(A, found)):
         return found
     s = linalg.svdvals(A.detach())
     by_precision = 0.0 if atol else max(A.shape[-2:]) * torch.finfo(A.dtype).eps
     cut = (s[..., 0] * (by_precision if rtol is None else rtol)).clamp_min(atol or 0.0)
     return neula.pinv(A, 0.0) if bool((s[..., -1] > cut).all()) else found
+
+
+@drop_in(linalg)
+def eigh(A: Tensor, UPLO: str = "L", *, out: Any = None) -> Any:
+    """Eigenvectors by :func:`torch.linalg.eigh`, measured, and by :func:`neula.eigh` if they are inaccurate.
+
+    Parameters, results and exceptions are those of torch, with their derivatives. Of small matrices on a CPU
+    nothing is measured: LAPACK's methods are backward stable. On a GPU :func:`neula.eigh` answers.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the decomposition is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).eigenvalues
+    tensor([1., 3.])
+    """
+    need(out is None and _same_kind(A) and A.ndim >= 2 and not is_traced((A,)))
+    _check_triangle(A, UPLO)
+    need(not (A.is_cpu and is_for_lapack(A)) and A.numel() > 0)
+    if A.is_cpu:
+        found = linalg.eigh(A, UPLO)
+        if are_eigenvectors(*_plain(mirrored(A.detach(), upper=UPLO in "Uu"), *found)):
+            return found
+    return return_types.linalg_eigh(tuple(neula.eigh(A, upper=UPLO in "Uu")))
+
+
+@drop_in(linalg)
+def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None, out: Any = None) -> Any:
+    """Singular vectors by :func:`torch.linalg.svd`, measured, and by :func:`neula.svd` if inaccurate.
+
+    Parameters, results and exceptions are those of torch, with their derivatives. As for :func:`eigh`,
+    nothing is measured of small matrices on a CPU, nor with ``driver``, and on a GPU :func:`neula.svd`
+    answers.
+
+    Warns
+    -----
+    AccuracyWarning
+        If the decomposition is not certified.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import neula.compat.torch as la
+    >>> la.svd(torch.tensor([[0.0, 2.0], [3.0, 0.0]])).S
+    tensor([3., 2.])
+    """
+    need(out is None and driver is None and _same_kind(A) and A.ndim >= 2 and not is_traced((A,)))
+    _need_finite(A, "linalg.svd")
+    need(not (A.is_cpu and is_for_lapack(A)) and A.numel() > 0)
+    if A.is_cpu:
+        found = linalg.svd(A, full_matrices)
+        if are_singular_vectors(*_plain(A, *found)):
+            return found
+    return return_types.linalg_svd(tuple(neula.svd(A, full_matrices=full_matrices)))
+
+
+def _plain(*tensors: Tensor) -> tuple[Any, ...]:
+    """Without gradients; small ones as arrays, of which calls of NumPy take half the time."""
+    small = tensors[0].is_cpu and tensors[0].shape[-2:].numel() <= 4 * SMALL
+    return tuple(x.detach().resolve_conj().numpy() if small else x.detach() for x in tensors)
+
+
+def _check_triangle(A: Tensor, UPLO: str = "L", *, out: Any = None) -> None:
+    need(isinstance(A, Tensor) and UPLO in ("L", "U", "l", "u"))
+    if not is_traced((A,)) and not _is_finite(A):
+        _need_finite(A.tril() if UPLO in "Ll" else A.triu(), "linalg.eigh")
+
+
+def _check_finite(A: Tensor, *args: Any, hermitian: bool = False, **others: Any) -> None:
+    """Refuse what singular values are not computed of; of Hermitian matrices the lower triangle is read."""
+    need(isinstance(A, Tensor))
+    if hermitian:
+        _check_triangle(A)
+    elif not is_traced((A,)):
+        _need_finite(A, "linalg.svd")
+
+
+def _check_matrix_norm(A: Tensor, ord: Any = "fro", *args: Any, **others: Any) -> None:
+    if ord in (2, -2, "nuc"):
+        _check_finite(A)
+
+
+def _check_norm(A: Tensor, ord: Any = None, dim: Any = None, *args: Any, **others: Any) -> None:
+    if np.ndim(A) == 2 if dim is None else np.size(dim) == 2:
+        _check_matrix_norm(A, ord)
+
+
+eigvalsh = are_values(linalg, "eigvalsh", __name__, _check_triangle)
+svdvals = are_values(linalg, "svdvals", __name__, _check_finite)
+matrix_rank = are_values(linalg, "matrix_rank", __name__, _check_finite)
+cond = are_values(
+    linalg, "cond", __name__, lambda A, p=None, **_: _check_matrix_norm(A, 2 if p is None else p)
+)
+matrix_norm = are_values(linalg, "matrix_norm", __name__, _check_matrix_norm)
+norm = are_values(linalg, "norm", __name__, _check_norm)
 
 
 def _determinants(A: Any, out: Any) -> Determinants:
@@ -400,7 +511,7 @@ def _need_finite(A: Tensor, name: str) -> None:
 
 def _is_finite(A: Tensor) -> bool:
     """Whether all numbers are finite: if their sum is, which takes a tenth of the time, they are."""
-    return bool(A.detach().sum().isfinite()) or bool(A.isfinite().all())
+    return math.isfinite(abs(A.detach().sum().item())) or bool(A.isfinite().all())
 
 
 def _of_nonnegative_diagonal(Q: Tensor, R: Tensor) -> tuple[Tensor, Tensor]:

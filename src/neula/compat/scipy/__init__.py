@@ -14,6 +14,7 @@ from neula.compat.drop_in import names_of
 from neula.compat.scipy.definite import CholeskyPair, cho_factor, cho_solve, cholesky
 from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
 from neula.compat.scipy.orthogonal import lstsq, orth, pinv, qr
+from neula.compat.scipy.spectra import eigh, eigvalsh, fractional_matrix_power, sqrtm, svd, svdvals
 from neula.compat.scipy.systems import AccuracyLinAlgWarning, det, inv, solve
 
 __all__ = [
@@ -24,6 +25,9 @@ __all__ = [
     "cho_solve",
     "cholesky",
     "det",
+    "eigh",
+    "eigvalsh",
+    "fractional_matrix_power",
     "inv",
     "lstsq",
     "lu_factor",
@@ -32,6 +36,9 @@ __all__ = [
     "pinv",
     "qr",
     "solve",
+    "sqrtm",
+    "svd",
+    "svdvals",
 ]
 
 __dir__ = names_of(linalg, globals())

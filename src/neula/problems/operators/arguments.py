@@ -52,6 +52,17 @@ def are_simple(engine: Any, *operands: Any) -> bool:
     return isinstance(engine, str) and whole
 
 
+def certified(result: Any, A: torch.Tensor) -> Tensors:
+    """Residual, loss of orthogonality, and whether both are small enough, of each matrix."""
+    batch = A.shape[:-2]
+    found = result.certificate if batch else [result.certificate]
+    residual, orthogonality = (
+        torch.tensor([getattr(c, name) for c in found], dtype=torch.float64, device="cpu").reshape(batch)
+        for name in ("residual", "orthogonality")
+    )
+    return residual, orthogonality, torch.tensor([c.accepted for c in found], device="cpu").reshape(batch)
+
+
 def worst(errors: torch.Tensor) -> torch.Tensor:
     """The largest error; zero where there are none."""
     return errors.amax() if errors.numel() else errors.new_zeros(())

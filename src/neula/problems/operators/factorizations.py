@@ -17,6 +17,7 @@ from neula.problems.operators.arguments import (
     Shapes,
     Tensors,
     are_simple,
+    certified,
     common,
     common_dtype,
     shapes_of_evidence,
@@ -31,18 +32,7 @@ def _qr(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named
     from neula.problems.orthogonal.qr import qr
 
     result = qr(A, **common(accuracy, engine, strict), **dict(zip(QR_OPTIONS, named, strict=True)))
-    return result.Q, result.R, *_certified(result, A)
-
-
-def _certified(result: QRResult[Any], A: torch.Tensor) -> Tensors:
-    """Residual, loss of orthogonality, and whether both are small enough, of each matrix."""
-    batch = A.shape[:-2]
-    found = result.certificate if batch else [result.certificate]
-    residual, orthogonality = (
-        torch.tensor([getattr(c, name) for c in found], dtype=torch.float64, device="cpu").reshape(batch)
-        for name in ("residual", "orthogonality")
-    )
-    return residual, orthogonality, torch.tensor([c.accepted for c in found], device="cpu").reshape(batch)
+    return result.Q, result.R, *certified(result, A)
 
 
 def _shapes_of_qr(A: torch.Tensor) -> Shapes:
@@ -94,7 +84,7 @@ def _orth(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> T
     from neula.problems.orthogonal.orth import basis_and_ranks
 
     result, ranks = basis_and_ranks(A, **common(accuracy, engine, strict))
-    residual, orthogonality, accepted = _certified(result, A)
+    residual, orthogonality, accepted = certified(result, A)
     return result.Q, result.R, residual, orthogonality, ranks, accepted
 
 

@@ -16,6 +16,7 @@ from neula.problems.operators.arguments import (
     Shapes,
     Tensors,
     are_simple,
+    certified,
     common,
     common_dtype,
     shapes_of_evidence,
@@ -90,12 +91,7 @@ def _svd(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Te
     from neula.problems.spectra.svd import svd
 
     found = svd(A, full_matrices=False, **common(accuracy, engine, strict))
-    certificates = found.certificate if A.ndim > 2 else [found.certificate]
-    measured = (
-        torch.tensor([getattr(c, name) for c in certificates], dtype=torch.float64, device="cpu")
-        for name in ("residual", "orthogonality")
-    )
-    return *found, found.errors, *(x.reshape(A.shape[:-2]) for x in measured), found.accepted
+    return *found, found.errors, *certified(found, A)
 
 
 def _shapes_of_svd(A: torch.Tensor) -> Shapes:

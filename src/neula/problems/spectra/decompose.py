@@ -73,7 +73,7 @@ class Decomposed:
             ends: list[torch.Tensor | None] = [None, None]
             if part is not None and s.shape[1] < order:  # what lies beyond these is unknown
                 ends = [s[:, 0] if part[0] > 0 else None, s[:, -1] if part[1] < order - 1 else None]
-            if not options.symmetric and self.shape[0] > order:
+            if not options.symmetric and self.shape[0] > order > 0:
                 ends[1] = torch.zeros_like(s[:, 0])
             known = None if part is None or s.shape[1] == order else a_priori_error(u, order) * self._size
             vectors = (found.v,) if options.symmetric else (found.u, found.v)

