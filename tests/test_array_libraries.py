@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 TALL, SQUARE = RNG.standard_normal((12, 4)), RNG.standard_normal((4, 4))
 BATCH, RIGHT = RNG.standard_normal((3, 12, 4)), RNG.standard_normal((12, 2))
 DEFINITE = SQUARE @ SQUARE.T + 4 * np.eye(4)
+SYMMETRIC = np.ones((4, 4)) + np.eye(4)
 TIMES = np.linspace(0, 1, 12)
 
 Made = Callable[[np.ndarray], Any]
@@ -31,6 +32,11 @@ def incremental(A: Any, b: Any) -> neula.LeastSquares:
 CALLS: dict[str, Callable[[Made], Any]] = {
     "cholesky": lambda of: neula.cholesky(of(DEFINITE)),
     "LeastSquares": lambda of: incremental(of(TALL), of(RIGHT[:, 0])).solve(),
+    "eigh": lambda of: neula.eigh(of(DEFINITE)),
+    "eigh with B": lambda of: neula.eigh(of(DEFINITE), of(DEFINITE + SYMMETRIC)),
+    "eigvalsh": lambda of: neula.eigvalsh(of(DEFINITE)),
+    "fractional_matrix_power": lambda of: neula.fractional_matrix_power(of(DEFINITE), 0.3),
+    "inv_sqrt": lambda of: neula.inv_sqrt(of(DEFINITE)),
     "least_squares": lambda of: neula.least_squares(lambda x: x * x - 2.0, of(np.ones(3))),
     "lsq_linear": lambda of: neula.lsq_linear(of(TALL), of(RIGHT[:, 0]), (0, 1)),
     "lstsq": lambda of: neula.lstsq(of(TALL), of(RIGHT)),
@@ -48,6 +54,9 @@ CALLS: dict[str, Callable[[Made], Any]] = {
     "qr with pivots": lambda of: neula.qr(of(TALL), pivoting=True),
     "ridge_path": lambda of: neula.ridge_path(of(TALL), of(RIGHT[:, 0]), of(np.array([0.1, 1.0]))),
     "solve": lambda of: neula.solve(of(SQUARE), of(RIGHT[:4])),
+    "sqrtm": lambda of: neula.sqrtm(of(DEFINITE)),
+    "svd": lambda of: neula.svd(of(BATCH)),
+    "svdvals": lambda of: neula.svdvals(of(TALL)),
     "svd_lowrank": lambda of: neula.svd_lowrank(of(TALL), 2),
     "svd_lowrank of a batch": lambda of: neula.svd_lowrank(of(BATCH), 2),
     "tsqr": lambda of: neula.tsqr(of(TALL)),
