@@ -201,6 +201,7 @@ def test_parts_are_cut_out_of_the_whole() -> None:
     for first, last in [(0, 0), (1, 1), (1, 2), (2, 4), (5, 5), (0, 5)]:
         part = neula.eigh(a, subset_by_index=(first, last))
         np.testing.assert_allclose(part.eigenvalues, whole.eigenvalues[first : last + 1], rtol=1e-14)
+        assert part.clusters[0] == 0
         half = {(1, 1): [0], (2, 4): [0]}.get((first, last), [])
         known = [i for i in range(len(part.gaps)) if i not in half]
         np.testing.assert_allclose(part.gaps[known], whole.gaps[first : last + 1][known], rtol=1e-14)

@@ -68,7 +68,7 @@ class Decomposed:
             bound = a_priori_error(u, order) * (_largest(s) if part is None else self._size)
             unknown = torch.full_like(s, math.nan)
             error = bound[:, None].expand_as(s)
-            errors = SpectralErrors(error, unknown, unknown.long(), unknown)
+            errors = SpectralErrors(error, unknown, torch.zeros_like(unknown, dtype=torch.int64), unknown)
         else:
             ends: list[torch.Tensor | None] = [None, None]
             if part is not None and s.shape[1] < order:  # what lies beyond these is unknown

@@ -12,7 +12,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.bounds import Accuracy
-from neula.certificates.spectra import SpectralBounds
+from neula.certificates.spectra import SpectralBounds, SpectralErrors
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
@@ -307,10 +307,7 @@ def _collect(
 
     def later(name: str) -> Later:
         def made() -> Any:
-            x = getattr(errors(), name)
-            if name == "vector_errors":  # of a part of a cluster no subspace is determined
-                x = x.masked_fill(_cut(errors().clusters, kept), 1.0)
-            x = x[:, kept]
+            x = getattr(_part_of(errors(), kept), name)
             return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
 
         return Later(made)
@@ -352,11 +349,15 @@ def _collect(
     return result
 
 
-def _cut(clusters: torch.Tensor, kept: slice) -> torch.Tensor:
-    """Which eigenvalues belong to a cluster of which only a part is kept."""
+def _part_of(errors: SpectralErrors, kept: slice) -> SpectralErrors:
+    """Those of some eigenvalues; no subspace is determined of a cluster of which only a part is kept."""
+    clusters = errors.clusters
     outside = torch.ones_like(clusters)
     outside[:, kept] = 0
-    return torch.zeros_like(clusters).scatter_reduce(1, clusters, outside, "amax").gather(1, clusters) > 0
+    cut = torch.zeros_like(clusters).scatter_reduce(1, clusters, outside, "amax").gather(1, clusters) > 0
+    bounds = SpectralErrors(*(x[:, kept] for x in errors))
+    sines = errors.vector_errors.masked_fill(cut, 1.0)[:, kept]
+    return bounds._replace(clusters=bounds.clusters - bounds.clusters[:, :1], vector_errors=sines)
 
 
 def _worst(x: np.ndarray) -> float:
