@@ -280,3 +280,28 @@ def test_gradients_of_lists_and_other_dtypes() -> None:
     half = of(1.0, 2.0).detach().half().requires_grad_()
     assert gradient(lambda x: neula.sqrtm(x).X.sum(), half).dtype == torch.float16
     assert np.isfinite(gradient(lambda x: neula.eigvalsh(x).sum(), half).numpy()).all()
+
+
+@pytest.mark.parametrize("p", [2.0, 1.0, 0.0, 3.0])
+def test_smooth_powers_at_zero(p: float) -> None:
+    """Two eigenvalues are zero: the derivative is a sum of products."""
+    x, weights = normal(3, 1), symmetric(normal(3, 3))
+    for a in (x @ x.mT, torch.zeros(3, 3, dtype=torch.float64)):
+        a.requires_grad_()
+        found = gradient(lambda y: (weights * neula.fractional_matrix_power(y, p).X).sum(), a)
+        powers = [torch.linalg.matrix_power(a.detach(), i) for i in range(3)]
+        expected = sum(powers[i] @ weights @ powers[int(p) - 1 - i] for i in range(int(p))) + 0 * weights
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("p", [0.5, -0.5, 0.3])
+def test_nan_in_a_batch_is_nan_in_its_gradient(p: float) -> None:
+    a = torch.stack([of(1.0, 2.0), of(1.0, 2.0)]).detach()
+    a[1, 0, 0] = torch.nan
+    a.requires_grad_()
+    for function in (lambda x: neula.fractional_matrix_power(x, p).X, lambda x: neula.eigh(x).eigenvalues):
+        with pytest.warns(neula.AccuracyWarning):
+            found = gradient(lambda x, f=function: f(x)[0].sum(), a)
+        one = a[0].detach().requires_grad_()
+        torch.testing.assert_close(found[0], gradient(lambda x, f=function: f(x).sum(), one))
+        assert bool(found[1].isnan().all())

@@ -226,19 +226,19 @@ class SpectraRecipe:
     kinds: tuple[str, ...]
     m: int
     n: int
-    whole: int
-    dtype: str
-    engine: str
-    library: str
-    layout: str
-    values: str
-    part: str
-    upper: bool
-    garbage: bool
-    full: bool
-    p: float
-    accuracy: str | float | None
     seed: int
+    whole: int = 0
+    dtype: str = "float64"
+    engine: str = "cpu"
+    library: str = "numpy"
+    layout: str = "C"
+    values: str = "vectors"
+    part: str = ""
+    upper: bool = False
+    garbage: bool = False
+    full: bool = False
+    p: float = 0.5
+    accuracy: str | float | None = None
     problem: str = "spectra"
 
     @property
