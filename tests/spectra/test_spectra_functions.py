@@ -13,6 +13,7 @@ from tests.matrices import definite, normal_array
 
 import neula
 from neula.engines import EmulatedEngine
+from neula.io.sources import row_blocks
 from neula.problems.spectra import links, ways
 from neula.problems.spectra.links import chain
 from neula.problems.spectra.problem import SpectralOptions
@@ -476,6 +477,18 @@ def test_values_that_do_not_agree_with_trace_or_norm(monkeypatch: pytest.MonkeyP
         )
         with pytest.warns(neula.AccuracyWarning):
             assert not neula.eigh(A, eigvals_only=True).converged
+
+
+def test_matrices_in_blocks() -> None:
+    a = normal_array(40, 5)
+    for options in ({"full_matrices": False}, {"compute_uv": False}):
+        result = neula.svd(row_blocks(a), **options)
+        assert result.converged
+        assert (np.abs(result.s - np.linalg.svd(a)[1]) <= result.errors + 1e-15 * result.s[0]).all()
+        assert (result.U is None) == ("compute_uv" in options)
+    np.testing.assert_allclose(neula.svdvals(row_blocks(a)), np.linalg.svd(a)[1], rtol=1e-14)
+    with pytest.raises(ValueError, match="pass full_matrices=False"):
+        neula.svd(row_blocks(a))
 
 
 @EVERY
