@@ -110,9 +110,9 @@ class Decomposed:
 
     @property
     def _size(self) -> torch.Tensor:
-        """``||A||_F``, scaled; of values alone a bound by the order."""
-        size = self.run.found.size
-        return torch.where(size.isnan(), float(self.shape[1]), size)
+        """``||A||_F``, scaled; of values alone a bound by the order, as real and imaginary parts are below 1."""
+        size, parts = self.run.found.size, 2 if self.run.found.v.is_complex() else 1
+        return torch.where(size.isnan(), self.shape[1] * parts**0.5, size)
 
     def _in_units(self, x: torch.Tensor) -> torch.Tensor:
         return self._known(shift(x, self.exponents[:, None]))
