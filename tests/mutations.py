@@ -584,7 +584,61 @@ _COMPLEX = [
     ),
 ]  # fmt: skip
 
-MUTATIONS = [*_CERTIFICATES, *_ALGORITHMS, *_PROBLEMS, *_PIPELINE, *_AROUND, *_COMPLEX]
+_SPECTRA = [
+    Mutation(
+        "backward error of eigenvalues halved", "certificates/spectra.py",
+        "error = found.total / (1 - lost).sqrt()", "error = found.total / 2 / (1 - lost).sqrt()",
+        "errors of clusters are as large as it", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "gap to the farther neighbour", "certificates/spectra.py",
+        "gaps = torch.minimum(torch.cat([outer[0]", "gaps = torch.maximum(torch.cat([outer[0]",
+        "a subspace turns towards the nearer one", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "sign of residuals of eigenvectors", "certificates/spectra.py",
+        ".sub_(left * s", ".add_(left * s",
+        "the residual is A V - V diag(w)", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "quotient forgotten beside its square", "certificates/spectra.py",
+        "temple = found.quotients + columns.square()", "temple = columns.square()",
+        "the theorem of Kato and Temple is about Rayleigh quotients", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "a part of the spectrum rests on nothing", "certificates/spectra.py",
+        "backward.expand_as(s) if a_priori is None else", "backward.expand_as(s) if True else",
+        "where it lies in the spectrum is not measured", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "bound of eigenvectors doubled", "certificates/spectra.py",
+        "residual = (CONSTANT * max", "residual = 2 * (CONSTANT * max",
+        "accuracy is promised by this bound", "certificates/test_spectral_bounds.py",
+    ),
+    Mutation(
+        "rounding to the dtype of A forgotten", "problems/spectra/decompose.py",
+        "self._bound_in_units(errors.errors + self._rounding(dtype.to_real()))",
+        "self._bound_in_units(errors.errors)",
+        "errors are those of the numbers that are returned", "spectra/test_spectra_functions.py",
+    ),
+    Mutation(
+        "conjugation of eigenvectors dropped in powers", "problems/spectra/powers.py",
+        "exact_matmul(v * powers[:, None, :], v.mH)", "exact_matmul(v * powers[:, None, :], v.mT)",
+        "V^-1 is V^H", "spectra/test_spectra_gradients.py",
+    ),
+    Mutation(
+        "ties of eigenvalues ignored by gradients", "pipeline/functions.py",
+        "eigenvectors_backward(w, v, errors / SURE,", "eigenvectors_backward(w, v, 0 * errors,",
+        "quotients of rounding errors are no derivatives", "spectra/test_spectra_gradients.py",
+    ),
+    Mutation(
+        "members with NaN accepted", "problems/spectra/decompose.py",
+        "run.accepted &= known", "run.accepted |= known",
+        "their results are NaN", "spectra/test_spectra_functions.py",
+    ),
+]  # fmt: skip
+
+MUTATIONS = [*_CERTIFICATES, *_ALGORITHMS, *_PROBLEMS, *_PIPELINE, *_AROUND, *_COMPLEX, *_SPECTRA]
 
 
 class Outcome(NamedTuple):

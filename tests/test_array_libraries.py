@@ -17,6 +17,7 @@ RNG = np.random.default_rng(0)
 TALL, SQUARE = RNG.standard_normal((12, 4)), RNG.standard_normal((4, 4))
 BATCH, RIGHT = RNG.standard_normal((3, 12, 4)), RNG.standard_normal((12, 2))
 DEFINITE = SQUARE @ SQUARE.T + 4 * np.eye(4)
+SYMMETRIC = np.ones((4, 4)) + np.eye(4)
 TIMES = np.linspace(0, 1, 12)
 
 Made = Callable[[np.ndarray], Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flint import acb, acb_mat, arb, arb_mat, ctx
 
-from .exact import Balls, adjoint, balls, identity, norm, rounded
+from .exact import Balls, adjoint, identity, norm, rounded
 from .spectrum import BITS, UndecidedError, eigen
 
 NEARLY = 2.0**-150
@@ -49,7 +49,7 @@ class Spectrum:
         with ctx.workprec(BITS):
             return abs(value - self.values[i])
 
-    def sine(self, cluster: Sequence[int], vectors: np.ndarray) -> float:
+    def sine(self, cluster: Sequence[int], vectors: Balls) -> float:
         """Of the largest angle between the span of vectors and that of some eigenvectors; 1 if these are not
         separated from the others.
         """
@@ -61,8 +61,8 @@ class Spectrum:
             if any(not abs(self.values[i] - self.values[j]) > NEARLY for i in inside for j in others):
                 return 1.0
             outside = [row for i, row in enumerate(self.vectors.transpose().tolist()) if i in set(others)]
-            found = rounded(adjoint(_like(self.vectors, outside).transpose()) * balls(vectors))
-            r = np.linalg.qr(vectors)[1]
+            found = rounded(adjoint(_like(self.vectors, outside).transpose()) * vectors)
+            r = np.linalg.qr(rounded(vectors))[1]
             return float(np.linalg.norm(found @ np.linalg.inv(r), 2))
 
     def power(self, p: float) -> Balls:

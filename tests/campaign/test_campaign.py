@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from .fuzz import ALL, FALSE_ALARMS, Recipe, draw, report, run_one
 from .recipes import Scope, T
 
-EXAMPLES = {"lstsq": 350, "solve": 200, "pos": 110}
+EXAMPLES = {"lstsq": 350, "solve": 200, "pos": 110, "spectra": 100}
 """For each engine; other problems have ``FEW``."""
 
 FEW = 15

@@ -13,6 +13,7 @@ from .areas.constrained import ConstrainedRecipe
 from .areas.dropins import DropInRecipe
 from .areas.fits import FitsRecipe
 from .areas.ridge import RidgeRecipe
+from .areas.spectra import SpectraRecipe
 from .fuzz import run_one
 from .oracle import LeastSquares
 from .recipes import Member, Recipe
@@ -211,6 +212,29 @@ FOUND = {
         dtype="complex64",
         seed=1094236996,
     ),
+    # Eigenvalues are rounded when they return to the units of A, where they may be subnormal.
+    "power of subnormal numbers": SpectraRecipe(
+        "power", ("integer gram", "integer gram"), 2, 2, 3746128610, whole=-400, p=-0.25
+    ),
+    "root of subnormal numbers": SpectraRecipe("power", ("two values",), 6, 6, 287189678, whole=-310),
+    "a definite matrix of subnormal numbers": SpectraRecipe(
+        "power", ("one small", "one small"), 2, 2, 623654107, whole=-400, p=-0.5
+    ),
+    "an interval of subnormal numbers": SpectraRecipe(
+        *("eigh", ("wilkinson_plus",), 6, 6, 1083931281),
+        whole=-400,
+        dtype="complex64",
+        part="value",
+        accuracy=1e-3,
+    ),
+    # Either part of a complex product is two products.
+    "one complex vector": SpectraRecipe(
+        "eigh", ("even",), 2, 2, 2631196345, whole=-400, dtype="complex128", part="index"
+    ),
+    # LAPACK neglects elements of bidiagonal matrices up to 99 unit roundoffs.
+    "neglected elements": SpectraRecipe("svd", ("geometric",), 5, 5, 3262097758, whole=-300, full=True),
+    # Products with the inverse of a factor overflow where the eigenvalues of the pencil do not.
+    "a large pencil": SpectraRecipe("pencil", ("diagonal even",), 12, 12, 2644142618, whole=300),
     # SciPy, which takes complex numbers, never ends with NaN.
     "complex nan": DropInRecipe("optimize", "lsq_linear", (5, 3), None, "nan", "complex128", 1),
 }

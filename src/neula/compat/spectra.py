@@ -13,8 +13,9 @@ import torch
 from neula.certificates.bounds import measurement_error
 from neula.certificates.probes import PROBES, gaussian_probes
 from neula.certificates.spectra import SpectralBounds
-from neula.compat.drop_in import SMALL, adjoint, drop_in, need_finite, squared
+from neula.compat.drop_in import SMALL, drop_in, need_finite, squared
 from neula.engines import format_of
+from neula.kernels.phases import adjoint
 
 
 def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None]) -> Any:
@@ -141,7 +142,8 @@ def _are_small(residual: Any, lost: Any, v: Any, least: float = 0.0) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _bounds(dtype: torch.dtype, m: int, k: int, least: float) -> tuple[float, float]:
-    bounds, rounding = SpectralBounds.for_order(format_of(dtype), k), measurement_error(m, dtype.to_real())
+    bounds = SpectralBounds.for_order(format_of(dtype), k, symmetric=False)
+    rounding = measurement_error(m, dtype.to_real())
     residual, lost = bounds.residual + rounding, max(bounds.orthogonality, least) + rounding
     return PROBES**0.5 * residual, PROBES**0.5 * lost
 

@@ -80,7 +80,12 @@ class Values(Batch):
     def copied(self) -> Self:
         return type(self)(*(x.clone() for x in self.tensors))
 
-    def put(self, places: torch.Tensor, others: Self) -> None:
-        """Take ``others`` to some places."""
-        for known, other in zip(self.tensors, others.tensors, strict=True):
-            known[places] = other
+    def put(self, places: torch.Tensor, others: Self) -> Self:
+        """These with ``others`` at some places: in place, unless the others have a wider dtype."""
+        pairs = list(zip(self.tensors, others.tensors, strict=True))
+        dtypes = [torch.promote_types(x.dtype, y.dtype) for x, y in pairs]
+        fits = all(x.dtype == dtype for (x, _), dtype in zip(pairs, dtypes, strict=True))
+        known = self if fits else type(self)(*(x.to(d) for (x, _), d in zip(pairs, dtypes, strict=True)))
+        for x, y in zip(known.tensors, others.tensors, strict=True):
+            x[places] = y.to(x.dtype)
+        return known

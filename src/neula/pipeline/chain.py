@@ -270,7 +270,7 @@ class Run(Generic[V]):
         device = values.device
         where = torch.from_numpy(self.open[which]).to(device)
         chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
-        self.values.put(where, chosen)
+        self.values = self.values.put(where, chosen)
 
     def _note(self, places: np.ndarray, numbers: np.ndarray, penalty: np.ndarray) -> None:
         if not len(self.numbers):

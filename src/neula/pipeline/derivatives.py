@@ -411,17 +411,22 @@ def power_forward(
 
     ``X dX + dX X = dA`` for a square root; that of ``X^-1``, times X on both sides, for its inverse.
     """
-    if power == 0.5:
-        return Lyapunov.apply(x, da)
-    if power == -0.5:
-        return -x @ Lyapunov.apply(torch.linalg.inv_ex(x)[0], da) @ x
+    if abs(power) == 0.5:
+        known = x.isfinite().flatten(-2).all(-1)[..., None, None]
+        x = torch.where(known, x, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
+        change = (
+            Lyapunov.apply(x, da) if power > 0 else -x @ Lyapunov.apply(torch.linalg.inv_ex(x)[0], da) @ x
+        )
+        return torch.where(known, change, math.nan)
     return v @ (_divided_differences(w, power) * (v.mH @ FirstOrder.apply(da, x) @ v)) @ v.mH
 
 
 def _divided_differences(w: torch.Tensor, power: float) -> torch.Tensor:
     """``(w_i^p - w_j^p) / (w_i - w_j)``, and ``p w_i^(p-1)`` for equal numbers, without cancellation."""
     larger = torch.maximum(w.unsqueeze(-1), w.unsqueeze(-2))
-    less = (w.unsqueeze(-1) - w.unsqueeze(-2)).abs() / larger  # 1 - smaller / larger
+    if power == 0:
+        return torch.zeros_like(larger)
+    less = (w.unsqueeze(-1) - w.unsqueeze(-2)).abs() / torch.where(larger > 0, larger, 1.0)  # of the larger
     near = less < 1e-8
     quotient = -torch.expm1(power * torch.log1p(-less)) / torch.where(near, 1.0, less)
     return larger ** (power - 1) * torch.where(near, power * (1 - (power - 1) * less / 2), quotient)

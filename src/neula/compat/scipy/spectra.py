@@ -8,7 +8,7 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import SMALL, adjoint, drop_in, need, need_finite, squared
+from neula.compat.drop_in import SMALL, drop_in, need, need_finite, squared
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.compat.spectra import (
     are_eigenvectors,
@@ -19,6 +19,7 @@ from neula.compat.spectra import (
     mirrored,
     need_finite_triangle,
 )
+from neula.kernels.phases import adjoint
 
 
 @drop_in(linalg)

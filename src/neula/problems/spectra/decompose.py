@@ -68,7 +68,7 @@ class Decomposed:
             bound = a_priori_error(u, order) * (_largest(s) if part is None else self._size)
             unknown = torch.full_like(s, math.nan)
             error = bound[:, None].expand_as(s)
-            errors = SpectralErrors(error, unknown, unknown.long(), unknown)
+            errors = SpectralErrors(error, unknown, torch.zeros_like(unknown, dtype=torch.int64), unknown)
         else:
             ends: list[torch.Tensor | None] = [None, None]
             if part is not None and s.shape[1] < order:  # what lies beyond these is unknown
@@ -110,9 +110,9 @@ class Decomposed:
 
     @property
     def _size(self) -> torch.Tensor:
-        """``||A||_F``, scaled; of values alone a bound by the order."""
-        size = self.run.found.size
-        return torch.where(size.isnan(), float(self.shape[1]), size)
+        """``||A||_F``, scaled; of values alone a bound by the order, as real and imaginary parts are below 1."""
+        size, parts = self.run.found.size, 2 if self.run.found.v.is_complex() else 1
+        return torch.where(size.isnan(), self.shape[1] * parts**0.5, size)
 
     def _in_units(self, x: torch.Tensor) -> torch.Tensor:
         return self._known(shift(x, self.exponents[:, None]))

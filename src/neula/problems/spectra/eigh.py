@@ -346,7 +346,7 @@ def _collect(
 
     def later(name: str) -> Later:
         def made() -> Any:
-            x = _part_of(errors(), name, kept)
+            x = getattr(_part_of(errors(), kept), name)
             return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
 
         return Later(made)
@@ -388,20 +388,15 @@ def _collect(
     return result
 
 
-def _part_of(errors: SpectralErrors, name: str, kept: slice) -> torch.Tensor:
-    """What is known of the eigenvalues that are kept."""
-    x: torch.Tensor = getattr(errors, name)
-    if name == "vector_errors":  # of a part of a cluster no subspace is determined
-        x = x.masked_fill(_cut(errors.clusters, kept), 1.0)
-    x = x[:, kept]
-    return x - x[:, :1] if name == "clusters" else x  # numbered from zero
-
-
-def _cut(clusters: torch.Tensor, kept: slice) -> torch.Tensor:
-    """Which eigenvalues belong to a cluster of which only a part is kept."""
+def _part_of(errors: SpectralErrors, kept: slice) -> SpectralErrors:
+    """Those of some eigenvalues; no subspace is determined of a cluster of which only a part is kept."""
+    clusters = errors.clusters
     outside = torch.ones_like(clusters)
     outside[:, kept] = 0
-    return torch.zeros_like(clusters).scatter_reduce(1, clusters, outside, "amax").gather(1, clusters) > 0
+    cut = torch.zeros_like(clusters).scatter_reduce(1, clusters, outside, "amax").gather(1, clusters) > 0
+    bounds = SpectralErrors(*(x[:, kept] for x in errors))
+    sines = errors.vector_errors.masked_fill(cut, 1.0)[:, kept]
+    return bounds._replace(clusters=bounds.clusters - bounds.clusters[:, :1], vector_errors=sines)
 
 
 def _worst(x: np.ndarray) -> float:

@@ -3,7 +3,9 @@
 With ``B = L L^H`` the eigenvalues are those of ``C = L^-1 A L^-H``, and ``V = L^-H Y`` for its eigenvectors
 Y. For any V, ``L^-1 (A V - B V diag(w))`` is the residual of ``L^H V`` for C, and ``V^H B V`` the Gram matrix
 of ``L^H V``: these are measured, so that the bounds of :mod:`neula.certificates.spectra` hold. Rounding
-errors of the residual are multiplied by ``||L^-1||``, so that an ill-conditioned B shows in them.
+errors of the residual are multiplied by ``||L^-1||``, so that an ill-conditioned B shows in them. Cholesky's
+factor is that of a ``B + dB``: with ``g >= ||L^-1||^2 ||dB||`` norms ``||L^-1 x||`` may be too small by
+``sqrt(1 - g)``.
 """
 
 from __future__ import annotations
@@ -123,6 +125,8 @@ def _measured(
     magnified = two_norms(inverse, 1, 2)
     columns = two_norms(torch.linalg.solve_triangular(lower, r, upper=False), 1)
     columns = columns + magnified[:, None] * unit * scale
+    wrong = unit * b.diagonal(0, 1, 2).real.sum(1) * magnified.square()
+    columns = columns * torch.where(wrong < 1, (1 - wrong).rsqrt(), torch.inf)[:, None]
     gram = v.mH @ image
     lost = two_norms(gram - torch.eye(n, dtype=a.dtype, device=a.device), 1, 2)
     lost = lost + unit * (sizes[1] * two_norms(v, 1, 2)[:, None].square()).squeeze(1)

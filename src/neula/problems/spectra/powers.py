@@ -245,7 +245,9 @@ def _collect(
     if not result.converged:
         call.report_missed(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
-            f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})",
+            f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
+            if run.accepted.all()
+            else run.attempts[-1].reason,
             result,
             np.argwhere(~accepted.reshape(batch)).tolist(),
         )

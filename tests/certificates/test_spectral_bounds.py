@@ -1,0 +1,175 @@
+"""Bounds on errors of eigenvalues and subspaces: not below the truth, and near it where that is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tests.matrices import normal
+
+from neula.certificates.spectra import (
+    SpectralBounds,
+    SpectralErrors,
+    backward_error,
+    consistency,
+    frobenius_error,
+    measured,
+    rounding_error,
+    spectral_errors,
+)
+from neula.engines import BF16, FP32, FP64
+
+EYE = torch.eye(2, dtype=torch.float64)[None]
+D = 1e-6
+
+
+def matrix(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)[None]
+
+
+def of_diagonal(a: torch.Tensor, s: list[float] | None = None, **options: torch.Tensor) -> SpectralErrors:
+    """Unit vectors as eigenvectors, and diagonal elements as eigenvalues unless others are given."""
+    w = a.diagonal(0, 1, 2) if s is None else torch.tensor([s], dtype=torch.float64)
+    v = torch.eye(a.shape[1], dtype=torch.float64)[None]
+    return spectral_errors(w, measured(a, v, w, v), symmetric=True, **options)
+
+
+def test_largest_accepted_errors() -> None:
+    for format, neglected in ((FP64, 2.0 ** (53 / 8)), (FP32, 10.0), (BF16, 10.0)):
+        for n in (1, 13, 130):
+            eigenvalues, singular = (SpectralBounds.for_order(format, n, symmetric=x) for x in (True, False))
+            assert eigenvalues.residual == pytest.approx(30 * n**0.5 * format.u)
+            assert singular.residual == pytest.approx((30 * n**0.5 + neglected) * format.u)
+            assert eigenvalues.orthogonality == singular.orthogonality == min(0.1, 30 * n * format.u)
+
+
+def test_shifted_values() -> None:
+    """All are off by the same: alone by their residuals, in a cluster by the backward error."""
+    apart = of_diagonal(matrix([1, 0], [0, 3]), [1 + D, 3 + D]).errors[0]
+    together = of_diagonal(matrix([2, 0], [0, 2]), [2 + D, 2 + D]).errors[0]
+    assert bool((apart >= D).all())
+    assert bool((apart <= D * (1 + 1e-8)).all())
+    assert bool((together >= D).all())
+    assert bool((together <= 2**0.5 * D * (1 + 1e-8)).all())
+
+
+def test_temple_and_kato() -> None:
+    """``[[0, d], [d, 1]]`` has the eigenvalues ``-d^2`` and ``1 + d^2``, and vectors off by d, nearly."""
+    found = of_diagonal(matrix([0, D], [D, 1]))
+    exact = (0.25 + D * D) ** 0.5 - 0.5
+    assert bool((found.errors >= exact).all())
+    assert bool((found.errors <= exact * (1 + 1e-2) + 1e-15).all())
+    sine = math.sin(math.atan(2 * D) / 2)
+    assert bool((found.vector_errors >= sine).all())
+    assert bool((found.vector_errors <= sine * (1 + 1e-4)).all())
+    assert found.gaps.tolist() == [[1, 1]]
+
+
+def test_gaps_are_those_to_the_nearer_side() -> None:
+    a = torch.diag(torch.tensor([0.0, 1.0, 5.0, 5.0, 5.5], dtype=torch.float64))[None]
+    found = of_diagonal(a)
+    assert found.clusters.tolist() == [[0, 1, 2, 2, 3]]
+    assert found.gaps.tolist() == [[1, 1, 0.5, 0.5, 0.5]]
+    edges = torch.tensor([-0.25], dtype=torch.float64), torch.tensor([5.75], dtype=torch.float64)
+    assert of_diagonal(a, edges=edges).gaps.tolist() == [[0.25, 1, 0.5, 0.5, 0.25]]
+    alone = of_diagonal(matrix([2, 0], [0, 2]))
+    assert alone.gaps.tolist() == [[math.inf] * 2]
+    assert alone.vector_errors.tolist() == [[0, 0]]
+
+
+def test_clusters_join_what_cannot_be_told_apart() -> None:
+    """A coupling of d turns vectors of values that are t apart by ``atan(2 d / t) / 2``."""
+    for t, joined in ((5 * D, True), (100 * D, False)):
+        a = torch.zeros(1, 3, 3, dtype=torch.float64)
+        a[0] = torch.diag(torch.tensor([1.0, 1.0 + t, 3.0]))
+        a[0, 0, 1] = a[0, 1, 0] = D
+        found = of_diagonal(a)
+        assert found.clusters.tolist() == [[0, 0, 1] if joined else [0, 1, 2]]
+        sine = 0.0 if joined else math.sin(math.atan(2 * D / t) / 2)
+        assert float(found.vector_errors[0, 0]) >= sine
+
+
+def test_parts_rest_on_a_priori_positions() -> None:
+    a, bound = matrix([1, 0], [0, 2]), torch.tensor([0.3], dtype=torch.float64)
+    found = of_diagonal(a, a_priori=bound)
+    assert bool((found.errors < 1e-14).all())  # 0.3 tells them apart
+    assert bool((found.vector_errors < 1e-14).all())
+    assert of_diagonal(a, a_priori=2 * bound).errors.tolist() == [[0.6, 0.6]]
+    close = of_diagonal(matrix([1, D], [D, 1.5]), a_priori=bound)
+    assert float(close.vector_errors[0, 0]) == pytest.approx(D / 0.2, rel=1e-3)
+
+
+def test_vectors_that_were_moved_since() -> None:
+    moved = torch.tensor([[1e-4, 2e-4]], dtype=torch.float64)
+    found = of_diagonal(matrix([1, 0], [0, 2]), moved=moved)
+    torch.testing.assert_close(found.vector_errors, moved, rtol=1e-9, atol=1e-14)
+    joined = torch.diag(torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64))[None]
+    three = torch.tensor([[3e-4, 4e-4, 0]], dtype=torch.float64)
+    found = of_diagonal(joined, moved=three)
+    torch.testing.assert_close(
+        found.vector_errors[0], torch.tensor([5e-4, 5e-4, 0], dtype=torch.float64), rtol=1e-9, atol=1e-14
+    )
+
+
+def test_singular_vectors() -> None:
+    """Left and right ones of ``[[2, d], [d, 1]]`` are off by ``atan(2 d) / 2``, values by some ``d^2``."""
+    a = matrix([2, D], [D, 1])
+    s = a.diagonal(0, 1, 2)
+    found = spectral_errors(s, measured(a, EYE, s, EYE), symmetric=False)
+    sine = math.sin(math.atan(2 * D) / 2)
+    assert bool((found.vector_errors >= sine).all())
+    assert bool((found.vector_errors <= math.pi * sine).all())
+    assert bool((found.errors <= 2**0.5 * D * (1 + 1e-6)).all())
+    zero = torch.zeros(1, dtype=torch.float64)  # what singular values of a rectangle have next to them
+    assert spectral_errors(
+        s, measured(a, EYE, s, EYE), symmetric=False, edges=(None, zero)
+    ).gaps.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
+@pytest.mark.parametrize("n", [3, 70])
+def test_lost_orthogonality_is_part_of_backward_errors(n: int, dtype: torch.dtype) -> None:
+    """``A`` exactly, of vectors ``V = Q (I + E)``: the exact change of A is known to first order."""
+    q = torch.linalg.qr(normal(n, n).to(dtype) + (1j * normal(n, n, seed=1) if dtype.is_complex else 0))[0]
+    e = 1e-5 * torch.diag(torch.linspace(-1, 1, n, dtype=torch.float64)).to(dtype)
+    w = torch.linspace(1, 2, n, dtype=torch.float64)
+    a = (q * w) @ q.mH
+    v = (q @ (torch.eye(n, dtype=dtype) + e))[None]
+    found = measured(((a + a.mH) / 2)[None], v, w[None], v)
+    assert 2e-5 <= float(found.orthogonality) <= 2e-5 * (2 * n**0.5 if n <= 64 else 4.1)
+    assert float(found.total) >= 0
+    least = float(torch.linalg.matrix_norm((v[0] * w) @ v[0].mH - a, 2))
+    assert float(backward_error(w[None], found)) >= least / 2  # either of V and its polar factor
+    assert float(frobenius_error(w[None], found)) >= float(backward_error(w[None], found))
+    worse = measured(a[None], 1.5 * v, w[None], 1.5 * v)  # norms above 1.4: nothing is known
+    assert backward_error(w[None], worse).tolist() == [math.inf]
+    unknown = spectral_errors(w[None], worse, symmetric=True)
+    assert bool(unknown.errors.isinf().all())
+    assert bool((unknown.vector_errors[unknown.gaps.isfinite()] == 1).all())
+
+
+def test_residuals_of_complex_matrices() -> None:
+    """They are zero for the adjoint's conjugate too if a conjugation is forgotten."""
+    a = torch.tensor([[[1.0, 1j], [-1j, 2.0]]], dtype=torch.complex128)
+    w, v = torch.linalg.eigh(a)
+    assert float(measured(a, v, w, v).total) < 1e-14
+    assert float(measured(a.mT, v, w, v).total) > 1
+
+
+def test_rounding_errors_of_products() -> None:
+    assert rounding_error(9, torch.float64) == pytest.approx(4 * 2.0**-53)
+    assert rounding_error(9, torch.complex64) == pytest.approx(8 * 2.0**-24)
+
+
+def test_values_that_disagree_with_trace_or_norm() -> None:
+    a = matrix([1, 0], [0, 3])
+    for s, symmetric, shift in (
+        ([1, 3 + D], True, D),
+        ([1 - D, 3 + D], True, 2**0.5 * D),
+        ([3 + D, 1], False, D),
+    ):
+        found = float(consistency(a, torch.tensor([s], dtype=torch.float64), symmetric=symmetric))
+        assert 0.19 * D <= found <= shift / 10**0.5  # a lower bound on the relative change of A
+    exact = torch.tensor([[1.0, 3.0]], dtype=torch.float64)
+    assert float(consistency(a, exact, symmetric=True)) <= 2.0**-52
