@@ -20,8 +20,6 @@ from neula.engines.formats import in_double
 from neula.pipeline.derivatives import (
     cholesky_backward,
     cholesky_forward,
-    eigenvectors_backward,
-    eigenvectors_forward,
     factors_backward,
     factors_forward,
     for_operand,
@@ -30,8 +28,6 @@ from neula.pipeline.derivatives import (
     lu_forward,
     polar_backward,
     polar_forward,
-    power_backward,
-    power_forward,
     product_backward,
     product_forward,
     pushing_forward,
@@ -39,6 +35,12 @@ from neula.pipeline.derivatives import (
     solution_forward,
     system_backward,
     system_forward,
+)
+from neula.pipeline.spectral_derivatives import (
+    eigenvectors_backward,
+    eigenvectors_forward,
+    power_backward,
+    power_forward,
     triplets_backward,
     triplets_forward,
 )

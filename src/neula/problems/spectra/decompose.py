@@ -110,7 +110,7 @@ class Decomposed:
 
     @property
     def _size(self) -> torch.Tensor:
-        """``||A||_F``, scaled; of values alone a bound by the order, as real and imaginary parts are below 1."""
+        """``||A||_F``, scaled; of values alone a bound by the order: parts of elements are below 1."""
         size, parts = self.run.found.size, 2 if self.run.found.v.is_complex() else 1
         return torch.where(size.isnan(), self.shape[1] * parts**0.5, size)
 
