@@ -129,13 +129,6 @@ def test_a_loss_that_depends_on_phases_has_no_gradient() -> None:
     assert bool(gradient(lambda x: neula.eigh(x).eigenvectors.real.sum(), a).isnan().any())
 
 
-def test_no_gradient_of_pencils() -> None:
-    a = of(1.0, 2.0, 4.0)
-    for given in ((a, EYE), (a.detach(), EYE.clone().requires_grad_())):
-        with pytest.raises(ValueError, match="the generalized problem has no gradient"):
-            neula.eigh(*given)
-
-
 # --- equal eigenvalues ---
 
 

@@ -226,7 +226,7 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
     s, u, v = of_batch(found.values), None, None
     if options.vectors:
         u, v = found.u, found.v
-        if keep and full and not call.differentiable and u.shape[1] > u.shape[2] and len(u):
+        if keep and full and not call.differentiable and u.shape[1] > u.shape[2]:
             with call.computing():
                 u = completed(u)
                 lost = lost_orthogonality(u, torch.promote_types(u.dtype, torch.float64)).cpu().numpy()
@@ -284,7 +284,9 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
 
 def completed(u: torch.Tensor) -> torch.Tensor:
     """Square matrices that begin with orthonormal columns, shape (batch, m, k)."""
-    k = u.shape[2]
+    count, m, k = u.shape
+    if not count:
+        return u.new_zeros(0, m, m)
     q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
     rest = q[:, :, k:]
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
