@@ -11,6 +11,7 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, measurement_error
+from neula.certificates.forward_error import SURE
 from neula.certificates.spectra import SpectralBounds
 from neula.engines import Engine
 from neula.engines.formats import in_double
@@ -80,6 +81,8 @@ def fractional_matrix_power(
     -----
     AccuracyWarning
         If no attempt met the accuracy.
+    IllConditionedWarning
+        If no digit of a power is guaranteed: ``error`` is above 0.1.
 
     See Also
     --------
@@ -217,7 +220,8 @@ def _collect(
         residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
         errors = _rounded(_errors(found, power), x, call.dtype)
     bound = found.judge.bounds.residual
-    accepted = run.accepted & (residuals <= bound).cpu().numpy()
+    accurate = run.accepted & (residuals <= bound).cpu().numpy()
+    accepted = accurate & (errors <= SURE).cpu().numpy()
     x, w, v = (y.reshape(*batch, *y.shape[1:]) for y in (x, w, v))
     if call.differentiable:
         graph = call.first.graph
@@ -243,13 +247,17 @@ def _collect(
         seconds=call.seconds,
     )
     if not result.converged:
+        why = run.attempts[-1].reason
+        if run.accepted.all():
+            why = f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
+        if unsure := bool(accurate.all()):
+            why = f"the bound on its error is {result.error:.1e} of its norm, so no digit is guaranteed"
         call.report_missed(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
-            f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
-            if run.accepted.all()
-            else run.attempts[-1].reason,
+            why,
             result,
             np.argwhere(~accepted.reshape(batch)).tolist(),
+            unsure=unsure,
         )
     return result
 
