@@ -111,7 +111,7 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
     residual_bound : float
         The largest accepted one.
     converged : bool
-        Whether all residuals are accepted, and a digit of each power is guaranteed (``error`` is at most 0.1).
+        Whether all residuals are accepted, and a digit of each power is guaranteed: ``error`` <= 0.1.
     eigenvalues : array, shape (..., n)
         Of A, ascending.
     errors, residuals : array of float64, shape (*batch,)
