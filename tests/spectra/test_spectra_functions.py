@@ -345,7 +345,10 @@ def test_powers_of_semidefinite_matrices() -> None:
     assert neula.sqrtm(np.zeros((2, 2))).error == 0
     assert (neula.eigvalsh(np.zeros((2, 2))) == 0).all()
     assert neula.fractional_matrix_power(np.zeros((2, 2)), 0.0).X.tolist() == np.eye(2).tolist()
-    assert neula.fractional_matrix_power(np.diag([1e-200, 2e-200]), 2.0).error == math.inf  # it underflows
+    with pytest.warns(neula.IllConditionedWarning, match="no digit is guaranteed"):
+        assert (
+            neula.fractional_matrix_power(np.diag([1e-200, 2e-200]), 2.0).error == math.inf
+        )  # it underflows
 
 
 @pytest.mark.parametrize("scale", [1e-310, 1e-150, 1e150, 1e300])
@@ -518,3 +521,16 @@ def test_settings_and_warnings_are_left_alone() -> None:
             neula.eigh(a)
             neula.svd(a)
             neula.sqrtm(a)
+
+
+def test_powers_that_single_precision_does_not_have() -> None:
+    """The roots of a nearly singular Gram matrix are computed in double precision, and rounded once."""
+    g = normal_array(30, 15, dtype=np.float32)
+    a = (g @ g.T).astype(np.float32) + np.float32(1e-4) * np.eye(30, dtype=np.float32)
+    result = neula.inv_sqrt(a)
+    assert [x.method for x in result.attempts] == ["eigh fp32", "eigh fp64"]
+    assert result.accuracy == "fp32"
+    w, v = np.linalg.eigh((lambda low: low + np.tril(low, -1).T)(np.tril(a)).astype(float))
+    exact = (v / w**0.5) @ v.T
+    assert np.linalg.norm(result.X - exact) <= 1e-6 * np.linalg.norm(exact)
+    assert result.error <= 1e-6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Unpack, overload
 
@@ -13,7 +14,7 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, measurement_error
 from neula.certificates.forward_error import SURE
 from neula.certificates.spectra import SpectralBounds
-from neula.engines import Engine
+from neula.engines import FP64, Engine
 from neula.engines.formats import in_double
 from neula.errors import number
 from neula.kernels.magnitudes import largest_magnitude, two_norms
@@ -96,6 +97,9 @@ def fractional_matrix_power(
     derivative of the scalar function times ``||dA||_F``, and powers between 0 and 1 by at most ``||dA||_2^p``
     ([1]_, theorem X.1.1).
 
+    If no digit of a power is guaranteed in single precision, eigenvalues are computed again in double
+    precision.
+
     A torch tensor has gradients, also where eigenvalues are equal; of any order for the exponents 1/2 and
     -1/2, of first order for others.
 
@@ -125,7 +129,13 @@ def fractional_matrix_power(
     options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
     with call.computing():
         matrices = call.matrices()
-        found = decompose(call, matrices.mH if upper else matrices, options, upper=upper)
+        lower = matrices.mH if upper else matrices
+        found = decompose(call, lower, options, upper=upper)
+        digits = _errors(found, power) <= SURE
+        if options.work is not FP64 and not bool(digits[found.usable].all()):
+            begun = found.run.attempts
+            found = decompose(call, lower, replace(options, target=FP64), upper=upper)
+            found.run.attempts[:0] = begun
     return _collect(call, found, matrices, power, upper=upper)
 
 
@@ -243,7 +253,7 @@ def _collect(
         accepted=of_each(torch.from_numpy(accepted)),
         attempts=tuple(run.attempts),
         engine=str(options.engine),
-        accuracy=options.target.name,
+        accuracy=call.target.name,
         seconds=call.seconds,
     )
     if not result.converged:
