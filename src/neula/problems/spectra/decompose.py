@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.result import Attempt
+from neula.pipeline.result.deferred import Later
 from neula.problems.spectra.judge import SpectralJudge
 from neula.problems.spectra.links import chain
 from neula.problems.spectra.problem import SpectralMatrices, SpectralOptions, SpectralValues
@@ -107,6 +110,40 @@ class Decomposed:
         found = self._in_units(x)
         below = shift(found, -self.exponents[:, None]) < x
         return torch.where(below, torch.nextafter(found, torch.full_like(found, math.inf)), found)
+
+    def error_fields(
+        self, call: Call, part: Callable[[SpectralErrors], SpectralErrors] = lambda errors: errors
+    ) -> dict[str, Any]:
+        """Fields of results with bounds on errors, of a part of the values: computed when one is read."""
+        batch, errors = call.first.tensor.shape[:-2], cache(lambda: part(self.errors(call.dtype.to_real())))
+
+        def later(name: str) -> Later:
+            def made() -> Any:
+                x = getattr(errors(), name)
+                return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
+
+            return Later(made)
+
+        return {name: later(name) for name in SpectralErrors._fields[: None if self.options.vectors else 1]}
+
+    def common_fields(self, call: Call) -> dict[str, Any]:
+        """Fields of all results."""
+        accepted = torch.from_numpy(self.run.accepted).reshape(call.first.tensor.shape[:-2])
+        return {
+            "converged": bool(self.run.accepted.all()),
+            "accepted": call.hand_back(accepted, torch.bool),
+            "attempts": tuple(self.run.attempts),
+            "engine": str(self.options.engine),
+            "accuracy": call.target.name,
+            "seconds": call.seconds,
+        }
+
+    def report(self, call: Call, what: str, result: Any) -> None:
+        """Warn, or raise if the call is strict, where the accuracy was missed."""
+        if not result.converged:
+            missed = np.argwhere(~self.run.accepted.reshape(call.first.tensor.shape[:-2])).tolist()
+            what = f"{what} are not certified to {result.accuracy} accuracy"
+            call.report_missed(what, self.run.attempts[-1].reason, result, missed)
 
     @property
     def _size(self) -> torch.Tensor:

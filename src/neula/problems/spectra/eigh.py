@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -25,7 +25,6 @@ from neula.pipeline.inputs import check_matrices
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
-from neula.pipeline.result.deferred import Later
 from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
@@ -331,60 +330,37 @@ def _collect(
         begun = part[0] if part is not None and computed < given.shape[-1] else 0
         kept = slice(wanted[0] - begun, wanted[1] + 1 - begun)
     values, vectors = found.values, found.v if options.vectors else None
-    errors = cache(lambda: found.errors(dtype))
     values = values.reshape(*batch, values.shape[-1])
     if vectors is not None:
         vectors = vectors.reshape(*batch, *vectors.shape[1:])
     if call.differentiable:
         assert vectors is not None
         graphs = [x.graph.mH if upper else x.graph for x in call.operands.values()]
-        bounds = errors().errors.reshape(values.shape)
+        bounds = found.errors(dtype).errors.reshape(values.shape)
         if len(graphs) == 1:
             values, vectors = attach_eigenvectors(graphs[0], values, vectors, errors=bounds)
         else:
             values, vectors = attach_pencil(graphs[0], graphs[1], values, vectors, errors=bounds)
-
-    def later(name: str) -> Later:
-        def made() -> Any:
-            x = getattr(_part_of(errors(), kept), name)
-            return call.hand_back(x.reshape(*batch, x.shape[-1]), x.dtype)
-
-        return Later(made)
 
     def of_each(x: np.ndarray) -> Any:
         known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
         return call.hand_back(known, known.dtype)
 
     residuals, orthogonalities = run.numbers
-    measured = options.vectors
     result: EighResult[Any] = EighResult(
         eigenvalues=call.give_back(values[..., kept], dtype),
         eigenvectors=call.give_back(vectors[..., kept], call.dtype) if keep and vectors is not None else None,
-        errors=later("errors"),
-        evidence="measured" if measured else "a priori",
-        clusters=later("clusters") if measured else None,
-        gaps=later("gaps") if measured else None,
-        vector_errors=later("vector_errors") if measured else None,
+        evidence="measured" if options.vectors else "a priori",
         residual=_worst(residuals),
         orthogonality=_worst(orthogonalities),
         residual_bound=found.judge.bounds.residual,
         orthogonality_bound=found.judge.bounds.orthogonality,
-        converged=bool(run.accepted.all()),
         residuals=of_each(residuals),
         orthogonalities=of_each(orthogonalities),
-        accepted=of_each(run.accepted),
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        seconds=call.seconds,
+        **found.error_fields(call, partial(_part_of, kept=kept)),
+        **found.common_fields(call),
     )
-    if not result.converged:
-        call.report_missed(
-            f"the eigenvalues are not certified to {result.accuracy} accuracy",
-            run.attempts[-1].reason,
-            result,
-            np.argwhere(~run.accepted.reshape(batch)).tolist(),
-        )
+    found.report(call, "the eigenvalues", result)
     return result
 
 

@@ -212,7 +212,7 @@ def _bound(target: Any, shape: tuple[int, ...]) -> float:
 def _collect(
     call: Call, found: Decomposed, matrices: torch.Tensor, power: float, *, upper: bool
 ) -> PowerResult:
-    given, run, options = call.first.tensor, found.run, found.options
+    given, run = call.first.tensor, found.run
     batch, n = given.shape[:-2], given.shape[-1]
     w, v = found.values, in_double(found.v)
     _refuse_negative(found, power, batch)
@@ -230,8 +230,9 @@ def _collect(
         residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
         errors = _rounded(_errors(found, power), x, call.dtype)
     bound = found.judge.bounds.residual
+    decomposed = bool(run.accepted.all())
     accurate = run.accepted & (residuals <= bound).cpu().numpy()
-    accepted = accurate & (errors <= SURE).cpu().numpy()
+    run.accepted = accurate & (errors <= SURE).cpu().numpy()
     x, w, v = (y.reshape(*batch, *y.shape[1:]) for y in (x, w, v))
     if call.differentiable:
         graph = call.first.graph
@@ -246,19 +247,14 @@ def _collect(
         error=_worst(errors),
         residual=_worst(residuals),
         residual_bound=bound,
-        converged=bool(accepted.all()),
         eigenvalues=call.give_back(w, call.dtype.to_real()),
         errors=of_each(errors),
         residuals=of_each(residuals),
-        accepted=of_each(torch.from_numpy(accepted)),
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=call.target.name,
-        seconds=call.seconds,
+        **found.common_fields(call),
     )
     if not result.converged:
         why = run.attempts[-1].reason
-        if run.accepted.all():
+        if decomposed:
             why = f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
         if unsure := bool(accurate.all()):
             why = f"the bound on its error is {result.error:.1e} of its norm, so no digit is guaranteed"
@@ -266,7 +262,7 @@ def _collect(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
             why,
             result,
-            np.argwhere(~accepted.reshape(batch)).tolist(),
+            np.argwhere(~run.accepted.reshape(batch)).tolist(),
             unsure=unsure,
         )
     return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cache
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -218,7 +217,6 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
     """The result with its gradient and warnings."""
     given, run, options, bounds = call.first.tensor, found.run, found.options, found.judge.bounds
     batch, dtype = given.shape[:-2], call.dtype.to_real()
-    errors = cache(lambda: found.errors(dtype))
 
     def of_batch(x: torch.Tensor) -> torch.Tensor:
         return x.reshape(*batch, *x.shape[1:])
@@ -237,17 +235,10 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         assert u is not None
         assert v is not None
         graph = call.first.graph
-        bound = of_batch(errors().errors)
+        bound = of_batch(found.errors(dtype).errors)
         u, s, v = attach_triplets(graph.mH if wide else graph, u, s, v, errors=bound)
     if wide:
         u, v = v, u
-
-    def later(name: str) -> Later:
-        def made() -> Any:
-            x = of_batch(getattr(errors(), name))
-            return call.hand_back(x, x.dtype)
-
-        return Later(made)
 
     def certificates() -> Any:
         numbers = zip(*run.numbers.tolist(), strict=True)
@@ -260,25 +251,11 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         s=call.give_back(s, dtype),
         Vh=None if v is None or not keep else call.give_back(v.mH, call.dtype),
         relative_error=residual,
-        errors=later("errors"),
         certificate=Later(certificates),
-        clusters=later("clusters") if options.vectors else None,
-        gaps=later("gaps") if options.vectors else None,
-        vector_errors=later("vector_errors") if options.vectors else None,
-        accepted=call.hand_back(torch.from_numpy(run.accepted).reshape(batch), torch.bool),
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        converged=bool(run.accepted.all()),
-        seconds=call.seconds,
+        **found.error_fields(call),
+        **found.common_fields(call),
     )
-    if not result.converged:
-        call.report_missed(
-            f"the singular values are not certified to {result.accuracy} accuracy",
-            run.attempts[-1].reason,
-            result,
-            np.argwhere(~run.accepted.reshape(batch)).tolist(),
-        )
+    found.report(call, "the singular values", result)
     return result
 
 
