@@ -597,7 +597,7 @@ _SPECTRA = [
     ),
     Mutation(
         "sign of residuals of eigenvectors", "certificates/spectra.py",
-        ".sub_(left * s", ".add_(left * s",
+        "value=-1.0)", "value=1.0)",
         "the residual is A V - V diag(w)", "certificates/test_spectral_bounds.py",
     ),
     Mutation(

@@ -26,7 +26,9 @@ FOLDER = Path(__file__).parent / "data"
 SEED = 40
 """Of all recipes; a recipe is its number."""
 
-SCOPE = Scope(problems=tuple(p for p in ALL if p != "oracle"), engines=("cpu",), scalars=("real",))
+SCOPE = Scope(
+    problems=tuple(p for p in ALL if p not in ("oracle", "spectra")), engines=("cpu",), scalars=("real",)
+)
 
 FIRST_COMPLEX = 100_000
 """Recipes from this number on have complex numbers."""

@@ -43,7 +43,7 @@ def test_arrays_are_called_array_like(function: Callable[..., Any]) -> None:
     parameters = inspect.signature(function).parameters
     arrays = {"A", "B", "b", "damps", "leverage", "x0", "ydata"} & {*parameters}
     assert arrays
-    assert {parameters[name].annotation for name in arrays} == {"ArrayLike"}
+    assert {parameters[name].annotation for name in arrays} <= {"ArrayLike", "ArrayLike | None"}
 
 
 def test_only_public_names_are_listed() -> None:

@@ -172,23 +172,33 @@ class CholeskyKeywords(Common, total=False):
     wait: bool
 
 
-class EighKeywords(Common, total=False):
-    """Of :func:`neula.eigh`."""
+class EigvalshKeywords(Common, total=False):
+    """Of :func:`neula.eigvalsh`."""
 
     upper: bool
-    eigvals_only: bool
     subset_by_index: tuple[int, int] | None
     subset_by_value: tuple[float, float] | None
-    algorithm: Literal["divide"] | None
     certify: Literal["a priori", "measured"] | None
 
 
-class FullSVDKeywords(Common, total=False):
+class EighKeywords(EigvalshKeywords, total=False):
+    """Of :func:`neula.eigh`."""
+
+    eigvals_only: bool
+    algorithm: Literal["divide"] | None
+
+
+class SvdvalsKeywords(Common, total=False):
+    """Of :func:`neula.svdvals`."""
+
+    certify: Literal["a priori", "measured"] | None
+
+
+class FullSVDKeywords(SvdvalsKeywords, total=False):
     """Of :func:`neula.svd`."""
 
     full_matrices: bool
     compute_uv: bool
-    certify: Literal["a priori", "measured"] | None
 
 
 class PowerKeywords(Common, total=False):

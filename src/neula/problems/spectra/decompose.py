@@ -231,3 +231,14 @@ def _of_nothing(a: torch.Tensor) -> Run[SpectralValues]:
     run.numbers, run.accepted[:] = np.zeros((2, count)), True
     run.attempts.append(Attempt("nothing to do", True, f"A is {m} x {n}, {count} times"))
     return run
+
+
+def completed(u: torch.Tensor) -> torch.Tensor:
+    """Square matrices that begin with orthonormal columns, shape (batch, m, k)."""
+    count, m, k = u.shape
+    if not count:
+        return u.new_zeros(0, m, m)
+    q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
+    rest = q[:, :, k:]
+    rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
+    return torch.cat([u, rest], 2)

@@ -26,7 +26,7 @@ from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.problems.operators.spectra import traced_eigh
-from neula.problems.signatures import Array, ArrayLike, EighKeywords, Kind
+from neula.problems.signatures import Array, ArrayLike, EighKeywords, EigvalshKeywords, Kind
 from neula.problems.spectra.decompose import Decomposed, decompose
 from neula.problems.spectra.pencil import decompose_pencil
 from neula.problems.spectra.plan import SpectralPlan
@@ -204,17 +204,29 @@ def eigh(
 
 
 @overload
-def eigvalsh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> Kind: ...
+def eigvalsh(A: Kind, B: Any = ..., **keywords: Unpack[EigvalshKeywords]) -> Kind: ...
 @overload
-def eigvalsh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> Any: ...
-def eigvalsh(A: ArrayLike, B: ArrayLike | None = None, **keywords: Any) -> Array:
+def eigvalsh(A: Any, B: Any = ..., **keywords: Unpack[EigvalshKeywords]) -> Any: ...
+def eigvalsh(
+    A: ArrayLike,
+    B: ArrayLike | None = None,
+    *,
+    upper: bool = False,
+    subset_by_index: tuple[int, int] | None = None,
+    subset_by_value: tuple[float, float] | None = None,
+    certify: str | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+) -> Array:
     """Ascending eigenvalues of a symmetric or Hermitian matrix: ``eigh(..., eigvals_only=True)`` as an array.
 
     Parameters
     ----------
     A : array_like, shape (..., n, n)
     B : array_like, shape (..., n, n), optional
-    **keywords
+    upper, subset_by_index, subset_by_value, certify, accuracy, engine, strict, progress : optional
         As for :func:`eigh`, which also returns bounds on their errors.
 
     Returns
@@ -232,7 +244,10 @@ def eigvalsh(A: ArrayLike, B: ArrayLike | None = None, **keywords: Any) -> Array
     >>> neula.eigvalsh(np.array([[2.0, 1.0], [1.0, 2.0]])).round(12)
     array([1., 3.])
     """
-    return eigh(*(A, B)[: 1 if B is None else 2], eigvals_only=True, **keywords).eigenvalues
+    asked: Any = {"upper": upper, "certify": certify, "accuracy": accuracy, "engine": engine}
+    asked |= {"subset_by_index": subset_by_index, "subset_by_value": subset_by_value}
+    asked |= {"strict": strict, "progress": progress}
+    return eigh(*(A, B)[: 1 if B is None else 2], eigvals_only=True, **asked).eigenvalues
 
 
 def _plan(
@@ -248,7 +263,7 @@ def _plan(
     **others: Any,
 ) -> SpectralPlan | None:
     """That of a single matrix on a CPU, all of whose eigenvalues are asked for."""
-    if others:
+    if any(x is not None for x in others.values()):
         return None
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
     check_name("certify", certify, CERTIFIED, optional=True)

@@ -24,6 +24,7 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import EighResult, SVDResult
 from neula.pipeline.result.deferred import Later
+from neula.problems.spectra.decompose import completed
 from neula.problems.spectra.problem import SpectralOptions, SpectralTuning
 
 
@@ -84,8 +85,10 @@ class SpectralPlan:
                 s, v = torch.linalg.eigh(a, self._triangle)
                 u = v
             else:
-                u, s, vh = torch.linalg.svd(a, full_matrices=self._full)
+                u, s, vh = torch.linalg.svd(a, full_matrices=False)
                 v = vh.mH
+                if self._full:
+                    u, v = (x if len(x) == x.shape[1] else completed(x[None])[0] for x in (u, v))
             found, rest = self._measured(whole, u, s, v, norm)
             residual, lost = float(found.total) / size, max(float(found.orthogonality), rest)
         bounds = self._bounds

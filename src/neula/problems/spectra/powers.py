@@ -143,13 +143,21 @@ def fractional_matrix_power(
 def sqrtm(A: Kind, **keywords: Unpack[PowerKeywords]) -> PowerResult[Kind]: ...
 @overload
 def sqrtm(A: Any, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
-def sqrtm(A: ArrayLike, **keywords: Any) -> PowerResult:
+def sqrtm(
+    A: ArrayLike,
+    *,
+    upper: bool = False,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+) -> PowerResult:
     """Square root of a symmetric or Hermitian positive semidefinite matrix: :func:`fractional_matrix_power`.
 
     Parameters
     ----------
     A : array_like, shape (..., n, n)
-    **keywords
+    upper, accuracy, engine, strict, progress : optional
         As for :func:`fractional_matrix_power`.
 
     Returns
@@ -169,20 +177,29 @@ def sqrtm(A: ArrayLike, **keywords: Any) -> PowerResult:
     array([[2., 1.],
            [1., 2.]])
     """
-    return fractional_matrix_power(A, 0.5, **keywords)
+    asked: Any = {"upper": upper, "accuracy": accuracy, "engine": engine}
+    return fractional_matrix_power(A, 0.5, **asked, strict=strict, progress=progress)
 
 
 @overload
 def inv_sqrt(A: Kind, **keywords: Unpack[PowerKeywords]) -> PowerResult[Kind]: ...
 @overload
 def inv_sqrt(A: Any, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
-def inv_sqrt(A: ArrayLike, **keywords: Any) -> PowerResult:
+def inv_sqrt(
+    A: ArrayLike,
+    *,
+    upper: bool = False,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+) -> PowerResult:
     """Inverse square root of a Hermitian positive definite matrix: :func:`fractional_matrix_power`.
 
     Parameters
     ----------
     A : array_like, shape (..., n, n)
-    **keywords
+    upper, accuracy, engine, strict, progress : optional
         As for :func:`fractional_matrix_power`.
 
     Returns
@@ -202,7 +219,8 @@ def inv_sqrt(A: ArrayLike, **keywords: Any) -> PowerResult:
     array([[0.5, 0. ],
            [0. , 0.2]])
     """
-    return fractional_matrix_power(A, -0.5, **keywords)
+    asked: Any = {"upper": upper, "accuracy": accuracy, "engine": engine}
+    return fractional_matrix_power(A, -0.5, **asked, strict=strict, progress=progress)
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:

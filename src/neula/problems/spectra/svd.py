@@ -25,8 +25,8 @@ from neula.pipeline.result import SVDResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
-from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind
-from neula.problems.spectra.decompose import Decomposed, decompose
+from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords
+from neula.problems.spectra.decompose import Decomposed, completed, decompose
 from neula.problems.spectra.eigh import CERTIFIED
 from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
@@ -156,16 +156,24 @@ def svd(
 
 
 @overload
-def svdvals(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> Kind: ...
+def svdvals(A: Kind, **keywords: Unpack[SvdvalsKeywords]) -> Kind: ...
 @overload
-def svdvals(A: Any, **keywords: Unpack[FullSVDKeywords]) -> Any: ...
-def svdvals(A: ArrayLike, **keywords: Any) -> Array:
+def svdvals(A: Any, **keywords: Unpack[SvdvalsKeywords]) -> Any: ...
+def svdvals(
+    A: ArrayLike,
+    *,
+    certify: str | None = None,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+) -> Array:
     """Descending singular values: ``svd(..., compute_uv=False)`` as an array.
 
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-    **keywords
+    certify, accuracy, engine, strict, progress : optional
         As for :func:`svd`, which also returns bounds on their errors.
 
     Returns
@@ -183,7 +191,8 @@ def svdvals(A: ArrayLike, **keywords: Any) -> Array:
     >>> neula.svdvals(np.array([[0.0, 2.0], [3.0, 0.0]])).round(12)
     array([3., 2.])
     """
-    return svd(A, compute_uv=False, **keywords).s
+    asked: Any = {"certify": certify, "accuracy": accuracy, "engine": engine}
+    return svd(A, compute_uv=False, **asked, strict=strict, progress=progress).s
 
 
 def _plan(
@@ -257,14 +266,3 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
     )
     found.report(call, "the singular values", result)
     return result
-
-
-def completed(u: torch.Tensor) -> torch.Tensor:
-    """Square matrices that begin with orthonormal columns, shape (batch, m, k)."""
-    count, m, k = u.shape
-    if not count:
-        return u.new_zeros(0, m, m)
-    q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
-    rest = q[:, :, k:]
-    rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
-    return torch.cat([u, rest], 2)
