@@ -9,7 +9,7 @@ var Scorer = {
   term: 5,
   partialTerm: 2,
   score: ([docname, title, anchor, descr, score]) => {
-    if (/^#neula\.\w+$/.test(anchor)) return score + 40;
+    if (/^#neula\.\w+$/.test(anchor)) return score + 60;
     return docname.includes("/") ? score - 40 : score;
   },
 };
