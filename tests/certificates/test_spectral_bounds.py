@@ -128,7 +128,7 @@ def test_singular_vectors() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
-@pytest.mark.parametrize("n", [3, 200])
+@pytest.mark.parametrize("n", [3, 400])
 def test_lost_orthogonality_is_part_of_backward_errors(n: int, dtype: torch.dtype) -> None:
     """``A`` exactly, of vectors ``V = Q (I + E)``: the exact change of A is known to first order."""
     q = torch.linalg.qr(normal(n, n).to(dtype) + (1j * normal(n, n, seed=1) if dtype.is_complex else 0))[0]
@@ -137,7 +137,7 @@ def test_lost_orthogonality_is_part_of_backward_errors(n: int, dtype: torch.dtyp
     a = (q * w) @ q.mH
     v = (q @ (torch.eye(n, dtype=dtype) + e))[None]
     found = measured(((a + a.mH) / 2)[None], v, w[None], v)
-    assert 2e-5 <= float(found.orthogonality) <= 2e-5 * (2 * n**0.5 if n <= 192 else 4.1)
+    assert 2e-5 <= float(found.orthogonality) <= 2e-5 * (2 * n**0.5 if n <= 384 else 4.1)
     assert float(found.total) >= 0
     least = float(torch.linalg.matrix_norm((v[0] * w) @ v[0].mH - a, 2))
     assert float(backward_error(w[None], found)) >= least / 2  # either of V and its polar factor
