@@ -92,7 +92,7 @@ print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 # The eleven regressions of NIST
 # ------------------------------
 #
-# The same digits for all of them, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
+# Digits for all of these data sets, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
 # answer can show more.
 
 ways = {

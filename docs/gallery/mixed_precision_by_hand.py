@@ -181,8 +181,8 @@ plt.show()
 # Look at the curve of fp32 once more: after the error has reached its floor it rises again. CGLS updates its residual and
 # never computes it anew, so that rounding errors pile up.
 #
-# The same in neula
-# -----------------
+# The calculation in neula
+# ------------------------
 #
 # Three things that the loop above leaves out. neula starts again with a true residual, before CGLS drifts off. It measures
 # when to stop, and whether the answer may be believed. And it takes a better R where this one is too coarse.

@@ -40,7 +40,7 @@ print(result)
 assert result.converged
 
 # %%
-# The same from singular values of the data: squares are avoided, and small components have twice the digits.
+# Principal components from singular values of the data: squares are avoided, and small components have twice the digits.
 
 svd = neula.svd(data, full_matrices=False)
 variances = svd.s[:, ::-1] ** 2 / (length - 1)

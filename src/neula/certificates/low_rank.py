@@ -286,7 +286,7 @@ def _by_norms(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
 
 
 def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
-    """The same roots by eigenvalues; small ones have half the digits, and a norm bound may be less."""
+    """Bounds on these roots by eigenvalues: small ones have half the digits; a norm bound may be less."""
     values = np.linalg.eigvalsh(np.diag(s * s) + larger)[::-1][:rank]
     return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger).real))
 

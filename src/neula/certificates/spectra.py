@@ -147,9 +147,8 @@ class SpectralErrors(NamedTuple):
     errors: torch.Tensor  # of the values
     gaps: torch.Tensor  # distance of the cluster of a value to all values outside of it
     clusters: torch.Tensor  # int64: number of the cluster
-    vector_errors: (
-        torch.Tensor
-    )  # sine of the largest angle between computed and exact subspaces of the cluster
+    # Sine of the largest angle between the computed and the exact subspace of the cluster.
+    vector_errors: torch.Tensor
 
 
 def consistency(a: torch.Tensor, s: torch.Tensor, *, symmetric: bool) -> torch.Tensor:

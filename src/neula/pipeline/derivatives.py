@@ -17,6 +17,7 @@ import torch
 from torch.autograd import Function, forward_ad
 
 from neula.engines.formats import in_double
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
 
@@ -43,7 +44,7 @@ def factors_backward(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: tor
         dx = factors_backward(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mH)), du)
         return torch.cat([dx, exact_matmul(q, dv)], -1)
     m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)
-    right = dq + exact_matmul(q, _from_lower(m))
+    right = dq + exact_matmul(q, hermitian_from_lower(m))
     return torch.linalg.solve_triangular(r.mH, right, upper=False, left=False)
 
 
@@ -61,14 +62,8 @@ def factors_forward(q: torch.Tensor, r: torch.Tensor, da: torch.Tensor) -> Pair:
         return dq, torch.cat([du, dv], -1)
     scaled = torch.linalg.solve_triangular(r, da, upper=True, left=False)
     w = exact_matmul(q.mH, scaled)
-    triangle = w.triu(1) + _from_lower(w).triu()
+    triangle = w.triu(1) + hermitian_from_lower(w).triu()
     return scaled - exact_matmul(q, triangle), exact_matmul(triangle, r)
-
-
-def _from_lower(x: torch.Tensor) -> torch.Tensor:
-    """The Hermitian matrix that has the lower triangle of X, and the real part of its diagonal."""
-    lower = x.tril(-1)
-    return lower + lower.mH + torch.diag_embed(x.diagonal(0, -2, -1).real)
 
 
 # --- Cholesky ---
@@ -77,7 +72,7 @@ def _from_lower(x: torch.Tensor) -> torch.Tensor:
 def cholesky_backward(lower: torch.Tensor, dl: torch.Tensor) -> torch.Tensor:
     """Gradient of A from that of L (:func:`neula.pipeline.gradients.attach_cholesky`)."""
     # P + P^H with the lower triangle P of L^H dL, its diagonal halved.
-    symmetric = _from_lower(exact_matmul(lower.mH, dl.tril()))
+    symmetric = hermitian_from_lower(exact_matmul(lower.mH, dl.tril()))
     solve = torch.linalg.solve_triangular
     return 0.5 * solve(lower, solve(lower.mH, symmetric, upper=True), upper=False, left=False)
 

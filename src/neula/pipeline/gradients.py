@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from neula.engines.formats import in_double
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.derivatives import Factorize, Multiply, Solve
 from neula.pipeline.functions import (
@@ -228,19 +229,13 @@ def attach_pencil(
         Of which lower triangles are read.
     w, v, errors : Tensor, shape (..., n), (..., n, n) and (..., n)
     """
-    a, b = (_from_lower_triangle(in_double(x.to(v.device))).to(in_double(v).dtype) for x in (a, b))
+    wide = (in_double(x.to(v.device)) for x in (a, b))
+    a, b = (attach_symmetric(x, hermitian_from_lower(x.detach())).to(in_double(v).dtype) for x in wide)
     lower = attach_cholesky(b, torch.linalg.cholesky(b.detach()))
     solve = torch.linalg.solve_triangular
     c = solve(lower, solve(lower, a, upper=False).mH, upper=False)
     w, y = attach_eigenvectors(c, w, exact_matmul(lower.detach().mH, in_double(v)), errors=errors)
     return w, solve(lower.mH, y, upper=True)
-
-
-def _from_lower_triangle(a: torch.Tensor) -> torch.Tensor:
-    """The Hermitian matrix with this lower triangle, with a Hermitian gradient of A."""
-    lower = a.detach().tril(-1)
-    whole = lower + lower.mH + torch.diag_embed(a.detach().diagonal(0, -2, -1).real).to(a.dtype)
-    return attach_symmetric(a, whole)
 
 
 def attach_power(

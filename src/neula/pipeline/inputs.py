@@ -52,7 +52,7 @@ class Taken:
         return self.wrap(kept.resolve_conj())
 
     def to(self, dtype: torch.dtype) -> Taken:
-        """The same array in another dtype."""
+        """The array in another dtype."""
         return replace(self, tensor=self.tensor.to(dtype), graph=self.graph.to(dtype))
 
     def wrap_array(self, x: np.ndarray) -> Any:

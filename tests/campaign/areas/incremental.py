@@ -74,7 +74,7 @@ def draw(source: Source, scope: Scope) -> IncrementalRecipe:
 
 
 class Rows:
-    """What a fit should know: exact sums over rows, those of the parts of complex ones.
+    """Sums that a fit must reproduce: exact sums over rows, those of the parts of complex ones.
 
     Parameters
     ----------

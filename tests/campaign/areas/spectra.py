@@ -279,7 +279,7 @@ def draw(source: Source, scope: Scope) -> SpectraRecipe:
 
 
 def numbers(recipe: SpectraRecipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What is given, shape (batch, m, n); what is read of it, in double precision; and B, for pencils."""
+    """The given matrices, shape (batch, m, n), what is read of them in double precision, and B of pencils."""
     rng: Any = np.random.default_rng(recipe.seed)
     of_numbers = ComplexRandom(rng) if recipe.dtype in REAL else rng
     made = [_member(of_numbers, rng, recipe, kind) for kind in recipe.kinds]

@@ -128,7 +128,7 @@ class _Tree:
         mean = a.diagonal(0, 1, 2).real.sum(1) / sizes.clamp_min(1)
         same = two_norms(a - torch.diag_embed((mean[:, None] * inside).to(a.dtype)), 1, 2) <= alike
         same |= sizes <= 1
-        # What is beyond has the sign +1.
+        # Rows beyond the block have the sign +1.
         shift = torch.where(inside, -_middle(a, inside, self.engine)[:, None].to(mean), 1.0).to(a.dtype)
         projector = (self.sign(a + torch.diag_embed(shift)) + eye) / 2
         counts = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()

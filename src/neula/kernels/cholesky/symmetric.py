@@ -9,6 +9,23 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 
 
+def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
+    """The Hermitian matrix with the lower triangle of A, and the real part of its diagonal; differentiable.
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., n, n)
+
+    Examples
+    --------
+    >>> hermitian_from_lower(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
+    lower = a.tril(-1)
+    return lower + lower.mH + torch.diag_embed(a.diagonal(0, -2, -1).real)
+
+
 @trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")
 def _tried(device: torch.device) -> None:
     a, scales = (

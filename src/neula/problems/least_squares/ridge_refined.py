@@ -31,7 +31,7 @@ HALF = 2.0**-26
 """Forward error of small problems from which on they are refined: half of the digits are lost."""
 
 QUARTER = 2.0**-13
-"""The same for errors of prediction, which take as many right-hand sides as rows."""
+"""Forward error from which on errors of prediction are refined, with as many right-hand sides as rows."""
 
 
 @dataclass(frozen=True)

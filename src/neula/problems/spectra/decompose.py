@@ -49,8 +49,8 @@ class Decomposed:
         """
         found = self._in_units(in_double(self.run.found.s))
         if bool(found.isinf().any()):
-            name = "eigenvalue" if self.options.symmetric else "singular value"
-            raise OverflowError(f"an {name} does not fit torch.float64: scale A down".replace("an s", "a s"))
+            name = "an eigenvalue" if self.options.symmetric else "a singular value"
+            raise OverflowError(f"{name} does not fit torch.float64: scale A down")
         return found
 
     @property
@@ -231,6 +231,11 @@ def _of_nothing(a: torch.Tensor) -> Run[SpectralValues]:
     run.numbers, run.accepted[:] = np.zeros((2, count)), True
     run.attempts.append(Attempt("nothing to do", True, f"A is {m} x {n}, {count} times"))
     return run
+
+
+def worst(x: np.ndarray) -> float:
+    """The largest of some errors, NaN being infinite."""
+    return float(np.where(np.isnan(x), np.inf, x).max(initial=0.0))
 
 
 def completed(u: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -27,7 +28,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, EigvalshKeywords, Kind
-from neula.problems.spectra.decompose import Decomposed, decompose
+from neula.problems.spectra.decompose import Decomposed, decompose, worst
 from neula.problems.spectra.pencil import decompose_pencil
 from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
@@ -163,18 +164,8 @@ def eigh(
     True
     """
     operands = {"A": A} if B is None else {"A": A, "B": B}
-    call = Call.begin(
-        operands,
-        engine=engine,
-        accuracy=accuracy,
-        bound=_bound,
-        strict=strict,
-        gradients=True,
-        or_complex=True,
-    )
+    call = begin(operands, accuracy=accuracy, engine=engine, strict=strict)
     given = call.first.tensor
-    for name, taken in call.operands.items():
-        check_square(taken.tensor, name)
     check_name("certify", certify, CERTIFIED, optional=True)
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)
     n = given.shape[-1]
@@ -265,32 +256,49 @@ def _plan(
     """That of a single matrix on a CPU, all of whose eigenvalues are asked for."""
     if any(x is not None for x in others.values()):
         return None
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
+    call = begin({"A": A}, accuracy=accuracy, engine=engine, gradients=False)
     check_name("certify", certify, CERTIFIED, optional=True)
     a, vectors = call.first.tensor, not eigvals_only
-    check_square(a, "A")
     if eigvals_only and certify == "measured":
         return None
     options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
     return SpectralPlan.for_matrix(a, options, upper=upper)
 
 
-def _bound(target: Any, shape: tuple[int, ...]) -> float:
-    return SpectralBounds.for_order(target, shape[-1] if shape else 1, symmetric=True).residual
-
-
-def check_square(a: torch.Tensor, name: str) -> None:
-    """Refuse other matrices.
+def begin(
+    operands: Mapping[str, Any],
+    *,
+    accuracy: Accuracy | None,
+    engine: str | Engine,
+    strict: bool = False,
+    gradients: bool = True,
+) -> Call:
+    """Begin a call with square matrices.
 
     Raises
     ------
     ValueError
+        For other matrices.
     """
-    check_matrices(a, name)
-    if a.shape[-1] != a.shape[-2]:
-        raise ValueError(
-            f"{name} must be square, got {a.shape[-2]} x {a.shape[-1]}: svd takes matrices of other shapes"
-        )
+    call = Call.begin(
+        operands,
+        engine=engine,
+        accuracy=accuracy,
+        bound=_bound,
+        strict=strict,
+        gradients=gradients,
+        or_complex=True,
+    )
+    for name, taken in call.operands.items():
+        check_matrices(taken.tensor, name)
+        m, n = taken.tensor.shape[-2:]
+        if m != n:
+            raise ValueError(f"{name} must be square, got {m} x {n}: svd takes matrices of other shapes")
+    return call
+
+
+def _bound(target: Any, shape: tuple[int, ...]) -> float:
+    return SpectralBounds.for_order(target, shape[-1] if shape else 1, symmetric=True).residual
 
 
 def indices(subset: Any, n: int) -> tuple[int, int] | None:
@@ -366,8 +374,8 @@ def _collect(
         eigenvalues=call.give_back(values[..., kept], dtype),
         eigenvectors=call.give_back(vectors[..., kept], call.dtype) if keep and vectors is not None else None,
         evidence="measured" if options.vectors else "a priori",
-        residual=_worst(residuals),
-        orthogonality=_worst(orthogonalities),
+        residual=worst(residuals),
+        orthogonality=worst(orthogonalities),
         residual_bound=found.judge.bounds.residual,
         orthogonality_bound=found.judge.bounds.orthogonality,
         residuals=of_each(residuals),
@@ -388,8 +396,3 @@ def _part_of(errors: SpectralErrors, kept: slice) -> SpectralErrors:
     bounds = SpectralErrors(*(x[:, kept] for x in errors))
     sines = errors.vector_errors.masked_fill(cut, 1.0)[:, kept]
     return bounds._replace(clusters=bounds.clusters - bounds.clusters[:, :1], vector_errors=sines)
-
-
-def _worst(x: np.ndarray) -> float:
-    """The largest of some errors, NaN being infinite."""
-    return float(np.where(np.isnan(x), np.inf, x).max(initial=0.0))

@@ -19,6 +19,7 @@ from neula.algorithms.scaling import binary_exponents
 from neula.certificates.spectra import SpectralBounds, SpectralMeasures, rounding_error
 from neula.engines import FP64
 from neula.engines.formats import in_double
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -102,8 +103,7 @@ def _symmetric(x: torch.Tensor, name: str, *, upper: bool) -> torch.Tensor:
     if not bool(low.isfinite().all()):
         place = (~low.isfinite()).nonzero()[0].tolist()
         raise ValueError(f"{name}[{', '.join(map(str, place))}] is not finite: {name} must be finite")
-    strict = low.tril(-1)
-    return strict + strict.mH + torch.diag_embed(low.diagonal(0, -2, -1).real).to(low.dtype)
+    return hermitian_from_lower(low)
 
 
 def _measured(
@@ -114,7 +114,7 @@ def _measured(
     v: torch.Tensor,
     options: SpectralOptions,
 ) -> tuple[SpectralMeasures, torch.Tensor, SpectralBounds]:
-    """What bounds errors, the relative backward errors of pencils, and the bounds to accept these by."""
+    """Measures that bound errors, relative backward errors of pencils, and the bounds of the latter."""
     n = a.shape[2]
     unit = rounding_error(n, a.dtype)
     image = b @ v

@@ -19,6 +19,7 @@ from neula.certificates.spectra import (
     spectral_errors,
 )
 from neula.engines.formats import in_double
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.plans import Given, accepted_result
@@ -69,13 +70,13 @@ class SpectralPlan:
     def _solved(self, a: torch.Tensor, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
         options, whole = self.options, a
         if options.symmetric:
-            whole = a if torch.equal(a, a.mH) else _symmetric(a.mH if self._upper else a)
+            whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
         whole = self._wide(whole)
         norm = in_double(torch.linalg.vector_norm(whole)[None])
         size = float(norm)
         if not 1 / SQUARABLE < size < SQUARABLE:
             return None
-        u = v = rest = None
+        u = v = None
         if not options.vectors:
             s = torch.linalg.eigvalsh(a, self._triangle) if options.symmetric else torch.linalg.svdvals(a)
             residual = float(consistency(whole[None], s[None], symmetric=options.symmetric))
@@ -94,7 +95,7 @@ class SpectralPlan:
         bounds = self._bounds
         if not (residual <= bounds.residual and lost <= bounds.orthogonality):
             return None
-        return self._result(given, whole, (u, s, v), (residual, lost), found)
+        return self._result(given, (u, s, v), (residual, lost), found)
 
     def _measured(
         self, a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, norm: torch.Tensor
@@ -115,7 +116,6 @@ class SpectralPlan:
     def _result(
         self,
         given: Given,
-        a: torch.Tensor,
         triplet: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
         numbers: tuple[float, float],
         found: SpectralMeasures | None,
@@ -131,9 +131,6 @@ class SpectralPlan:
             fields[name] = later(name) if options.vectors else None
         fields["accepted"] = Later(lambda: give(s.isfinite().all()))
 
-        def reason() -> str:
-            return str(certificate())
-
         def certificate() -> SVDCertificate:
             return SVDCertificate(*numbers, 0.0, bounds.residual, bounds.orthogonality)
 
@@ -142,14 +139,14 @@ class SpectralPlan:
             fields |= {"U": None if u is None else give(u), "s": give(s)}
             fields |= {"Vh": None if v is None else give(v.mH.resolve_conj())}
             fields |= {"relative_error": residual, "certificate": Later(certificate)}
-            return accepted_result(SVDResult, given, options, self._label, reason, fields)
+            return accepted_result(SVDResult, given, options, self._label, lambda: str(certificate()), fields)
         fields |= {"eigenvalues": give(s), "eigenvectors": None if v is None else give(v)}
         fields |= {"evidence": "measured" if options.vectors else "a priori"}
         fields |= {"residual": residual, "orthogonality": lost}
         fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
         for name, number in (("residuals", residual), ("orthogonalities", lost)):
             fields[name] = Later(partial(lambda x: give(s.new_tensor(x, dtype=torch.float64)), number))
-        return accepted_result(EighResult, given, options, self._label, reason, fields)
+        return accepted_result(EighResult, given, options, self._label, lambda: str(certificate()), fields)
 
     def _errors(self, s: torch.Tensor, found: SpectralMeasures | None) -> SpectralErrors:
         m, n = self._shape
@@ -161,9 +158,3 @@ class SpectralPlan:
         symmetric = self.options.symmetric
         end = None if symmetric or m == n else torch.zeros_like(s[:, 0])
         return spectral_errors(s, found, symmetric=symmetric, edges=(None, end))
-
-
-def _symmetric(a: torch.Tensor) -> torch.Tensor:
-    """The matrix of which the lower triangle is read."""
-    strict = a.tril(-1)
-    return strict + strict.mH + torch.diag_embed(a.diagonal().real).to(a.dtype)

@@ -13,10 +13,10 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, measurement_error
 from neula.certificates.forward_error import SURE
-from neula.certificates.spectra import SpectralBounds
 from neula.engines import FP64, Engine
 from neula.engines.formats import in_double
 from neula.errors import number
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import exact_matmul
 from neula.kernels.shift import LIMIT, shift
@@ -27,8 +27,8 @@ from neula.pipeline.lists import over_lists
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PowerResult
 from neula.problems.signatures import ArrayLike, Kind, PowerKeywords
-from neula.problems.spectra.decompose import Decomposed, decompose
-from neula.problems.spectra.eigh import check_square
+from neula.problems.spectra.decompose import Decomposed, decompose, worst
+from neula.problems.spectra.eigh import begin
 from neula.problems.spectra.problem import SpectralOptions
 
 
@@ -116,27 +116,19 @@ def fractional_matrix_power(
            [-0.33333333,  0.66666667]])
     """
     power = number("p", p, "a finite number", math.isfinite)
-    call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=accuracy,
-        bound=_bound,
-        strict=strict,
-        gradients=True,
-        or_complex=True,
-    )
-    check_square(call.first.tensor, "A")
+    call = begin({"A": A}, accuracy=accuracy, engine=engine, strict=strict)
     options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
     with call.computing():
         matrices = call.matrices()
         lower = matrices.mH if upper else matrices
         found = decompose(call, lower, options, upper=upper)
-        digits = _errors(found, power) <= SURE
-        if options.work is not FP64 and not bool(digits[found.usable].all()):
+        errors = _errors(found, power)
+        if options.work is not FP64 and not bool((errors <= SURE)[found.usable].all()):
             begun = found.run.attempts
             found = decompose(call, lower, replace(options, target=FP64), upper=upper)
             found.run.attempts[:0] = begun
-    return _collect(call, found, matrices, power, upper=upper)
+            errors = _errors(found, power)
+    return _collect(call, found, lower, errors, power, upper=upper)
 
 
 @overload
@@ -223,13 +215,10 @@ def inv_sqrt(
     return fractional_matrix_power(A, -0.5, **asked, strict=strict, progress=progress)
 
 
-def _bound(target: Any, shape: tuple[int, ...]) -> float:
-    return SpectralBounds.for_order(target, shape[-1] if shape else 1, symmetric=True).residual
-
-
 def _collect(
-    call: Call, found: Decomposed, matrices: torch.Tensor, power: float, *, upper: bool
+    call: Call, found: Decomposed, lower: torch.Tensor, errors: torch.Tensor, power: float, *, upper: bool
 ) -> PowerResult:
+    """The result with its gradient and warnings; of ``lower`` the lower triangles are read."""
     given, run = call.first.tensor, found.run
     batch, n = given.shape[:-2], given.shape[-1]
     w, v = found.values, in_double(found.v)
@@ -239,14 +228,9 @@ def _collect(
         x = _power(found, v, power)
         if bool((~x.isfinite().flatten(1).all(1) & found.usable).any()):
             raise OverflowError(f"A**{power:g} does not fit torch.float64: scale A")
-        lower = in_double(matrices.mH if upper else matrices).tril()
-        a = (
-            lower.tril(-1)
-            + lower.tril(-1).mH
-            + torch.diag_embed(lower.diagonal(0, 1, 2).real).to(lower.dtype)
-        )
+        a = hermitian_from_lower(in_double(lower))
         residuals = _residuals(a, x, power, torch.from_numpy(run.numbers[0]).to(x.device))
-        errors = _rounded(_errors(found, power), x, call.dtype)
+        errors = _rounded(errors, x, call.dtype)
     bound = found.judge.bounds.residual
     decomposed = bool(run.accepted.all())
     accurate = run.accepted & (residuals <= bound).cpu().numpy()
@@ -262,8 +246,8 @@ def _collect(
     result: PowerResult[Any] = PowerResult(
         X=call.give_back(x, call.dtype),
         power=power,
-        error=_worst(errors),
-        residual=_worst(residuals),
+        error=worst(errors.cpu().numpy()),
+        residual=worst(residuals.cpu().numpy()),
         residual_bound=bound,
         eigenvalues=call.give_back(w, call.dtype.to_real()),
         errors=of_each(errors),
@@ -309,11 +293,6 @@ def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) ->
     ).tolist()
     hint = f"; {enough:.3g} added to its diagonal makes it so" if enough else ""
     raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
-
-
-def _worst(x: torch.Tensor) -> float:
-    """The largest of some errors, NaN being infinite."""
-    return float(x.nan_to_num(math.inf, posinf=math.inf).amax()) if len(x) else 0.0
 
 
 def _power(found: Decomposed, v: torch.Tensor, power: float) -> torch.Tensor:

@@ -90,5 +90,5 @@ class SpectralValues(Values):
 
     @property
     def measures(self) -> SpectralMeasures:
-        """What was measured."""
+        """The measured errors."""
         return SpectralMeasures(self.residuals, self.quotients, self.total, self.orthogonality, self.size)

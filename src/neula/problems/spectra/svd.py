@@ -26,7 +26,7 @@ from neula.pipeline.result.deferred import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords
-from neula.problems.spectra.decompose import Decomposed, completed, decompose
+from neula.problems.spectra.decompose import Decomposed, completed, decompose, worst
 from neula.problems.spectra.eigh import CERTIFIED
 from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
@@ -213,8 +213,9 @@ def _plan(
     check_matrices(a, "A")
     if certify == "measured" and not compute_uv:
         return None
-    options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=compute_uv)
-    options = replace(options, progress=progress)
+    options = SpectralOptions(
+        call.target, call.engine, symmetric=False, vectors=compute_uv, progress=progress
+    )
     return SpectralPlan.for_matrix(a, options, full=full_matrices and a.shape[0] != a.shape[-1])
 
 
@@ -254,12 +255,11 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         made = [SVDCertificate(r, o, 0.0, bounds.residual, bounds.orthogonality) for r, o in numbers]
         return made[: math.prod(batch)] if batch else made[0]
 
-    residual = float(np.where(np.isnan(run.numbers[0]), np.inf, run.numbers[0]).max(initial=0.0))
     result: SVDResult[Any] = SVDResult(
         U=None if u is None or not keep else call.give_back(u, call.dtype),
         s=call.give_back(s, dtype),
         Vh=None if v is None or not keep else call.give_back(v.mH, call.dtype),
-        relative_error=residual,
+        relative_error=worst(run.numbers[0]),
         certificate=Later(certificates),
         **found.error_fields(call),
         **found.common_fields(call),
