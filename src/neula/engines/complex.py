@@ -23,6 +23,7 @@ from neula.engines.formats import Format
 from neula.engines.inputs import Inputs, Tensors
 from neula.engines.sharded import sharded
 from neula.engines.tuning import Tuning
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.planes import interleave, planes, planes_of_product, room_for_planes
@@ -178,7 +179,12 @@ class ComplexEngine(Engine):
         if symmetric and a is b and scales is None:  # A is A^H
             return self.across(a, a, factor=factor, shift=shift)
         products = self.real.wide(a, b).unflatten(0, (3, -1))
-        return self.real.parts(planes_of_product(products, factor, shift, scales).flatten(0, 1))
+        planes = planes_of_product(products, factor, shift, scales)
+        if symmetric:
+            planes[0] = hermitian_from_lower(planes[0])
+            planes[1] = planes[1].tril(-1) - planes[1].tril(-1).mT
+            torch.add(planes[0], planes[1], out=planes[2])
+        return self.real.parts(planes.flatten(0, 1))
 
     def across(
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0

@@ -18,6 +18,7 @@ from neula.engines.inputs import Inputs, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.products.kept import Kept
 from neula.kernels.transposed_copy import transposed_copy
 
@@ -336,6 +337,8 @@ class Engine(ABC):
         """
         c = self.wide(a, b).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
+        if symmetric:
+            c = hermitian_from_lower(c)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
 
     def across(

@@ -35,7 +35,7 @@ more than the margin of polynomials in fp16 makes good, of 4e-7."""
 
 
 def polar_factor(
-    x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine
+    x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine, *, hermitian: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices with the singular vectors of X, whose singular values polynomials have taken near 1.
 
@@ -46,6 +46,8 @@ def polar_factor(
         overflows.
     steps : sequence of OddPolynomial
         For numbers up to 1: X is divided by a bound on its norm.
+    hermitian : bool
+        Whether X is: then all products are, and half of each is computed.
 
     Returns
     -------
@@ -70,15 +72,17 @@ def polar_factor(
     squared = norm_bound(gram, engine)
     inverse = torch.where(squared > 0, squared, 1.0).reciprocal()
     w = engine.adjusted(gram, inverse, -steps[0].center)
-    x = engine.product(_last(w, steps[0], engine), x, scales=inverse.sqrt())
-    return taken_on(x, steps[1:], engine), squared.sqrt()
+    x = engine.product(_last(w, steps[0], engine), x, scales=inverse.sqrt(), symmetric=hermitian)
+    return taken_on(x, steps[1:], engine, hermitian=hermitian), squared.sqrt()
 
 
-def taken_on(x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine) -> torch.Tensor:
+def taken_on(
+    x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine, *, hermitian: bool = False
+) -> torch.Tensor:
     """Apply the remaining polynomials to matrices with norms of at most 1."""
     for step in steps:
         w = engine.across(x, x, shift=-step.center)
-        x = engine.product(_last(w, step, engine), x)
+        x = engine.product(_last(w, step, engine), x, symmetric=hermitian)
     return x
 
 

@@ -97,7 +97,7 @@ def composition(smallest: float, error: float, margin: float) -> tuple[OddPolyno
         steps.append(step)
     steps.append(step)
     while off > error:
-        steps.append(_TOUCHING_ONE)
+        steps.append(TOUCHING_ONE)
         off = off**3 * (8 + 9 * (1 + off) + 3 * (1 + off) ** 2) / 8
     return tuple(steps)
 
@@ -130,7 +130,7 @@ def _of_degree_5(a: float, b: float, c: float) -> OddPolynomial:
     return OddPolynomial(float(center), ((float(c), float(a - c * center**2)),))
 
 
-_TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)
+TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)
 """``1 - p(x) = (1 - x)^3 (8 + 9 x + 3 x^2) / 8``."""
 
 

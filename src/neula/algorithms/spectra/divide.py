@@ -20,7 +20,7 @@ from functools import partial
 import torch
 
 from neula.algorithms.polar.iteration import polar_factor, taken_on
-from neula.algorithms.polar.polynomials import composition
+from neula.algorithms.polar.polynomials import TOUCHING_ONE, composition
 from neula.certificates.polar import lanczos
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
@@ -31,20 +31,32 @@ from neula.kernels.precision import exact_matmul
 Map = Callable[[torch.Tensor], torch.Tensor]
 
 
-def sign(a: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Unitary polar factors of Hermitian matrices, shape (batch, n, n), in products of an engine.
+def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+    """Unitary polar factors of Hermitian matrices, shape (batch, n, n), in symmetric products.
 
-    Singular values near zero, of eigenvalues near sigma, go to 1 last: polynomials are applied until all are
-    near 1, or cannot be told from zero.
+    Polynomials in half precision take singular values near 1, and one more step in the accurate arithmetic
+    makes that a projector: the QR factorization that follows would amplify what is left of it up to n times.
+    Eigenvalues near sigma go to +-1 last. Polynomials are applied until all are there.
+
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+    rough, exact : Engine
     """
-    steps = partial(composition, error=1e-6, margin=2.0**-9)
-    x, _ = polar_factor(engine.parts(a), steps(7e-4), engine)
-    for _ in range(3):
-        missing = a.shape[1] - engine.norms(x).double().square()
+    n = a.shape[1]
+    steps = partial(composition, error=1e-3, margin=2.0**-9)
+    sizes = two_norms(a, 1, 2)
+    scales = torch.where(sizes > 0, n**0.5 / sizes, 1.0).to(a.dtype.to_real())  # Gram matrices fit, too
+    x, _ = polar_factor(rough.parts(a, scales), steps(min(7e-4, 0.25 / n)), rough, hermitian=True)
+    for again in range(4):
+        if again:
+            x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
+        x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
+        found = exact.joined(x)
+        missing = n - two_norms(found, 2).double().square().sum(1)
         if not bool((missing > 0.01).any()):  # NaN is not repaired
             break
-        x = taken_on(x, steps(0.02), engine)
-    return engine.joined(x)
+    return found
 
 
 def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Engine) -> torch.Tensor:
@@ -69,7 +81,8 @@ def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Eng
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     alike = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
-    return _Tree(sign, orthonormal, width, engine).vectors(a, sizes, alike, 8)
+    deep = 2 + max(0, (a.shape[1] - 1) // width).bit_length()
+    return _Tree(sign, orthonormal, width, engine).vectors(a, sizes, alike, deep)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -107,7 +120,12 @@ class _Tree:
             # Beyond all eigenvalues: they come last.
             far = torch.where(inside, 0.0, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return converged_eigh(a + torch.diag_embed(far.to(a.dtype)))[1]
-        bases, ranks = self._split(a, inside, sizes, alike)
+        mean = a.diagonal(0, 1, 2).real.sum(1) / sizes.clamp_min(1)
+        same = two_norms(a - torch.diag_embed((mean[:, None] * inside).to(a.dtype)), 1, 2) <= alike
+        same |= sizes <= 1
+        if bool(same.all()):
+            return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
+        bases, ranks = self._split(a, inside, sizes, same)
         inner = product(bases.mH, product(a, bases, self.engine), self.engine)
         half = int(torch.maximum(ranks, sizes - ranks).max())
         # The second block of each matrix is moved to the front.
@@ -120,23 +138,25 @@ class _Tree:
         return product(bases, _joined(found[0], found[1], ranks, sizes, n), self.engine)
 
     def _split(
-        self, a: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor, alike: torch.Tensor
+        self, a: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor, same: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Orthonormal columns, and how many span an invariant subspace; the next ones span another."""
+        """Orthonormal columns, and how many span an invariant subspace; the next ones span another.
+
+        Of a multiple of the identity any subspace is invariant, and of others without a split none is known.
+        """
         n, place = a.shape[1], torch.arange(a.shape[1], device=a.device)
         eye = torch.eye(n, dtype=a.dtype, device=a.device)
-        mean = a.diagonal(0, 1, 2).real.sum(1) / sizes.clamp_min(1)
-        same = two_norms(a - torch.diag_embed((mean[:, None] * inside).to(a.dtype)), 1, 2) <= alike
-        same |= sizes <= 1
-        # Rows beyond the block have the sign +1.
-        shift = torch.where(inside, -_middle(a, inside, self.engine)[:, None].to(mean), 1.0).to(a.dtype)
-        projector = (self.sign(a + torch.diag_embed(shift)) + eye) / 2
+        sigma = _middle(a, inside, self.engine)[:, None].to(a.dtype.to_real())
+        shifted = a - torch.diag_embed((sigma * inside).to(a.dtype))
+        # Rows beyond the block have the sign +1, and an eigenvalue of its size.
+        size = two_norms(shifted, 1, 2) / sizes.clamp_min(1).sqrt()
+        shifted += torch.diag_embed(torch.where(inside, 0.0, size[:, None]).to(a.dtype))
+        first = torch.diag_embed((place < (sizes // 2)[:, None]).to(a.dtype))
+        projector = (self.sign(torch.where(same[:, None, None], 2 * first - eye, shifted)) + eye) / 2
         counts = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
-        # Of a multiple of the identity any subspace is invariant; of others without a split none is known.
-        same |= (counts <= 0) | (counts >= sizes)
-        ranks = torch.where(same, sizes // 2, counts)
-        first = torch.diag_embed((place < ranks[:, None]).to(a.dtype))
-        projector = torch.where(same[:, None, None], first, projector)
+        none = (counts <= 0) | (counts >= sizes)
+        ranks = torch.where(none, sizes // 2, counts)
+        projector = torch.where(none[:, None, None], first, projector)
         g = torch.where(inside[:, :, None], gaussian(n, n, a.dtype, a.device, seed=n) / n**0.5, 0.0)
         image = product(projector, g, self.engine)
         columns = torch.where((place < ranks[:, None])[:, None], image, g - image)

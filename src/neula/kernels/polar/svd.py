@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from neula.kernels import scipy_linalg
+from neula.kernels.polar.small_eigh import small_eigh
 from neula.kernels.precision import exact_matmul
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -71,8 +72,7 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tensor([2., 3.], dtype=torch.float64)
     """
     try:
-        values, vectors = torch.linalg.eigh(a)
-        return values, vectors
+        return small_eigh(a)
     except torch.linalg.LinAlgError:
         if not bool(a.isfinite().all()):
             raise

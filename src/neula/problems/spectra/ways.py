@@ -9,7 +9,7 @@ import torch
 
 from neula.algorithms.spectra.divide import corrected, divide, sign
 from neula.certificates.spectra import consistency, measured
-from neula.engines import FP32, FP64, Format
+from neula.engines import FP16, FP32, FP64, Format
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
 from neula.kernels.precision import exact_matmul
@@ -93,17 +93,19 @@ def by_polar_factor(
 
 
 def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
-    """Spectral divide and conquer in products as accurate as float32, and corrections in the format."""
+    """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections."""
     options = matrices.options
-    exact = options.engine.using(options.tuning.cheapest(format))
-    rough = options.engine.using(options.tuning.cheapest(FP32))
+    half, single, exact = (
+        options.engine.using(options.tuning.cheapest(accuracy)) for accuracy in (FP16, FP32, format)
+    )
     a, width = matrices.stored(format), int(options.tuning[SpectralTuning].leaf)
     report = stage(options.progress, label)
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
         return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
 
-    v = divide(matrices.stored(FP32), partial(sign, engine=rough), orthonormal, width, rough).to(a.dtype)
+    signs = partial(sign, rough=half, exact=single)
+    v = divide(matrices.stored(FP32), signs, orthonormal, width, single).to(a.dtype)
     judge = SpectralJudge(options.bounds(a.shape[2]))
     for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
         s, v = corrected(a, v, width, exact)

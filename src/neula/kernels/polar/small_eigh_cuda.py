@@ -1,0 +1,43 @@
+"""The kernel of :mod:`neula.kernels.polar.small_eigh`, in CUDA C++, compiled by NVRTC at the first call."""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.cuda_source import compiled
+from neula.kernels.launch import ceil_div
+
+THREADS = 128
+"""Of a thread block."""
+
+
+def macros_for(n: int, dtype: torch.dtype) -> dict[str, object]:
+    """The kernel's constants for matrices of order n."""
+    order = max(4, 1 << (n - 1).bit_length())
+    return {
+        "ORDER": order,
+        "REAL": "float" if dtype == torch.float32 else "double",
+        # Rounding errors of an inner product, as they usually are.
+        "TOLERANCE": torch.finfo(dtype).eps * (order / 4) ** 0.5,
+        "LARGEST_EXPONENT": 120 if dtype == torch.float32 else 1000,
+        "THREADS": THREADS,
+    }
+
+
+def small_eigh_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`neula.kernels.polar.small_eigh.small_eigh` by the kernel, queued on the current stream.
+
+    Raises
+    ------
+    ImportError
+        Without a torch that compiles CUDA.
+    """
+    a, n = a.contiguous(), a.shape[-1]
+    count, w, v = a.numel() // n**2, a.new_empty(a.shape[:-1]), torch.empty_like(a)
+    macros = macros_for(n, a.dtype)
+    source = "".join(f"#define {name} {text}\n" for name, text in macros.items())
+    with torch.cuda.device_of(a):
+        kernel = compiled("small_eigh", "small_eigh", a.device, source)
+        matrices = THREADS * 2 // int(str(macros["ORDER"]))
+        kernel((ceil_div(count, matrices), 1, 1), (THREADS, 1, 1), [a, w, v, count, n])
+    return w, v

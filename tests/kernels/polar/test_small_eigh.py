@@ -1,0 +1,138 @@
+"""Small eigenvalue problems: reference and kernel against the same bounds.
+
+The kernel is CUDA C++, and runs like that of Cholesky factors (``test_cholesky_inverse.py``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.devices import DEVICE
+
+from neula.kernels.polar import small_eigh_cuda
+from neula.kernels.polar.small_eigh import MAX_ORDER, small_eigh
+
+Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+F32, F64 = torch.float32, torch.float64
+
+
+@pytest.fixture
+def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
+    """The kernel, compiled for the CPU."""
+
+    def decompose(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        count, n, _ = a.shape
+        function = compiled_for_host("small_eigh", **small_eigh_cuda.macros_for(n, a.dtype)).decompose
+        w, v = torch.full((count, n), math.nan, dtype=a.dtype), torch.full_like(a, math.nan)
+        function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, w, v)), count, n)
+        return w, v
+
+    return decompose
+
+
+def _asked(request: pytest.FixtureRequest) -> Decompose:
+    if request.param == "on_host":
+        return request.getfixturevalue("on_host")
+    return small_eigh.reference if request.param == "reference" else small_eigh.kernel
+
+
+KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(params=KERNELS)
+def kernel(request: pytest.FixtureRequest) -> Decompose:
+    return _asked(request)
+
+
+@pytest.fixture(params=["reference", *KERNELS])
+def decompose(request: pytest.FixtureRequest) -> Decompose:
+    return _asked(request)
+
+
+def matrices(kind: str, count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
+    """Exactly symmetric."""
+    generator = torch.Generator().manual_seed(n)
+    a = torch.randn(count, n, n, dtype=F64, generator=generator)
+    place = torch.arange(n, dtype=F64)
+    spectra = {
+        "graded": 10.0 ** -(8 * place / n),
+        "equal": (place < n / 2).double(),
+        "opposite": (-1.0) ** place,
+        "one": (place == 0).double(),
+        "negative": -(place == 0).double(),
+        "zero": 0 * place,
+    }
+    if kind in spectra:
+        q = torch.linalg.qr(a).Q
+        a = (q * spectra[kind]) @ q.mT
+    if kind == "diagonal":
+        a = torch.diag_embed(a[:, 0])
+    if kind == "large":
+        a = a * (torch.finfo(dtype).max / (10 * n))
+    if kind == "small":
+        a = a * torch.finfo(dtype).tiny
+    a = (a + a.mT).to(dtype) / 2
+    return a.to(DEVICE)
+
+
+def assert_decomposed(a: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None:
+    """In double precision, scaled; each column is rotated some 6 n times, each time from u on, and the shift
+    is up to ``1.25 sqrt(n)`` times the norm."""
+    n, u = a.shape[-1], torch.finfo(a.dtype).eps / 2
+    a, w, v = a.double(), w.double(), v.double()
+    largest = a.abs().amax((1, 2)).clamp_min(torch.finfo(F64).tiny)[:, None]
+    a, w = a / largest[..., None], w / largest
+    size = torch.linalg.matrix_norm(a).clamp_min(torch.finfo(F64).tiny)[:, None]
+    a, w = a / size[..., None], w / size
+    error = 30 * max(n, 4) ** 0.5 * u
+    eye = torch.eye(n, dtype=F64, device=a.device)
+    assert (w.diff(dim=1) >= 0).all()
+    assert float(torch.linalg.matrix_norm(v.mT @ v - eye, 2).max()) <= error
+    assert float(torch.linalg.matrix_norm(a @ v - v * w[:, None], 2).max()) <= error
+    assert float((w - torch.linalg.eigvalsh(a)).abs().max()) <= error
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(
+    ("kind", "count", "n"),
+    [("normal", 3, n) for n in (1, 2, 3, 4, 5, 17, 31)]
+    + [("normal", 70, 3), ("normal", 9, 16), ("normal", 1, 32)]
+    + [(kind, 2, 12) for kind in ("graded", "equal", "opposite", "one", "negative", "zero", "diagonal")],
+)
+def test_values_and_vectors(decompose: Decompose, kind: str, count: int, n: int, dtype: torch.dtype) -> None:
+    a = matrices(kind, count, n, dtype)
+    assert_decomposed(a, *decompose(a))
+
+
+@pytest.mark.parametrize("n", [33, 64])
+def test_two_columns_of_a_thread_are_long(kernel: Decompose, n: int) -> None:
+    a = matrices("normal", 2, n, F32)
+    assert_decomposed(a, *kernel(a))
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("kind", ["large", "small"])
+def test_ends_of_the_range(kernel: Decompose, kind: str, dtype: torch.dtype) -> None:
+    a = matrices(kind, 2, 6, dtype)
+    scale = 1.0 if kind == "large" else 2.0**20
+    w, v = kernel(a)
+    assert_decomposed(a * scale, w * scale, v)
+
+
+def test_others_of_a_batch_do_not_see_nan(kernel: Decompose) -> None:
+    a = matrices("normal", 5, 3, F32)
+    a[1, 2, 2], a[3, 0, 1] = math.nan, math.inf
+    w, v = kernel(a)
+    assert bool(w[[1, 3]].isnan().all())
+    assert bool(v[[1, 3]].isnan().all())
+    good = torch.tensor([0, 2, 4], device=a.device)
+    assert_decomposed(a[good], w[good], v[good])
+
+
+def test_takes_what_fits_into_registers() -> None:
+    assert MAX_ORDER == {F32: 64, F64: 32}
