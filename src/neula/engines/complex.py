@@ -186,6 +186,11 @@ class ComplexEngine(Engine):
             torch.add(planes[0], planes[1], out=planes[2])
         return self.real.parts(planes.flatten(0, 1))
 
+    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
+        products = self.real.wide(a, b).unflatten(0, (3, -1))
+        found = torch.complex(*planes_of_product(products, 1.0, 0.0, None)[:2])
+        return hermitian_from_lower(found) if symmetric else found
+
     def across(
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:

@@ -320,7 +320,8 @@ class Engine(ABC):
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
         """Products of batches in parts, in the storage precision, shape (batch, m, n)."""
-        return self._matmul(a[0], b[0]).to(self.storage)
+        c = self._matmul(a[0], b[0]).to(self.storage)
+        return hermitian_from_lower(c) if symmetric else c
 
     def product(
         self,
@@ -335,10 +336,8 @@ class Engine(ABC):
         """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
         :func:`neula.kernels.polar.batched_product.batched_product`.
         """
-        c = self.wide(a, b).mul_(factor)
+        c = self.wide(a, b, symmetric=symmetric).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
-        if symmetric:
-            c = hermitian_from_lower(c)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
 
     def across(

@@ -1,7 +1,7 @@
 """Eigenvectors of Hermitian matrices by products: spectral divide and conquer, then corrections.
 
-The polar factor of ``A - sigma I`` is its sign, and ``P = (sign + I) / 2`` projects onto the eigenvectors
-whose eigenvalues exceed sigma (Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer
+The polar factor of ``A - sigma I`` is its sign, and ``P = (I - sign) / 2`` projects onto the eigenvectors
+whose eigenvalues are below sigma (Nakatsukasa and Higham, "Stable and efficient spectral divide and conquer
 algorithms for the symmetric eigenvalue decomposition and the SVD", 2013). A QR factorization of
 ``[P G1, (I - P) G2]`` with random G has bases of both invariant subspaces, in which A falls into two blocks.
 Products need not be accurate: what they leave between the blocks is corrected afterwards.
@@ -26,7 +26,7 @@ from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigh
-from neula.kernels.precision import exact_matmul
+from neula.kernels.spectra.correction import first_order, turned
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,8 +46,9 @@ def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
     n = a.shape[1]
     steps = partial(composition, error=1e-3, margin=2.0**-9)
     sizes = two_norms(a, 1, 2)
-    scales = torch.where(sizes > 0, n**0.5 / sizes, 1.0).to(a.dtype.to_real())  # Gram matrices fit, too
-    x, _ = polar_factor(rough.parts(a, scales), steps(min(7e-4, 0.25 / n)), rough, hermitian=True)
+    scales = torch.where(sizes > 0, n**0.5 / sizes, 1.0)  # Gram matrices fit into half precision, too
+    nearest = 2.0 ** -max(10, (4 * n).bit_length())
+    x, _ = polar_factor(rough.parts(a, scales), steps(nearest), rough, hermitian=True)
     for again in range(4):
         if again:
             x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
@@ -60,7 +61,7 @@ def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
 
 
 def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Engine) -> torch.Tensor:
-    """Approximate eigenvectors of Hermitian matrices.
+    """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
     Parameters
     ----------
@@ -71,7 +72,7 @@ def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Eng
     orthonormal : callable
         Orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
     width : int
-        Order up to which matrices are left to the library.
+        Order up to which matrices are decomposed directly.
     engine : Engine
 
     Returns
@@ -81,18 +82,24 @@ def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Eng
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     alike = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
-    deep = 2 + max(0, (a.shape[1] - 1) // width).bit_length()
+    deep = 2 + ((a.shape[1] - 1) // width).bit_length()
     return _Tree(sign, orthonormal, width, engine).vectors(a, sizes, alike, deep)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
     """Products of batches in the arithmetic of an engine."""
-    return engine.joined(engine.product(engine.parts(x), engine.parts(y)))
+    return engine.wide(engine.parts(x), engine.parts(y))
+
+
+def _congruent(rows: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``V^H A V`` of Hermitian matrices, from ``V^H`` and A in parts."""
+    found = engine.joined(engine.across(engine.product(rows, a), rows))
+    return (found + found.mH) / 2 if engine.is_complex else found
 
 
 @dataclass(frozen=True)
 class _Tree:
-    """Splits of batches of leading blocks, whose orders differ; unit vectors lie beyond these."""
+    """Splits of batches of leading blocks, whose orders differ; matrices are zero beyond them."""
 
     sign: Map
     orthonormal: Map
@@ -100,7 +107,7 @@ class _Tree:
     engine: Engine
 
     def vectors(self, a: torch.Tensor, sizes: torch.Tensor, alike: torch.Tensor, deep: int) -> torch.Tensor:
-        """Eigenvectors.
+        """Eigenvectors of the blocks; the columns beyond are anything.
 
         Parameters
         ----------
@@ -115,79 +122,83 @@ class _Tree:
         count, n, _ = a.shape
         place = torch.arange(n, device=a.device)
         inside = place < sizes[:, None]
-        a = torch.where(inside[:, :, None] & inside[:, None], a, 0.0)
+        diagonal = a.diagonal(0, 1, 2).real
         if n <= self.width or deep == 0:
             # Beyond all eigenvalues: they come last.
-            far = torch.where(inside, 0.0, 2 * two_norms(a, 1, 2)[:, None] + 1)
-            return converged_eigh(a + torch.diag_embed(far.to(a.dtype)))[1]
-        mean = a.diagonal(0, 1, 2).real.sum(1) / sizes.clamp_min(1)
-        same = two_norms(a - torch.diag_embed((mean[:, None] * inside).to(a.dtype)), 1, 2) <= alike
+            far = torch.where(inside, diagonal, 2 * two_norms(a, 1, 2)[:, None] + 1)
+            return converged_eigh(_with_diagonal(a, far))[1]
+        mean = diagonal.sum(1) / sizes.clamp_min(1)
+        same = two_norms(_with_diagonal(a, (diagonal - mean[:, None]) * inside), 1, 2) <= alike
         same |= sizes <= 1
         if bool(same.all()):
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
-        bases, ranks = self._split(a, inside, sizes, same)
-        inner = product(bases.mH, product(a, bases, self.engine), self.engine)
+        parts = self.engine.parts(a)
+        sigma = _middle(parts, inside, self.engine)[:, None].to(diagonal.dtype)
+        # Of a multiple of the identity any subspace is invariant: a diagonal far above its rounding errors.
+        any_size = torch.where(alike > 0, alike / torch.finfo(a.dtype).eps, 1.0)[:, None]
+        of_same = torch.where(place < (sizes // 2)[:, None], -any_size, any_size)
+        # Rows beyond the block have the sign +1, and an eigenvalue of its size.
+        shifted = torch.where(inside, diagonal - sigma, 0.0)
+        size = two_norms(_with_diagonal(a, shifted), 1, 2) / sizes.clamp_min(1).sqrt()
+        shifted = torch.where(same[:, None], of_same, torch.where(inside, shifted, size[:, None]))
+        bases, ranks = self._split(_with_diagonal(a, shifted), inside, sizes)
+        inner = _congruent(self.engine.parts(bases.mH), parts, self.engine)
         half = int(torch.maximum(ranks, sizes - ranks).max())
+        first = place[:half] < ranks[:, None]
         # The second block of each matrix is moved to the front.
         moved = (place[:half] + ranks[:, None]).clamp(max=n - 1)
-        second = inner.gather(1, moved[:, :, None].expand(-1, -1, n))
-        second = second.gather(2, moved[:, None].expand(-1, half, -1))
-        parts = torch.cat([inner[:, :half, :half], second])
+        second = place[:half] < (sizes - ranks)[:, None]
+        turned_in = inner.gather(1, moved[:, :, None].expand(-1, -1, n))
+        turned_in = turned_in.gather(2, moved[:, None].expand(-1, half, -1))
+        blocks, within = torch.cat([inner[:, :half, :half], turned_in]), torch.cat([first, second])
+        blocks = torch.where(within[:, :, None] & within[:, None], blocks, 0.0)
         orders, alike = torch.cat([ranks, sizes - ranks]), torch.cat([alike, alike])
-        found = self.vectors((parts + parts.mH) / 2, orders, alike, deep - 1).split(count)
-        return product(bases, _joined(found[0], found[1], ranks, sizes, n), self.engine)
+        upper, lower = self.vectors(blocks, orders, alike, deep - 1).split(count)
+        upper = product(bases[:, :, :half], upper, self.engine)
+        lower = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), lower, self.engine)
+        back = (place - ranks[:, None]).clamp(0, half - 1)
+        upper = torch.nn.functional.pad(upper, (0, n - half))
+        lower = lower.gather(2, back[:, None].expand(-1, n, -1))
+        return torch.where((place < ranks[:, None])[:, None], upper, lower)
 
     def _split(
-        self, a: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor, same: torch.Tensor
+        self, shifted: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Orthonormal columns, and how many span an invariant subspace; the next ones span another.
 
-        Of a multiple of the identity any subspace is invariant, and of others without a split none is known.
+        Without a split they are unit vectors.
         """
-        n, place = a.shape[1], torch.arange(a.shape[1], device=a.device)
-        eye = torch.eye(n, dtype=a.dtype, device=a.device)
-        sigma = _middle(a, inside, self.engine)[:, None].to(a.dtype.to_real())
-        shifted = a - torch.diag_embed((sigma * inside).to(a.dtype))
-        # Rows beyond the block have the sign +1, and an eigenvalue of its size.
-        size = two_norms(shifted, 1, 2) / sizes.clamp_min(1).sqrt()
-        shifted += torch.diag_embed(torch.where(inside, 0.0, size[:, None]).to(a.dtype))
-        first = torch.diag_embed((place < (sizes // 2)[:, None]).to(a.dtype))
-        projector = (self.sign(torch.where(same[:, None, None], 2 * first - eye, shifted)) + eye) / 2
-        counts = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
-        none = (counts <= 0) | (counts >= sizes)
-        ranks = torch.where(none, sizes // 2, counts)
-        projector = torch.where(none[:, None, None], first, projector)
-        g = torch.where(inside[:, :, None], gaussian(n, n, a.dtype, a.device, seed=n) / n**0.5, 0.0)
-        image = product(projector, g, self.engine)
+        count, n, _ = shifted.shape
+        place = torch.arange(n, device=shifted.device)
+        projector = self.sign(shifted).mul_(-0.5)
+        projector.diagonal(0, 1, 2).add_(0.5)
+        ranks = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
+        none = (ranks <= 0) | (ranks >= sizes)
+        ranks = torch.where(none, sizes // 2, ranks)
+        generator = torch.Generator(shifted.device).manual_seed(n)
+        g = torch.randn(n, n, dtype=shifted.dtype, device=shifted.device, generator=generator) / n**0.5
+        image = product(projector.reshape(1, -1, n), g[None], self.engine).view(count, n, n)
         columns = torch.where((place < ranks[:, None])[:, None], image, g - image)
-        return self.orthonormal(torch.where(inside[:, None], columns, eye)), ranks
+        found = inside & ~none[:, None]
+        eye = torch.eye(n, dtype=shifted.dtype, device=shifted.device)
+        return self.orthonormal(torch.where(found[:, :, None] & found[:, None], columns, eye)), ranks
 
 
-def _joined(
-    upper: torch.Tensor, lower: torch.Tensor, ranks: torch.Tensor, sizes: torch.Tensor, n: int
-) -> torch.Tensor:
-    """Block diagonal matrices of order n: leading blocks of two batches, and ones beyond."""
-    half = upper.shape[1]
-    place = torch.arange(n, device=upper.device)
-    back = (place - ranks[:, None]).clamp(0, half - 1)
-    second = lower.gather(1, back[:, :, None].expand(-1, -1, half)).gather(2, back[:, None].expand(-1, n, -1))
-    first = torch.nn.functional.pad(upper, (0, n - half, 0, n - half))
-    in_first, inside = place < ranks[:, None], place < sizes[:, None]
-    in_second = ~in_first & inside
-    found = torch.where(in_first[:, :, None] & in_first[:, None], first, 0.0)
-    found = torch.where(in_second[:, :, None] & in_second[:, None], second, found)
-    return found + torch.diag_embed((~inside).to(found.dtype))
+def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
+    """A copy of matrices with another diagonal."""
+    a = a.clone()
+    a.diagonal(0, 1, 2).copy_(diagonal)
+    return a
 
 
-def _middle(a: torch.Tensor, inside: torch.Tensor, engine: Engine) -> torch.Tensor:
+def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> torch.Tensor:
     """A number between two eigenvalues near the median, shape (batch,), by Gauss quadrature.
 
     Ritz values converge to clusters, and a mean of two lies between these (Golub and Meurant, "Matrices,
     Moments and Quadrature", 2010).
     """
-    n = a.shape[1]
-    start = torch.where(inside[:, :, None], gaussian(n, 1, a.dtype, a.device, seed=n + 1), 0.0)
-    parts = engine.parts(a)
+    n, dtype = inside.shape[1], engine.storage
+    start = torch.where(inside[:, :, None], gaussian(n, 1, dtype, inside.device, seed=n + 1), 0.0)
     found = lanczos(lambda v: engine.thin(parts, v), start, min(12, n)).numbers
     diagonal, beside = (x.double().nan_to_num(0.0) for x in found)
     lower = torch.diag_embed(beside[:, :-1], -1)
@@ -208,6 +219,7 @@ def corrected(
     ----------
     a : Tensor, shape (batch, n, n)
     v : Tensor, shape (batch, n, n)
+        About in the order of ascending eigenvalues.
     width : int
         Of blocks of neighbours.
     engine : Engine
@@ -218,27 +230,14 @@ def corrected(
         Rayleigh quotients, ascending.
     v : Tensor, shape (batch, n, n)
     """
-    eye = torch.eye(v.shape[2], dtype=v.dtype, device=v.device)
-    s = product(v.mH, product(a, v, engine), engine)
-    s = (s + s.mH) / 2
-    order = s.diagonal(0, 1, 2).real.argsort(1)
-    v = v.gather(2, order[:, None].expand_as(v))
-    s = s.gather(2, order[:, None].expand_as(s)).gather(1, order[:, :, None].expand_as(s))
+    s = _congruent(engine.parts(v.mH), engine.parts(a), engine)
     for offset in (0, width // 2):
         turns = _eigenvectors_of_blocks(s, width, offset)
-        v, s = _turned(v, turns, offset), _turned(_turned(s, turns, offset).mH, turns, offset)
-    e = eye - product(v.mH, v, engine)
+        v, s = turned(v, turns, offset), turned(turned(s, turns, offset).mH, turns, offset)
+    rows = engine.parts(v.mH)
+    e = engine.joined(engine.across(rows, rows, factor=-1.0, shift=1.0))
     w = s.diagonal(0, 1, 2).real / (1 - e.diagonal(0, 1, 2).real)
-    beside = s - torch.diag_embed(s.diagonal(0, 1, 2))
-    gaps = w[:, None, :] - w[:, :, None]
-    # Changes are at most a tenth, in sum; rounding errors of products are no reason for any.
-    largest = w.abs().amax(1)
-    error = two_norms(beside, 1, 2) + largest * two_norms(e, 1, 2)
-    off = s + e * ((w[:, None, :] + w[:, :, None]) / 2)  # of orthonormal vectors
-    noise = (4 * torch.finfo(v.dtype).eps * largest)[:, None, None]
-    apart = (gaps.abs() > 10 * error[:, None, None]) & (off.abs() > noise)
-    x = e / 2 + torch.where(apart, off / torch.where(apart, gaps, 1.0), 0.0)
-    v = v + product(v, x, engine)
+    v = v + product(v, first_order(s, e, w), engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))
 
@@ -251,19 +250,12 @@ def _eigenvectors_of_blocks(s: torch.Tensor, width: int, offset: int) -> torch.T
     n = s.shape[1]
     before = -offset % width
     after = -(before + n) % width
-    far = 4 * s.abs().amax() * width + 1
-    s = torch.nn.functional.pad(s, (before, after, before, after))
-    s.diagonal(0, 1, 2)[:, :before] = -far
-    s.diagonal(0, 1, 2)[:, before + n :] = far
-    blocks = s.unfold(1, width, width).unfold(2, width, width).diagonal(0, 1, 2).movedim(-1, 1)
+    far = (4 * width * s.abs().amax((1, 2)) + 1)[:, None, None]
+    place = torch.arange(-before, n + after, device=s.device).view(-1, width)
+    inside = (place >= 0) & (place < n)
+    index = place.clamp(0, n - 1)
+    blocks = s[:, index[:, :, None], index[:, None]]
+    blocks = torch.where(inside[:, :, None] & inside[:, None], blocks, 0.0)
+    diagonal = blocks.diagonal(0, 2, 3)
+    diagonal.copy_(torch.where(inside, diagonal, torch.where(place < 0, -far, far).to(s.dtype)))
     return converged_eigh(blocks)[1]
-
-
-def _turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
-    """``X T`` for the block diagonal T of :func:`_eigenvectors_of_blocks`."""
-    count, m, n = x.shape
-    blocks, width = turns.shape[1:3]
-    before = -offset % width
-    x = torch.nn.functional.pad(x, (before, blocks * width - before - n))
-    x = x.view(count, m, blocks, width).transpose(1, 2)
-    return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]

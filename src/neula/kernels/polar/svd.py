@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from neula.kernels import scipy_linalg
-from neula.kernels.polar.small_eigh import small_eigh
+from neula.kernels.spectra.small_eigh import small_eigh
 from neula.kernels.precision import exact_matmul
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

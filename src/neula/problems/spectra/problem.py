@@ -20,7 +20,8 @@ class SpectralTuning:
 
     polar_first: float  # from which the polar factor comes before singular values
     divided: float  # from which matrices of a batch are divided by products
-    leaf: float  # up to which these are left to the library
+    leaf: float  # up to which these are decomposed directly
+    neighbours: float  # eigenvectors that are corrected together
     measured_in_double: float  # up to which answers in float32 are measured in double precision
 
 

@@ -98,19 +98,22 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     half, single, exact = (
         options.engine.using(options.tuning.cheapest(accuracy)) for accuracy in (FP16, FP32, format)
     )
-    a, width = matrices.stored(format), int(options.tuning[SpectralTuning].leaf)
-    report = stage(options.progress, label)
+    tuning, report = options.tuning[SpectralTuning], stage(options.progress, label)
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
         return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
 
-    signs = partial(sign, rough=half, exact=single)
-    v = divide(matrices.stored(FP32), signs, orthonormal, width, single).to(a.dtype)
+    a, low = matrices.stored(format), matrices.stored(FP32)
+    v = divide(low, partial(sign, rough=half, exact=single), orthonormal, int(tuning.leaf), single)
+    if low.dtype != a.dtype:
+        v = corrected(low, v, int(tuning.neighbours), single)[1].to(a.dtype)
     judge = SpectralJudge(options.bounds(a.shape[2]))
     for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
-        s, v = corrected(a, v, width, exact)
-        answer = measured_answer(matrices, v, s, v, label, format)
+        s, v = corrected(a, v, int(tuning.neighbours), exact)
         report(step / 4)
+        if step == 1:  # it may do for the bounds, not for rounding errors alone
+            continue
+        answer = measured_answer(matrices, v, s, v, label, format)
         assert isinstance(answer.measured, torch.Tensor)
         if judge.accept(answer.measured.cpu().numpy()).all():
             break

@@ -1,6 +1,8 @@
-"""The kernel of :mod:`neula.kernels.polar.small_eigh`, in CUDA C++, compiled by NVRTC at the first call."""
+"""The kernel of :mod:`neula.kernels.spectra.small_eigh`, in CUDA C++, compiled by NVRTC at the first call."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,24 +10,29 @@ from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import ceil_div
 
 THREADS = 128
-"""Of a thread block."""
+"""Of a thread block, which has several matrices, or one and more threads."""
+
+COLUMNS = {torch.float32: 64, torch.float64: 32}
+"""Rows up to which a thread has two columns in its registers; of longer ones it has a fourth of two."""
 
 
-def macros_for(n: int, dtype: torch.dtype) -> dict[str, object]:
+def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's constants for matrices of order n."""
     order = max(4, 1 << (n - 1).bit_length())
+    split = 1 if order <= COLUMNS[dtype] else 4
     return {
         "ORDER": order,
+        "SPLIT": split,
         "REAL": "float" if dtype == torch.float32 else "double",
         # Rounding errors of an inner product, as they usually are.
         "TOLERANCE": torch.finfo(dtype).eps * (order / 4) ** 0.5,
         "LARGEST_EXPONENT": 120 if dtype == torch.float32 else 1000,
-        "THREADS": THREADS,
+        "THREADS": max(THREADS, order // 2 * split),
     }
 
 
 def small_eigh_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`neula.kernels.polar.small_eigh.small_eigh` by the kernel, queued on the current stream.
+    """:func:`neula.kernels.spectra.small_eigh.small_eigh` by the kernel, queued on the current stream.
 
     Raises
     ------
@@ -36,8 +43,8 @@ def small_eigh_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count, w, v = a.numel() // n**2, a.new_empty(a.shape[:-1]), torch.empty_like(a)
     macros = macros_for(n, a.dtype)
     source = "".join(f"#define {name} {text}\n" for name, text in macros.items())
+    threads, lanes = macros["THREADS"], macros["ORDER"] // 2 * macros["SPLIT"]
     with torch.cuda.device_of(a):
         kernel = compiled("small_eigh", "small_eigh", a.device, source)
-        matrices = THREADS * 2 // int(str(macros["ORDER"]))
-        kernel((ceil_div(count, matrices), 1, 1), (THREADS, 1, 1), [a, w, v, count, n])
+        kernel((ceil_div(count, threads // lanes), 1, 1), (threads, 1, 1), [a, w, v, count, n])
     return w, v

@@ -6,6 +6,19 @@ static Index blockIdx;
 
 using std::max, std::min, std::fmax, std::fabs, std::sqrt, std::fma, std::copysign, std::ilogb, std::scalbn;
 
+#define __shared__ static
+
+static int votes;
+
+static int __syncthreads_or(int x) {
+    __syncthreads();
+    votes = 0;
+    __syncthreads();
+    votes |= x;
+    __syncthreads();
+    return votes;
+}
+
 #include SOURCE
 
 extern "C" void decompose(const REAL* a, REAL* values, REAL* vectors, int count, int n) {

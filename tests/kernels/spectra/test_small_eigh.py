@@ -13,8 +13,8 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.polar import small_eigh_cuda
-from neula.kernels.polar.small_eigh import MAX_ORDER, small_eigh
+from neula.kernels.spectra import small_eigh_cuda
+from neula.kernels.spectra.small_eigh import small_eigh
 
 Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
@@ -109,9 +109,9 @@ def test_values_and_vectors(decompose: Decompose, kind: str, count: int, n: int,
     assert_decomposed(a, *decompose(a))
 
 
-@pytest.mark.parametrize("n", [33, 64])
-def test_two_columns_of_a_thread_are_long(kernel: Decompose, n: int) -> None:
-    a = matrices("normal", 2, n, F32)
+@pytest.mark.parametrize(("n", "dtype"), [(33, F32), (64, F32), (65, F32), (128, F32), (33, F64), (64, F64)])
+def test_long_columns(kernel: Decompose, n: int, dtype: torch.dtype) -> None:
+    a = matrices("normal", 2, n, dtype)
     assert_decomposed(a, *kernel(a))
 
 
@@ -132,7 +132,3 @@ def test_others_of_a_batch_do_not_see_nan(kernel: Decompose) -> None:
     assert bool(v[[1, 3]].isnan().all())
     good = torch.tensor([0, 2, 4], device=a.device)
     assert_decomposed(a[good], w[good], v[good])
-
-
-def test_takes_what_fits_into_registers() -> None:
-    assert MAX_ORDER == {F32: 64, F64: 32}

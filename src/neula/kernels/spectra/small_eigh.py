@@ -6,8 +6,8 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 
-MAX_ORDER = {torch.float32: 64, torch.float64: 32}
-"""Two columns of a matrix fill the registers of a thread."""
+MAX_ORDER = {torch.float32: 128, torch.float64: 64}
+"""Of matrices that the registers of a few warps hold."""
 
 
 @trial("The kernel for small eigenvalue problems", "the library's takes its place")
@@ -16,7 +16,7 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "neula.kernels.polar.small_eigh_cuda:small_eigh_cuda",
+    "neula.kernels.spectra.small_eigh_cuda:small_eigh_cuda",
     trial=_tried,
     when=lambda a: a.numel() > 0 and a.shape[-1] <= MAX_ORDER.get(a.dtype, 0),
 )
@@ -37,7 +37,7 @@ def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Examples
     --------
     >>> import torch
-    >>> from neula.kernels.polar.small_eigh import small_eigh
+    >>> from neula.kernels.spectra.small_eigh import small_eigh
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
     """

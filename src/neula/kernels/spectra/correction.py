@@ -1,0 +1,97 @@
+"""What corrects approximate eigenvectors of Hermitian matrices, beside products: blocks of neighbours, and the
+first-order correction (:mod:`neula.algorithms.spectra.divide`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from neula.kernels.dispatch import kernel, trial
+from neula.kernels.magnitudes import two_norms
+from neula.kernels.precision import exact_matmul
+
+
+@trial("The kernels that correct eigenvectors", "several passes of the library's take their place")
+def _tried(device: torch.device) -> None:
+    x = torch.ones(1, 16, 16, dtype=torch.float32, device=device)
+    turned.kernel(x, x[None], 0)
+    correction.kernel(x, x, x[0], x[0, 0], x[0, 0])
+
+
+@kernel(
+    "neula.kernels.spectra.correction_triton:turned_triton",
+    trial=_tried,
+    when=lambda x, turns, offset: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] >= 16,
+)
+def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
+    """``X T`` with block diagonal T.
+
+    Parameters
+    ----------
+    x : Tensor, shape (batch, m, n)
+    turns : Tensor, shape (batch, blocks, width, width)
+    offset : int
+        Column of X at which a block begins; the first and the last one may stick out.
+
+    Returns
+    -------
+    Tensor, shape (batch, m, n)
+
+    Examples
+    --------
+    >>> import torch
+    >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    >>> turned(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.stack([swap, swap])[None], 0)
+    tensor([[[2., 1., 4., 3.]]])
+    """
+    count, m, n = x.shape
+    blocks, width = turns.shape[1:3]
+    before = -offset % width
+    x = torch.nn.functional.pad(x, (before, blocks * width - before - n))
+    x = x.view(count, m, blocks, width).transpose(1, 2)
+    return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
+
+
+def first_order(s: torch.Tensor, e: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """X of better eigenvectors ``V (I + X)``, from what V^H A V and V^H V lack.
+
+    Elements beside the diagonal are removed to first order where the difference of two eigenvalues is ten
+    times the size of all that is to be removed: then changes are at most a tenth, in sum. Rounding errors of
+    products are no reason for any.
+
+    Parameters
+    ----------
+    s : Tensor, shape (batch, n, n)
+        ``V^H A V``; its diagonal is overwritten.
+    e : Tensor, shape (batch, n, n)
+        ``I - V^H V``.
+    w : Tensor, shape (batch, n)
+        Rayleigh quotients.
+    """
+    s.diagonal(0, 1, 2).zero_()
+    largest = w.abs().amax(1)
+    error = two_norms(s, 1, 2) + largest * two_norms(e, 1, 2)
+    return correction(s, e, w, 10 * error, 4 * torch.finfo(s.dtype).eps * largest)
+
+
+@kernel(
+    "neula.kernels.spectra.correction_triton:correction_triton",
+    trial=_tried,
+    when=lambda s, *_: s.numel() > 0,
+)
+def correction(
+    s: torch.Tensor, e: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor
+) -> torch.Tensor:
+    """``e_ij / 2 + o_ij / (w_j - w_i)`` with ``o_ij = s_ij + e_ij (w_i + w_j) / 2``, that of orthonormal
+    vectors; the second term where its denominator exceeds ``apart`` and its numerator ``noise``.
+
+    Parameters
+    ----------
+    s, e : Tensor, shape (batch, n, n)
+    w : Tensor, shape (batch, n)
+    apart, noise : Tensor, shape (batch,)
+    """
+    gaps = w[:, None, :] - w[:, :, None]
+    off = s + e * ((w[:, None, :] + w[:, :, None]) / 2)
+    clear = (gaps.abs() > apart[:, None, None]) & (off.abs() > noise[:, None, None])
+    return e / 2 + torch.where(clear, off / torch.where(clear, gaps, 1.0), 0.0)

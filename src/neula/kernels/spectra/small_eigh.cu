@@ -1,0 +1,166 @@
+// Eigenvalues and eigenvectors of batches of symmetric matrices of up to ORDER columns: one-sided Jacobi rotations
+// (Hestenes, "Inversion of matrices by biorthogonalization and related results", J. Soc. Indust. Appl. Math. 6, 1958).
+//
+// A shift makes the matrix definite; its columns are rotated, two at a time, until all are orthogonal. Then they are
+// eigenvectors times eigenvalues. SPLIT lanes have a pair of columns in registers, each every SPLIT-th row. Rounds take
+// turns: in even ones a pair is rotated, in odd ones its second column and the first of the next pair. After each
+// rotation the two change places, so that in ORDER rounds any two meet once (Luk and Park, "On parallel Jacobi
+// orderings", SIAM J. Sci. Stat. Comput. 10, 1989).
+//
+// ORDER and SPLIT (powers of two), REAL, LARGEST_EXPONENT, THREADS and TOLERANCE, the cosine of the angle between
+// columns that count as orthogonal, are macros.
+
+#define ROWS (ORDER / SPLIT)
+#define LANES (ORDER / 2 * SPLIT)  // of a matrix: a part of a warp, or all of a thread block
+#define WARP (LANES < 32 ? LANES : 32)
+#define SWEEPS 16
+#define ALL 0xffffffffu
+
+__device__ __forceinline__ REAL sum_over_lanes(REAL x, int lanes) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL, x, distance);
+    return x;
+}
+
+__device__ __forceinline__ REAL square(const REAL* x) {
+    REAL sum = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) sum = fma(x[i], x[i], sum);
+    return sum;
+}
+
+// The column of a pair so many pairs ahead, around the end.
+__device__ __forceinline__ void take_from(REAL* x, REAL* room, int lane, int pairs) {
+    const int other = (lane + pairs * SPLIT + LANES) % LANES;
+#if LANES <= 32
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) x[i] = __shfl_sync(ALL, x[i], other, LANES);
+#else
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) room[i * LANES + lane] = x[i];
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) x[i] = room[i * LANES + other];
+    __syncthreads();
+#endif
+}
+
+// Makes x and y orthogonal and lets them change places, if they do not stay. Whether they were not orthogonal before.
+__device__ __forceinline__ int rotate(REAL* x, REAL* y, bool stays) {
+    REAL xx = 0, yy = 0, xy = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        xx = fma(x[i], x[i], xx);
+        yy = fma(y[i], y[i], yy);
+        xy = fma(x[i], y[i], xy);
+    }
+    xx = sum_over_lanes(xx, SPLIT), yy = sum_over_lanes(yy, SPLIT), xy = sum_over_lanes(xy, SPLIT);
+    if (stays) return 0;
+    const bool apart = xy * xy > REAL(TOLERANCE) * REAL(TOLERANCE) * xx * yy;
+    const REAL difference = (yy - xx) / 2, root = sqrt(fma(difference, difference, xy * xy));
+    const REAL tangent = apart ? xy / (difference + copysign(root, difference)) : REAL(0);
+    const REAL cosine = 1 / sqrt(fma(tangent, tangent, REAL(1))), sine = tangent * cosine;
+    // Not by the cosine, whose rounding error would make all columns longer or shorter (Rutishauser, "The Jacobi
+    // method for real symmetric matrices", Numer. Math. 9, 1966).
+    const REAL half = sine / (1 + cosine);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const REAL first = x[i], second = y[i];
+        x[i] = fma(sine, fma(-half, second, first), second);
+        y[i] = fma(-sine, fma(half, first, second), first);
+    }
+    return apart;
+}
+
+// Matrices and eigenvectors are stored by rows, one matrix after the other. Where one has NaN or Inf all of its results
+// are NaN.
+extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
+    const REAL* a, REAL* values, REAL* vectors, int count, int n
+) {
+    __shared__ REAL norms[THREADS / LANES * ORDER];
+#if LANES <= 32
+    REAL* room = nullptr;
+#else
+    __shared__ REAL room[ROWS * LANES];
+#endif
+    const int lane = threadIdx.x % LANES, pair = lane / SPLIT, part = lane % SPLIT, in_block = threadIdx.x / LANES;
+    const int columns[2] = {pair, pair + ORDER / 2};
+    const long long matrix = (long long)blockIdx.x * (THREADS / LANES) + in_block;
+    const bool there = matrix < count;
+    const REAL* from = a + matrix * n * n;
+    REAL x[ROWS], y[ROWS], largest = 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = i * SPLIT + part;
+        x[i] = there && row < n && columns[0] < n ? from[row * n + columns[0]] : REAL(0);
+        y[i] = there && row < n && columns[1] < n ? from[row * n + columns[1]] : REAL(0);
+        largest = fmax(largest, fmax(fabs(x[i]), fabs(y[i])));
+    }
+    REAL* of_matrix = norms + in_block * ORDER;
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        largest = fmax(largest, __shfl_xor_sync(ALL, largest, distance));
+#if LANES > 32
+    of_matrix[lane / 32] = largest;
+    __syncthreads();
+    for (int warp = 0; warp < LANES / 32; ++warp) largest = fmax(largest, of_matrix[warp]);
+    __syncthreads();
+#endif
+    const int exponent = largest > 0 ? max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, ilogb(largest))) : 0;
+    const REAL scale = scalbn(REAL(1), -exponent);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) x[i] *= scale, y[i] *= scale;
+    REAL total = sum_over_lanes(square(x) + square(y), WARP);
+#if LANES > 32
+    of_matrix[lane / 32] = total;
+    __syncthreads();
+    total = 0;
+    for (int warp = 0; warp < LANES / 32; ++warp) total += of_matrix[warp];
+    __syncthreads();
+#endif
+    const REAL size = sqrt(total), shift = size > 0 ? REAL(1.25) * size : size + 1;  // NaN comes through
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+        const int row = i * SPLIT + part;
+        if (row == columns[0] && row < n) x[i] += shift;
+        if (row == columns[1] && row < n) y[i] += shift;
+    }
+    for (int sweep = 0; sweep < SWEEPS; ++sweep) {
+        int rotated = 0;
+#pragma unroll 1
+        for (int round = 0; round < ORDER; round += 2) {
+            rotated |= rotate(x, y, false);
+            take_from(x, room, lane, 1);
+            rotated |= rotate(y, x, pair == ORDER / 2 - 1);
+            take_from(x, room, lane, -1);
+        }
+#if LANES <= 32
+        if (!__any_sync(ALL, rotated)) break;
+#else
+        if (!__syncthreads_or(rotated)) break;
+#endif
+    }
+    const REAL own[2] = {sqrt(sum_over_lanes(square(x), SPLIT)), sqrt(sum_over_lanes(square(y), SPLIT))};
+    if (part == 0) of_matrix[2 * pair] = own[0], of_matrix[2 * pair + 1] = own[1];
+    __syncthreads();
+    // Columns without a matrix are zero: they come last.
+    int place[2] = {0, 0};
+    for (int k = 0; k < ORDER; ++k) {
+        const REAL other = of_matrix[k];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const bool alike = other == own[j] || !(shift == shift);
+            place[j] += alike ? k < 2 * pair + j : other != 0 && (own[j] == 0 || other < own[j]);
+        }
+    }
+    if (!there) return;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        if (place[j] >= n) continue;
+        if (part == 0) values[matrix * n + place[j]] = (own[j] - shift) / scale;
+        REAL* to = vectors + matrix * n * n + place[j];
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) {
+            const int row = i * SPLIT + part;
+            if (row < n) to[row * n] = (j ? y[i] : x[i]) / own[j];
+        }
+    }
+}

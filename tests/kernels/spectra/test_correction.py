@@ -1,0 +1,68 @@
+"""What corrects eigenvectors: kernels give what the references do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.devices import DEVICE
+
+from neula.kernels.spectra.correction import correction, first_order, turned
+
+F32, F64 = torch.float32, torch.float64
+
+
+def random(*shape: int, dtype: torch.dtype = F64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(shape[-1])
+    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("count", "m", "n", "offset"), [(2, 70, 48, 0), (1, 1, 41, 8), (3, 5, 7, 8), (1, 64, 16, 0)]
+)
+def test_blocks_turn_their_columns(count: int, m: int, n: int, offset: int, transposed: bool) -> None:
+    pytest.importorskip("triton")
+    before = -offset % 16
+    blocks = -(-(before + n) // 16)
+    turns = random(count, blocks, 16, 16)
+    whole = torch.stack([torch.block_diag(*each) for each in turns.unbind()])
+    x = random(count, n, m).mT if transposed else random(count, m, n)
+    expected = x @ whole[:, before : before + n, before : before + n]
+    # Sixteen products and their sums.
+    bound = 32 * 2.0**-24 * (x.abs() @ whole.abs()[:, before : before + n, before : before + n])
+    assert torch.allclose(turned.reference(x, turns, offset), expected)
+    found = turned.kernel(x.float(), turns.float(), offset)
+    assert bool(((found.double() - expected).abs() <= bound).all())
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize(("count", "n"), [(2, 33), (1, 1), (1, 32)])
+def test_kernel_and_reference_correct_alike(count: int, n: int, dtype: torch.dtype) -> None:
+    pytest.importorskip("triton")
+    s, e = (1e-3 * random(count, n, n, dtype=dtype) for _ in range(2))
+    w = random(count, n, dtype=dtype).sort(1).values
+    apart, noise = w.new_full((count,), 0.1), w.new_full((count,), 1e-4)
+    expected = correction.reference(s, e, w, apart, noise)
+    found = correction.kernel(s, e, w, apart, noise)
+    assert torch.allclose(found, expected, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+def test_the_error_is_squared() -> None:
+    n, size = 20, 1e-4
+    w = torch.arange(n, dtype=F64)[None]
+    q = torch.linalg.qr(random(1, n, n).cpu()).Q
+    a = (q * w) @ q.mT
+    skew, mean = (random(1, n, n).cpu() for _ in range(2))
+    v = q @ (torch.eye(n, dtype=F64) + size * ((skew - skew.mT) + (mean + mean.mT)) / n)
+    s, e = v.mT @ a @ v, torch.eye(n, dtype=F64) - v.mT @ v
+    rayleigh = s.diagonal(0, 1, 2) / v.square().sum(1)
+    better = v + v @ first_order(s, e, rayleigh)
+    again = better.mT @ a @ better
+    again.diagonal(0, 1, 2).zero_()
+    assert float(torch.linalg.matrix_norm(again, 2)) <= 100 * n * size**2
+    assert float(torch.linalg.matrix_norm(better.mT @ better - torch.eye(n, dtype=F64), 2)) <= 100 * size**2
+
+
+def test_what_is_near_stays() -> None:
+    s, e = torch.full((1, 2, 2), 0.1, dtype=F64), torch.zeros(1, 2, 2, dtype=F64)
+    assert not first_order(s, e, torch.tensor([[1.0, 1.1]], dtype=F64)).any()
